@@ -19,7 +19,7 @@ from strata.errors import NotLeader, Refused
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, Scripted, now, put, rig
+from tests.unit.coordinator.rig import KEYS, Rig, Scripted, in_rig, now, put, rig
 
 
 class Candidate:
@@ -43,6 +43,7 @@ class Candidate:
             clock=lambda: now() + self.skew_s,
         )
         self.campaigning: asyncio.Task[None] | None = None
+        self.since = Epoch(0)
         self.heard: list[Epoch | None] = []
         self.election.on_change(self.heard.append)
 
@@ -85,6 +86,14 @@ async def candidate(
             task.cancel()
 
 
+@asynccontextmanager
+async def office() -> AsyncIterator[Candidate]:
+    """Run a candidate that leads, in its first office."""
+    async with candidate(MemoryStore()) as made:
+        made.since = await made.election.elected()
+        yield made
+
+
 def leader_key(store: MemoryStore, keys: ClusterKeys = KEYS) -> tuple[str, int] | None:
     kvs = store.read(Range(key=keys.leader)).kvs
     return (decode(Leader, kvs[0].value).replica, kvs[0].create_revision) if kvs else None
@@ -101,38 +110,34 @@ async def test_one_of_three_leads(store: MemoryStore) -> None:
         assert leader.heard == [leader.election.epoch]
 
 
-@in_virtual_time()
-async def test_a_resigned_leader_is_followed_at_once(store: MemoryStore) -> None:
-    async with candidate(store, "r1") as first:
-        epoch = await first.election.elected()
-        async with candidate(store, "r2") as second:
-            await asyncio.sleep(10)
-            assert not second.leads()
-            before = now()
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(first.retire())
-                assert await second.election.elected() > epoch
-            assert now() - before < 0.01
-            assert not first.leads()
+@in_rig(office)
+async def test_a_resigned_leader_is_followed_at_once(first: Candidate) -> None:
+    async with candidate(first.rig.store, "r2") as second:
+        await asyncio.sleep(10)
+        assert not second.leads()
+        before = now()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(first.retire())
+            assert await second.election.elected() > first.since
+        assert now() - before < 0.01
+        assert not first.leads()
 
 
-@in_virtual_time()
-async def test_a_leader_cut_off_stops_by_itself_before_the_next_one_begins(store: MemoryStore) -> None:
-    async with candidate(store, "r1") as first:
-        epoch = await first.election.elected()
-        async with candidate(store, "r2") as second:
-            await asyncio.sleep(10)
-            first.rig.client.partition()
-            cut_at = now()
-            await first.election.ended(epoch)
-            assert now() - cut_at <= 4.01, "two thirds of the lease"
-            assert not second.leads()
-            await second.election.elected()
-            assert now() - cut_at <= 6.1, "the lease, anchored at its last renewal"
-            first.rig.client.heal()
-            await asyncio.sleep(30)
-            assert second.leads()
-            assert not first.leads()
+@in_rig(office)
+async def test_a_leader_cut_off_stops_by_itself_before_the_next_one_begins(first: Candidate) -> None:
+    async with candidate(first.rig.store, "r2") as second:
+        await asyncio.sleep(10)
+        first.rig.client.partition()
+        cut_at = now()
+        await first.election.ended(first.since)
+        assert now() - cut_at <= 4.01, "two thirds of the lease"
+        assert not second.leads()
+        await second.election.elected()
+        assert now() - cut_at <= 6.1, "the lease, anchored at its last renewal"
+        first.rig.client.heal()
+        await asyncio.sleep(30)
+        assert second.leads()
+        assert not first.leads()
 
 
 @in_virtual_time()
@@ -149,61 +154,51 @@ async def test_a_leader_back_within_its_lease_gives_the_stale_office_up_and_runs
         assert only.heard == [epoch, None, only.election.epoch]
 
 
-@in_virtual_time()
-async def test_time_that_only_the_clock_saw_ends_the_office(store: MemoryStore) -> None:
-    async with candidate(store) as only:
-        epoch = await only.election.elected()
-        assert only.leads()
-        only.skew_s = 4.5  # the host was suspended
-        assert only.election.epoch is None, "asked before each act, without waiting for a timer"
-        with pytest.raises(NotLeader):
-            await only.fence(epoch).execute(Txn())
-        await only.election.ended(epoch)
+@in_rig(office)
+async def test_time_that_only_the_clock_saw_ends_the_office(only: Candidate) -> None:
+    assert only.leads()
+    only.skew_s = 4.5  # the host was suspended
+    assert only.election.epoch is None, "asked before each act, without waiting for a timer"
+    with pytest.raises(NotLeader):
+        await only.fence(only.since).execute(Txn())
+    await only.election.ended(only.since)
 
 
-@in_virtual_time()
-async def test_a_stuck_world_controller_lets_the_lease_run_out(store: MemoryStore) -> None:
-    async with candidate(store, "r1") as first:
-        epoch = await first.election.elected()
-        async with candidate(store, "r2") as second:
-            await asyncio.sleep(10)
-            first.stuck = True
-            stuck_at = now()
-            await first.election.ended(epoch)
-            assert 4 <= now() - stuck_at <= 7
-            await asyncio.sleep(1)
-            assert first.leads() or second.leads()
+@in_rig(office)
+async def test_a_stuck_world_controller_lets_the_lease_run_out(first: Candidate) -> None:
+    async with candidate(first.rig.store, "r2") as second:
+        await asyncio.sleep(10)
+        first.stuck = True
+        stuck_at = now()
+        await first.election.ended(first.since)
+        assert 4 <= now() - stuck_at <= 7
+        await asyncio.sleep(1)
+        assert first.leads() or second.leads()
 
 
-@in_virtual_time()
-async def test_waiting_for_etcd_counts_as_turning() -> None:
-    async with candidate(MemoryStore()) as only:
-        epoch = await only.election.elected()
-        only.stuck = True
-        with only.heartbeat.waiting():
-            await asyncio.sleep(60)
-        only.stuck = False
+@in_rig(office)
+async def test_waiting_for_etcd_counts_as_turning(only: Candidate) -> None:
+    only.stuck = True
+    with only.heartbeat.waiting():
         await asyncio.sleep(60)
-        assert only.election.epoch == epoch
+    only.stuck = False
+    await asyncio.sleep(60)
+    assert only.election.epoch == only.since
 
 
-@in_virtual_time()
-async def test_a_deleted_leader_key_ends_the_office_at_once(store: MemoryStore) -> None:
-    async with candidate(store) as only:
-        epoch = await only.election.elected()
-        store.execute(Txn(success=(Delete(key=KEYS.leader),)))
-        await only.election.ended(epoch)
-        assert await only.election.elected() > epoch
+@in_rig(office)
+async def test_a_deleted_leader_key_ends_the_office_at_once(only: Candidate) -> None:
+    only.rig.store.execute(Txn(success=(Delete(key=KEYS.leader),)))
+    await only.election.ended(only.since)
+    assert await only.election.elected() > only.since
 
 
-@in_virtual_time()
-async def test_a_revoked_lease_ends_the_office(store: MemoryStore) -> None:
-    async with candidate(store) as only:
-        epoch = await only.election.elected()
-        for lease in list(store.state.leased):
-            store.revoke(lease)
-        await only.election.ended(epoch)
-        assert await only.election.elected() > epoch
+@in_rig(office)
+async def test_a_revoked_lease_ends_the_office(only: Candidate) -> None:
+    for lease in list(only.rig.store.state.leased):
+        only.rig.store.revoke(lease)
+    await only.election.ended(only.since)
+    assert await only.election.elected() > only.since
 
 
 @in_virtual_time()
@@ -323,73 +318,55 @@ async def test_no_office_by_a_key_that_is_gone_already(store: MemoryStore) -> No
 # -- the fence --------------------------------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_a_deposed_leaders_writes_fail_and_end_its_office(store: MemoryStore) -> None:
-    async with candidate(store, "r1") as first:
-        epoch = await first.election.elected()
-        fence = first.fence(epoch)
-        key = KEYS.root + "jobs/x"
-        assert (await fence.execute(Txn(success=(Put(key=key, value=b"1"),)))).succeeded
+@in_rig(office)
+async def test_a_deposed_leaders_writes_fail_and_end_its_office(first: Candidate) -> None:
+    fence = first.fence(first.since)
+    key = KEYS.root + "jobs/x"
+    assert (await fence.execute(Txn(success=(Put(key=key, value=b"1"),)))).succeeded
 
-        first.rig.client.network = Scripted(watch_s=1000.0)
-        store.execute(Txn(success=(Delete(key=KEYS.leader),)))
-        assert first.leads(), "it does not know yet"
-        with pytest.raises(NotLeader):
-            await fence.execute(Txn(success=(Put(key=key, value=b"2"),)))
-        assert not first.leads()
-        assert store.read(Range(key=key)).kvs[0].value == b"1"
+    first.rig.client.network = Scripted(watch_s=1000.0)
+    first.rig.store.execute(Txn(success=(Delete(key=KEYS.leader),)))
+    assert first.leads(), "it does not know yet"
+    with pytest.raises(NotLeader):
+        await fence.execute(Txn(success=(Put(key=key, value=b"2"),)))
+    assert not first.leads()
+    assert first.rig.store.read(Range(key=key)).kvs[0].value == b"1"
 
 
-@in_virtual_time()
-async def test_a_compare_that_fails_for_another_reason_ends_nothing() -> None:
-    async with candidate(MemoryStore()) as only:
-        epoch = await only.election.elected()
-        key = KEYS.root + "jobs/x"
-        only.rig.put("jobs/x")
-        result = await only.fence(epoch).execute(
-            Txn(compares=(absent(key),), success=(Put(key=key, value=b"mine"),))
-        )
-        assert not result.succeeded
-        assert only.election.epoch == epoch
-        assert only.rig.get("jobs/x") == b"{}", "the view shows why"
+@in_rig(office)
+async def test_a_compare_that_fails_for_another_reason_ends_nothing(only: Candidate) -> None:
+    key = KEYS.root + "jobs/x"
+    only.rig.put("jobs/x")
+    result = await only.fence(only.since).execute(
+        Txn(compares=(absent(key),), success=(Put(key=key, value=b"mine"),))
+    )
+    assert not result.succeeded
+    assert only.election.epoch == only.since
+    assert only.rig.get("jobs/x") == b"{}", "the view shows why"
 
 
-@in_virtual_time()
-async def test_a_fenced_write_with_an_unknown_outcome_is_sent_again(store: MemoryStore) -> None:
-    async with candidate(store) as only:
-        epoch = await only.election.elected()
-        key = KEYS.root + "jobs/x"
-
-        class Loses(PromptNetwork):
-            left = 2
-
-            def fate(self, call: Call) -> Fate:
-                if call.kind == "execute" and self.left:
-                    self.left -= 1
-                    return Fate(lost="answer")
-                return Fate()
-
-        only.rig.client.network = Loses()
-        result = await only.fence(epoch).execute(
-            Txn(compares=(absent(key),), success=(Put(key=key, value=b"1"),))
-        )
-        assert not result.succeeded, "the first one took effect, so the same again does not"
-        assert only.rig.get("jobs/x") == b"1"
-        assert store.read(Range(key=key)).kvs[0].version == 1
+@in_rig(office)
+async def test_a_fenced_write_with_an_unknown_outcome_is_sent_again(only: Candidate) -> None:
+    key = KEYS.root + "jobs/x"
+    only.rig.network.begin(Fate(lost="answer"), Fate(lost="answer"))
+    result = await only.fence(only.since).execute(
+        Txn(compares=(absent(key),), success=(Put(key=key, value=b"1"),))
+    )
+    assert not result.succeeded, "the first one took effect, so the same again does not"
+    assert only.rig.get("jobs/x") == b"1"
+    assert only.rig.store.read(Range(key=key)).kvs[0].version == 1
 
 
-@in_virtual_time()
-async def test_a_fence_sends_nothing_when_the_lease_says_so(store: MemoryStore) -> None:
-    async with candidate(store) as only:
-        epoch = await only.election.elected()
-        only.rig.client.partition()
-        fence = only.fence(epoch)
-        key = KEYS.root + "jobs/x"
-        with pytest.raises(NotLeader):
-            await fence.execute(Txn(success=(Put(key=key, value=b"1"),)))
-        only.rig.client.heal()
-        await asyncio.sleep(10)
-        assert not store.read(Range(key=key)).kvs
+@in_rig(office)
+async def test_a_fence_sends_nothing_when_the_lease_says_so(only: Candidate) -> None:
+    only.rig.client.partition()
+    fence = only.fence(only.since)
+    key = KEYS.root + "jobs/x"
+    with pytest.raises(NotLeader):
+        await fence.execute(Txn(success=(Put(key=key, value=b"1"),)))
+    only.rig.client.heal()
+    await asyncio.sleep(10)
+    assert not only.rig.store.read(Range(key=key)).kvs
 
 
 class Refusing(PromptNetwork):

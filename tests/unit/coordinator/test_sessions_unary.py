@@ -29,7 +29,7 @@ from strata.v1 import barriers_pb2, checkpoints_pb2, datasets_pb2, members_pb2, 
 from tests.not_none import not_none
 from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster, in_cluster
-from tests.unit.coordinator.unary_client import Client
+from tests.unit.coordinator.unary_client import Client, registered
 
 DETECT_S = 5.0
 
@@ -89,9 +89,8 @@ async def test_a_heartbeat_at_another_replica_is_passed_on_to_the_one_that_serve
         await client.heartbeat("r3")
 
 
-@in_cluster(Client, "w0", members=1)
+@in_cluster(registered, "w0", "r1", members=1)
 async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over(c: Cluster, client: Client) -> None:
-    await client.register("r1")
 
     def served_by() -> str:
         entry = not_none(c.worker("w0"))
@@ -120,11 +119,10 @@ async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over(c: Cluster, c
     assert served_by() == "instance-r1-1"
 
 
-@in_cluster(Client, "w0", members=1)
+@in_cluster(registered, "w0", "r1", members=1)
 async def test_a_hand_over_whose_caller_gave_up_waiting_is_a_sign_of_life_all_the_same(
     c: Cluster, client: Client
 ) -> None:
-    await client.register("r1")
     c["r1"].kill()
     await asyncio.sleep(2)
     waiting = c.tasks.create_task(client.heartbeat("r2"))
@@ -160,22 +158,20 @@ async def test_members_handed_over_in_a_mass_have_not_broken(c: Cluster) -> None
     c.heal("r1", "r2")
 
 
-@in_cluster(Client, "w0", members=1)
+@in_cluster(registered, "w0", "r1", members=1)
 async def test_a_replica_that_knows_nothing_of_the_member_does_not_answer_for_it(
     c: Cluster, client: Client
 ) -> None:
-    await client.register("r1")
     c["r1"].service.keeper.lose(not_none(c["r1"].service.keeper.find("job", "w0", client.boot)))
     await client.heartbeat("r2")
     entry = not_none(c.worker("w0"))
     assert (entry.create_revision, entry.record.served_by) == (client.incarnation, "instance-r2-2")
 
 
-@in_cluster(Client, "w0", members=1)
+@in_cluster(registered, "w0", "r1", members=1)
 async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported(
     c: Cluster, client: Client
 ) -> None:
-    await client.register("r1")
     await c["r1"].see(lambda view: view.get(JOB.head) is not None)
     ranks = [
         members_pb2.RankProgress(rank=0, step=7, phase="train"),
@@ -208,9 +204,8 @@ async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported(
     assert (heard.phase, heard.phase_reason) == (worlds_pb2.JOB_PHASE_DONE, "all 1 ranks are done")
 
 
-@in_cluster(Client, "w0", members=1)
+@in_cluster(registered, "w0", "r1", members=1)
 async def test_a_name_taken_is_refused_and_a_place_taken_is_stale(c: Cluster, client: Client) -> None:
-    await client.register("r1")
 
     beating = c.tasks.create_task(beat(client, "r1"))
     with pytest.raises(Conflict):
@@ -224,9 +219,8 @@ async def test_a_name_taken_is_refused_and_a_place_taken_is_stale(c: Cluster, cl
         await client.register("r1")
 
 
-@in_cluster(Client, "w0", members=2)
+@in_cluster(registered, "w0", "r1", members=2)
 async def test_a_session_and_a_call_meet_at_a_barrier(c: Cluster, client: Client) -> None:
-    await client.register("r1")
     member = await c.member("w1").connect("r2")
     place = (await member.world()).place
     mine = 1 - place.first_rank
@@ -253,9 +247,8 @@ async def test_a_session_and_a_call_meet_at_a_barrier(c: Cluster, client: Client
     await client.heartbeat("r1")
 
 
-@in_cluster(Client, "w0", members=2)
+@in_cluster(registered, "w0", "r1", members=2)
 async def test_a_barrier_longer_than_a_call_and_than_its_replica(c: Cluster, client: Client) -> None:
-    await client.register("r1")
     member = await c.member("w1").connect("r2")
     theirs = (await member.world()).place.first_rank
     clock = asyncio.get_running_loop().time
@@ -301,9 +294,8 @@ async def test_how_else_a_round_can_end_is_an_error(c: Cluster) -> None:
     assert type(await refused(clients[0].wait("r3", rank["w0"], 3))) is StaleGeneration
 
 
-@in_cluster(Client, "w0", members=1)
+@in_cluster(registered, "w0", "r1", members=1)
 async def test_a_leave_removes_the_member_and_may_be_repeated(c: Cluster, client: Client) -> None:
-    await client.register("r1")
     request = members_pb2.LeaveRequest(job="job", worker_id="w0", incarnation=client.incarnation)
     for replica in ("r2", "r1", "r3"):
         await client.call(replica, "leave", request)
@@ -442,12 +434,11 @@ async def test_a_bare_heartbeat_takes_no_name_from_a_process_that_lives(c: Clust
     assert isinstance(await refused(client.call("r1", "heartbeat", with_boot)), NotFound)
 
 
-@in_cluster(Client, "w0", members=1)
+@in_cluster(registered, "w0", "r1", members=1)
 async def test_the_age_of_a_heartbeat_by_calls_is_known_at_every_replica_while_somebody_looks(
     c: Cluster,
     client: Client,
 ) -> None:
-    await client.register("r1")
     beats = c.tasks.create_task(beat(client, "r1", "r2"))
     looker: Any = c["r3"].service.live
     for _ in range(6):

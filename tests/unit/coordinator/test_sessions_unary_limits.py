@@ -12,7 +12,7 @@ from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import barriers_pb2, datasets_pb2, members_pb2
 from strata.wire.pages import whole_async
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster, in_cluster
-from tests.unit.coordinator.unary_client import Client
+from tests.unit.coordinator.unary_client import Client, registered
 
 
 @in_virtual_time()
@@ -47,10 +47,9 @@ async def test_ages_that_no_message_holds_do_no_harm() -> None:
         await client.call("r2", "list_barriers", barriers_pb2.ListBarriersRequest(job="job"))
 
 
-@in_cluster(Client, "w0", members=1)
+@in_cluster(registered, "w0", "r1", members=1)
 async def test_lists_fit_into_a_message_whatever_is_in_them(c: Cluster, client: Client) -> None:
     """A message has 4 MiB: ten rounds with full payloads, or datasets with long URIs, had more."""
-    await client.register("r1")
     await c["r1"].see(lambda view: view.get(JOB.head) is not None)
     for number in range(700):
         arrival = barriers_pb2.Arrival(

@@ -49,6 +49,17 @@ def done(store: Store, *, step: int = 2500) -> None:
     store.put(JOB.phase, dataclasses.replace(phase, ended_unix_ms=ENDED_MS))
 
 
+def unfinished(store: Store) -> int:
+    """Let a job of one member end at step 20, its world forming anew; return the leader's epoch."""
+    epoch = lead(store)
+    come(store)
+    carry_out(store, epoch)
+    commit(store, 20)
+    leave(store, "w0")
+    carry_out(store, epoch)
+    return epoch
+
+
 # -- commands
 
 
@@ -90,12 +101,7 @@ def test_members_that_say_no_command_are_not_compared(store: Store) -> None:
 
 
 def test_an_unfinished_job_without_members_goes_on_with_other_arguments(store: Store) -> None:
-    epoch = lead(store)
-    come(store)
-    carry_out(store, epoch)
-    commit(store, 20)
-    leave(store, "w0")
-    carry_out(store, epoch)
+    epoch = unfinished(store)
     come(store, "w0", LONGER, run_id="r2")
     assert store.live.run() == JobRun(run_id="r2", command=LONGER)
     phase = not_none(store.live.view.record(JOB.phase, JobPhase))
@@ -106,8 +112,7 @@ def test_an_unfinished_job_without_members_goes_on_with_other_arguments(store: S
     assert store.problems() == []
 
 
-def test_another_program_does_not_take_an_unfinished_job_unasked(store: Store) -> None:
-    epoch = lead(store)
+def test_another_program_does_not_take_an_unfinished_job_unasked(store: Store, epoch: int) -> None:
     come(store)
     carry_out(store, epoch)
     commit(store, 20)
@@ -124,12 +129,7 @@ def test_another_program_does_not_take_an_unfinished_job_unasked(store: Store) -
 
 @pytest.mark.parametrize("other", [LONGER, OTHER], ids=["arguments", "program"])
 def test_new_begins_an_unfinished_job_anew_with_another_command(store: Store, other: Command) -> None:
-    epoch = lead(store)
-    come(store)
-    carry_out(store, epoch)
-    commit(store, 20)
-    leave(store, "w0")
-    carry_out(store, epoch)
+    epoch = unfinished(store)
     come(store, "w0", other, run_id="r2", anew=True)
     assert store.live.latest() is None
     carry_out(store, epoch)
@@ -139,24 +139,14 @@ def test_new_begins_an_unfinished_job_anew_with_another_command(store: Store, ot
 
 
 def test_new_goes_on_with_an_unfinished_job_of_the_same_command(store: Store) -> None:
-    epoch = lead(store)
-    come(store)
-    carry_out(store, epoch)
-    commit(store, 20)
-    leave(store, "w0")
-    carry_out(store, epoch)
+    epoch = unfinished(store)
     come(store, "w0", anew=True)
     carry_out(store, epoch)
     assert head(store).restore is not None, "a scheduler that requeues `--new` loses nothing"
 
 
 def test_resume_takes_an_unfinished_job_with_another_program(store: Store) -> None:
-    epoch = lead(store)
-    come(store)
-    carry_out(store, epoch)
-    commit(store, 20)
-    leave(store, "w0")
-    carry_out(store, epoch)
+    epoch = unfinished(store)
     come(store, "w0", OTHER, resume=True)
     carry_out(store, epoch)
     assert head(store).restore is not None
@@ -227,8 +217,7 @@ def test_who_names_no_run_takes_none_away(store: Store) -> None:
     assert store.live.run() == JobRun(run_id="r1", command=TRAIN)
 
 
-def test_a_member_of_the_run_is_late_though_the_first_one_named_none(store: Store) -> None:
-    epoch = lead(store)
+def test_a_member_of_the_run_is_late_though_the_first_one_named_none(store: Store, epoch: int) -> None:
     come(store, "w0", None, run_id="")
     come(store, "w1", run_id="r1")
     leave(store, "w1")
@@ -313,8 +302,7 @@ def test_who_takes_a_finished_job_up_brings_run_and_command(store: Store, flag: 
     assert store.live.phase() is Phase.RUNNING
 
 
-def test_a_job_that_goes_on_in_another_run_belongs_to_that_one(store: Store) -> None:
-    epoch = lead(store)
+def test_a_job_that_goes_on_in_another_run_belongs_to_that_one(store: Store, epoch: int) -> None:
     come(store, "w0", run_id="r1")
     leave(store, "w0")
     come(store, "w0", run_id="r2")
@@ -346,8 +334,8 @@ def fail(store: Store, epoch: int, *, early: bool = True, code: int = 1) -> str:
 
 def test_a_program_that_fails_at_once_is_tried_twice_and_then_started_again_by_the_next_run(
     store: Store,
+    epoch: int,
 ) -> None:
-    epoch = lead(store)
     come(store, run_id="r1")
     carry_out(store, epoch)
     fail(store, epoch)
@@ -366,8 +354,7 @@ def test_a_program_that_fails_at_once_is_tried_twice_and_then_started_again_by_t
     assert store.problems() == []
 
 
-def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever(store: Store) -> None:
-    epoch = lead(store)
+def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever(store: Store, epoch: int) -> None:
     come(store)
     carry_out(store, epoch)
     for generation, early in ((2, True), (3, False)):
@@ -384,8 +371,7 @@ def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever(store: Store)
     assert store.live.phase() is Phase.RUNNING
 
 
-def test_a_job_that_failed_later_than_at_once_is_not_started_again_unasked(store: Store) -> None:
-    epoch = lead(store)
+def test_a_job_that_failed_later_than_at_once_is_not_started_again_unasked(store: Store, epoch: int) -> None:
     come(store)
     carry_out(store, epoch)
     for _ in range(3):
@@ -395,8 +381,7 @@ def test_a_job_that_failed_later_than_at_once_is_not_started_again_unasked(store
         come(store, "w0", run_id="r2")
 
 
-def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair(store: Store) -> None:
-    epoch = lead(store)
+def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair(store: Store, epoch: int) -> None:
     come(store, min_workers=1, max_workers=2)
     carry_out(store, epoch, settled=True)
     come(store, "w1")
@@ -413,8 +398,9 @@ def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair(stor
 
 
 @pytest.mark.parametrize(("limit", "tries"), [(1, 1), (2, 2), (3, 2), (5, 5)])
-def test_a_limit_that_was_raised_holds_for_early_failures_too(store: Store, limit: int, tries: int) -> None:
-    epoch = lead(store)
+def test_a_limit_that_was_raised_holds_for_early_failures_too(
+    store: Store, epoch: int, limit: int, tries: int
+) -> None:
     come(store, max_fruitless_generations=limit)
     carry_out(store, epoch)
     for tried in range(1, tries + 1):
@@ -426,12 +412,7 @@ def test_a_limit_that_was_raised_holds_for_early_failures_too(store: Store, limi
 
 
 def test_a_job_with_a_checkpoint_is_tried_as_often_as_ever(store: Store) -> None:
-    epoch = lead(store)
-    come(store)
-    carry_out(store, epoch)
-    commit(store, 20)
-    leave(store, "w0")
-    carry_out(store, epoch)
+    epoch = unfinished(store)
     come(store, "w0", LONGER)
     carry_out(store, epoch)
     fail(store, epoch)
@@ -439,9 +420,8 @@ def test_a_job_with_a_checkpoint_is_tried_as_often_as_ever(store: Store) -> None
     assert store.live.phase() is Phase.RUNNING
 
 
-def test_the_loss_of_a_member_is_no_failure_of_the_program(store: Store) -> None:
+def test_the_loss_of_a_member_is_no_failure_of_the_program(store: Store, epoch: int) -> None:
     """The ranks that lose their peer fail as well, in their first seconds."""
-    epoch = lead(store)
     for worker in ("w0", "w1"):
         come(store, worker, min_workers=2, max_workers=2)
     carry_out(store, epoch)

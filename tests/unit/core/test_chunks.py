@@ -35,8 +35,7 @@ def test_chunks_hold_all_members_in_order_and_fit(name: str, count: int) -> None
     assert [member for part in parts for member in part] == given
 
 
-def test_a_thousand_members_are_one_transaction(store: Store) -> None:
-    epoch = lead(store)
+def test_a_thousand_members_are_one_transaction(store: Store, epoch: int) -> None:
     crowd(store, 1000)
     planned = plan(store, epoch)
     assert len(planned.txns) == 1
@@ -62,8 +61,7 @@ def first_world(store: Store, epoch: int, *, settled: bool = False) -> int:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_what_does_not_fit_is_written_before_the_head(store: Store) -> None:
-    epoch = lead(store)
+def test_what_does_not_fit_is_written_before_the_head(store: Store, epoch: int) -> None:
     crowd(store, 20)
     first = plan(store, epoch)
     assert len(first.txns) > 1
@@ -79,8 +77,7 @@ def test_what_does_not_fit_is_written_before_the_head(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_leftovers_of_a_larger_attempt_are_removed_not_adopted(store: Store) -> None:
-    epoch = lead(store)
+def test_leftovers_of_a_larger_attempt_are_removed_not_adopted(store: Store, epoch: int) -> None:
     crowd(store, 20)
     for txn in plan(store, epoch).txns:
         assert store.execute(txn).succeeded
@@ -91,9 +88,8 @@ def test_leftovers_of_a_larger_attempt_are_removed_not_adopted(store: Store) -> 
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_chunk_that_comes_late_makes_the_head_fail(store: Store) -> None:
+def test_a_chunk_that_comes_late_makes_the_head_fail(store: Store, epoch: int) -> None:
     """Its answer was lost, so the leader planned on; then it arrives after all."""
-    epoch = lead(store)
     crowd(store, 20)
     lost = plan(store, epoch).txns
     for index in range(10, 20):
@@ -112,9 +108,8 @@ def test_a_chunk_that_comes_late_makes_the_head_fail(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_chunk_that_is_deleted_late_makes_the_head_fail(store: Store) -> None:
+def test_a_chunk_that_is_deleted_late_makes_the_head_fail(store: Store, epoch: int) -> None:
     """The delete was planned when there were fewer members; its answer was lost."""
-    epoch = lead(store)
     crowd(store, 20)
     for txn in plan(store, epoch).txns:
         assert store.execute(txn).succeeded
@@ -142,8 +137,7 @@ def test_a_chunk_that_is_deleted_late_makes_the_head_fail(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_late_chunk_beside_the_known_ones_makes_the_head_fail(store: Store) -> None:
-    epoch = lead(store)
+def test_a_late_chunk_beside_the_known_ones_makes_the_head_fail(store: Store, epoch: int) -> None:
     crowd(store, 3)
     planned = plan(store, epoch)
     assert len(planned.txns) == 1, "one chunk and the head"

@@ -221,8 +221,7 @@ def test_what_changes_in_between_makes_the_assignment_fail() -> None:
     assert not succeeds(lambda store: store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="")))
 
 
-def test_names_that_do_not_fit_into_a_record_are_said_not_raised(store: Store) -> None:
-    epoch = lead(store)
+def test_names_that_do_not_fit_into_a_record_are_said_not_raised(store: Store, epoch: int) -> None:
     crowd(store, 600, name="{:05d}" + "x" * 120)
     carry_out(store, epoch)
     spec = DatasetSpec(shards=10)

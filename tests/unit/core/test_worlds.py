@@ -119,8 +119,7 @@ def test_a_world_forms_at_max_at_once_and_at_min_after_settling() -> None:
     assert head(full.store).size == 3
 
 
-def test_a_job_that_does_not_exist_has_no_plan(store: Store) -> None:
-    epoch = lead(store)
+def test_a_job_that_does_not_exist_has_no_plan(store: Store, epoch: int) -> None:
     assert plan(store, epoch, settled=True).txns == ()
     assert not needs_settling(store.job(), {})
 
