@@ -50,6 +50,13 @@ class Watcher:
             assert response.token.revision >= self.token.revision, "never back in time"
             self.token.CopyFrom(response.token)
 
+    @asynccontextmanager
+    async def begun(self) -> AsyncIterator[AsyncIterator[WatchResponse]]:
+        """Yield what comes after the first answer, which is taken."""
+        async with self.stream() as responses:
+            self.take(await anext(responses))
+            yield responses
+
     async def follow(self, responses: AsyncIterator[WatchResponse], key: str) -> None:
         """Take what comes until `key` is there."""
         while key not in self.keys:
@@ -66,8 +73,7 @@ async def test_a_watch_begins_with_the_state_and_goes_on_with_every_change(c: Cl
     put(c, "y/1")
     await c["r1"].context.mirror.fresh()
     watcher = Watcher(c, "r1")
-    async with watcher.stream() as responses:
-        watcher.take(await anext(responses))
+    async with watcher.begun() as responses:
         assert (watcher.resyncs, watcher.keys) == (1, {"x/1": b"one"})
         for number in range(50):
             put(c, "x/2", str(number).encode())
@@ -83,8 +89,7 @@ async def test_a_watch_begins_with_the_state_and_goes_on_with_every_change(c: Cl
 
 @in_cluster(Watcher, "r1", replicas=2)
 async def test_a_watch_is_resumed_at_another_replica_without_a_gap(c: Cluster, watcher: Watcher) -> None:
-    async with watcher.stream() as responses:
-        watcher.take(await anext(responses))
+    async with watcher.begun() as responses:
         put(c, "x/1")
         await watcher.follow(responses, "x/1")
     put(c, "x/2")
@@ -116,8 +121,7 @@ async def test_a_token_older_than_the_history_is_answered_with_the_whole_state(
 async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_knowing(
     c: Cluster, watcher: Watcher
 ) -> None:
-    async with watcher.stream() as responses:
-        watcher.take(await anext(responses))
+    async with watcher.begun() as responses:
         for number in range(QUEUE_EVENTS + 1):
             put(c, f"x/{number}")
         await c["r1"].context.mirror.fresh()
@@ -134,8 +138,7 @@ async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_
 async def test_a_watch_that_overflows_while_it_waits_says_nothing_before_the_resync(
     c: Cluster, watcher: Watcher
 ) -> None:
-    async with watcher.stream() as responses:
-        watcher.take(await anext(responses))
+    async with watcher.begun() as responses:
         waiting = asyncio.ensure_future(anext(responses))
         await asyncio.sleep(1)
         many = [Put(key=f"{JOB.root}x/{n}", value=b"") for n in range(QUEUE_EVENTS + 1)]
@@ -168,8 +171,7 @@ async def test_a_large_state_comes_in_parts_and_only_the_last_has_a_token(c: Clu
 
 @in_cluster(Watcher, "r1", replicas=1)
 async def test_a_list_of_the_mirror_is_a_resync_of_its_watchers(c: Cluster, watcher: Watcher) -> None:
-    async with watcher.stream() as responses:
-        watcher.take(await anext(responses))
+    async with watcher.begun() as responses:
         put(c, "x/1")
         await watcher.follow(responses, "x/1")
         c["r1"].client.partition()
@@ -184,8 +186,7 @@ async def test_a_list_of_the_mirror_is_a_resync_of_its_watchers(c: Cluster, watc
 
 @in_cluster(Watcher, "r1", replicas=1)
 async def test_what_came_and_went_unseen_is_a_resync_too(c: Cluster, watcher: Watcher) -> None:
-    async with watcher.stream() as responses:
-        watcher.take(await anext(responses))
+    async with watcher.begun() as responses:
         put(c, "x/1")
         await watcher.follow(responses, "x/1")
         c["r1"].client.partition()
@@ -201,8 +202,7 @@ async def test_what_came_and_went_unseen_is_a_resync_too(c: Cluster, watcher: Wa
 
 @in_cluster(Watcher, "r1", replicas=1)
 async def test_a_quiet_watch_says_how_far_it_is(c: Cluster, watcher: Watcher) -> None:
-    async with watcher.stream() as responses:
-        watcher.take(await anext(responses))
+    async with watcher.begun() as responses:
         other = put(c, "y/1")
         watcher.take(await anext(responses))
         assert watcher.token.revision >= other
