@@ -54,6 +54,14 @@ def shown_as(
     return wrapper
 
 
+async def given_up(work: Coroutine[Any, Any, object], after_s: float) -> None:
+    """Begin this, and have its caller wait no longer after so long."""
+    task = asyncio.create_task(work)
+    await asyncio.sleep(after_s)
+    task.cancel()
+    await asyncio.wait([task])
+
+
 def now() -> float:
     return asyncio.get_running_loop().time()
 

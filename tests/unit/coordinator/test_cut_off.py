@@ -107,46 +107,28 @@ async def test_members_of_a_replica_that_lost_etcd_and_its_peers_go_to_another_i
             job.cancel()
 
 
-@in_virtual_time()
-async def test_when_etcd_is_gone_for_everybody_no_stream_is_lost() -> None:
+@pytest.mark.parametrize("links", [True, False])
+@in_rig(cluster)
+async def test_when_etcd_is_gone_for_everybody_no_stream_is_lost(c: Cluster, links: bool) -> None:
+    """Nor when the replicas have no `links` to each other either."""
     jobs: list[asyncio.Task[None]] = []
-    async with cluster() as c:
-        members = await world(c, jobs)
-        for node in c.alive:
-            node.client.partition()
-        nodes = list(c.nodes.values())
-        await asyncio.sleep(40)
-        for node in nodes:
-            node.client.heal()
-        await c.ready()
-        await asyncio.sleep(20)
-        is_whole(c, members)
-        assert [watcher.lost for _, watcher in members] == [[], [], []]
-        for job in jobs:
-            job.cancel()
-
-
-@in_virtual_time()
-async def test_without_etcd_and_links_between_replicas_no_stream_is_lost_either() -> None:
-    jobs: list[asyncio.Task[None]] = []
-    async with cluster() as c:
-        members = await world(c, jobs)
-        for node in c.alive:
-            node.client.partition()
-        nodes = list(c.nodes.values())
-        for one, other in (("r1", "r2"), ("r1", "r3"), ("r2", "r3")):
-            c.partition(one, other)
-        await asyncio.sleep(40)
-        for one, other in (("r1", "r2"), ("r1", "r3"), ("r2", "r3")):
-            c.heal(one, other)
-        for node in nodes:
-            node.client.heal()
-        await c.ready()
-        await asyncio.sleep(20)
-        is_whole(c, members)
-        assert [watcher.lost for _, watcher in members] == [[], [], []]
-        for job in jobs:
-            job.cancel()
+    members, nodes = await world(c, jobs), c.all
+    pairs = () if links else (("r1", "r2"), ("r1", "r3"), ("r2", "r3"))
+    for node in nodes:
+        node.client.partition()
+    for pair in pairs:
+        c.partition(*pair)
+    await asyncio.sleep(40)
+    for pair in pairs:
+        c.heal(*pair)
+    for node in nodes:
+        node.client.heal()
+    await c.ready()
+    await asyncio.sleep(20)
+    is_whole(c, members)
+    assert [watcher.lost for _, watcher in members] == [[], [], []]
+    for job in jobs:
+        job.cancel()
 
 
 @in_rig(cluster, members=1)

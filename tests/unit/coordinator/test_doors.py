@@ -13,7 +13,7 @@ from strata.testing import replicas
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig, now
+from tests.unit.coordinator.rig import given_up, in_rig, now
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
 from tests.unit.coordinator.unary_client import Client
 
@@ -60,15 +60,11 @@ async def test_a_client_that_was_heard_elsewhere_until_a_late_hand_over_has_time
         await client.register("r2")
         other.put = Fate(delay_s=write_s)
         c.partition("r1", "r2")
-        c.partition("r2", "r1")
         await asyncio.sleep(1.5)
         now = asyncio.get_running_loop().time
         late.put, late.puts_left = Fate(delay_s=0.5 + detect_s - 0.05), 1
         takes_effect = now() + late.put.delay_s
-        given_up = asyncio.create_task(client.heartbeat("r1"))
-        await asyncio.sleep(0.5)
-        given_up.cancel()
-        await asyncio.wait([given_up])
+        await given_up(client.heartbeat("r1"), 0.5)
         heartbeat_s = c["r1"].context.timing.heartbeat_s
         beat_at = takes_effect - 0.05 * heartbeat_s
         while beat_at - heartbeat_s > now():
@@ -96,15 +92,11 @@ async def test_a_client_that_was_handed_over_late_is_not_superseded_at_once(
         client = Client(c, "w0", "boot-a")
         await client.register("r2")
         c.partition("r1", "r2")
-        c.partition("r2", "r1")
         await asyncio.sleep(1.5)
         now = asyncio.get_running_loop().time
         late.put, late.puts_left = Fate(delay_s=5.45), 1
         takes_effect = now() + late.put.delay_s
-        given_up = asyncio.create_task(client.heartbeat("r1"))
-        await asyncio.sleep(0.5)
-        given_up.cancel()
-        await asyncio.wait([given_up])
+        await given_up(client.heartbeat("r1"), 0.5)
         for beat in range(5):
             await asyncio.sleep(max(0.0, takes_effect - 4.05 + beat - now()))
             await client.heartbeat("r2")
@@ -129,15 +121,11 @@ async def test_a_client_that_died_as_it_was_handed_over_late_goes_when_its_time_
         client = Client(c, "w0", "boot-a")
         await client.register("r2")
         c.partition("r1", "r2")
-        c.partition("r2", "r1")
         await asyncio.sleep(1.5)
         now = asyncio.get_running_loop().time
         late.put, late.puts_left = Fate(delay_s=0.3 * detect_s + 0.5), 1
         takes_effect = now() + late.put.delay_s
-        given_up = asyncio.create_task(client.heartbeat("r1"))
-        await asyncio.sleep(0.5)
-        given_up.cancel()
-        await asyncio.wait([given_up])
+        await given_up(client.heartbeat("r1"), 0.5)
         while now() < takes_effect - 0.3:
             await client.heartbeat("r2")
             await asyncio.sleep(0.25)
@@ -183,10 +171,7 @@ async def test_a_call_counts_for_five_seconds_at_the_door_and_not_again(
         await client.register("r2")
         c["r2"].kill()
         network.put = Fate(delay_s=0.2, lost="request")
-        given_up = asyncio.create_task(client.heartbeat("r1"))
-        await asyncio.sleep(0.5)
-        given_up.cancel()
-        await asyncio.wait([given_up])
+        await given_up(client.heartbeat("r1"), 0.5)
         heard = []
         for _ in range(int(2 * (detect_s + 6))):
             heard.append(c["r1"].service.keeper.hears("job", "w0", "boot-a"))
@@ -208,10 +193,7 @@ async def test_a_call_at_the_leader_spares_a_client_for_a_while_only(monkeypatch
         c["r2"].kill()
         network.put = Fate(delay_s=0.2, lost="request")
         await asyncio.sleep(1)
-        given_up = asyncio.create_task(client.heartbeat("r1"))
-        await asyncio.sleep(2)
-        given_up.cancel()
-        await asyncio.wait([given_up])
+        await given_up(client.heartbeat("r1"), 2)
         network.put = None
         began = now()
         await Client(c, "w0", "boot-b").register("r1")
