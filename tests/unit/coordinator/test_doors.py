@@ -40,6 +40,14 @@ class Network(PromptNetwork):
         return Fate()
 
 
+async def behind(c: Cluster) -> Network:
+    """Start r1, which reaches etcd by the network that is returned, and r2."""
+    network = Network()
+    await c.start("r1", network=network)
+    await c.start("r2")
+    return network
+
+
 def detecting_in(monkeypatch: pytest.MonkeyPatch, detect_s: float) -> None:
     monkeypatch.setattr(replicas, "CoordinatorConfig", lambda: CoordinatorConfig(detect_s=detect_s))
 
@@ -61,7 +69,6 @@ async def test_a_client_that_was_heard_elsewhere_until_a_late_hand_over_has_time
         other.put = Fate(delay_s=write_s)
         c.partition("r1", "r2")
         await asyncio.sleep(1.5)
-        now = asyncio.get_running_loop().time
         late.put, late.puts_left = Fate(delay_s=0.5 + detect_s - 0.05), 1
         takes_effect = now() + late.put.delay_s
         await given_up(client.heartbeat("r1"), 0.5)
@@ -93,7 +100,6 @@ async def test_a_client_that_was_handed_over_late_is_not_superseded_at_once(
         await client.register("r2")
         c.partition("r1", "r2")
         await asyncio.sleep(1.5)
-        now = asyncio.get_running_loop().time
         late.put, late.puts_left = Fate(delay_s=5.45), 1
         takes_effect = now() + late.put.delay_s
         await given_up(client.heartbeat("r1"), 0.5)
@@ -115,14 +121,11 @@ async def test_a_client_that_died_as_it_was_handed_over_late_goes_when_its_time_
 ) -> None:
     detecting_in(monkeypatch, detect_s)
     async with cluster(0, members=1) as c:
-        late = Network()
-        c.add("r1", network=late)
-        await c.start("r2")
+        late = await behind(c)
         client = Client(c, "w0", "boot-a")
         await client.register("r2")
         c.partition("r1", "r2")
         await asyncio.sleep(1.5)
-        now = asyncio.get_running_loop().time
         late.put, late.puts_left = Fate(delay_s=0.3 * detect_s + 0.5), 1
         takes_effect = now() + late.put.delay_s
         await given_up(client.heartbeat("r1"), 0.5)
@@ -164,9 +167,7 @@ async def test_a_call_counts_for_five_seconds_at_the_door_and_not_again(
 ) -> None:
     detecting_in(monkeypatch, detect_s)
     async with cluster(0, members=1) as c:
-        network = Network()
-        await c.start("r1", network=network)
-        await c.start("r2")
+        network = await behind(c)
         client = Client(c, "w0", "boot-a")
         await client.register("r2")
         c["r2"].kill()
@@ -202,9 +203,7 @@ async def test_a_call_at_the_leader_spares_a_client_for_a_while_only(monkeypatch
 
 @in_rig(cluster, 0, members=1)
 async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_the_door(c: Cluster) -> None:
-    network = Network()
-    await c.start("r1", network=network)
-    await c.start("r2")
+    network = await behind(c)
     member = await c.member("w0").connect("r2")
     before = member.incarnation
     member.drop()
@@ -225,9 +224,7 @@ async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_th
 async def test_who_comes_back_to_the_door_after_a_round_of_the_others_is_no_orphan(
     c: Cluster, pause_s: float
 ) -> None:
-    network = Network()
-    await c.start("r1", network=network)
-    await c.start("r2")
+    network = await behind(c)
     member = await c.member("w0").connect("r2")
     before, began = member.incarnation, now()
     network.put = Fate(delay_s=60.0)
@@ -245,9 +242,7 @@ async def test_who_comes_back_to_the_door_after_a_round_of_the_others_is_no_orph
 
 @in_rig(cluster, 0, members=1)
 async def test_who_was_at_the_door_once_and_died_is_deleted_all_the_same(c: Cluster) -> None:
-    network = Network()
-    await c.start("r1", network=network)
-    await c.start("r2")
+    network = await behind(c)
     member = await c.member("w0").connect("r2")
     network.put = Fate(delay_s=60.0)
     c["r2"].kill()
@@ -262,9 +257,7 @@ async def test_who_was_at_the_door_once_and_died_is_deleted_all_the_same(c: Clus
 @in_rig(cluster, 0, members=1)
 async def test_another_run_at_the_door_does_not_hide_who_was_there_before(c: Cluster) -> None:
     """Who was there lately may be back before its key is deleted, whoever came under its name meanwhile."""
-    network = Network()
-    await c.start("r1", network=network)
-    await c.start("r2")
+    network = await behind(c)
     member = await c.member("w0", boot="boot-a").connect("r2")
     before = member.incarnation
     network.put = Fate(delay_s=60.0)
