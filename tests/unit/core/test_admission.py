@@ -164,8 +164,7 @@ def test_of_two_commands_that_come_at_once_one_has_the_job(
     other = dataclasses.replace(registration("w2"), command=second, run_id="r2", anew=True)
     txn = decide_register(late.job, other, served_by=InstanceId("i-r1")).txn
     come(store, "w1", first, anew=True)
-    assert txn is not None
-    assert not store.execute(txn).succeeded
+    assert not store.execute(not_none(txn)).succeeded
     late.catch_up()
     assert isinstance(decide_register(late.job, other, served_by=InstanceId("i-r1")).refusal, Conflict)
 
@@ -190,8 +189,7 @@ def test_of_two_that_must_be_alone_and_come_at_once_one_has_the_job(store: Store
     txn = decide_register(late.job, other, served_by=InstanceId("i-r1")).txn
     come(store, "w1", sole=True)
     come(store, "w3", None, run_id="")
-    assert txn is not None
-    assert not store.execute(txn).succeeded
+    assert not store.execute(not_none(txn)).succeeded
     late.catch_up()
     assert isinstance(decide_register(late.job, other, served_by=InstanceId("i-r1")).refusal, Conflict)
 

@@ -242,8 +242,7 @@ def test_a_break_of_many_ranks_fits_into_a_value() -> None:
     meeting.size = 100_000
     entry = meeting.arrive(0, timeout_ms=10)
     decision = decide_outcome(meeting.store.job(), entry, now_ms=10)
-    assert decision.txn is not None
-    assert meeting.store.execute(decision.txn).succeeded
+    assert meeting.store.execute(not_none(decision.txn)).succeeded
     assert "and 99991 more" in not_none(meeting.outcome()).reason
 
 
@@ -266,8 +265,7 @@ def test_release_and_break_exclude_each_other_at_the_store() -> None:
 def test_a_release_races_a_newer_head_and_loses(meeting: Meeting) -> None:
     late = decide_outcome(meeting.store.job(), meeting.arrive(0, 1, 2), now_ms=0)
     carry_after_death(meeting)
-    assert late.txn is not None
-    assert not meeting.store.execute(late.txn).succeeded
+    assert not meeting.store.execute(not_none(late.txn)).succeeded
 
 
 def test_an_old_release_comes_after_a_newer_one(meeting: Meeting) -> None:
@@ -275,8 +273,7 @@ def test_an_old_release_comes_after_a_newer_one(meeting: Meeting) -> None:
     late = decide_outcome(meeting.store.job(), meeting.arrive(0, 1, 2), now_ms=0)
     meeting.release(1)
     meeting.release(2)
-    assert late.txn is not None
-    assert not meeting.store.execute(late.txn).succeeded, "its outcome is gone, the floor is not"
+    assert not meeting.store.execute(not_none(late.txn)).succeeded, "its outcome is gone, the floor is not"
 
 
 # -- what has ended ---------------------------------------------------------------------------
@@ -356,8 +353,7 @@ def test_a_late_counter_does_not_outlive_its_round(meeting: Meeting) -> None:
     late = decide_arrived(meeting.store.job(), meeting.arrive(0))
     meeting.release(1)
     meeting.release(2)
-    assert late.txn is not None
-    assert not meeting.store.execute(late.txn).succeeded
+    assert not meeting.store.execute(not_none(late.txn)).succeeded
 
 
 # -- who writes -------------------------------------------------------------------------------

@@ -51,8 +51,7 @@ def test_parts_that_come_before_the_commit_count_after_it(job: KeptJob) -> None:
     assert decide_tier(job.store.job(), not_none(find(job.store.job(), 20, "x20")), "s3").txn is None
     job.commit()
     decision = decide_tier(job.store.job(), not_none(find(job.store.job(), 20, "x20")), "s3")
-    assert decision.txn is not None
-    assert job.store.execute(decision.txn).succeeded
+    assert job.store.execute(not_none(decision.txn)).succeeded
     assert "s3" in job.record(20).tiers
 
 

@@ -201,8 +201,7 @@ def test_what_an_ended_history_saved_beyond_the_restored_step_never_counts(job: 
     for step in (60, 40):
         for finished in (False, True):
             decision = decide_delete(job.store.job(), step=step, attempt=f"x{step}", finished=finished)
-            assert decision.txn is not None
-            assert job.store.execute(decision.txn).succeeded
+            assert job.store.execute(not_none(decision.txn)).succeeded
     assert not supersedes_any(job.store.job(), generation)
 
 

@@ -315,6 +315,5 @@ def test_many_orphans_go_in_batches_that_fail_alone(store: Store) -> None:
     lagging = Observer(store)
     returning = registration("node-00000", boot="b", max_workers=100)
     decision = decide_register(lagging.job, returning, served_by=InstanceId("i-r2"))
-    assert decision.txn is not None
-    assert store.execute(decision.txn).succeeded
+    assert store.execute(not_none(decision.txn)).succeeded
     assert [store.execute(txn).succeeded for txn in plan.txns] == [False, True, True, True]

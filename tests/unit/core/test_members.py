@@ -224,8 +224,7 @@ def test_a_newcomer_supersedes_a_failed_one_in_two_transactions(store: Store) ->
     born = incarnation(store)
     new = registration("w1", boot="new")
     deletes = decide_register(store.job(), new, served_by=R1, failed_incarnation=born)
-    assert deletes.txn is not None
-    assert store.execute(deletes.txn).succeeded
+    assert store.execute(not_none(deletes.txn)).succeeded
     assert store.job().worker("w1") is None
     enter(store, new, failed=born)
     assert incarnation(store) > born
@@ -247,8 +246,7 @@ def test_a_hand_over_saves_a_member_from_being_superseded(store: Store) -> None:
     enter(store, registration("w1", boot="old"), served_by=R2)
     new = registration("w1", boot="new")
     decision = decide_register(seen.job, new, served_by=R1, failed_incarnation=born)
-    assert decision.txn is not None
-    assert not store.execute(decision.txn).succeeded
+    assert not store.execute(not_none(decision.txn)).succeeded
 
 
 def test_a_replaced_process_never_takes_its_place_back(store: Store) -> None:
@@ -300,8 +298,7 @@ def test_removing_the_dead_spares_one_that_came_back_elsewhere(store: Store) -> 
         lagging.job, WorkerId("w1"), mod_revision=held.mod_revision, reason="its stream broke"
     )
     assert "its stream broke" in stale.reason
-    assert stale.txn is not None
-    assert not store.execute(stale.txn).succeeded
+    assert not store.execute(not_none(stale.txn)).succeeded
     remove(store, store.job().view.mod_revision(JOB.worker("w1")))
     assert store.job().worker("w1") is None
 

@@ -98,8 +98,7 @@ def test_a_drain_races_another_one(job: Job) -> None:
     lagging = Observer(job.store)
     job.stop(DRAIN, "w1")
     late = decide_stop(lagging.job, StopRequest(action=DRAIN, workers=(WorkerId("w0"),)))
-    assert late.txn is not None
-    assert not job.store.execute(late.txn).succeeded, "or the other one would be forgotten"
+    assert not job.store.execute(not_none(late.txn)).succeeded, "or the other one would be forgotten"
 
 
 def test_a_drain_races_the_end_of_the_generation() -> None:

@@ -6,6 +6,7 @@ from strata.core.ids import WorkerId
 from strata.core.members import MAX_REASON_CHARS, decide_rank_exit, describe_exit
 from strata.core.txn import Decision
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StaleIncarnation
+from tests.not_none import not_none
 from tests.unit.core.rig import Observer, Store, carry_out, lead, leave, register
 
 
@@ -89,8 +90,7 @@ def test_a_report_races_the_next_generation(trained: Trained) -> None:
     trained.ends("w2", 2, 1)
     carry_out(trained.store, trained.epoch)
     late = decide_rank_exit(lagging.job, WorkerId("w1"), trained.born["w1"], 1, 0, 1)
-    assert late.txn is not None
-    assert not trained.store.execute(late.txn).succeeded
+    assert not trained.store.execute(not_none(late.txn)).succeeded
 
 
 def test_a_member_that_is_gone_has_said_it_already(trained: Trained) -> None:
@@ -105,8 +105,7 @@ def test_a_report_races_the_members_own_end(trained: Trained) -> None:
     leave(trained.store, "w1")
     register(trained.store, "w1", slots=2)
     late = decide_rank_exit(lagging.job, WorkerId("w1"), trained.born["w1"], 1, 0, 1)
-    assert late.txn is not None
-    assert not trained.store.execute(late.txn).succeeded
+    assert not trained.store.execute(not_none(late.txn)).succeeded
     with pytest.raises(StaleIncarnation):
         trained.ends("w1", 0, 1)
 

@@ -78,8 +78,7 @@ def test_a_rank_of_a_generation_that_is_over_sets_no_rules(job: KeptJob) -> None
     frozen, wanted = job.author(0), Retention(keep=Keep(latest=1), who="rank 0")
     late = decide_set_retention(job.store.job(), wanted, author=frozen).txn
     job.another_generation()
-    assert late is not None
-    assert not job.store.execute(late).succeeded, "it decided before its generation was over"
+    assert not job.store.execute(not_none(late)).succeeded, "it decided before its generation was over"
     with pytest.raises(StaleGeneration):
         job.store.settle(lambda v: decide_set_retention(v, wanted, author=frozen))
     job.store.settle(lambda v: decide_set_retention(v, wanted, author=job.author(0)))

@@ -51,8 +51,7 @@ def test_a_request_races_the_next_generation(job: Job) -> None:
     job.leaves("w0")
     job.go()
     late = decide_stop(lagging.job, StopRequest(action=PREEMPT))
-    assert late.txn is not None
-    assert not job.store.execute(late.txn).succeeded
+    assert not job.store.execute(not_none(late.txn)).succeeded
     with pytest.raises(StaleGeneration):
         job.stop(PREEMPT, generation=1)
     job.stop(PREEMPT, generation=2)
@@ -156,11 +155,9 @@ def test_an_exit_races_the_notice(job: Job) -> None:
     job.stop(PREEMPT)
     member = not_none(job.store.live.world()).member_of(0)
     late = decide_rank_exit(lagging.job, member.worker, member.incarnation, 1, 0, 75)
-    assert late.txn is not None
-    assert not job.store.execute(late.txn).succeeded
+    assert not job.store.execute(not_none(late.txn)).succeeded
     crash = decide_rank_exit(lagging.job, member.worker, member.incarnation, 1, 0, 1)
-    assert crash.txn is not None
-    assert job.store.execute(crash.txn).succeeded
+    assert job.store.execute(not_none(crash.txn)).succeeded
 
 
 # -- preemption -------------------------------------------------------------------------------
