@@ -93,7 +93,7 @@ async def viewers(shown: Shown) -> float:
     begun = loop.time()
     shown.unix_s = lambda: 1.8e9 + loop.time() - begun
     diagnoses = Diagnoses()
-    shown.diagnosis = lambda name: diagnoses.of(shown, JobView(shown.view, shown.keys.job(name)))  # type: ignore[method-assign]  # as a replica does
+    shown.diagnosis = lambda name: diagnoses.of(shown.soft, JobView(shown.view, shown.keys.job(name)))  # type: ignore[method-assign]  # as a replica does
     streams = Streams(source=shown, resources=Resources(shown))
     paths = ("", "/ranks", "/heatmap", "/history", "/barriers", "/checkpoints")
     query = "&".join(f"watch=/jobs/{job}{path}" for path in paths)

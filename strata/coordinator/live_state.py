@@ -1,66 +1,40 @@
-"""What only the serving half of a replica knows, for whoever looks; nothing of it is written down."""
+"""What a replica knows of its jobs and does not write down: the status page, the metrics and diagnoses ask for it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from strata.coordinator.barriers.rounds import Barriers
-from strata.coordinator.members.keeper import Keeper
-from strata.coordinator.peers.registry import PeerRegistry
-from strata.coordinator.reports.interest import Interest
-from strata.coordinator.reports.progress import ProgressBoard, Reported
-from strata.coordinator.view.invariant_audit import InvariantAudit
-from strata.core.barriers import OpenRound
+from strata.coordinator.reports.progress import Reported
+from strata.core.arrivals import OpenRound
 from strata.core.ids import InstanceId
-from strata.v1 import members_pb2
+from strata.v1.members_pb2 import MemberDevices, RankEvidence, RankProgress
 
 
-class LiveState:
-    """A `SoftState`: before a replica serves, and after, there is nothing in it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftState:
+    """What only the serving half of a replica knows, for whoever looks; nothing of it is written down.
 
-    def __init__(
-        self,
-        *,
-        board: ProgressBoard,
-        interest: Interest,
-        keeper: Keeper,
-        barriers: Barriers,
-        peers: PeerRegistry,
-        invariants: InvariantAudit,
-    ) -> None:
-        self._board = board
-        self._interest = interest
-        self._keeper = keeper
-        self._barriers = barriers
-        self._peers = peers
-        self._invariants = invariants
+    Before a replica serves, and after, there is nothing in it.
+    """
 
-    def session_count(self) -> int:
-        return self._keeper.sessions()
-
-    def ready_peers(self) -> Collection[InstanceId]:
-        return self._peers.ready()
-
-    def open_rounds(self, job: str) -> Iterator[OpenRound]:
-        return self._barriers.open(job)
-
-    def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[members_pb2.RankProgress]:
-        return self._board.ranks(job, generation, ranks)
-
-    def reported(self, job: str) -> tuple[int, Mapping[int, Reported]]:
-        return self._board.reported(job)
-
-    def devices(self, job: str) -> Iterator[members_pb2.MemberDevices]:
-        return self._board.devices(job)
-
-    def look(self, job: str, rank: int | None = None) -> None:
-        self._interest.look(job, rank)
-
-    def heard(self, job: str, worker: str, incarnation: int) -> float | None:
-        return self._board.heard(job, worker, incarnation)
-
-    def evidence(self, job: str, generation: int, rank: int) -> members_pb2.RankEvidence | None:
-        return self._board.evidence(job, generation, rank)
-
-    def violations(self, job: str) -> Sequence[str]:
-        return self._invariants.violations(job)
+    session_count: Callable[[], int]
+    """Return how many members and clients this replica serves."""
+    ready_peers: Callable[[], Collection[InstanceId]]
+    """Return the peers that said within the last second that they are ready."""
+    open_rounds: Callable[[str], Iterator[OpenRound]]
+    """Yield the rounds of a job that are open as far as is known here."""
+    progress: Callable[[str, int, Iterable[int]], list[RankProgress]]
+    """Return what is known of these ranks of a job's generation; those that said nothing are absent."""
+    reported: Callable[[str], tuple[int, Mapping[int, Reported]]]
+    """Return the newest generation that ranks of a job reported from, and their reports; 0 and none if none did."""
+    devices: Callable[[str], Iterator[MemberDevices]]
+    """Yield what is known of the accelerators of the job's members, gone ones perhaps included."""
+    look: Callable[[str, int | None], None]
+    """Take note that somebody looks at a job, or at one of its ranks: then `heard` and `evidence` are known soon."""
+    heard: Callable[[str, str, int], float | None]
+    """Return when an incarnation of a job's worker was last heard, on the loop's clock; None if that is not known."""
+    evidence: Callable[[str, int, int], RankEvidence | None]
+    """Return what its host saw of a rank of a job's generation lately; None if that is not known."""
+    violations: Callable[[str], Sequence[str]]
+    """Return what the job's keys say and cannot be."""

@@ -7,9 +7,9 @@ this replica; only etcd's own state has to be asked for, which happens in the ba
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
@@ -20,12 +20,11 @@ from strata.coordinator.context import ReplicaContext
 from strata.coordinator.diagnosis import Diagnoses
 from strata.coordinator.etcd_members import EtcdMember
 from strata.coordinator.job_phases import JobPhases
+from strata.coordinator.live_state import SoftState
 from strata.coordinator.measures import Measures
 from strata.coordinator.peers.registry import UNHEARD
-from strata.coordinator.reports.progress import Reported
 from strata.coordinator.writes.measured import MeasuredStore
 from strata.core import records
-from strata.core.arrivals import OpenRound
 from strata.core.authority import Identity
 from strata.core.findings import Diagnosis
 from strata.core.ids import InstanceId, ReplicaId, Uid
@@ -35,7 +34,6 @@ from strata.core.leadership import leader_of
 from strata.core.view import Entry, View
 from strata.errors import StrataError
 from strata.observe.loop_lag import LoopLag
-from strata.v1.members_pb2 import MemberDevices, RankEvidence, RankProgress
 
 STALLED_S: Final = 2.0
 """A loop that was later than this within the last ten seconds is not healthy."""
@@ -46,50 +44,6 @@ ETCD_WAIT_S: Final = 1.0
 
 
 Call = Callable[[str, Message, Identity | None], Awaitable[Any]]
-
-
-class SoftState(Protocol):
-    """What only the serving half of a replica knows; nothing of it is written down."""
-
-    def session_count(self) -> int:
-        """Return how many members and clients this replica serves."""
-        ...
-
-    def ready_peers(self) -> Collection[InstanceId]:
-        """Return the peers that said within the last second that they are ready."""
-        ...
-
-    def open_rounds(self, job: str) -> Iterator[OpenRound]:
-        """Yield the rounds of a job that are open as far as is known here."""
-        ...
-
-    def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[RankProgress]:
-        """Return what is known of these ranks; those that said nothing are absent."""
-        ...
-
-    def reported(self, job: str) -> tuple[int, Mapping[int, Reported]]:
-        """Return the newest generation that ranks of a job reported from, and their reports; 0 and none if none did."""
-        ...
-
-    def devices(self, job: str) -> Iterator[MemberDevices]:
-        """Yield what is known of the accelerators of the job's members, gone ones perhaps included."""
-        ...
-
-    def look(self, job: str, rank: int | None = None) -> None:
-        """Take note that somebody looks at a job, or at one of its ranks: then `heard` and `evidence` are known soon."""
-        ...
-
-    def heard(self, job: str, worker: str, incarnation: int) -> float | None:
-        """Return when a member was last heard, on the loop's clock; None if that is not known."""
-        ...
-
-    def evidence(self, job: str, generation: int, rank: int) -> RankEvidence | None:
-        """Return what its host saw of a rank lately; None if that is not known."""
-        ...
-
-    def violations(self, job: str) -> Sequence[str]:
-        """Return what the job's keys say and cannot be."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

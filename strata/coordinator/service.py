@@ -24,7 +24,7 @@ from strata.coordinator.calls.watches import Watches
 from strata.coordinator.calls.worlds import WorldCalls
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.fanout import Fanout
-from strata.coordinator.live_state import LiveState
+from strata.coordinator.live_state import SoftState
 from strata.coordinator.members.keeper import Keeper
 from strata.coordinator.members.readiness import Readiness
 from strata.coordinator.members.registrar import Registrar
@@ -68,13 +68,17 @@ class Service:
             served=self._registry.ranks,
         )
         self._links = PeerLinks(context, dial, self.peers, self._tell_peers_everything)
-        self.live = LiveState(
-            board=board,
-            interest=self._interest,
-            keeper=self.keeper,
-            barriers=self.barriers,
-            peers=self.peers,
-            invariants=context.invariants,
+        self.live = SoftState(
+            session_count=self.keeper.sessions,
+            ready_peers=self.peers.ready,
+            open_rounds=self.barriers.open,
+            progress=board.ranks,
+            reported=board.reported,
+            devices=board.devices,
+            look=self._interest.look,
+            heard=board.heard,
+            evidence=board.evidence,
+            violations=context.invariants.violations,
         )
         registrar = Registrar(context, self.keeper)
         unary = UnaryMembers(

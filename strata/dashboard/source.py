@@ -11,8 +11,9 @@ from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Happening
 from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.etcd_members import EtcdMember
+from strata.coordinator.live_state import SoftState
 from strata.coordinator.measures import Measures
-from strata.coordinator.observed import ReplicaState, SoftState
+from strata.coordinator.observed import ReplicaState
 from strata.core.authority import Identity
 from strata.core.findings import Diagnosis
 from strata.core.ids import InstanceId, ReplicaId, Uid

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 from strata.config import CoordinatorConfig
-from strata.coordinator.context import ReadResource, ReplicaContext
+from strata.coordinator.context import ReadResource, ReplicaContext, Serving
+from strata.coordinator.leadership.deposition import cannot_tell
 from strata.coordinator.replica import Replica
 from strata.coordinator.service import Service
 from strata.core.view import View
@@ -28,7 +30,9 @@ class MemoryReplica:
         run: int = 1,
         new_uid: str = "uid-1",
         config: CoordinatorConfig | None = None,
+        serves: Callable[[ReplicaContext], Serving] | None = None,
     ) -> None:
+        """`serves` makes another serving half; nobody is told by a plain connect then that this one lives."""
         loop = asyncio.get_running_loop()
         self.name = name
         self.client = client
@@ -40,7 +44,7 @@ class MemoryReplica:
         self.replica = Replica(
             config or CoordinatorConfig(),
             client,
-            self._serve,
+            self._serve if serves is None else lambda context, _service, _read: serves(context),
             memory_dial(board, name),
             replica=name,
             instance=f"instance-{name}-{run}",
@@ -48,7 +52,7 @@ class MemoryReplica:
             clock=lambda: loop.time() + self.skew_s,
             unix_now=loop.time,
             rng=random.Random(f"{name}/{run}"),
-            probe=memory_probe(board, name),
+            probe=memory_probe(board, name) if serves is None else cannot_tell,
         )
         self.context: ReplicaContext = self.replica.context
 

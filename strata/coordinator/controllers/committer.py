@@ -7,9 +7,7 @@ change and at the start. Replicas that try at once do no harm: one transaction s
 
 from __future__ import annotations
 
-from typing import Final
-
-from strata.coordinator.controllers.jobs import JobQueue
+from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
 from strata.core.checkpoint_copies import next_tier
@@ -17,29 +15,21 @@ from strata.core.checkpoints import decide_commit
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.records import CheckpointState
-from strata.core.txn import Decision, WatchBatch
+from strata.core.txn import Decision
 from strata.core.view import View
 
 
-class Committer:
+class Committer(JobController):
     """The controller that commits."""
 
-    name: Final = "committer"
-    tick_s: Final = 30.0
+    name = "committer"
+    folders = frozenset({"checkpoints"})
 
     def __init__(self, *, keys: ClusterKeys, mirror: Mirror, executor: Executor) -> None:
-        self._keys = keys
-        self._mirror = mirror
+        super().__init__(keys=keys, mirror=mirror)
         self._executor = executor
-        self._jobs = JobQueue(self.name, keys, frozenset({"checkpoints"}))
 
-    def wants(self, batch: WatchBatch) -> bool:
-        return self._jobs.note(batch)
-
-    async def turn(self) -> float | None:
-        return await self._jobs.each(self._mirror.view, self._commit)
-
-    async def _commit(self, name: str) -> None:
+    async def work(self, name: str) -> None:
         keys = self._keys.job(name)
         # Looking costs nothing; settling reads etcd before it finds nothing to do.
         if _next_commit(self._mirror.view, keys).txn is not None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from strata.coordinator.controllers.jobs import JobQueue
+from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
 from strata.core.datasets import plan_assignment
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
-from strata.core.txn import WatchBatch
 from strata.observe import get_logger
 
 log = get_logger()
@@ -18,25 +17,17 @@ log = get_logger()
 AGAIN_S: Final = 0.1
 
 
-class Datasets:
+class Datasets(JobController):
     """The assignment controller of one term of office."""
 
-    name: Final = "datasets"
-    tick_s: Final = 30.0
+    name = "datasets"
+    folders = frozenset({"world", "phase", "datasets"})
 
     def __init__(self, *, keys: ClusterKeys, mirror: Mirror, fence: Fence) -> None:
-        self._keys = keys
-        self._mirror = mirror
+        super().__init__(keys=keys, mirror=mirror)
         self._fence = fence
-        self._jobs = JobQueue(self.name, keys, frozenset({"world", "phase", "datasets"}))
 
-    def wants(self, batch: WatchBatch) -> bool:
-        return self._jobs.note(batch)
-
-    async def turn(self) -> float | None:
-        return await self._jobs.each(self._mirror.view, self._assign)
-
-    async def _assign(self, name: str) -> float | None:
+    async def work(self, name: str) -> float | None:
         job = JobView(self._mirror.view, self._keys.job(name))
         plan = plan_assignment(job, keys=self._keys, epoch=self._fence.epoch)
         outdated = False

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
-from strata.coordinator.controllers.jobs import JobQueue
+from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
 from strata.core.housekeeping import (
@@ -42,11 +42,11 @@ CLEARING_S: Final = 5.0
 """How long a job's worlds wait for the next of several transactions that delete its orphans."""
 
 
-class Housekeeping:
+class Housekeeping(JobController):
     """The clearing controller of one term of office."""
 
-    name: Final = "housekeeping"
-    tick_s: Final = 30.0
+    name = "housekeeping"
+    folders = frozenset({"workers", "world"})
 
     def __init__(
         self,
@@ -59,13 +59,11 @@ class Housekeeping:
         hears: Callable[[str, str, str], bool],
     ) -> None:
         """`hears`: whether this job's worker, of this boot, has a transport at this replica, or had a moment ago."""
-        self._keys = keys
-        self._mirror = mirror
+        super().__init__(keys=keys, mirror=mirror)
         self._fence = fence
         self._timing = timing
         self._spares_s = spares_s
         self._hears = hears
-        self._jobs = JobQueue(self.name, keys, frozenset({"workers", "world"}))
         self._ended: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)
         self._orphans: dict[str, FirstSeen[Orphan]] = defaultdict(FirstSeen)
         self._clearing_since_ms: dict[str, float] = {}
@@ -83,15 +81,12 @@ class Housekeeping:
     def wants(self, batch: WatchBatch) -> bool:
         replicas = [e for e in batch.events if e.kv.key.startswith(self._keys.replicas)]
         if replicas:
-            self._jobs.all_due()
+            self.all_due()
         if any(_created(event) for event in replicas):
             self._calm_since_ms = _now_ms()
-        return self._jobs.note(batch) or bool(replicas)
+        return super().wants(batch) or bool(replicas)
 
-    async def turn(self) -> float | None:
-        return await self._jobs.each(self._mirror.view, self._clean)
-
-    async def _clean(self, name: str) -> float | None:
+    async def work(self, name: str) -> float | None:
         """Delete what is due in one job; return when the next thing is."""
         return min(
             (

@@ -1,4 +1,4 @@
-"""Which jobs a controller has to look at, and when again.
+"""A controller of jobs: which it has to look at, and when again.
 
 One job's trouble is its own: a record that somebody wrote by hand, or a bug that one job's state
 brings out, is reported, and that job is tried again after growing pauses, while the others go on.
@@ -7,50 +7,50 @@ brings out, is reported, and that job is tried again after growing pauses, while
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
 from strata.coordinator.controllers.loop import Backoff, report
+from strata.coordinator.view.mirror import Mirror
 from strata.core.job import job_names
 from strata.core.keys import ClusterKeys
 from strata.core.txn import WatchBatch
-from strata.core.view import View
 from strata.errors import NotLeader
 
 EVERY_S: Final = 30.0
 """How often every job is looked at without any reason."""
 
 
-class JobQueue:
-    """The jobs that are due. `folders` are the parts of a job whose changes matter, as do those of `barriers`.
+class JobController:
+    """A controller that looks at the jobs that are due, one after the other: a subclass has `work`.
 
-    `attempts` are the parts of a checkpoint's attempt that matter; its record does with them.
+    `folders` are the parts of a job whose changes matter, as do those of `barriers`. `attempts` are the parts of a
+    checkpoint's attempt that matter; its record does with them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        keys: ClusterKeys,
-        folders: frozenset[str],
-        *,
-        barriers: frozenset[str] = frozenset(),
-        attempts: frozenset[str] = frozenset(),
-    ) -> None:
-        self._name = name
+    name: ClassVar[str]
+    tick_s: float = EVERY_S
+    folders: ClassVar[frozenset[str]]
+    barriers: ClassVar[frozenset[str]] = frozenset()
+    attempts: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, *, keys: ClusterKeys, mirror: Mirror) -> None:
         self._keys = keys
-        self._folders = folders
-        self._barriers = barriers
-        self._attempts = attempts
+        self._mirror = mirror
         self._due: dict[str, float] = {}
         self._failing: dict[str, Backoff] = {}
         self._all_at = 0.0
 
-    def note(self, batch: WatchBatch) -> bool:
+    async def work(self, name: str) -> float | None:
+        """Do what is missing in one job; return in how many seconds it is due again, or None: when it changes."""
+        raise NotImplementedError
+
+    def wants(self, batch: WatchBatch) -> bool:
         """Take notice of a change; tell whether it made a job due."""
         found = False
         for event in batch.events:
             match self._keys.parts(event.kv.key):
-                case ("jobs", job, folder, *rest) if folder in self._folders or self._below(folder, rest):
+                case ("jobs", job, folder, *rest) if folder in self.folders or self._below(folder, rest):
                     if job not in self._failing:
                         self._due[job] = 0.0
                         found = True
@@ -59,33 +59,30 @@ class JobQueue:
     def _below(self, folder: str, rest: Sequence[str]) -> bool:
         """Tell whether a key of a folder that does not matter as a whole matters itself."""
         if folder == "barriers":
-            return bool(rest) and rest[0] in self._barriers
-        if folder == "checkpoints" and self._attempts:
-            return len(rest) == 2 or (len(rest) > 3 and rest[3] in self._attempts)
+            return bool(rest) and rest[0] in self.barriers
+        if folder == "checkpoints" and self.attempts:
+            return len(rest) == 2 or (len(rest) > 3 and rest[3] in self.attempts)
         return False
 
     def all_due(self) -> None:
         """Look at every job in the next turn."""
         self._all_at = 0.0
 
-    async def each(self, view: View, work: Callable[[str], Awaitable[float | None]]) -> float | None:
-        """Call `work` for every job that is due; return the seconds until the next one is.
-
-        `work` returns in how many seconds that job is due again, or None: when it changes.
-        """
+    async def turn(self) -> float | None:
+        """Work on every job that is due; return the seconds until the next one is."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if now >= self._all_at:
             self._all_at = now + EVERY_S
-            self._due.update({job: min(now, self._due.get(job, now)) for job in self._idle(view)})
+            self._due.update({job: min(now, self._due.get(job, now)) for job in self._idle()})
         for job in sorted(job for job, due in self._due.items() if due <= now):
             del self._due[job]
             try:
-                delay_s = await work(job)
+                delay_s = await self.work(job)
             except NotLeader:
                 raise
             except Exception as error:  # noqa: BLE001  # see the head of this file: one job's fault, known or not, must not stop the others
-                report(self._name, error, job=job)
+                report(self.name, error, job=job)
                 delay_s = self._failing.setdefault(job, Backoff()).failed()
             else:
                 self._failing.pop(job, None)
@@ -94,5 +91,5 @@ class JobQueue:
                 self._due[job] = min(soon, self._due.get(job, soon))
         return min((due - loop.time() for due in self._due.values()), default=None)
 
-    def _idle(self, view: View) -> list[str]:
-        return [job for job in job_names(view, self._keys) if job not in self._failing]
+    def _idle(self) -> list[str]:
+        return [job for job in job_names(self._mirror.view, self._keys) if job not in self._failing]

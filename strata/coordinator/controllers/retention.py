@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from strata.coordinator.controllers.jobs import JobQueue
+from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
 from strata.core.checkpoint_damage import next_confirmation
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.retention_plan import next_age_ms, next_tombstone
-from strata.core.txn import Decision, WatchBatch
+from strata.core.txn import Decision
 from strata.observe import get_logger
 
 log = get_logger()
@@ -31,28 +31,20 @@ FOLDERS: Final = frozenset(
 )
 
 
-class RetentionController:
+class RetentionController(JobController):
     """The marking controller of one term of office."""
 
-    name: Final = "retention"
-    tick_s: Final = 30.0
+    name = "retention"
+    folders = FOLDERS
 
     def __init__(
         self, *, keys: ClusterKeys, mirror: Mirror, fence: Fence, unix_now: Callable[[], float]
     ) -> None:
-        self._keys = keys
-        self._mirror = mirror
+        super().__init__(keys=keys, mirror=mirror)
         self._fence = fence
         self._unix_now = unix_now
-        self._jobs = JobQueue(self.name, keys, FOLDERS)
 
-    def wants(self, batch: WatchBatch) -> bool:
-        return self._jobs.note(batch)
-
-    async def turn(self) -> float | None:
-        return await self._jobs.each(self._mirror.view, self._mark)
-
-    async def _mark(self, name: str) -> float | None:
+    async def work(self, name: str) -> float | None:
         """Mark what is due in one job; return when the next checkpoint is too old."""
         for _ in range(MAX_ROUNDS):
             job, now = JobView(self._mirror.view, self._keys.job(name)), int(self._unix_now() * 1000)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from strata.coordinator.controllers.jobs import JobQueue
+from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
@@ -24,7 +24,6 @@ from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.reshaping import SAVED_BARRIER
 from strata.core.stopping import revisions
-from strata.core.txn import WatchBatch
 from strata.core.worlds import WorldPlan, needs_settling, plan_world
 from strata.observe import get_logger
 
@@ -39,11 +38,14 @@ MAX_ROUNDS: Final = 20
 FOLDERS: Final = frozenset({"spec", "phase", "workers", "world", "worlds", "latest", "rewind"})
 
 
-class Worlds:
+class Worlds(JobController):
     """The world controller of one term of office."""
 
-    name: Final = "worlds"
-    tick_s: Final = TURN_S
+    name = "worlds"
+    tick_s = TURN_S
+    folders = FOLDERS
+    barriers = frozenset({SAVED_BARRIER})
+    attempts = frozenset({"suspects"})
 
     def __init__(
         self,
@@ -56,30 +58,19 @@ class Worlds:
         is_clearing: Callable[[str], bool],
     ) -> None:
         """`is_clearing`: whether more members of this job are about to be deleted."""
-        self._keys = keys
-        self._mirror = mirror
+        super().__init__(keys=keys, mirror=mirror)
         self._fence = fence
         self._heartbeat = heartbeat
-        self._jobs = JobQueue(
-            self.name,
-            keys,
-            FOLDERS,
-            barriers=frozenset({SAVED_BARRIER}),
-            attempts=frozenset({"suspects"}),
-        )
         self._unix_now = unix_now
         self._is_clearing = is_clearing
         self._settling_since: dict[str, float] = {}
         self._asked: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)
 
-    def wants(self, batch: WatchBatch) -> bool:
-        return self._jobs.note(batch)
-
     async def turn(self) -> float | None:
         self._heartbeat.beat()
-        return await self._jobs.each(self._mirror.view, self._advance)
+        return await super().turn()
 
-    async def _advance(self, name: str) -> float | None:
+    async def work(self, name: str) -> float | None:
         """Bring one job as far as its view allows; return when its settling or a notice's time is over."""
         keys = self._keys.job(name)
         for _ in range(MAX_ROUNDS):

@@ -32,7 +32,6 @@ class Peer:
         self.instance = entry.instance
         self.address = entry.address
         self.link: Link[PeerDown, PeerUp] | None = None
-        self.says_ready = False
         self.ticked_s = float("-inf")
         self.etcd_s = float("-inf")
         """When it last heard of etcd, by our clock."""

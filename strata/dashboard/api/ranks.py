@@ -19,7 +19,7 @@ def ranks(source: Source, name: str) -> model.Ranks:
     job = JobView(source.view, source.keys.job(name))
     world, now_s = job.world(), source.loop_now_ms() / 1000
     reports = _reports(source, name, world)
-    source.soft.look(name)
+    source.soft.look(name, None)
     workers, owner = _workers(source, job, world, now_s)
     size = world.head.size if world is not None else 0
     said = [reports.get(rank) for rank in range(size)]

@@ -3,26 +3,146 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
 from strata.core.keys import ClusterKeys
-from strata.core.txn import Delete, Put, Txn
+from strata.core.txn import Delete, Put, Txn, WatchBatch
 from strata.testing.memory_client import MemoryClient
 from strata.testing.memory_store import MemoryStore
-from strata.testing.network import Network
+from strata.testing.network import Call, Fate, Network, PromptNetwork
+from strata.testing.virtual_time import run
 
 KEYS = ClusterKeys("test")
+
+_Rig = TypeVar("_Rig")
+_P = ParamSpec("_P")
+_Made = ParamSpec("_Made")
+
+
+def in_rig(
+    made: Callable[_Made, AbstractAsyncContextManager[_Rig]], *args: _Made.args, **options: _Made.kwargs
+) -> Callable[[Callable[Concatenate[_Rig, _P], Coroutine[Any, Any, None]]], Callable[_P, None]]:
+    """Make an `async def` test one that runs in virtual time, in a rig of its own: its first argument."""
+
+    def decorate(test: Callable[Concatenate[_Rig, _P], Coroutine[Any, Any, None]]) -> Callable[_P, None]:
+        async def within(*given: _P.args, **named: _P.kwargs) -> None:
+            async with made(*args, **options) as rig:
+                await test(rig, *given, **named)
+
+        def wrapper(*given: _P.args, **named: _P.kwargs) -> None:
+            run(within(*given, **named))
+
+        return shown_as(test, wrapper)
+
+    return decorate
+
+
+def shown_as(
+    test: Callable[..., object], wrapper: Callable[_P, None], *, given: int = 1
+) -> Callable[_P, None]:
+    """Give `wrapper` the name of `test`, and for pytest the arguments behind the first `given` ones."""
+    functools.update_wrapper(wrapper, test)
+    signature = inspect.signature(test)
+    parameters = list(signature.parameters.values())[given:]
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect's
+    return wrapper
+
+
+async def given_up(work: Coroutine[Any, Any, object], after_s: float) -> None:
+    """Begin this, and have its caller wait no longer after so long."""
+    task = asyncio.create_task(work)
+    await asyncio.sleep(after_s)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Scripted(PromptNetwork):
+    """Lets each call of an execute meet the next fate of a list, and each other call, or once the list is at its end, what
+    `fate` says of it; tells watches late by `watch_s`. Remembers the calls.
+    """
+
+    def __init__(
+        self,
+        fate: Callable[[Call], Fate] = lambda _call: Fate(),
+        *,
+        watch_s: float | Callable[[WatchBatch], float] = 0.0,
+        applied: Callable[[Call], object] = lambda _call: None,
+    ) -> None:
+        self.says = fate
+        self.watch_s = watch_s
+        self.hears = applied
+        self.begin()
+
+    def begin(self, *fates: Fate) -> None:
+        self.fates = list(fates)
+        self.calls: list[Call] = []
+
+    @property
+    def executed(self) -> int:
+        return sum(call.kind == "execute" for call in self.calls)
+
+    @property
+    def reads(self) -> int:
+        return sum(call.kind == "read" for call in self.calls)
+
+    def fate(self, call: Call) -> Fate:
+        self.calls.append(call)
+        return self.fates.pop(0) if self.fates and call.kind == "execute" else self.says(call)
+
+    def applied(self, call: Call) -> None:
+        self.hears(call)
+
+    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+        return self.watch_s(batch) if callable(self.watch_s) else self.watch_s
+
+
+def slow_writes(delay_s: float) -> Scripted:
+    """Return a network on which every write takes its time."""
+    return Scripted(lambda call: Fate(delay_s=delay_s if call.kind == "execute" else 0.0))
+
+
+def writes(call: Call, key: str) -> bool:
+    """Tell whether a call writes a key that ends so."""
+    return isinstance(call.argument, Txn) and any(
+        isinstance(op, Put) and op.key.endswith(key) for op in call.argument.success
+    )
+
+
+class Moment:
+    """The first call that `matches` and takes effect: `act` happens then, before anybody hears of it; once in all."""
+
+    def __init__(self, matches: Callable[[Call], bool]) -> None:
+        self.matches = matches
+        self.came = asyncio.Event()
+
+    def network(self, act: Callable[[], object]) -> Scripted:
+        """Return a network on which `act` happens at that moment."""
+
+        def applied(call: Call) -> None:
+            if self.matches(call) and not self.came.is_set():
+                self.came.set()
+                act()
+
+        return Scripted(applied=applied)
 
 
 class Rig:
     """A store, a client of it, a mirror and an executor, running inside `rig()`."""
 
-    def __init__(self, store: MemoryStore, client: MemoryClient) -> None:
+    def __init__(self, store: MemoryStore, client: MemoryClient, network: Scripted) -> None:
         self.store = store
         self.client = client
+        self.network = network
         self.mirror = Mirror(client, KEYS, new_uid="uid-1")
         self.executor = Executor(client, self.mirror)
 
@@ -49,7 +169,8 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     """Run a mirror and an executor; yield once the view is there."""
     store = store or MemoryStore()
-    made = Rig(store, store.client(name, network=network))
+    scripted = Scripted()
+    made = Rig(store, store.client(name, network=network or scripted), scripted)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(made.mirror.run()), tasks.create_task(made.executor.run())]
         await made.mirror.started()

@@ -20,8 +20,8 @@ from strata.errors import QuotaExceeded, Unavailable
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.admin_pb2 import GetResourceRequest, GetStatusRequest
 from strata.v1.common_pb2 import Token
-from tests.unit.coordinator.fleet import Node, fleet
-from tests.unit.coordinator.rig import rig
+from tests.unit.coordinator.rig import in_rig, rig
+from tests.unit.coordinator.serving_rig import Cluster, Node, cluster, in_cluster
 
 
 def asked(node: Node, *, heard: Sequence[str] = (), read: ReadResource | None = None) -> Calls:
@@ -30,37 +30,37 @@ def asked(node: Node, *, heard: Sequence[str] = (), read: ReadResource | None = 
     return Calls(node.context.mirror, calls.rows(), cluster="default")
 
 
-@in_virtual_time()
-async def test_the_status_names_replicas_leader_and_who_answers() -> None:
-    async with fleet() as f:
-        leader, node = await f.leader(), await f.follower()
-        await f.register(node, "w")
-        await asyncio.sleep(2)
-        heard = leader.context.instance
-        answer = await asked(node, heard=[heard]).answer("get_status", GetStatusRequest(), ANYBODY)
-        assert answer.cluster == "default"
-        assert answer.leader == leader.name
-        assert answer.leader_epoch == leader.context.election.epoch
-        assert answer.answered_by == node.name
-        assert (answer.jobs, answer.sessions) == (1, 7)
-        assert answer.token.uid == node.context.mirror.uid
-        replicas = {r.replica: r for r in answer.replicas}
-        assert set(replicas) == {"r1", "r2", "r3"}
-        assert [name for name, r in replicas.items() if r.leader] == [leader.name]
-        silent = {name for name, r in replicas.items() if r.not_ready_reason == UNHEARD}
-        assert silent == set(replicas) - {leader.name, node.name}
-        assert replicas[node.name].ready
-        assert replicas[node.name].address == f"{node.name}:50051"
+@in_rig(cluster, idle=True)
+async def test_the_status_names_replicas_leader_and_who_answers(f: Cluster) -> None:
+    leader, node = await f.leader(), await f.follower()
+    await f.register(node, "w")
+    await asyncio.sleep(2)
+    heard = leader.context.instance
+    answer = await asked(node, heard=[heard]).answer("get_status", GetStatusRequest(), ANYBODY)
+    assert answer.cluster == "default"
+    assert answer.leader == leader.name
+    assert answer.leader_epoch == leader.context.election.epoch
+    assert answer.answered_by == node.name
+    assert (answer.jobs, answer.sessions) == (1, 7)
+    assert answer.token.uid == node.context.mirror.uid
+    replicas = {r.replica: r for r in answer.replicas}
+    assert set(replicas) == {"r1", "r2", "r3"}
+    assert [name for name, r in replicas.items() if r.leader] == [leader.name]
+    silent = {name for name, r in replicas.items() if r.not_ready_reason == UNHEARD}
+    assert silent == set(replicas) - {leader.name, node.name}
+    assert replicas[node.name].ready
+    assert replicas[node.name].address == f"{node.name}:50051"
 
 
-@in_virtual_time()
-async def test_who_is_limited_to_jobs_is_told_the_status_too_whatever_it_has_seen_elsewhere() -> None:
-    async with fleet() as f:
-        node = await f.leader()
-        limited = Identity(cluster="default", role=Role.VIEWER, id="v", jobs=frozenset({"x"}))
-        ahead = Token(uid=node.context.mirror.uid, revision=10**9)
-        answer = await asked(node).answer("get_status", GetStatusRequest(token=ahead), ANYBODY, limited)
-        assert (answer.jobs, answer.answered_by) == (0, node.name)
+@in_cluster(Cluster.leader, idle=True)
+async def test_who_is_limited_to_jobs_is_told_the_status_too_whatever_it_has_seen_elsewhere(
+    f: Cluster,
+    node: Node,
+) -> None:
+    limited = Identity(cluster="default", role=Role.VIEWER, id="v", jobs=frozenset({"x"}))
+    ahead = Token(uid=node.context.mirror.uid, revision=10**9)
+    answer = await asked(node).answer("get_status", GetStatusRequest(token=ahead), ANYBODY, limited)
+    assert (answer.jobs, answer.answered_by) == (0, node.name)
 
 
 @in_virtual_time()
@@ -74,7 +74,7 @@ async def test_a_resource_of_the_http_api_is_told_over_grpc_too_if_it_fits() -> 
         json: bytes = answer.json
         return json
 
-    async with fleet() as f:
+    async with cluster(idle=True) as f:
         node = await f.leader()
         with pytest.raises(Unavailable, match="this replica shows nothing"):
             await get(asked(node), "/jobs")

@@ -33,6 +33,7 @@ from strata.v1 import (
 )
 from strata.wire.pages import whole_async
 from strata.wire.status import details
+from tests.unit.coordinator.rig import in_rig
 from tests.unit.coordinator.serving_rig import JOB, KEYS, Cluster
 
 JOBS, CHECKPOINTS, MEMBERS, GENERATIONS, SLOTS, ROUNDS = 2_000, 5_000, 1_024, 200, 8, 20
@@ -150,8 +151,7 @@ async def filled() -> AsyncIterator[Cluster]:
         puts = large()
         for start in range(0, len(puts), 16):
             c.store.execute(Txn(success=tuple(puts[start : start + 16])))
-        c.add("r1")
-        await c.ready()
+        await c.start("r1")
         stacks = [
             members_pb2.RankProgress(
                 rank=rank, step=1, phase="p" * 64, stack="s" * 4096, trace_file="f" * 512
@@ -275,25 +275,24 @@ async def test_every_unary_answer_is_bounded_and_its_pages_are_the_whole() -> No
         assert {"get_checkpoint", "get_job", "set_retention"} <= sizes.keys()
 
 
-@in_virtual_time()
-async def test_pages_of_a_world_that_was_replaced_are_no_list() -> None:
-    async with filled() as c:
-        calls = c["r1"].service.calls
-        first = await calls.answer("get_world", worlds_pb2.GetWorldRequest(job="job", page_size=10), None)
-        assert len(first.members) == 10
-        assert first.world.generation == GENERATION
-        rest = worlds_pb2.GetWorldRequest(job="job", page_token=first.next_page_token)
-        second = await calls.answer("get_world", rest, None)
-        assert second.members[0].group_rank == 10
-        assert not second.HasField("world"), "what is no list comes once"
-        rest.page_token = f"{1:020d}.1/{9:010d}"
-        with pytest.raises(StaleGeneration, match="between two pages"):
-            await calls.answer("get_world", rest, None)
-        for name in sorted(FITS):
-            small = request(name)
-            small.page_size = 150 if name == "list_generations" else 900
-            answer = await whole_async(partial(calls.answer, name, caller=None), small)
-            assert {each: counts(answer)[each] for each in WHOLE[name]} == WHOLE[name]
-        for wrong in ({"page_size": -1}, {"page_token": "x" * 600}):
-            with pytest.raises(InvalidArgument):
-                await calls.answer("list_jobs", worlds_pb2.ListJobsRequest(**wrong), None)
+@in_rig(filled)
+async def test_pages_of_a_world_that_was_replaced_are_no_list(c: Any) -> None:
+    calls = c["r1"].service.calls
+    first = await calls.answer("get_world", worlds_pb2.GetWorldRequest(job="job", page_size=10), None)
+    assert len(first.members) == 10
+    assert first.world.generation == GENERATION
+    rest = worlds_pb2.GetWorldRequest(job="job", page_token=first.next_page_token)
+    second = await calls.answer("get_world", rest, None)
+    assert second.members[0].group_rank == 10
+    assert not second.HasField("world"), "what is no list comes once"
+    rest.page_token = f"{1:020d}.1/{9:010d}"
+    with pytest.raises(StaleGeneration, match="between two pages"):
+        await calls.answer("get_world", rest, None)
+    for name in sorted(FITS):
+        small = request(name)
+        small.page_size = 150 if name == "list_generations" else 900
+        answer = await whole_async(partial(calls.answer, name, caller=None), small)
+        assert {each: counts(answer)[each] for each in WHOLE[name]} == WHOLE[name]
+    for wrong in ({"page_size": -1}, {"page_token": "x" * 600}):
+        with pytest.raises(InvalidArgument):
+            await calls.answer("list_jobs", worlds_pb2.ListJobsRequest(**wrong), None)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from strata.core.job import JobView
 from strata.core.records import BarrierOutcome
-from strata.core.txn import Txn
-from strata.testing.network import Call, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
@@ -18,7 +17,9 @@ from strata.v1.barriers_pb2 import (
     ListBarriersRequest,
 )
 from strata.v1.session_pb2 import Leave
-from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster
+from tests.not_none import not_none
+from tests.unit.coordinator.rig import Moment, in_rig, now, writes
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster, in_world
 
 THREE = ("r1", "r2", "r3")
 
@@ -31,63 +32,53 @@ async def released(members: list[Member], round_: int = 1, name: str = "b") -> d
     return dict(outcomes[0].payloads)
 
 
-@in_virtual_time()
-async def test_a_barrier_completes_through_three_replicas() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        for rank, member in enumerate(members):
-            member.arrive([rank], payloads=[f"from {rank}".encode()])
-        assert await released(members) == {0: b"from 0", 1: b"from 1", 2: b"from 2"}
-        for rank, member in enumerate(members):
-            member.arrive([rank], round_=2)
-        assert await released(members, 2) == {}
+@in_world(*THREE)
+async def test_a_barrier_completes_through_three_replicas(c: Cluster, members: list[Member]) -> None:
+    for rank, member in enumerate(members):
+        member.arrive([rank], payloads=[f"from {rank}".encode()])
+    assert await released(members) == {0: b"from 0", 1: b"from 1", 2: b"from 2"}
+    for rank, member in enumerate(members):
+        member.arrive([rank], round_=2)
+    assert await released(members, 2) == {}
 
 
-@in_virtual_time()
-async def test_a_hundred_rounds_each_begun_by_another_rank() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        for round_ in range(1, 101):
-            for offset in range(3):
-                rank = (round_ + offset) % 3
-                members[rank].arrive([rank], round_)
-            await released(members, round_)
-        assert loop.time() - began < 100 * 0.06, "no round waited for the next repetition"
+@in_world(*THREE)
+async def test_a_hundred_rounds_each_begun_by_another_rank(c: Cluster, members: list[Member]) -> None:
+    began = now()
+    for round_ in range(1, 101):
+        for offset in range(3):
+            rank = (round_ + offset) % 3
+            members[rank].arrive([rank], round_)
+        await released(members, round_)
+    assert now() - began < 100 * 0.06, "no round waited for the next repetition"
 
 
-@in_virtual_time()
-async def test_one_message_for_all_ranks_of_a_member() -> None:
-    async with cluster(members=2) as c:
-        members = await c.world("r1", "r3", slots=4)
-        members[0].arrive([0, 1, 2, 3], payloads=[b"a", b"", b"c", b""])
-        members[1].arrive([4, 5])
-        members[1].arrive([6, 7], payloads=[b"g", b"h"])
-        assert await released(members) == {0: b"a", 2: b"c", 6: b"g", 7: b"h"}
+@in_rig(cluster, members=2)
+async def test_one_message_for_all_ranks_of_a_member(c: Cluster) -> None:
+    members = await c.world("r1", "r3", slots=4)
+    members[0].arrive([0, 1, 2, 3], payloads=[b"a", b"", b"c", b""])
+    members[1].arrive([4, 5])
+    members[1].arrive([6, 7], payloads=[b"g", b"h"])
+    assert await released(members) == {0: b"a", 2: b"c", 6: b"g", 7: b"h"}
 
 
-@in_virtual_time()
-async def test_a_subset_meets_while_others_do_not() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        members[0].arrive([0], name="pair", participants=[0, 2])
-        members[2].arrive([2], name="pair", participants=[2, 0])
-        await released([members[0], members[2]], name="pair")
-        assert members[1].all("outcomes") == []
+@in_world(*THREE)
+async def test_a_subset_meets_while_others_do_not(c: Cluster, members: list[Member]) -> None:
+    members[0].arrive([0], name="pair", participants=[0, 2])
+    members[2].arrive([2], name="pair", participants=[2, 0])
+    await released([members[0], members[2]], name="pair")
+    assert members[1].all("outcomes") == []
 
 
-@in_virtual_time()
-async def test_a_late_or_repeated_arrival_gets_the_outcome() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        for rank, member in enumerate(members):
-            member.arrive([rank])
-        await released(members)
-        for rank, member in enumerate(members):
-            await member.connect("r2")
-            member.arrive([rank], age_ms=5000)
-        await released(members)
+@in_world(*THREE)
+async def test_a_late_or_repeated_arrival_gets_the_outcome(c: Cluster, members: list[Member]) -> None:
+    for rank, member in enumerate(members):
+        member.arrive([rank])
+    await released(members)
+    for rank, member in enumerate(members):
+        await member.connect("r2")
+        member.arrive([rank], age_ms=5000)
+    await released(members)
 
 
 # -- the death of a replica ------------------------------------------------------------------------
@@ -96,61 +87,39 @@ async def test_a_late_or_repeated_arrival_gets_the_outcome() -> None:
 @pytest.mark.parametrize("victim", THREE)
 @pytest.mark.parametrize("arrived", [0, 1, 2, 3])
 @pytest.mark.parametrize("after_s", [0.0, 0.0002, 0.0013, 0.0016], ids="{:.4f}s".format)
-def test_a_replica_dies_at_some_point_of_a_barrier(victim: str, arrived: int, after_s: float) -> None:
-    @in_virtual_time()
-    async def run() -> None:
-        async with cluster() as c:
-            members = await c.world(*THREE)
-            for rank in range(arrived):
-                members[rank].arrive([rank])
-            await asyncio.sleep(after_s)
-            c[victim].kill()
-            lost = members[THREE.index(victim)]
-            await lost.over.wait()
-            await lost.connect(next(name for name in THREE if name != victim))
-            for rank, member in enumerate(members):
-                if member is lost or rank >= arrived:
-                    member.arrive([rank], age_ms=2)
-            await released(members)
-            assert [len(m.all("world")) for m in members] == [1, 1, 1], "no member died of it"
-
-    run()
+@in_world(*THREE)
+async def test_a_replica_dies_at_some_point_of_a_barrier(
+    c: Cluster, members: list[Member], victim: str, arrived: int, after_s: float
+) -> None:
+    for rank in range(arrived):
+        members[rank].arrive([rank])
+    await asyncio.sleep(after_s)
+    c[victim].kill()
+    lost = members[THREE.index(victim)]
+    await lost.over.wait()
+    await lost.connect(next(name for name in THREE if name != victim))
+    for rank, member in enumerate(members):
+        if member is lost or rank >= arrived:
+            member.arrive([rank], age_ms=2)
+    await released(members)
+    assert [len(m.all("world")) for m in members] == [1, 1, 1], "no member died of it"
 
 
-class KillAfter(PromptNetwork):
-    """Kills its replica the moment that a write has taken effect, before it hears so; once in all."""
-
-    def __init__(self, part: str, done: asyncio.Event) -> None:
-        self.part = part
-        self.node: Node | None = None
-        self.done = done
-
-    def applied(self, call: Call) -> None:
-        argument = call.argument
-        writes = isinstance(argument, Txn) and any(self.part in op.key for op in argument.success)
-        if writes and self.node is not None and not self.done.is_set():
-            self.done.set()
-            self.node.kill()
-
-
-@in_virtual_time()
-async def test_the_writer_dies_with_its_commit_and_the_others_learn_the_outcome() -> None:
-    async with cluster(replicas=0) as c:
-        killed = asyncio.Event()
-        for name in THREE:
-            doom = KillAfter("/outcome", killed)
-            doom.node = c.add(name, network=doom)
-        await c.ready()
-        members = await c.world(*THREE)
-        for rank, member in enumerate(members):
-            member.arrive([rank])
-        await killed.wait()
-        for rank, member in enumerate(members):
-            if not c[THREE[rank]].alive:
-                await member.over.wait()
-                await member.connect(c.alive[0].name)
-                member.arrive([rank], age_ms=10)
-        await released(members)
+@in_rig(cluster, replicas=0)
+async def test_the_writer_dies_with_its_commit_and_the_others_learn_the_outcome(c: Cluster) -> None:
+    written = Moment(lambda call: writes(call, "/outcome"))
+    for name in THREE:
+        await c.start(name, network=written.network(partial(Cluster.kill, c, name)))
+    members = await c.world(*THREE)
+    for rank, member in enumerate(members):
+        member.arrive([rank])
+    await written.came.wait()
+    for rank, member in enumerate(members):
+        if not c[THREE[rank]].alive:
+            await member.over.wait()
+            await member.connect(c.alive[0].name)
+            member.arrive([rank], age_ms=10)
+    await released(members)
 
 
 @in_virtual_time()
@@ -168,54 +137,47 @@ async def test_two_last_arrivals_at_two_replicas_at_once() -> None:
 # -- forwarding ------------------------------------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_arrivals_are_forwarded_again_when_a_partition_heals() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        for one, other in (("r1", "r2"), ("r1", "r3"), ("r2", "r3")):
-            c.partition(one, other)
-        for rank, member in enumerate(members):
-            member.arrive([rank])
-        await asyncio.sleep(10)
-        assert all(m.all("outcomes") == [] for m in members), "nobody can know of all three"
-        c.heal("r1", "r2")
-        c.heal("r2", "r3")
-        began = asyncio.get_running_loop().time()
-        await released(members)
-        assert asyncio.get_running_loop().time() - began < 3.0
+@in_world(*THREE)
+async def test_arrivals_are_forwarded_again_when_a_partition_heals(c: Cluster, members: list[Member]) -> None:
+    for one, other in (("r1", "r2"), ("r1", "r3"), ("r2", "r3")):
+        c.partition(one, other)
+    for rank, member in enumerate(members):
+        member.arrive([rank])
+    await asyncio.sleep(10)
+    assert all(m.all("outcomes") == [] for m in members), "nobody can know of all three"
+    c.heal("r1", "r2")
+    c.heal("r2", "r3")
+    began = now()
+    await released(members)
+    assert now() - began < 3.0
 
 
-@in_virtual_time()
-async def test_a_replica_that_comes_late_is_told_all_that_is_open() -> None:
-    async with cluster() as c:
-        members = await c.world("r1", "r2", "r2")
-        await c["r3"].crash()
-        members[0].arrive([0])
-        members[1].arrive([1])
-        await asyncio.sleep(3)
-        c.add("r3")
-        await c.ready()
-        assert [len(r.arrived) for r in c["r3"].service.barriers.open("job")] == [2]
-        await members[2].connect("r3")
-        members[2].arrive([2])
-        await released(members)
+@in_world("r1", "r2", "r2")
+async def test_a_replica_that_comes_late_is_told_all_that_is_open(c: Cluster, members: list[Member]) -> None:
+    await c["r3"].crash()
+    members[0].arrive([0])
+    members[1].arrive([1])
+    await asyncio.sleep(3)
+    await c.start("r3")
+    assert [len(r.arrived) for r in c["r3"].service.barriers.open("job")] == [2]
+    await members[2].connect("r3")
+    members[2].arrive([2])
+    await released(members)
 
 
-@in_virtual_time()
-async def test_a_lost_forward_is_repeated_within_about_a_second() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        for name in THREE:  # the moment's messages are lost, though every peer looks ready
-            c[name].service.barriers.forwarding.send = lambda _arrivals: None
-        for rank, member in enumerate(members):
-            member.arrive([rank])
-        await asyncio.sleep(0.5)
-        assert all(m.all("outcomes") == [] for m in members)
-        for name in THREE:
-            c[name].service.barriers.forwarding.send = c[name].service.peers.forward
-        began = asyncio.get_running_loop().time()
-        await released(members)
-        assert asyncio.get_running_loop().time() - began < 1.1
+@in_world(*THREE)
+async def test_a_lost_forward_is_repeated_within_about_a_second(c: Cluster, members: list[Member]) -> None:
+    for name in THREE:  # the moment's messages are lost, though every peer looks ready
+        c[name].service.barriers.forwarding.send = lambda _arrivals: None
+    for rank, member in enumerate(members):
+        member.arrive([rank])
+    await asyncio.sleep(0.5)
+    assert all(m.all("outcomes") == [] for m in members)
+    for name in THREE:
+        c[name].service.barriers.forwarding.send = c[name].service.peers.forward
+    began = now()
+    await released(members)
+    assert now() - began < 1.1
 
 
 # -- refusals ----------------------------------------------------------------------------------------
@@ -226,17 +188,17 @@ async def refusal(member: Member) -> tuple[str, list[int]]:
     return refused.error.code, list(refused.ranks)
 
 
-@in_virtual_time()
-async def test_arrivals_that_do_not_count_are_refused_and_the_round_goes_on() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        members[0].arrive([0], participants=[0, 1])
-        await asyncio.sleep(0.01)
-        members[1].arrive([1], participants=[1, 2])
-        code, ranks = await refusal(members[1])
-        assert (code, ranks) == ("INVALID_ARGUMENT", [1])
-        members[1].arrive([1], participants=[0, 1])
-        await released(members[:2])
+@in_world(*THREE)
+async def test_arrivals_that_do_not_count_are_refused_and_the_round_goes_on(
+    c: Cluster, members: list[Member]
+) -> None:
+    members[0].arrive([0], participants=[0, 1])
+    await asyncio.sleep(0.01)
+    members[1].arrive([1], participants=[1, 2])
+    code, ranks = await refusal(members[1])
+    assert (code, ranks) == ("INVALID_ARGUMENT", [1])
+    members[1].arrive([1], participants=[0, 1])
+    await released(members[:2])
 
 
 @pytest.mark.parametrize(
@@ -252,96 +214,91 @@ async def test_arrivals_that_do_not_count_are_refused_and_the_round_goes_on() ->
     ],
     ids=str,
 )
-def test_an_arrival_that_cannot_count_is_refused(change: dict[str, object], code: str) -> None:
-    @in_virtual_time()
-    async def run() -> None:
-        async with cluster(1, members=2) as c:
-            members = await c.world("r1", "r1")
-            arguments: dict[str, object] = {"ranks": [0], **change}
-            members[0].arrive(**arguments)  # type: ignore[arg-type]  # a table of wrong ones
-            assert (await refusal(members[0]))[0] == code
-            assert list(c["r1"].service.barriers.open("job")) == []
-
-    run()
+@in_world("r1", "r1", replicas=1, members=2)
+async def test_an_arrival_that_cannot_count_is_refused(
+    c: Cluster, members: list[Member], change: dict[str, object], code: str
+) -> None:
+    arguments: dict[str, object] = {"ranks": [0], **change}
+    members[0].arrive(**arguments)  # type: ignore[arg-type]  # a table of wrong ones
+    assert (await refusal(members[0]))[0] == code
+    assert list(c["r1"].service.barriers.open("job")) == []
 
 
-@in_virtual_time()
-async def test_a_new_generation_ends_the_old_ones_barriers_without_a_write() -> None:
-    async with cluster(members=2) as c:
-        members = await c.world("r1", "r2")
-        members[0].arrive([0])
-        await asyncio.sleep(0.05)
-        newcomer = c.member("w9")
-        members[1].send(leave=Leave(reason="test"))
-        await members[1].over.wait()
-        refused = await members[0].next("arrival_refused") if not members[0].all("outcomes") else None
-        if refused is not None:
-            assert refused.error.code == "STALE_GENERATION"
-        await newcomer.connect("r3")
-        generation = (await newcomer.next("world")).world.generation
-        assert generation > 1
-        late = len(members[0].all("arrival_refused"))
-        members[0].arrive([0], name="late")
-        stale = await members[0].next("arrival_refused", after=late)
-        assert stale.error.code == "STALE_GENERATION"
+@in_world("r1", "r2", members=2)
+async def test_a_new_generation_ends_the_old_ones_barriers_without_a_write(
+    c: Cluster, members: list[Member]
+) -> None:
+    members[0].arrive([0])
+    await asyncio.sleep(0.05)
+    newcomer = c.member("w9")
+    members[1].send(leave=Leave(reason="test"))
+    await members[1].over.wait()
+    refused = await members[0].next("arrival_refused") if not members[0].all("outcomes") else None
+    if refused is not None:
+        assert refused.error.code == "STALE_GENERATION"
+    await newcomer.connect("r3")
+    generation = (await newcomer.next("world")).world.generation
+    assert generation > 1
+    late = len(members[0].all("arrival_refused"))
+    members[0].arrive([0], name="late")
+    stale = await members[0].next("arrival_refused", after=late)
+    assert stale.error.code == "STALE_GENERATION"
 
 
 # -- breaks ------------------------------------------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_a_timeout_breaks_for_all_and_names_the_missing_with_their_phase() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        members[2].send(progress={"generation": 1, "ranks": [{"rank": 2, "step": 41, "phase": "validating"}]})
-        await asyncio.sleep(2)
-        began = asyncio.get_running_loop().time()
-        members[0].arrive([0], timeout_ms=3000)
-        members[1].arrive([1], timeout_ms=8000)
-        outcomes = [await m.outcome() for m in members[:2]]
-        assert {o.result for o in outcomes} == {BARRIER_RESULT_TIMED_OUT}
-        assert list(outcomes[0].missing) == [2]
-        assert "validating" in outcomes[0].reason
-        assert 2.9 < asyncio.get_running_loop().time() - began < 3.3
-        members[2].arrive([2])
-        assert (await members[2].outcome()).result == BARRIER_RESULT_TIMED_OUT
-        for rank, member in enumerate(members):
-            member.arrive([rank], round_=2)
-        await released(members, 2)
+@in_world(*THREE)
+async def test_a_timeout_breaks_for_all_and_names_the_missing_with_their_phase(
+    c: Cluster, members: list[Member]
+) -> None:
+    members[2].send(progress={"generation": 1, "ranks": [{"rank": 2, "step": 41, "phase": "validating"}]})
+    await asyncio.sleep(2)
+    began = now()
+    members[0].arrive([0], timeout_ms=3000)
+    members[1].arrive([1], timeout_ms=8000)
+    outcomes = [await m.outcome() for m in members[:2]]
+    assert {o.result for o in outcomes} == {BARRIER_RESULT_TIMED_OUT}
+    assert list(outcomes[0].missing) == [2]
+    assert "validating" in outcomes[0].reason
+    assert 2.9 < now() - began < 3.3
+    members[2].arrive([2])
+    assert (await members[2].outcome()).result == BARRIER_RESULT_TIMED_OUT
+    for rank, member in enumerate(members):
+        member.arrive([rank], round_=2)
+    await released(members, 2)
 
 
-@in_virtual_time()
-async def test_an_arrival_keeps_its_age_over_a_reconnect() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        members[0].arrive([0], timeout_ms=5000)
-        await asyncio.sleep(2)
-        await c["r1"].crash()
-        await members[0].connect("r2")
-        members[0].arrive([0], timeout_ms=5000, age_ms=2000)
-        began = asyncio.get_running_loop().time()
-        assert (await members[0].outcome()).result == BARRIER_RESULT_TIMED_OUT
-        assert 2.9 < asyncio.get_running_loop().time() - began < 3.3
+@in_world(*THREE)
+async def test_an_arrival_keeps_its_age_over_a_reconnect(c: Cluster, members: list[Member]) -> None:
+    members[0].arrive([0], timeout_ms=5000)
+    await asyncio.sleep(2)
+    await c["r1"].crash()
+    await members[0].connect("r2")
+    members[0].arrive([0], timeout_ms=5000, age_ms=2000)
+    began = now()
+    assert (await members[0].outcome()).result == BARRIER_RESULT_TIMED_OUT
+    assert 2.9 < now() - began < 3.3
 
 
-@in_virtual_time()
-async def test_a_dead_participant_breaks_a_barrier_though_nobody_leads() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        leader = await leading(c)
-        others = [name for name in THREE if name != leader]
-        for rank, member in enumerate(members):
-            await member.connect(others[rank % 2])
-        c[leader].kill()
-        members[0].arrive([0])
-        members[1].arrive([1])
-        await asyncio.sleep(0.1)
-        members[2].drop()
-        began = asyncio.get_running_loop().time()
-        outcome = await members[0].outcome()
-        assert outcome.result == BARRIER_RESULT_BROKEN
-        assert "w2" in outcome.reason or "rank 2" in outcome.reason
-        assert asyncio.get_running_loop().time() - began < 2.0, "the grace, and no lease"
+@in_world(*THREE)
+async def test_a_dead_participant_breaks_a_barrier_though_nobody_leads(
+    c: Cluster, members: list[Member]
+) -> None:
+    leader = await leading(c)
+    others = [name for name in THREE if name != leader]
+    for rank, member in enumerate(members):
+        await member.connect(others[rank % 2])
+    c[leader].kill()
+    members[0].arrive([0])
+    members[1].arrive([1])
+    await asyncio.sleep(0.1)
+    members[2].drop()
+    began = now()
+    outcome = await members[0].outcome()
+    assert outcome.result == BARRIER_RESULT_BROKEN
+    assert "w2" in outcome.reason or "rank 2" in outcome.reason
+    assert now() - began < 2.0, "the grace, and no lease"
 
 
 async def leading(c: Cluster) -> str:
@@ -366,25 +323,21 @@ async def test_break_and_release_exclude_each_other() -> None:
             assert len({o.SerializeToString(deterministic=True) for o in outcomes}) == 1
             results.add(outcomes[0].result)
             path = JOB.outcome("b", 1, 1)
-            record = JobView(c["r1"].view, JOB).view.entry(path, BarrierOutcome)
-            assert record is not None
+            record = not_none(JobView(c["r1"].view, JOB).view.entry(path, BarrierOutcome))
             assert record.create_revision == record.mod_revision, "written once"
     assert results == {BARRIER_RESULT_RELEASED, BARRIER_RESULT_TIMED_OUT}
 
 
-@in_virtual_time()
-async def test_the_counter_is_visible_while_a_barrier_stays_open() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        members[0].arrive([0])
-        members[1].arrive([1])
-        await c["r1"].see(lambda view: view.get(JOB.arrived("b", 1, 1)) is not None)
-        writes = c["r1"].view.revision
-        await asyncio.sleep(4.0)
-        arrived = c["r1"].view.get(JOB.arrived("b", 1, 1))
-        assert arrived is not None
-        assert b'"missing":[2]' in arrived.value
-        assert arrived.version <= 2, "nothing new, nothing written"
-        assert c["r1"].view.revision - writes < 10
-        listed = await c["r3"].service.calls.answer("list_barriers", ListBarriersRequest(job="job"), None)
-        assert [(o.name, o.arrived, o.expected, list(o.missing)) for o in listed.open] == [("b", 2, 3, [2])]
+@in_world(*THREE)
+async def test_the_counter_is_visible_while_a_barrier_stays_open(c: Cluster, members: list[Member]) -> None:
+    members[0].arrive([0])
+    members[1].arrive([1])
+    await c["r1"].see(lambda view: view.get(JOB.arrived("b", 1, 1)) is not None)
+    writes = c["r1"].view.revision
+    await asyncio.sleep(4.0)
+    arrived = not_none(c["r1"].view.get(JOB.arrived("b", 1, 1)))
+    assert b'"missing":[2]' in arrived.value
+    assert arrived.version <= 2, "nothing new, nothing written"
+    assert c["r1"].view.revision - writes < 10
+    listed = await c["r3"].service.calls.answer("list_barriers", ListBarriersRequest(job="job"), None)
+    assert [(o.name, o.arrived, o.expected, list(o.missing)) for o in listed.open] == [("b", 2, 3, [2])]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from structlog.testing import capture_logs
 
-from strata.core.txn import Txn, WatchBatch
+from strata.core.txn import Txn
 from strata.errors import QuotaExceeded
-from strata.testing.network import Call, Fate, PromptNetwork
-from strata.testing.virtual_time import in_virtual_time
+from strata.testing.network import Fate
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
     BARRIER_RESULT_RELEASED,
@@ -19,13 +17,11 @@ from strata.v1.barriers_pb2 import (
     Arrival,
 )
 from strata.v1.session_pb2 import Arrivals, RankExit
-from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, cluster
+from tests.not_none import not_none
+from tests.unit.coordinator.rig import Scripted, in_rig, now
+from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, cluster, in_world
 
 THREE = ("r1", "r2", "r3")
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def meet(members: list[Member], *, generation: int = 1, round_: int = 1, name: str = "b") -> float:
@@ -39,17 +35,17 @@ async def meet(members: list[Member], *, generation: int = 1, round_: int = 1, n
     return now() - began
 
 
-@in_virtual_time()
-async def test_the_ranks_of_a_new_generation_are_those_of_its_world() -> None:
-    async with cluster(members=2) as c:
-        members = await c.world("r1", "r2")
-        await meet(members)
-        members[0].send(rank_exit=RankExit(generation=1, rank=0, code=1, id=1))
-        await meet(members, generation=2, name="c")
-        members[0].drop()
-        newcomer = await c.member("w9").connect("r3")
-        generation = (await newcomer.until(lambda: placed(newcomer))).world.generation
-        await meet([members[1], newcomer], generation=generation, name="d")
+@in_world("r1", "r2", members=2)
+async def test_the_ranks_of_a_new_generation_are_those_of_its_world(
+    c: Cluster, members: list[Member]
+) -> None:
+    await meet(members)
+    members[0].send(rank_exit=RankExit(generation=1, rank=0, code=1, id=1))
+    await meet(members, generation=2, name="c")
+    members[0].drop()
+    newcomer = await c.member("w9").connect("r3")
+    generation = (await newcomer.until(lambda: placed(newcomer))).world.generation
+    await meet([members[1], newcomer], generation=generation, name="d")
 
 
 def placed(member: Member) -> Any:
@@ -57,180 +53,142 @@ def placed(member: Member) -> Any:
     return next((w for w in reversed(member.all("world")) if w.HasField("place") and w.world.size == 2), None)
 
 
-class Late(PromptNetwork):
-    """A replica whose watch lags behind."""
-
-    def __init__(self, delay_s: float) -> None:
-        self.delay_s = delay_s
-
-    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-        return self.delay_s
-
-
-@in_virtual_time()
-async def test_arrivals_of_a_generation_that_a_replica_has_not_seen_yet_are_not_lost_on_it() -> None:
-    async with cluster(2, members=2) as c:
-        c.add("r9", network=Late(0.2))
-        await c.ready()
-        members = await c.world("r1", "r2")
-        members[0].arrive([0])
-        await c["r9"].see(lambda view: view.get(KEYS.job("job").head) is not None)
-        await asyncio.sleep(0)
-        assert [len(r.arrived) for r in c["r9"].service.barriers.open("job")] == [1]
+@in_rig(cluster, 2, members=2)
+async def test_arrivals_of_a_generation_that_a_replica_has_not_seen_yet_are_not_lost_on_it(
+    c: Cluster,
+) -> None:
+    await c.start("r9", network=Scripted(watch_s=0.2))
+    members = await c.world("r1", "r2")
+    members[0].arrive([0])
+    await c["r9"].see(lambda view: view.get(KEYS.job("job").head) is not None)
+    await asyncio.sleep(0)
+    assert [len(r.arrived) for r in c["r9"].service.barriers.open("job")] == [1]
 
 
-@in_virtual_time()
-async def test_a_barrier_begun_after_a_death_breaks_though_nobody_leads() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        leader = next(node for node in c.alive if node.context.election.epoch is not None)
-        others = [name for name in THREE if name != leader.name]
-        for rank, member in enumerate(members):
-            await member.connect(others[rank % 2])
-        for other in others:
-            c.partition(leader.name, other)  # nobody sees it die: its lease is waited for
-        leader.kill()
-        members[2].drop()
-        await asyncio.sleep(2.0)
-        assert c.worker(members[2].worker) is None
-        began = now()
-        members[0].arrive([0])
-        outcome = await members[0].outcome()
-        assert outcome.result == BARRIER_RESULT_BROKEN
-        assert list(outcome.missing) == [1, 2]
-        assert now() - began < 0.2
+@in_world(*THREE)
+async def test_a_barrier_begun_after_a_death_breaks_though_nobody_leads(
+    c: Cluster, members: list[Member]
+) -> None:
+    leader = next(node for node in c.alive if node.context.election.epoch is not None)
+    others = [name for name in THREE if name != leader.name]
+    for rank, member in enumerate(members):
+        await member.connect(others[rank % 2])
+    for other in others:
+        c.partition(leader.name, other)  # nobody sees it die: its lease is waited for
+    leader.kill()
+    members[2].drop()
+    await asyncio.sleep(2.0)
+    assert c.worker(members[2].worker) is None
+    began = now()
+    members[0].arrive([0])
+    outcome = await members[0].outcome()
+    assert outcome.result == BARRIER_RESULT_BROKEN
+    assert list(outcome.missing) == [1, 2]
+    assert now() - began < 0.2
 
 
-class Attempts(PromptNetwork):
-    """Counts what is tried, by what it writes."""
-
-    def __init__(self) -> None:
-        self.txns: list[Txn] = []
-
-    def fate(self, call: Call) -> Fate:
-        if isinstance(call.argument, Txn):
-            self.txns.append(call.argument)
-        return Fate(delay_s=0.002)
-
-    def writing(self, part: str) -> int:
-        return sum(any(part in op.key for op in txn.success) for txn in self.txns)
+def written(network: Scripted, part: str) -> int:
+    """Return how often it was tried to write a key with this in its name."""
+    txns = [call.argument for call in network.calls if isinstance(call.argument, Txn)]
+    return sum(any(part in op.key for op in txn.success) for txn in txns)
 
 
-async def counted(work: Callable[[Cluster], Any]) -> Attempts:
-    attempts = Attempts()
-    async with cluster(0) as c:
-        for name in THREE:
-            c.add(name, network=attempts)
-        await c.ready()
-        await work(c)
-    return attempts
+@in_rig(cluster, 0)
+async def test_one_replica_writes_an_outcome_and_the_others_wait_for_their_turn(c: Cluster) -> None:
+    network = Scripted(lambda _call: Fate(delay_s=0.002))
+    await c.start(*THREE, network=network)
+    members = await c.world(*THREE)
+    for round_ in range(1, 31):
+        await meet(members, round_=round_)
+    assert written(network, "/outcome") == 30
 
 
-@in_virtual_time()
-async def test_one_replica_writes_an_outcome_and_the_others_wait_for_their_turn() -> None:
-    async def rounds(c: Cluster) -> None:
-        members = await c.world(*THREE)
-        for round_ in range(1, 31):
-            await meet(members, round_=round_)
-
-    attempts = await counted(rounds)
-    assert attempts.writing("/outcome") == 30
-
-
-@in_virtual_time()
-async def test_one_replica_keeps_the_visible_counter() -> None:
-    async def open_for_a_while(c: Cluster) -> None:
-        members = await c.world(*THREE)
-        members[0].arrive([0])
-        await asyncio.sleep(3)
-
-    attempts = await counted(open_for_a_while)
-    assert attempts.writing("/arrived") == 1
+@in_rig(cluster, 0)
+async def test_one_replica_keeps_the_visible_counter(c: Cluster) -> None:
+    network = Scripted(lambda _call: Fate(delay_s=0.002))
+    await c.start(*THREE, network=network)
+    members = await c.world(*THREE)
+    members[0].arrive([0])
+    await asyncio.sleep(3)
+    assert written(network, "/arrived") == 1
 
 
-@in_virtual_time()
-async def test_an_arrival_is_forwarded_though_others_of_its_replica_are_missing() -> None:
-    async with cluster() as c:
-        members = await c.world("r1", "r1", "r2")
-        members[0].arrive([0])
-        await asyncio.sleep(0.01)
-        for name in ("r2", "r3"):
-            assert [len(r.arrived) for r in c[name].service.barriers.open("job")] == [1]
+@in_world("r1", "r1", "r2")
+async def test_an_arrival_is_forwarded_though_others_of_its_replica_are_missing(
+    c: Cluster, members: list[Member]
+) -> None:
+    members[0].arrive([0])
+    await asyncio.sleep(0.01)
+    for name in ("r2", "r3"):
+        assert [len(r.arrived) for r in c[name].service.barriers.open("job")] == [1]
 
 
-@in_virtual_time()
-async def test_arrivals_that_come_together_are_forwarded_together() -> None:
-    async with cluster(members=40) as c:
-        members = await c.world(*(["r1"] * 39), "r2")
-        sent: list[int] = []
-        forwarding = c["r1"].service.barriers.forwarding
-        forward = forwarding.send
+@in_world(*["r1"] * 39, "r2", members=40)
+async def test_arrivals_that_come_together_are_forwarded_together(c: Cluster, members: list[Member]) -> None:
+    sent: list[int] = []
+    forwarding = c["r1"].service.barriers.forwarding
+    forward = forwarding.send
 
-        def counting(arrivals: list[Arrival]) -> None:
-            sent.append(len(arrivals))
-            forward(arrivals)
+    def counting(arrivals: list[Arrival]) -> None:
+        sent.append(len(arrivals))
+        forward(arrivals)
 
-        forwarding.send = counting
-        here = [m for m in members if m.worker != "w39"]
-        for member in here:
-            member.arrive([(await member.world()).place.first_rank])
-        await asyncio.sleep(0.02)
-        assert len(sent) <= 2
+    forwarding.send = counting
+    here = [m for m in members if m.worker != "w39"]
+    for member in here:
+        member.arrive([(await member.world()).place.first_rank])
+    await asyncio.sleep(0.02)
+    assert len(sent) <= 2
 
 
-@in_virtual_time()
-async def test_an_outcome_that_could_not_be_written_is_tried_again() -> None:
-    async with cluster(1, members=1) as c:
-        members = await c.world("r1")
-        executor = c["r1"].context.executor
-        settle = executor.settle
-        refusals = iter([True, True])
+@in_world("r1", replicas=1, members=1)
+async def test_an_outcome_that_could_not_be_written_is_tried_again(c: Cluster, members: list[Member]) -> None:
+    executor = c["r1"].context.executor
+    settle = executor.settle
+    refusals = iter([True, True])
 
-        async def full(*arguments: Any, **options: Any) -> None:
-            if next(refusals, False):
-                raise QuotaExceeded("etcd is full")
-            await settle(*arguments, **options)
+    async def full(*arguments: Any, **options: Any) -> None:
+        if next(refusals, False):
+            raise QuotaExceeded("etcd is full")
+        await settle(*arguments, **options)
 
-        executor.settle = full  # type: ignore[method-assign]  # a store that is full for a while
-        took_s = await meet(members)
-        assert 0.5 < took_s < 3.0
+    executor.settle = full  # type: ignore[method-assign]  # a store that is full for a while
+    took_s = await meet(members)
+    assert 0.5 < took_s < 3.0
 
 
-@in_virtual_time()
-async def test_a_record_by_hand_spoils_its_own_jobs_barriers_and_no_replica() -> None:
-    async with cluster(members=2) as c:
-        members = await c.world("r1", "r2")
-        members[0].arrive([0], timeout_ms=2000)
-        await asyncio.sleep(0.05)
-        spoilt = KEYS.job("job").worker(members[1].worker)
-        held = c["r1"].view.get(spoilt)
-        assert held is not None
-        c.put(spoilt, b"written by hand")
-        await asyncio.sleep(5)
-        assert [node.name for node in c.alive] == ["r1", "r2", "r3"]
-        c.put(spoilt, held.value)
-        await members[0].outcome()
+@in_world("r1", "r2", members=2)
+async def test_a_record_by_hand_spoils_its_own_jobs_barriers_and_no_replica(
+    c: Cluster, members: list[Member]
+) -> None:
+    members[0].arrive([0], timeout_ms=2000)
+    await asyncio.sleep(0.05)
+    spoilt = KEYS.job("job").worker(members[1].worker)
+    held = not_none(c["r1"].view.get(spoilt))
+    c.put(spoilt, b"written by hand")
+    await asyncio.sleep(5)
+    assert [node.name for node in c.alive] == ["r1", "r2", "r3"]
+    c.put(spoilt, held.value)
+    await members[0].outcome()
 
 
-@in_virtual_time()
-async def test_an_arrival_whose_time_was_over_on_the_way_may_come_twice() -> None:
-    async with cluster(members=2) as c:
-        members = await c.world("r1", "r2")
-        late = Arrival(job="job", name="b", generation=1, round=1, ranks=[0], timeout_ms=100, age_ms=5000)
-        members[0].send(arrivals=Arrivals(arrivals=[late, late]))
-        assert (await members[0].outcome()).result == BARRIER_RESULT_TIMED_OUT
-        assert not members[0].all("ended")
+@in_world("r1", "r2", members=2)
+async def test_an_arrival_whose_time_was_over_on_the_way_may_come_twice(
+    c: Cluster, members: list[Member]
+) -> None:
+    late = Arrival(job="job", name="b", generation=1, round=1, ranks=[0], timeout_ms=100, age_ms=5000)
+    members[0].send(arrivals=Arrivals(arrivals=[late, late]))
+    assert (await members[0].outcome()).result == BARRIER_RESULT_TIMED_OUT
+    assert not members[0].all("ended")
 
 
-@in_virtual_time()
-async def test_old_rounds_of_a_peer_that_is_behind_are_logged_once() -> None:
-    async with cluster(members=2) as c:
-        members = await c.world("r1", "r2")
-        members[0].send(rank_exit=RankExit(generation=1, rank=0, code=1, id=1))
-        await meet(members, generation=2)
-        service = c["r3"].service
-        with capture_logs() as logs:
-            for _ in range(5):
-                for name in ("old", "older"):
-                    service._forwarded([Arrival(job="job", name=name, generation=1, round=1, ranks=[0])])
-        assert [line["event"] for line in logs] == ["forwarded_arrival_refused"] * 2
+@in_world("r1", "r2", members=2)
+async def test_old_rounds_of_a_peer_that_is_behind_are_logged_once(c: Cluster, members: list[Member]) -> None:
+    members[0].send(rank_exit=RankExit(generation=1, rank=0, code=1, id=1))
+    await meet(members, generation=2)
+    service = c["r3"].service
+    with capture_logs() as logs:
+        for _ in range(5):
+            for name in ("old", "older"):
+                service._forwarded([Arrival(job="job", name=name, generation=1, round=1, ranks=[0])])
+    assert [line["event"] for line in logs] == ["forwarded_arrival_refused"] * 2

@@ -15,11 +15,12 @@ from strata.core.keys import ClusterKeys
 from strata.core.records import JobSpec, encode
 from strata.core.txn import Event, KeyValue
 from strata.core.view import View
-from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import RankProgress, TrainingReport
 from strata.v1.peers_pb2 import PeerHistory
 from strata.v1.session_pb2 import Progress
-from tests.unit.coordinator.serving_rig import Cluster, Member, cluster
+from tests.not_none import not_none
+from tests.unit.coordinator.rig import now
+from tests.unit.coordinator.serving_rig import Cluster, Member, in_world
 
 
 def tell(members: list[Member], step: int) -> None:
@@ -48,66 +49,61 @@ def series(c: Cluster, replica: str, name: str, interval_s: int = 1) -> list[flo
     charts = c[replica].context.charts.job("job")
     if charts is None:
         return []
-    now_s = int(asyncio.get_running_loop().time()) + 1
+    now_s = int(now()) + 1
     found = charts.history.excerpt(interval_s, 0, now_s).series.get(name, ())
     return [value for value in found if not math.isnan(value)]
 
 
-@in_virtual_time()
-async def test_every_replica_records_what_ranks_at_any_of_them_report() -> None:
-    async with cluster(members=2) as c:
-        members = await c.world("r1", "r2")
-        await train(members, 1, 40)
-        for name in ("r1", "r2", "r3"):
-            steps = series(c, name, "step")
-            assert len(steps) > 35, name
-            assert steps == sorted(steps)
-            assert 0.8 < series(c, name, "steps_per_s")[-1] < 1.2
-            assert 6 < series(c, name, "samples_per_s")[-1] < 10
-            assert series(c, name, "reported.loss")[-1] < 0.03
-            assert series(c, name, "reported.bad") == [] == series(c, name, "reported.not a name")
-            assert series(c, name, "step_time_p50")[-1] == pytest.approx(0.1)
-            assert abs(series(c, name, "goodput")[-1] - 0.9) < 0.05
-            assert len(series(c, name, "step", 15)) in (1, 2, 3)
-            charts = c[name].context.charts.job("job")
-            assert charts is not None
-            assert charts.training is not None
-            assert charts.training.target_step == 100
-            account = charts.goodput(asyncio.get_running_loop().time())
-            assert account is not None
-            assert abs(account.total_s - sum(account.spent_s.values())) < 1e-6
+@in_world("r1", "r2", members=2)
+async def test_every_replica_records_what_ranks_at_any_of_them_report(
+    c: Cluster, members: list[Member]
+) -> None:
+    await train(members, 1, 40)
+    for name in ("r1", "r2", "r3"):
+        steps = series(c, name, "step")
+        assert len(steps) > 35, name
+        assert steps == sorted(steps)
+        assert 0.8 < series(c, name, "steps_per_s")[-1] < 1.2
+        assert 6 < series(c, name, "samples_per_s")[-1] < 10
+        assert series(c, name, "reported.loss")[-1] < 0.03
+        assert series(c, name, "reported.bad") == [] == series(c, name, "reported.not a name")
+        assert series(c, name, "step_time_p50")[-1] == pytest.approx(0.1)
+        assert abs(series(c, name, "goodput")[-1] - 0.9) < 0.05
+        assert len(series(c, name, "step", 15)) in (1, 2, 3)
+        charts = not_none(c[name].context.charts.job("job"))
+        assert charts.training is not None
+        assert charts.training.target_step == 100
+        account = not_none(charts.goodput(now()))
+        assert abs(account.total_s - sum(account.spent_s.values())) < 1e-6
 
 
-@in_virtual_time()
-async def test_a_replica_that_starts_knows_what_the_others_recorded_before_it() -> None:
-    async with cluster(members=2) as c:
-        members = await c.world("r1", "r2")
-        await train(members, 1, 60)
-        before = series(c, "r1", "step")
-        c["r3"].kill()
-        await asyncio.sleep(1)
-        c.add("r3")
-        await train(members, 61, 10)
-        learned = series(c, "r3", "step")
-        assert [value for value in learned if value <= 55] == [value for value in before if value <= 55]
-        assert learned[-1] > 65
-        assert len(series(c, "r3", "step", 15)) >= 3
+@in_world("r1", "r2", members=2)
+async def test_a_replica_that_starts_knows_what_the_others_recorded_before_it(
+    c: Cluster, members: list[Member]
+) -> None:
+    await train(members, 1, 60)
+    before = series(c, "r1", "step")
+    c["r3"].kill()
+    await asyncio.sleep(1)
+    c.add("r3")
+    await train(members, 61, 10)
+    learned = series(c, "r3", "step")
+    assert [value for value in learned if value <= 55] == [value for value in before if value <= 55]
+    assert learned[-1] > 65
+    assert len(series(c, "r3", "step", 15)) >= 3
 
 
-@in_virtual_time()
-async def test_time_without_a_rank_0_is_down() -> None:
-    async with cluster(members=2) as c:
-        members = await c.world("r1", "r2")
-        await train(members, 1, 10)
-        charts = c["r1"].context.charts.job("job")
-        assert charts is not None
-        now_s = asyncio.get_running_loop().time()
-        lively, later = charts.goodput(now_s), charts.goodput(now_s + 100)
-        assert lively is not None
-        assert later is not None
-        assert "down" not in lively.spent_s
-        assert later.spent_s["down"] > 99
-        assert later.total_s - lively.total_s == pytest.approx(100)
+@in_world("r1", "r2", members=2)
+async def test_time_without_a_rank_0_is_down(c: Cluster, members: list[Member]) -> None:
+    await train(members, 1, 10)
+    charts = not_none(c["r1"].context.charts.job("job"))
+    now_s = now()
+    lively, later = charts.goodput(now_s), charts.goodput(now_s + 100)
+    assert lively is not None
+    assert later is not None
+    assert "down" not in lively.spent_s
+    assert later.spent_s["down"] > 99
+    assert later.total_s - lively.total_s == pytest.approx(100)
 
 
 def test_a_series_takes_what_is_said() -> None:
@@ -143,8 +139,7 @@ def test_a_day_of_history_is_told_and_learned_in_pieces_that_hold_no_event_loop_
     unix_s, names = 1_700_000_010 // 15 * 15, [f"reported.x{number}" for number in range(64)]
     theirs, ours = recording(unix_s), recording(unix_s)
     theirs.round_ended("job", 1.0)
-    told = theirs.job("job")
-    assert told is not None
+    told = not_none(theirs.job("job"))
     for interval_s, kept in INTERVALS.items():
         values = [float(number) for number in range(kept)]
         day = Excerpt(
@@ -162,8 +157,7 @@ def test_a_day_of_history_is_told_and_learned_in_pieces_that_hold_no_event_loop_
         ours.learn(PeerHistory.FromString(letter.SerializeToString()))
         longest_s = max(longest_s, time.thread_time() - told_s)
         assert sum(len(series.values) for series in letter.series) <= MESSAGE_VALUES
-    learned = ours.job("job")
-    assert learned is not None
+    learned = not_none(ours.job("job"))
     for interval_s in INTERVALS:
         assert learned.history.excerpt(interval_s, 0, unix_s) == told.history.excerpt(interval_s, 0, unix_s)
     assert longest_s < 0.05, f"{1000 * longest_s:.0f} ms at once"

@@ -6,12 +6,15 @@ import asyncio
 
 import pytest
 
-from strata.coordinator.controllers.jobs import EVERY_S, JobQueue
+from strata.coordinator.controllers.jobs import EVERY_S, JobController
 from strata.coordinator.controllers.loop import drive
-from strata.core.txn import WatchBatch
+from strata.coordinator.view.mirror import Mirror
+from strata.core.reshaping import BEGIN_BARRIER, SAVED_BARRIER
+from strata.core.txn import Event, KeyValue, WatchBatch
 from strata.errors import NotLeader, Unavailable
+from strata.testing.memory_store import MemoryStore
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, rig
+from tests.unit.coordinator.rig import KEYS, Rig, in_rig, now, rig
 
 
 class Counter:
@@ -31,7 +34,7 @@ class Counter:
         return bool(batch.events)
 
     async def turn(self) -> float | None:
-        self.turns.append(asyncio.get_running_loop().time())
+        self.turns.append(now())
         if self.gate is not None:
             await self.gate.wait()
         if self.fails:
@@ -46,29 +49,27 @@ async def driven(r: Rig, controller: Counter, for_s: float) -> None:
             await drive(controller, r.mirror)
 
 
-@in_virtual_time()
-async def test_it_turns_at_the_start_on_changes_and_at_its_tick() -> None:
-    async with rig() as r:
-        controller = Counter()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(driven(r, controller, 25))
-            await asyncio.sleep(4)
-            r.put("a")
-        assert [round(t - controller.turns[0]) for t in controller.turns] == [0, 4, 14, 24]
+@in_rig(rig)
+async def test_it_turns_at_the_start_on_changes_and_at_its_tick(r: Rig) -> None:
+    controller = Counter()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(driven(r, controller, 25))
+        await asyncio.sleep(4)
+        r.put("a")
+    assert [round(t - controller.turns[0]) for t in controller.turns] == [0, 4, 14, 24]
 
 
-@in_virtual_time()
-async def test_changes_during_a_turn_make_one_further_turn() -> None:
-    async with rig() as r:
-        controller = Counter()
-        controller.gate = asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(driven(r, controller, 5))
-            await asyncio.sleep(1)
-            for _ in range(10):
-                await r.mirror.at_least(r.put("a"))
-            controller.gate.set()
-        assert len(controller.turns) == 2
+@in_rig(rig)
+async def test_changes_during_a_turn_make_one_further_turn(r: Rig) -> None:
+    controller = Counter()
+    controller.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(driven(r, controller, 5))
+        await asyncio.sleep(1)
+        for _ in range(10):
+            await r.mirror.at_least(r.put("a"))
+        controller.gate.set()
+    assert len(controller.turns) == 2
 
 
 @in_virtual_time()
@@ -88,63 +89,51 @@ async def test_turns_that_take_long_leave_time_for_others() -> None:
         assert 10 <= len(controller.turns) <= 15, "one in 0.15 s, and one more for the last changes"
 
 
-@in_virtual_time()
-async def test_it_turns_when_the_last_turn_asked_for_it() -> None:
-    async with rig() as r:
-        controller = Counter()
-        controller.delay_s = 2.0
-        await driven(r, controller, 9)
-        assert len(controller.turns) == 5
+@in_rig(rig)
+async def test_it_turns_when_the_last_turn_asked_for_it(r: Rig) -> None:
+    controller = Counter()
+    controller.delay_s = 2.0
+    await driven(r, controller, 9)
+    assert len(controller.turns) == 5
 
 
 @pytest.mark.parametrize("error", [Unavailable("etcd is away"), KeyError("a bug")])
-def test_a_failure_is_tried_again_with_growing_pauses(error: Exception) -> None:
-    @in_virtual_time()
-    async def scenario() -> None:
-        async with rig() as r:
-            controller = Counter(fails=8, error=error)
-            await driven(r, controller, 60)
-            pauses = [b - a for a, b in zip(controller.turns, controller.turns[1:], strict=False)]
-            assert [round(p, 1) for p in pauses[:8]] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-            assert round(pauses[8]) == 10
-
-    scenario()
+@in_rig(rig)
+async def test_a_failure_is_tried_again_with_growing_pauses(r: Rig, error: Exception) -> None:
+    controller = Counter(fails=8, error=error)
+    await driven(r, controller, 60)
+    pauses = [b - a for a, b in zip(controller.turns, controller.turns[1:], strict=False)]
+    assert [round(p, 1) for p in pauses[:8]] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert round(pauses[8]) == 10
 
 
-@in_virtual_time()
-async def test_the_loss_of_the_fence_passes_through() -> None:
-    async with rig() as r:
-        with pytest.raises(NotLeader):
-            await drive(Counter(fails=1, error=NotLeader("over")), r.mirror)
+@in_rig(rig)
+async def test_the_loss_of_the_fence_passes_through(r: Rig) -> None:
+    with pytest.raises(NotLeader):
+        await drive(Counter(fails=1, error=NotLeader("over")), r.mirror)
 
 
 # -- the queue of jobs ------------------------------------------------------------------------
 
 
-class Desk:
-    """Works on the jobs of a queue, as a controller would, and notes which."""
+class Desk(JobController):
+    """Notes which jobs it works on."""
 
     name = "desk"
     tick_s = 1000.0
+    folders = frozenset({"workers"})
 
     def __init__(self, r: Rig) -> None:
-        self.mirror = r.mirror
-        self.queue = JobQueue("desk", KEYS, frozenset({"workers"}))
+        super().__init__(keys=KEYS, mirror=r.mirror)
         self.worked: list[str] = []
         self.bad: set[str] = set()
         self.delay_s: dict[str, float] = {}
 
-    def wants(self, batch: WatchBatch) -> bool:
-        return self.queue.note(batch)
-
-    async def turn(self) -> float | None:
-        return await self.queue.each(self.mirror.view, self.work)
-
-    async def work(self, job: str) -> float | None:
-        self.worked.append(job)
-        if job in self.bad:
-            raise KeyError(job)
-        return self.delay_s.get(job)
+    async def work(self, name: str) -> float | None:
+        self.worked.append(name)
+        if name in self.bad:
+            raise KeyError(name)
+        return self.delay_s.get(name)
 
     def take(self) -> list[str]:
         worked, self.worked = self.worked, []
@@ -226,3 +215,35 @@ async def test_changes_before_a_turn_are_all_noted() -> None:
             r.put(f"jobs/{job}/workers/w")
         assert await at_work(desk, 1) == ["a", "b", "c"]
         driving.cancel()
+
+
+# -- which changes make a controller look at a job
+
+JOB = KEYS.job("j")
+
+
+class Queue(JobController):
+    name = "queue"
+    folders = frozenset({"world"})
+    barriers = frozenset({SAVED_BARRIER})
+    attempts = frozenset({"suspects"})
+
+
+@pytest.mark.parametrize(
+    ("key", "due"),
+    [
+        (JOB.head, True),
+        (JOB.latest, False),
+        (JOB.barrier_floor(SAVED_BARRIER, 1), True),
+        (JOB.barrier_floor(BEGIN_BARRIER, 1), False),
+        (JOB.outcome("step", 1, 7), False),
+        (JOB.checkpoint(20, 1), True),
+        (JOB.suspect(20, 1, "x", "primary", "host-a"), True),
+        (JOB.ack(20, 1, "x", 0), False),
+    ],
+)
+def test_only_what_it_named_makes_a_job_due(key: str, due: bool) -> None:
+    """A world of another size waits for one barrier; a world that cannot begin, for damage: not for acks."""
+    queue = Queue(keys=KEYS, mirror=Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=float))
+    kv = KeyValue(key=key, value=b"{}", create_revision=5, mod_revision=5, version=1)
+    assert queue.wants(WatchBatch(revision=5, events=(Event(kv=kv),))) is due

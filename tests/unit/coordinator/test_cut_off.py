@@ -17,6 +17,7 @@ from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import Hello, Up, Welcome
 from strata.v1.worlds_pb2 import JobSpec
+from tests.unit.coordinator.rig import in_rig
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
 
 
@@ -76,97 +77,75 @@ def is_whole(c: Cluster, members: list[tuple[MemberSession, Watcher]]) -> None:
 
 
 @pytest.mark.parametrize("leads", [False, True])
-def test_members_of_a_replica_that_lost_etcd_and_its_peers_go_to_another_in_time(leads: bool) -> None:
-    @in_virtual_time()
-    async def test() -> None:
-        jobs: list[asyncio.Task[None]] = []
-        async with cluster() as c:
-            leader = next(node.name for node in c.alive if node.context.election.epoch is not None)
-            members = await world(c, jobs)
-            sick = leader if leads else next(w.replicas[0] for _, w in members if w.replicas[0] != leader)
-            mine = [(m, w) for m, w in members if w.replicas[0] == sick]
-            if leads and not mine:
-                pytest.skip("nobody is at the leader")
-            c[sick].client.partition()
-            for other in {"r1", "r2", "r3"} - {sick}:
-                c.partition(sick, other)
-            async with asyncio.timeout(7.0):
-                for _, watcher in mine:
-                    while len(watcher.replicas) < 2:  # noqa: ASYNC110  # virtual
-                        await asyncio.sleep(0.05)
-            await asyncio.sleep(30)
-            is_whole(c, members)
-            assert all(len(watcher.replicas) <= 2 for _, watcher in members)
-            c[sick].client.heal()
-            for other in {"r1", "r2", "r3"} - {sick}:
-                c.heal(sick, other)
-            await c.ready()
-            await asyncio.sleep(20)
-            is_whole(c, members)
-            for job in jobs:
-                job.cancel()
-
-    test()
-
-
 @in_virtual_time()
-async def test_when_etcd_is_gone_for_everybody_no_stream_is_lost() -> None:
+async def test_members_of_a_replica_that_lost_etcd_and_its_peers_go_to_another_in_time(leads: bool) -> None:
     jobs: list[asyncio.Task[None]] = []
     async with cluster() as c:
+        leader = next(node.name for node in c.alive if node.context.election.epoch is not None)
         members = await world(c, jobs)
-        for node in c.alive:
-            node.client.partition()
-        nodes = list(c.nodes.values())
-        await asyncio.sleep(40)
-        for node in nodes:
-            node.client.heal()
+        sick = leader if leads else next(w.replicas[0] for _, w in members if w.replicas[0] != leader)
+        mine = [(m, w) for m, w in members if w.replicas[0] == sick]
+        if leads and not mine:
+            pytest.skip("nobody is at the leader")
+        c[sick].client.partition()
+        for other in {"r1", "r2", "r3"} - {sick}:
+            c.partition(sick, other)
+        async with asyncio.timeout(7.0):
+            for _, watcher in mine:
+                while len(watcher.replicas) < 2:  # noqa: ASYNC110  # virtual
+                    await asyncio.sleep(0.05)
+        await asyncio.sleep(30)
+        is_whole(c, members)
+        assert all(len(watcher.replicas) <= 2 for _, watcher in members)
+        c[sick].client.heal()
+        for other in {"r1", "r2", "r3"} - {sick}:
+            c.heal(sick, other)
         await c.ready()
         await asyncio.sleep(20)
         is_whole(c, members)
-        assert [watcher.lost for _, watcher in members] == [[], [], []]
         for job in jobs:
             job.cancel()
 
 
-@in_virtual_time()
-async def test_without_etcd_and_links_between_replicas_no_stream_is_lost_either() -> None:
+@pytest.mark.parametrize("links", [True, False])
+@in_rig(cluster)
+async def test_when_etcd_is_gone_for_everybody_no_stream_is_lost(c: Cluster, links: bool) -> None:
+    """Nor when the replicas have no `links` to each other either."""
     jobs: list[asyncio.Task[None]] = []
-    async with cluster() as c:
-        members = await world(c, jobs)
-        for node in c.alive:
-            node.client.partition()
-        nodes = list(c.nodes.values())
-        for one, other in (("r1", "r2"), ("r1", "r3"), ("r2", "r3")):
-            c.partition(one, other)
-        await asyncio.sleep(40)
-        for one, other in (("r1", "r2"), ("r1", "r3"), ("r2", "r3")):
-            c.heal(one, other)
-        for node in nodes:
-            node.client.heal()
-        await c.ready()
-        await asyncio.sleep(20)
-        is_whole(c, members)
-        assert [watcher.lost for _, watcher in members] == [[], [], []]
-        for job in jobs:
-            job.cancel()
+    members, nodes = await world(c, jobs), c.all
+    pairs = () if links else (("r1", "r2"), ("r1", "r3"), ("r2", "r3"))
+    for node in nodes:
+        node.client.partition()
+    for pair in pairs:
+        c.partition(*pair)
+    await asyncio.sleep(40)
+    for pair in pairs:
+        c.heal(*pair)
+    for node in nodes:
+        node.client.heal()
+    await c.ready()
+    await asyncio.sleep(20)
+    is_whole(c, members)
+    assert [watcher.lost for _, watcher in members] == [[], [], []]
+    for job in jobs:
+        job.cancel()
 
 
-@in_virtual_time()
-async def test_who_only_asks_is_refused_by_an_unready_replica_and_leaves_no_trace() -> None:
-    async with cluster(members=1) as c:
-        [served] = await c.world("r1")
-        before = c.worker(served.worker)
-        c["r2"].client.partition()
-        await asyncio.sleep(3)
-        registration = Registration(
-            job="job", worker_id=served.worker, boot=served.boot, slots=1, incarnation=served.incarnation
-        )
-        async with c.board.dial("client-asking", "r2") as link:
-            link.send(Up(hello=Hello(member=registration, if_ready=True)))
-            with pytest.raises(Unavailable, match="not ready"):
-                await link.recv()
-        c["r2"].client.heal()
-        await c.ready()
-        await asyncio.sleep(10)
-        assert c.worker(served.worker) == before
-        assert not served.over.is_set()
+@in_rig(cluster, members=1)
+async def test_who_only_asks_is_refused_by_an_unready_replica_and_leaves_no_trace(c: Cluster) -> None:
+    [served] = await c.world("r1")
+    before = c.worker(served.worker)
+    c["r2"].client.partition()
+    await asyncio.sleep(3)
+    registration = Registration(
+        job="job", worker_id=served.worker, boot=served.boot, slots=1, incarnation=served.incarnation
+    )
+    async with c.board.dial("client-asking", "r2") as link:
+        link.send(Up(hello=Hello(member=registration, if_ready=True)))
+        with pytest.raises(Unavailable, match="not ready"):
+            await link.recv()
+    c["r2"].client.heal()
+    await c.ready()
+    await asyncio.sleep(10)
+    assert c.worker(served.worker) == before
+    assert not served.over.is_set()

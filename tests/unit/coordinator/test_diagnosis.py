@@ -10,6 +10,7 @@ from strata.coordinator.diagnosis import diagnose_job
 from strata.core.arrivals import BarrierKey, OpenRound
 from strata.core.checkpoints import COMPARE_BARRIER
 from strata.v1.members_pb2 import MemberDevices, RankProgress
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job
 
 
@@ -38,7 +39,5 @@ def test_a_rank_whose_save_is_compared_in_the_background_is_not_held_up(
     barrier: str, suspects: tuple[int, ...]
 ) -> None:
     job = Job(a=1, b=1).store.job()
-    head = job.head()
-    assert head is not None
-    found = diagnose_job(Heard(barrier, head.record.generation), job)
+    found = diagnose_job(Heard(barrier, not_none(job.head()).record.generation), job)
     assert found.suspects == suspects

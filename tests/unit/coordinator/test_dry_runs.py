@@ -10,8 +10,7 @@ from strata.core.store import NoSpace
 from strata.core.txn import Put, Txn
 from strata.errors import Unavailable
 from strata.testing.memory_client import MemoryClient
-from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.serving_rig import Cluster, cluster
+from tests.unit.coordinator.serving_rig import Cluster, Member, in_cluster, in_world
 
 THREE = ("r1", "r2", "r3")
 
@@ -43,57 +42,55 @@ class Full:
             raise NoSpace("etcd e1: etcdserver: mvcc: database space exceeded")
 
 
-@in_virtual_time()
-async def test_a_full_etcd_makes_no_replica_worse_for_its_members_and_kills_nobody() -> None:
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        full = Full(c)
-        full.on = True
-        await asyncio.sleep(62)  # at rest a dry run a minute
-        for name in THREE:
-            context = c[name].context
-            assert "quota is used up" in context.outage()
-            assert context.is_ready() == (True, ""), "its members are served nowhere better"
-        lost = members[0].worker
-        members[0].drop()
-        await asyncio.sleep(60)
-        assert c.worker(lost) is not None, "it could not register again"
-        assert not members[1].over.is_set()
-        full.on = False
-        await asyncio.sleep(2)
-        assert [c[name].context.outage() for name in THREE] == ["", "", ""]
-        await asyncio.sleep(20)
-        assert c.worker(lost) is None, "now it is declared dead"
+@in_world(*THREE)
+async def test_a_full_etcd_makes_no_replica_worse_for_its_members_and_kills_nobody(
+    c: Cluster, members: list[Member]
+) -> None:
+    full = Full(c)
+    full.on = True
+    await asyncio.sleep(62)  # at rest a dry run a minute
+    for name in THREE:
+        context = c[name].context
+        assert "quota is used up" in context.outage()
+        assert context.is_ready() == (True, ""), "its members are served nowhere better"
+    lost = members[0].worker
+    members[0].drop()
+    await asyncio.sleep(60)
+    assert c.worker(lost) is not None, "it could not register again"
+    assert not members[1].over.is_set()
+    full.on = False
+    await asyncio.sleep(2)
+    assert [c[name].context.outage() for name in THREE] == ["", "", ""]
+    await asyncio.sleep(20)
+    assert c.worker(lost) is None, "now it is declared dead"
 
 
-@in_virtual_time()
-async def test_replicas_without_a_key_cost_no_member_its_life_while_nothing_can_be_written() -> None:
+@in_world(*THREE)
+async def test_replicas_without_a_key_cost_no_member_its_life_while_nothing_can_be_written(
+    c: Cluster, members: list[Member]
+) -> None:
     """A replica's own lease may run out then, and its members look like orphans."""
-    async with cluster() as c:
-        members = await c.world(*THREE)
-        full = Full(c)
-        full.on = True
-        await asyncio.sleep(62)
-        for name in ("r2", "r3"):
-            c.delete(c[name].context.keys.replica(name))
-        await asyncio.sleep(60)
-        assert all(c.worker(member.worker) is not None for member in members)
-        full.on = False
-        await asyncio.sleep(10)
-        await c.ready()
-        assert all(c.worker(member.worker) is not None for member in members)
+    full = Full(c)
+    full.on = True
+    await asyncio.sleep(62)
+    for name in ("r2", "r3"):
+        c.delete(c[name].context.keys.replica(name))
+    await asyncio.sleep(60)
+    assert all(c.worker(member.worker) is not None for member in members)
+    full.on = False
+    await asyncio.sleep(10)
+    await c.ready()
+    assert all(c.worker(member.worker) is not None for member in members)
 
 
-@in_virtual_time()
-async def test_a_refused_write_is_looked_into_at_once() -> None:
-    async with cluster() as c:
-        full = Full(c)
-        full.on = True
-        node = c["r1"]
-        with pytest.raises(Unavailable):
-            await node.context.store.execute(Txn(success=(Put(key="/other", value=b""),)))
-        await asyncio.sleep(3)
-        assert "quota is used up" in node.context.outage()
-        full.on = False
-        await asyncio.sleep(2)
-        assert node.context.outage() == ""
+@in_cluster(Full)
+async def test_a_refused_write_is_looked_into_at_once(c: Cluster, full: Full) -> None:
+    full.on = True
+    node = c["r1"]
+    with pytest.raises(Unavailable):
+        await node.context.store.execute(Txn(success=(Put(key="/other", value=b""),)))
+    await asyncio.sleep(3)
+    assert "quota is used up" in node.context.outage()
+    full.on = False
+    await asyncio.sleep(2)
+    assert node.context.outage() == ""

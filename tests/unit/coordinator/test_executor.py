@@ -14,7 +14,6 @@ from strata.core.txn import (
     Put,
     Range,
     Txn,
-    WatchBatch,
     absent,
     delete_prefix,
     none_in,
@@ -23,9 +22,10 @@ from strata.core.txn import (
 from strata.core.view import View
 from strata.errors import Conflict, QuotaExceeded, Unavailable
 from strata.testing.memory_store import MemoryStore
-from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.network import Fate
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, put, rig
+from tests.not_none import not_none
+from tests.unit.coordinator.rig import KEYS, Rig, Scripted, in_rig, now, put, rig
 
 
 def claim(name: str, who: bytes) -> Txn:
@@ -51,47 +51,19 @@ class Claim:
         return Decision(reason="taken", refusal=Conflict(f"{kv.value.decode()} holds it"))
 
 
-class Answers(PromptNetwork):
-    """Gives each execute the next fate of a list; then all is prompt. Counts the calls."""
-
-    def __init__(self, *fates: Fate) -> None:
-        self.fates = list(fates)
-        self.executed = 0
-        self.reads = 0
-
-    def fate(self, call: Call) -> Fate:
-        self.reads += call.kind == "read"
-        if call.kind != "execute":
-            return Fate()
-        self.executed += 1
-        return self.fates.pop(0) if self.fates else Fate()
-
-    def begin(self, *fates: Fate) -> None:
-        self.fates, self.executed, self.reads = list(fates), 0, 0
-
-
-@in_virtual_time()
-async def test_it_executes_and_returns_when_the_view_shows_it() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        network.begin()
-        decide = Claim("a")
-        await r.executor.settle(decide)
-        assert r.get("a") == b"me"
-        assert decide.asked == 2
-        assert network.reads == 0, "the transaction's own answer was fresh enough"
-
-
-class Late(PromptNetwork):
-    """Tells watches a second late."""
-
-    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-        return 1.0
+@in_rig(rig)
+async def test_it_executes_and_returns_when_the_view_shows_it(r: Rig) -> None:
+    r.network.begin()
+    decide = Claim("a")
+    await r.executor.settle(decide)
+    assert r.get("a") == b"me"
+    assert decide.asked == 2
+    assert r.network.reads == 0, "the transaction's own answer was fresh enough"
 
 
 @in_virtual_time()
 async def test_it_waits_for_the_view_before_it_decides_again() -> None:
-    async with rig(network=Late()) as r:
+    async with rig(network=Scripted(watch_s=1.0)) as r:
         decide = Claim("a")
         await r.executor.settle(decide)
         assert r.get("a") == b"me"
@@ -100,7 +72,7 @@ async def test_it_waits_for_the_view_before_it_decides_again() -> None:
 
 @in_virtual_time()
 async def test_a_refusal_from_an_old_view_is_checked_first() -> None:
-    async with rig(network=Late()) as r:
+    async with rig(network=Scripted(watch_s=1.0)) as r:
         await r.mirror.at_least(r.put("a", b"other"))
         revision = r.delete("a")
         assert r.get("a") == b"other", "the view is behind"
@@ -109,36 +81,31 @@ async def test_a_refusal_from_an_old_view_is_checked_first() -> None:
         assert r.mirror.view.revision > revision
 
 
-@in_virtual_time()
-async def test_a_refusal_is_raised_from_a_fresh_view() -> None:
-    async with rig() as r:
-        await r.mirror.at_least(r.put("a", b"other"))
-        decide = Claim("a")
-        with pytest.raises(Conflict, match="other holds it"):
-            await r.executor.settle(decide)
-        assert decide.asked == 2
+@in_rig(rig)
+async def test_a_refusal_is_raised_from_a_fresh_view(r: Rig) -> None:
+    await r.mirror.at_least(r.put("a", b"other"))
+    decide = Claim("a")
+    with pytest.raises(Conflict, match="other holds it"):
+        await r.executor.settle(decide)
+    assert decide.asked == 2
 
 
-@in_virtual_time()
-async def test_nothing_to_do_is_also_found_on_a_fresh_view_only() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        await r.mirror.at_least(r.put("a", b"me"))
-        network.begin()
-        await r.executor.settle(Claim("a"))
-        assert (network.executed, network.reads) == (0, 1)
+@in_rig(rig)
+async def test_nothing_to_do_is_also_found_on_a_fresh_view_only(r: Rig) -> None:
+    await r.mirror.at_least(r.put("a", b"me"))
+    r.network.begin()
+    await r.executor.settle(Claim("a"))
+    assert (r.network.executed, r.network.reads) == (0, 1)
 
 
-@in_virtual_time()
-async def test_who_comes_second_decides_again_and_is_refused() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        network.begin(Fate(delay_s=0.1))
-        async with asyncio.TaskGroup() as tasks:
-            settling = tasks.create_task(outcome(r.executor.settle(Claim("a"))))
-            await asyncio.sleep(0.05)
-            r.put("a", b"other")
-        assert isinstance(settling.result(), Conflict)
+@in_rig(rig)
+async def test_who_comes_second_decides_again_and_is_refused(r: Rig) -> None:
+    r.network.begin(Fate(delay_s=0.1))
+    async with asyncio.TaskGroup() as tasks:
+        settling = tasks.create_task(outcome(r.executor.settle(Claim("a"))))
+        await asyncio.sleep(0.05)
+        r.put("a", b"other")
+    assert isinstance(settling.result(), Conflict)
 
 
 async def outcome(work: object) -> BaseException | None:
@@ -151,60 +118,52 @@ async def outcome(work: object) -> BaseException | None:
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
 @pytest.mark.parametrize("coalesce", [False, True])
-def test_an_unknown_outcome_is_found_out_by_sending_the_same_again(lost: str, coalesce: bool) -> None:
-    @in_virtual_time()
-    async def scenario() -> None:
-        network = Answers()
-        async with rig(network=network) as r:
-            network.begin(Fate(lost=lost), Fate(lost=lost))  # type: ignore[arg-type]
-            await r.executor.settle(Claim("a"), coalesce=coalesce)
-            assert network.executed == 3
-            assert r.store.read(Range(key=KEYS.root + "a")).kvs[0].version == 1
-
-    scenario()
+@in_rig(rig)
+async def test_an_unknown_outcome_is_found_out_by_sending_the_same_again(
+    r: Rig, lost: str, coalesce: bool
+) -> None:
+    r.network.begin(Fate(lost=lost), Fate(lost=lost))  # type: ignore[arg-type]
+    await r.executor.settle(Claim("a"), coalesce=coalesce)
+    assert r.network.executed == 3
+    assert r.store.read(Range(key=KEYS.root + "a")).kvs[0].version == 1
 
 
-@in_virtual_time()
-async def test_a_request_that_arrives_late_does_not_count_twice() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        network.begin(Fate(delay_s=3.0))
-        key = KEYS.root + "n"
+@in_rig(rig)
+async def test_a_request_that_arrives_late_does_not_count_twice(r: Rig) -> None:
+    r.network.begin(Fate(delay_s=3.0))
+    key = KEYS.root + "n"
 
-        def add_one(view: View) -> Decision:
-            kv = view.get(key)
-            if kv is not None and kv.value == b"1":
-                return Decision(reason="counted")
-            txn = Txn(
-                compares=(unchanged(key, view.mod_revision(key)),),
-                success=(Put(key=key, value=b"1"),),
-            )
-            return Decision(reason="count", txn=txn)
+    def add_one(view: View) -> Decision:
+        kv = view.get(key)
+        if kv is not None and kv.value == b"1":
+            return Decision(reason="counted")
+        txn = Txn(
+            compares=(unchanged(key, view.mod_revision(key)),),
+            success=(Put(key=key, value=b"1"),),
+        )
+        return Decision(reason="count", txn=txn)
 
-        await r.executor.settle(add_one)
-        await asyncio.sleep(5)
-        assert r.store.read(Range(key=key)).kvs[0].version == 1
+    await r.executor.settle(add_one)
+    await asyncio.sleep(5)
+    assert r.store.read(Range(key=key)).kvs[0].version == 1
 
 
-@in_virtual_time()
-async def test_the_deadline_ends_it_as_unavailable() -> None:
-    loop = asyncio.get_running_loop()
-    async with rig() as r:
-        r.client.partition()
-        before = loop.time()
-        with pytest.raises(Unavailable, match="within 3 s"):
-            await r.executor.settle(Claim("a"), deadline_s=3)
-        assert loop.time() - before == pytest.approx(3)
-        r.client.heal()
+@in_rig(rig)
+async def test_the_deadline_ends_it_as_unavailable(r: Rig) -> None:
+    r.client.partition()
+    before = now()
+    with pytest.raises(Unavailable, match="within 3 s"):
+        await r.executor.settle(Claim("a"), deadline_s=3)
+    assert now() - before == pytest.approx(3)
+    r.client.heal()
 
 
-@in_virtual_time()
-async def test_what_the_store_refuses_is_the_callers() -> None:
-    async with rig() as r:
-        huge = Txn(success=(Put(key=KEYS.root + "a", value=b"x" * (2 << 20)),))
-        for coalesce in (False, True):
-            with pytest.raises(QuotaExceeded):
-                await r.executor.settle(lambda _: Decision(reason="huge", txn=huge), coalesce=coalesce)
+@in_rig(rig)
+async def test_what_the_store_refuses_is_the_callers(r: Rig) -> None:
+    huge = Txn(success=(Put(key=KEYS.root + "a", value=b"x" * (2 << 20)),))
+    for coalesce in (False, True):
+        with pytest.raises(QuotaExceeded):
+            await r.executor.settle(lambda _: Decision(reason="huge", txn=huge), coalesce=coalesce)
 
 
 # -- coalescing -------------------------------------------------------------------------------
@@ -220,160 +179,139 @@ async def settle_all(r: Rig, decisions: list[Claim]) -> list[BaseException | Non
     return [task.result() for task in running]
 
 
-@in_virtual_time()
-async def test_what_comes_together_is_one_transaction() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        network.begin()
-        names = [f"a{i}" for i in range(50)]
-        assert await settle_all(r, [Claim(n) for n in names]) == [None] * 50
-        assert network.executed == 1
-        assert len(set(revisions(r.store, names))) == 1
+@in_rig(rig)
+async def test_what_comes_together_is_one_transaction(r: Rig) -> None:
+    r.network.begin()
+    names = [f"a{i}" for i in range(50)]
+    assert await settle_all(r, [Claim(n) for n in names]) == [None] * 50
+    assert r.network.executed == 1
+    assert len(set(revisions(r.store, names))) == 1
 
 
-@in_virtual_time()
-async def test_a_batch_is_bounded() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        network.begin()
-        names = [f"a{i}" for i in range(2 * MAX_BATCH + 1)]
-        await settle_all(r, [Claim(n) for n in names])
-        assert network.executed == 3
+@in_rig(rig)
+async def test_a_batch_is_bounded(r: Rig) -> None:
+    r.network.begin()
+    names = [f"a{i}" for i in range(2 * MAX_BATCH + 1)]
+    await settle_all(r, [Claim(n) for n in names])
+    assert r.network.executed == 3
 
 
-@in_virtual_time()
-async def test_a_batch_is_bounded_in_bytes() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        network.begin()
-        await settle_all(r, [Claim(f"a{i}", b"x" * 60_000) for i in range(30)])
-        assert network.executed == 2
+@in_rig(rig)
+async def test_a_batch_is_bounded_in_bytes(r: Rig) -> None:
+    r.network.begin()
+    await settle_all(r, [Claim(f"a{i}", b"x" * 60_000) for i in range(30)])
+    assert r.network.executed == 2
 
 
-@in_virtual_time()
-async def test_one_that_does_not_hold_spoils_only_itself() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        network.begin(Fate(delay_s=0.1))
-        async with asyncio.TaskGroup() as tasks:
-            settling = tasks.create_task(settle_all(r, [Claim(f"a{i}") for i in range(5)]))
-            await asyncio.sleep(0.05)
-            r.put("a2", b"other")
-        results = settling.result()
-        assert [type(e) for e in results] == [type(None)] * 2 + [Conflict] + [type(None)] * 2
-        assert network.executed == 1 + 5
+@in_rig(rig)
+async def test_one_that_does_not_hold_spoils_only_itself(r: Rig) -> None:
+    r.network.begin(Fate(delay_s=0.1))
+    async with asyncio.TaskGroup() as tasks:
+        settling = tasks.create_task(settle_all(r, [Claim(f"a{i}") for i in range(5)]))
+        await asyncio.sleep(0.05)
+        r.put("a2", b"other")
+    results = settling.result()
+    assert [type(e) for e in results] == [type(None)] * 2 + [Conflict] + [type(None)] * 2
+    assert r.network.executed == 1 + 5
 
 
-@in_virtual_time()
-async def test_two_writes_of_one_key_are_never_joined() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        network.begin()
-        results = await settle_all(r, [Claim("a", b"x"), Claim("a", b"y"), Claim("b", b"x")])
-        assert [type(e) for e in results] == [type(None), Conflict, type(None)]
-        assert r.get("a") == b"x"
+@in_rig(rig)
+async def test_two_writes_of_one_key_are_never_joined(r: Rig) -> None:
+    r.network.begin()
+    results = await settle_all(r, [Claim("a", b"x"), Claim("a", b"y"), Claim("b", b"x")])
+    assert [type(e) for e in results] == [type(None), Conflict, type(None)]
+    assert r.get("a") == b"x"
 
 
-@in_virtual_time()
-async def test_what_cannot_be_joined_goes_side_by_side() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        network.begin(*[Fate(delay_s=0.1)] * 50)
-        began = asyncio.get_running_loop().time()
-        results = await settle_all(r, [Claim("a", str(i).encode()) for i in range(50)])
-        assert sorted(type(e).__name__ for e in results) == ["Conflict"] * 49 + ["NoneType"]
-        assert asyncio.get_running_loop().time() - began < 0.3, "nobody waits in line for the others"
+@in_rig(rig)
+async def test_what_cannot_be_joined_goes_side_by_side(r: Rig) -> None:
+    r.network.begin(*[Fate(delay_s=0.1)] * 50)
+    began = now()
+    results = await settle_all(r, [Claim("a", str(i).encode()) for i in range(50)])
+    assert sorted(type(e).__name__ for e in results) == ["Conflict"] * 49 + ["NoneType"]
+    assert now() - began < 0.3, "nobody waits in line for the others"
 
 
 @pytest.mark.parametrize("guard", [absent(KEYS.root + "pins/a"), none_in(KEYS.root + "pins/")])
 @pytest.mark.parametrize("first", ["pin", "delete"])
-@in_virtual_time()
-async def test_what_one_writes_and_another_compares_is_never_joined(guard: Compare, first: str) -> None:
+@in_rig(rig)
+async def test_what_one_writes_and_another_compares_is_never_joined(
+    r: Rig, guard: Compare, first: str
+) -> None:
     """Each would hold in one transaction: a pinned checkpoint would be deleted."""
-    async with rig() as r:
-        await r.mirror.at_least(r.put("record", b"committed"))
-        record = KEYS.root + "record"
+    await r.mirror.at_least(r.put("record", b"committed"))
+    record = KEYS.root + "record"
 
-        def delete(view: View) -> Decision:
-            if view.get(KEYS.root + "pins/a") is not None:
-                return Decision(reason="pinned", refusal=Conflict("pinned"))
-            kv = view.get(record)
-            assert kv is not None
-            if kv.value == b"deleting":
-                return Decision(reason="deleting")
-            put = Put(key=record, value=b"deleting")
-            same = unchanged(record, kv.mod_revision)
-            return Decision(reason="delete", txn=Txn(compares=(guard, same), success=(put,)))
+    def delete(view: View) -> Decision:
+        if view.get(KEYS.root + "pins/a") is not None:
+            return Decision(reason="pinned", refusal=Conflict("pinned"))
+        kv = not_none(view.get(record))
+        if kv.value == b"deleting":
+            return Decision(reason="deleting")
+        put = Put(key=record, value=b"deleting")
+        same = unchanged(record, kv.mod_revision)
+        return Decision(reason="delete", txn=Txn(compares=(guard, same), success=(put,)))
 
-        def pin(view: View) -> Decision:
-            kv = view.get(record)
-            assert kv is not None
-            if kv.value == b"deleting":
-                return Decision(reason="deleting", refusal=Conflict("deleting"))
-            if view.get(KEYS.root + "pins/a") is not None:
-                return Decision(reason="pinned")
-            put = Put(key=KEYS.root + "pins/a", value=b"me")
-            return Decision(
-                reason="pin", txn=Txn(compares=(unchanged(record, kv.mod_revision),), success=(put,))
-            )
+    def pin(view: View) -> Decision:
+        kv = not_none(view.get(record))
+        if kv.value == b"deleting":
+            return Decision(reason="deleting", refusal=Conflict("deleting"))
+        if view.get(KEYS.root + "pins/a") is not None:
+            return Decision(reason="pinned")
+        put = Put(key=KEYS.root + "pins/a", value=b"me")
+        return Decision(reason="pin", txn=Txn(compares=(unchanged(record, kv.mod_revision),), success=(put,)))
 
-        decisions = [pin, delete] if first == "pin" else [delete, pin]
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(outcome(r.executor.settle(d, coalesce=True))) for d in decisions]
-        assert [type(task.result()) for task in running] == [type(None), Conflict]
-        assert (r.get("record") == b"deleting") == (r.get("pins/a") is None)
+    decisions = [pin, delete] if first == "pin" else [delete, pin]
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(outcome(r.executor.settle(d, coalesce=True))) for d in decisions]
+    assert [type(task.result()) for task in running] == [type(None), Conflict]
+    assert (r.get("record") == b"deleting") == (r.get("pins/a") is None)
 
 
-@in_virtual_time()
-async def test_what_reads_or_deletes_ranges_goes_alone() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        await r.mirror.at_least(r.put("old/a"))
+@in_rig(rig)
+async def test_what_reads_or_deletes_ranges_goes_alone(r: Rig) -> None:
+    await r.mirror.at_least(r.put("old/a"))
 
-        def clean(view: View) -> Decision:
-            if view.get(KEYS.root + "old/a") is None:
-                return Decision(reason="clean")
-            return Decision(reason="clean", txn=Txn(success=(delete_prefix(KEYS.root + "old/"),)))
+    def clean(view: View) -> Decision:
+        if view.get(KEYS.root + "old/a") is None:
+            return Decision(reason="clean")
+        return Decision(reason="clean", txn=Txn(success=(delete_prefix(KEYS.root + "old/"),)))
 
-        network.begin()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(r.executor.settle(Claim("a"), coalesce=True))
-            tasks.create_task(r.executor.settle(clean, coalesce=True))
-            tasks.create_task(r.executor.settle(Claim("b"), coalesce=True))
-        assert network.executed == 3
-        assert r.get("old/a") is None
+    r.network.begin()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(r.executor.settle(Claim("a"), coalesce=True))
+        tasks.create_task(r.executor.settle(clean, coalesce=True))
+        tasks.create_task(r.executor.settle(Claim("b"), coalesce=True))
+    assert r.network.executed == 3
+    assert r.get("old/a") is None
 
 
-@in_virtual_time()
-async def test_who_gives_up_does_not_hold_up_the_others() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        network.begin(Fate(delay_s=0.2))
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(r.executor.settle(Claim("first"), coalesce=True))
-            await asyncio.sleep(0)
-            quitter = tasks.create_task(r.executor.settle(Claim("quitter"), coalesce=True))
-            other = tasks.create_task(r.executor.settle(Claim("other"), coalesce=True))
-            await asyncio.sleep(0.1)
-            quitter.cancel()
-        assert other.exception() is None
-        assert (r.get("quitter"), r.get("other")) == (None, b"me")
+@in_rig(rig)
+async def test_who_gives_up_does_not_hold_up_the_others(r: Rig) -> None:
+    r.network.begin(Fate(delay_s=0.2))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(r.executor.settle(Claim("first"), coalesce=True))
+        await asyncio.sleep(0)
+        quitter = tasks.create_task(r.executor.settle(Claim("quitter"), coalesce=True))
+        other = tasks.create_task(r.executor.settle(Claim("other"), coalesce=True))
+        await asyncio.sleep(0.1)
+        quitter.cancel()
+    assert other.exception() is None
+    assert (r.get("quitter"), r.get("other")) == (None, b"me")
 
 
-@in_virtual_time()
-async def test_a_plain_delete_joins() -> None:
-    network = Answers()
-    async with rig(network=network) as r:
-        await r.mirror.at_least(put(r.store, KEYS.root + "old"))
-        key = KEYS.root + "old"
+@in_rig(rig)
+async def test_a_plain_delete_joins(r: Rig) -> None:
+    await r.mirror.at_least(put(r.store, KEYS.root + "old"))
+    key = KEYS.root + "old"
 
-        def drop(view: View) -> Decision:
-            if view.get(key) is None:
-                return Decision(reason="gone")
-            return Decision(reason="drop", txn=Txn(success=(Delete(key=key),)))
+    def drop(view: View) -> Decision:
+        if view.get(key) is None:
+            return Decision(reason="gone")
+        return Decision(reason="drop", txn=Txn(success=(Delete(key=key),)))
 
-        network.begin()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(r.executor.settle(Claim("a"), coalesce=True))
-            tasks.create_task(r.executor.settle(drop, coalesce=True))
-        assert network.executed == 1
+    r.network.begin()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(r.executor.settle(Claim("a"), coalesce=True))
+        tasks.create_task(r.executor.settle(drop, coalesce=True))
+    assert r.network.executed == 1

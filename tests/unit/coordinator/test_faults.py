@@ -33,7 +33,8 @@ from strata.testing.memory_store import MemoryStore
 from strata.testing.mvcc import Revision
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.fleet import JOB, KEYS, Fleet, Node
+from tests.unit.coordinator.rig import now
+from tests.unit.coordinator.serving_rig import JOB, KEYS, Cluster, Node
 
 SERVER = InstanceId("serves-the-members")
 CHAOS_S = 60.0
@@ -99,7 +100,7 @@ class Witness:
 class Chaos:
     """Registers and removes members, crashes and cuts off replicas, at random."""
 
-    def __init__(self, f: Fleet, rng: random.Random) -> None:
+    def __init__(self, f: Cluster, rng: random.Random) -> None:
         self.f, self.rng = f, rng
         self.networks: list[Bad] = []
         self.members: set[str] = set()
@@ -176,7 +177,6 @@ def settled(view: View) -> bool:
 def test_replicas_come_through_random_faults(seed: int) -> None:
     @in_virtual_time(seed=seed, limit_s=3600)
     async def scenario() -> None:
-        loop = asyncio.get_running_loop()
         store = MemoryStore()
         for key, record in (
             (KEYS.replica("keeper"), Replica(instance=SERVER, address="k:1")),
@@ -185,17 +185,17 @@ def test_replicas_come_through_random_faults(seed: int) -> None:
             store.execute(Txn(success=(Put(key=key, value=encode(record)),)))
         witness = Witness(store)
         async with asyncio.TaskGroup() as tasks:
-            f = Fleet(store, tasks)
+            f = Cluster(tasks, idle=True, store=store)
             chaos = Chaos(f, random.Random(seed))
             for _ in range(3):
                 chaos.add()
-            end = loop.time() + CHAOS_S
-            while loop.time() < end:
+            end = now() + CHAOS_S
+            while now() < end:
                 await asyncio.sleep(chaos.rng.uniform(0, 1))
                 await chaos.one()
             chaos.calm()
             await asyncio.sleep(40)  # the longest delay, a lease, settling, all of it over
-            leaders = [n for n in f.alive if n.leads()]
+            leaders = [n for n in f.alive if n.leads]
             assert len(leaders) == 1
             assert leaders[0].replica.is_ready()[0]
             for node in f.alive:

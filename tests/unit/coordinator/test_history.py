@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from strata.coordinator.view.history import History
 from strata.core.txn import Event, KeyValue, WatchBatch
+from tests.not_none import not_none
 
 
 def batch(revision: int, events: int = 1) -> WatchBatch:
@@ -16,8 +19,12 @@ def revisions(history: History, since: int) -> list[int] | None:
     return None if found is None else [b.revision for b in found]
 
 
-def test_it_returns_what_came_after_a_token() -> None:
-    history = History()
+@pytest.fixture
+def history() -> History:
+    return History()
+
+
+def test_it_returns_what_came_after_a_token(history: History) -> None:
     history.reset(10)
     for revision in (11, 14, 15):
         history.append(batch(revision))
@@ -26,19 +33,17 @@ def test_it_returns_what_came_after_a_token() -> None:
     assert revisions(history, 15) == []
 
 
-def test_a_token_from_within_a_batch_is_answered_with_the_rest_of_it() -> None:
+def test_a_token_from_within_a_batch_is_answered_with_the_rest_of_it(history: History) -> None:
     """etcd catches a watch up with many revisions at once; another replica's batches end elsewhere."""
-    history = History()
     history.reset(10)
     caught_up = tuple(event for revision in (11, 12, 14) for event in batch(revision, events=2).events)
     history.append(WatchBatch(revision=14, events=caught_up))
-    found = history.since(12)
-    assert found is not None
-    assert [(b.revision, [e.kv.mod_revision for e in b.events]) for b in found] == [(14, [14, 14])]
+    assert [(b.revision, [e.kv.mod_revision for e in b.events]) for b in not_none(history.since(12))] == [
+        (14, [14, 14])
+    ]
 
 
-def test_a_token_from_before_its_floor_means_list_again() -> None:
-    history = History()
+def test_a_token_from_before_its_floor_means_list_again(history: History) -> None:
     history.reset(10)
     assert revisions(history, 9) is None
     assert revisions(history, 10) == []
@@ -54,8 +59,7 @@ def test_the_oldest_batches_make_room_and_raise_the_floor() -> None:
     assert revisions(history, 11) == [12, 13]
 
 
-def test_a_list_forgets_everything() -> None:
-    history = History()
+def test_a_list_forgets_everything(history: History) -> None:
     history.reset(10)
     history.append(batch(11))
     history.reset(20)

@@ -18,7 +18,7 @@ from strata.errors import Unavailable
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, put, rig
+from tests.unit.coordinator.rig import KEYS, now, put, rig
 from tests.unit.coordinator.serving_rig import cluster
 
 
@@ -61,10 +61,6 @@ class Lost:
 
     async def __anext__(self) -> WatchBatch:
         raise Unavailable("no watch today")
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def followed(
@@ -142,8 +138,9 @@ async def test_a_slow_proof_that_revisions_are_of_others_is_waited_for() -> None
 
 
 @in_virtual_time()
-async def test_a_mirror_that_is_behind_while_it_waits_to_open_its_lost_watch_goes_on() -> None:
-    store = MemoryStore()
+async def test_a_mirror_that_is_behind_while_it_waits_to_open_its_lost_watch_goes_on(
+    store: MemoryStore,
+) -> None:
     losing = Losing(store.client("r1"), Measures())
     async with asyncio.TaskGroup() as tasks:
         mirror = Mirror(losing, KEYS, new_uid="uid-1", answered=lambda: store.state.head)
@@ -165,8 +162,7 @@ async def test_a_mirror_that_is_behind_while_it_waits_to_open_its_lost_watch_goe
 async def test_a_replica_with_a_late_view_sends_its_members_to_one_that_knows_more() -> None:
     network = Frozen()
     async with cluster(2, members=1) as c:
-        c.add("r3", network=network)
-        await c.ready()
+        await c.start("r3", network=network)
         [member] = await c.world("r3")
         network.delay_s = 12.0
         put(c.store, c["r1"].context.keys.root + "news")

@@ -15,7 +15,9 @@ from strata.etcd import Timing
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import worlds_pb2
+from tests.not_none import not_none
 from tests.raw_member import Member
+from tests.unit.coordinator.rig import in_rig
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
 
 SURVIVORS = 30
@@ -56,10 +58,8 @@ class Slow(PromptNetwork):
 
 async def trained(c: Cluster, dead: int, network: Slow) -> list[Member]:
     """Return the members of a world at `r1`, which leads, and `r2`."""
-    c.add("r1", network=network)
-    await c.ready()
-    c.add("r2", network=Slow())
-    await c.ready()
+    await c.start("r1", network=network)
+    await c.start("r2", network=Slow())
     spec = worlds_pb2.JobSpec(min_workers=1, max_workers=c.members, settle_s=3.0)
     members = [
         await c.member(f"w{i:04}").connect("r1" if i < SURVIVORS else "r2", spec=spec)
@@ -82,82 +82,70 @@ async def test_they_end_one_generation_and_not_the_job(dead: int, answer_s: floa
         network = Slow()
         members = await trained(c, dead, network)
         network.answer_s = answer_s
-        before = JobView(c["r1"].view, JOB).head()
-        assert before is not None
+        before = not_none(JobView(c["r1"].view, JOB).head())
         c["r2"].kill()
         for member in members[SURVIVORS:]:
             member.drop()
         await c["r1"].see(lambda view: left(view) == SURVIVORS)
         await asyncio.sleep(3)
-        after = JobView(c["r1"].view, JOB).head()
-        assert after is not None
+        after = not_none(JobView(c["r1"].view, JOB).head())
         assert after.record.generation == before.record.generation + 1
         assert after.record.size == SURVIVORS
         assert JobView(c["r1"].view, JOB).phase() is Phase.RUNNING
 
 
-@in_virtual_time()
-async def test_who_comes_to_the_door_between_two_parts_is_spared_by_the_second() -> None:
-    async with cluster(0, members=SURVIVORS + 60) as c:
-        network = Slow()
-        members = await trained(c, 60, network)
-        late = members[-1]
-        before = late.incarnation
-        c["r2"].kill()
-        for member in members[SURVIVORS:]:
-            member.drop()
-        network.answer_s, network.put_s = 0.8, 4.0
-        await network.deleting.wait()
-        await asyncio.sleep(0.1)
-        assert left(c["r1"].view) == SURVIVORS + 30
-        late.dial("r1")
-        network.answer_s = 0.001
-        await c["r1"].see(lambda view: left(view) <= SURVIVORS + 1)
-        network.put_s = 0.001
-        await late.next("welcome")
-        entry = c.worker(late.worker)
-        assert entry is not None
-        assert entry.create_revision == before
+@in_rig(cluster, 0, members=SURVIVORS + 60)
+async def test_who_comes_to_the_door_between_two_parts_is_spared_by_the_second(c: Cluster) -> None:
+    network = Slow()
+    members = await trained(c, 60, network)
+    late = members[-1]
+    before = late.incarnation
+    c["r2"].kill()
+    for member in members[SURVIVORS:]:
+        member.drop()
+    network.answer_s, network.put_s = 0.8, 4.0
+    await network.deleting.wait()
+    await asyncio.sleep(0.1)
+    assert left(c["r1"].view) == SURVIVORS + 30
+    late.dial("r1")
+    network.answer_s = 0.001
+    await c["r1"].see(lambda view: left(view) <= SURVIVORS + 1)
+    network.put_s = 0.001
+    await late.next("welcome")
+    assert not_none(c.worker(late.worker)).create_revision == before
 
 
-@in_virtual_time()
-async def test_no_world_is_written_while_the_last_part_is_tried_again() -> None:
+@in_rig(cluster, 0, members=SURVIVORS + 60)
+async def test_no_world_is_written_while_the_last_part_is_tried_again(c: Cluster) -> None:
     """One of them was back just before it was deleted, so that none was: the others are still to go."""
-    async with cluster(0, members=SURVIVORS + 60) as c:
-        network = Slow()
-        members = await trained(c, 60, network)
-        network.late = 2
-        before = JobView(c["r1"].view, JOB).head()
-        assert before is not None
-        c["r2"].kill()
-        for member in members[SURVIVORS:]:
-            member.drop()
-        await network.deleting.wait()
-        members[-1].dial("r1")
-        await c["r1"].see(lambda view: left(view) == SURVIVORS + 1)
-        await asyncio.sleep(5)
-        after = JobView(c["r1"].view, JOB).head()
-        assert after is not None
-        assert after.record.generation == before.record.generation + 1
-        assert after.record.size == SURVIVORS + 1
+    network = Slow()
+    members = await trained(c, 60, network)
+    network.late = 2
+    before = not_none(JobView(c["r1"].view, JOB).head())
+    c["r2"].kill()
+    for member in members[SURVIVORS:]:
+        member.drop()
+    await network.deleting.wait()
+    members[-1].dial("r1")
+    await c["r1"].see(lambda view: left(view) == SURVIVORS + 1)
+    await asyncio.sleep(5)
+    after = not_none(JobView(c["r1"].view, JOB).head())
+    assert after.record.generation == before.record.generation + 1
+    assert after.record.size == SURVIVORS + 1
 
 
-@in_virtual_time()
-async def test_worlds_do_not_wait_for_ever_for_what_cannot_be_deleted() -> None:
-    async with cluster(0, members=SURVIVORS + 60) as c:
-        network = Slow()
-        network.lost_from = 2
-        members = await trained(c, 60, network)
-        before = JobView(c["r1"].view, JOB).head()
-        assert before is not None
-        c["r2"].kill()
-        for member in members[SURVIVORS:]:
-            member.drop()
-        await network.deleting.wait()
-        await asyncio.sleep(8)
-        after = JobView(c["r1"].view, JOB).head()
-        assert after is not None
-        assert after.record.generation > before.record.generation
+@in_rig(cluster, 0, members=SURVIVORS + 60)
+async def test_worlds_do_not_wait_for_ever_for_what_cannot_be_deleted(c: Cluster) -> None:
+    network = Slow()
+    network.lost_from = 2
+    members = await trained(c, 60, network)
+    before = not_none(JobView(c["r1"].view, JOB).head())
+    c["r2"].kill()
+    for member in members[SURVIVORS:]:
+        member.drop()
+    await network.deleting.wait()
+    await asyncio.sleep(8)
+    assert not_none(JobView(c["r1"].view, JOB).head()).record.generation > before.record.generation
 
 
 def test_an_attempt_outlasts_a_request_to_one_etcd_member() -> None:

@@ -16,7 +16,7 @@ from strata.testing import virtual_time
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, put, rig
+from tests.unit.coordinator.rig import KEYS, Rig, Scripted, in_rig, now, put, rig
 
 
 def same(view: View, store: MemoryStore) -> bool:
@@ -26,8 +26,7 @@ def same(view: View, store: MemoryStore) -> bool:
 
 
 @in_virtual_time()
-async def test_it_lists_and_then_follows() -> None:
-    store = MemoryStore()
+async def test_it_lists_and_then_follows(store: MemoryStore) -> None:
     put(store, KEYS.root + "a", b"1")
     async with rig(store) as r:
         assert r.get("a") == b"1"
@@ -38,155 +37,135 @@ async def test_it_lists_and_then_follows() -> None:
         assert same(r.mirror.view, store)
 
 
-@in_virtual_time()
-async def test_what_is_not_newer_is_dropped() -> None:
+@in_rig(rig)
+async def test_what_is_not_newer_is_dropped(r: Rig) -> None:
     """Watches overlap where they resume; a key must not go back to an older value."""
-    async with rig() as r:
-        await r.mirror.at_least(r.put("a", b"old"))
-        old = r.mirror.view.get(KEYS.root + "a")
-        revision = r.put("a", b"new")
-        await r.mirror.at_least(revision)
-        new = r.mirror.view.get(KEYS.root + "a")
-        assert old is not None
-        assert new is not None
-        heard: list[WatchBatch] = []
-        r.mirror.subscribe(heard.append)
-        newer = replace(new, key=KEYS.root + "b", mod_revision=revision + 1)
-        r.mirror._take(WatchBatch(revision=revision, events=(Event(kv=new),)))
-        r.mirror._take(WatchBatch(revision=revision + 1, events=(Event(kv=old), Event(kv=newer))))
-        assert r.get("a") == b"new"
-        assert [(b.revision, len(b.events)) for b in heard] == [(revision + 1, 1)]
+    await r.mirror.at_least(r.put("a", b"old"))
+    old = r.mirror.view.get(KEYS.root + "a")
+    revision = r.put("a", b"new")
+    await r.mirror.at_least(revision)
+    new = r.mirror.view.get(KEYS.root + "a")
+    assert old is not None
+    assert new is not None
+    heard: list[WatchBatch] = []
+    r.mirror.subscribe(heard.append)
+    newer = replace(new, key=KEYS.root + "b", mod_revision=revision + 1)
+    r.mirror._take(WatchBatch(revision=revision, events=(Event(kv=new),)))
+    r.mirror._take(WatchBatch(revision=revision + 1, events=(Event(kv=old), Event(kv=newer))))
+    assert r.get("a") == b"new"
+    assert [(b.revision, len(b.events)) for b in heard] == [(revision + 1, 1)]
 
 
 @in_virtual_time()
-async def test_the_uid_is_created_once() -> None:
-    store = MemoryStore()
+async def test_the_uid_is_created_once(store: MemoryStore) -> None:
     async with rig(store) as first, rig(store, name="r2") as second:
         assert first.mirror.uid == second.mirror.uid == "uid-1"
         uid = store.read(Range(key=KEYS.uid)).kvs[0]
         assert uid.version == 1
 
 
-@in_virtual_time()
-async def test_subscribers_hear_every_batch_in_order_after_the_view_has_it() -> None:
-    async with rig() as r:
-        heard: list[tuple[int, int]] = []
+@in_rig(rig)
+async def test_subscribers_hear_every_batch_in_order_after_the_view_has_it(r: Rig) -> None:
+    heard: list[tuple[int, int]] = []
 
-        def hear(batch: WatchBatch) -> None:
-            heard.append((batch.revision, r.mirror.view.revision))
+    def hear(batch: WatchBatch) -> None:
+        heard.append((batch.revision, r.mirror.view.revision))
 
-        leave = r.mirror.subscribe(hear)
-        revisions = [r.put("a"), r.put("b"), r.delete("a")]
-        await r.mirror.at_least(revisions[-1])
-        assert heard == [(n, n) for n in revisions]
-        leave()
-        await r.mirror.at_least(r.put("c"))
-        assert len(heard) == 3
+    leave = r.mirror.subscribe(hear)
+    revisions = [r.put("a"), r.put("b"), r.delete("a")]
+    await r.mirror.at_least(revisions[-1])
+    assert heard == [(n, n) for n in revisions]
+    leave()
+    await r.mirror.at_least(r.put("c"))
+    assert len(heard) == 3
 
 
-@in_virtual_time()
-async def test_a_record_that_somebody_wrote_by_hand_does_not_end_the_mirror() -> None:
-    async with rig() as r:
-        others: list[WatchBatch] = []
-        r.mirror.subscribe(lambda _: void(r.mirror.view.record(KEYS.root + "x", ClusterUid)))
-        r.mirror.subscribe(others.append)
-        await r.mirror.at_least(r.put("x", b"not a record"))
-        await r.mirror.at_least(r.put("y"))
-        assert len(others) == 2
+@in_rig(rig)
+async def test_a_record_that_somebody_wrote_by_hand_does_not_end_the_mirror(r: Rig) -> None:
+    others: list[WatchBatch] = []
+    r.mirror.subscribe(lambda _: void(r.mirror.view.record(KEYS.root + "x", ClusterUid)))
+    r.mirror.subscribe(others.append)
+    await r.mirror.at_least(r.put("x", b"not a record"))
+    await r.mirror.at_least(r.put("y"))
+    assert len(others) == 2
 
 
 def void(_: object) -> None:
     return None
 
 
-@in_virtual_time()
-async def test_wait_until_asks_after_every_change() -> None:
-    async with rig() as r:
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(
-                r.mirror.wait_until(lambda view: view.get(KEYS.root + "b") is not None)
-            )
-            await r.mirror.at_least(r.put("a"))
-            assert not waiting.done()
-            r.put("b")
-        await r.mirror.wait_until(lambda view: True)
+@in_rig(rig)
+async def test_wait_until_asks_after_every_change(r: Rig) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(r.mirror.wait_until(lambda view: view.get(KEYS.root + "b") is not None))
+        await r.mirror.at_least(r.put("a"))
+        assert not waiting.done()
+        r.put("b")
+    await r.mirror.wait_until(lambda view: True)
 
 
-@in_virtual_time()
-async def test_it_catches_up_after_a_partition() -> None:
-    async with rig() as r:
-        r.client.partition()
-        r.put("a", b"1")
-        r.put("a", b"2")
-        revision = r.put("b")
-        r.client.heal()
-        await r.mirror.at_least(revision)
-        assert same(r.mirror.view, r.store)
-        assert r.mirror.history.floor < revision - 2
+@in_rig(rig)
+async def test_it_catches_up_after_a_partition(r: Rig) -> None:
+    r.client.partition()
+    r.put("a", b"1")
+    r.put("a", b"2")
+    revision = r.put("b")
+    r.client.heal()
+    await r.mirror.at_least(revision)
+    assert same(r.mirror.view, r.store)
+    assert r.mirror.history.floor < revision - 2
 
 
-@in_virtual_time()
-async def test_after_a_compaction_it_lists_and_tells_deletes() -> None:
-    async with rig() as r:
-        await r.mirror.at_least(r.put("gone"))
-        heard: list[WatchBatch] = []
-        r.mirror.subscribe(heard.append)
-        r.client.partition()
-        r.put("new")
-        revision = r.delete("gone")
-        r.store.compact(revision)
-        r.client.heal()
-        await r.mirror.at_least(revision)
-        assert same(r.mirror.view, r.store)
-        (batch,) = (b for b in heard if b.events)
-        assert [(e.kv.key.rpartition("/")[2], e.deleted) for e in batch.events] == [
-            ("new", False),
-            ("gone", True),
-        ]
-        assert r.mirror.history.floor == batch.revision == revision
+@in_rig(rig)
+async def test_after_a_compaction_it_lists_and_tells_deletes(r: Rig) -> None:
+    await r.mirror.at_least(r.put("gone"))
+    heard: list[WatchBatch] = []
+    r.mirror.subscribe(heard.append)
+    r.client.partition()
+    r.put("new")
+    revision = r.delete("gone")
+    r.store.compact(revision)
+    r.client.heal()
+    await r.mirror.at_least(revision)
+    assert same(r.mirror.view, r.store)
+    (batch,) = (b for b in heard if b.events)
+    assert [(e.kv.key.rpartition("/")[2], e.deleted) for e in batch.events] == [
+        ("new", False),
+        ("gone", True),
+    ]
+    assert r.mirror.history.floor == batch.revision == revision
 
 
 @in_virtual_time()
 async def test_fresh_brings_the_view_to_the_newest_revision() -> None:
-    class Slow(PromptNetwork):
-        def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-            return 0.05
-
-    async with rig(network=Slow()) as r:
+    async with rig(network=Scripted(watch_s=0.05)) as r:
         revision = r.put("a")
         assert r.mirror.view.revision < revision
         assert await r.mirror.fresh() == revision
         assert r.get("a") is not None
 
 
-@in_virtual_time()
-async def test_fresh_does_not_wait_for_other_peoples_revisions_to_be_told() -> None:
-    loop = asyncio.get_running_loop()
-    async with rig() as r:
-        foreign = put(r.store, "/elsewhere/key")
-        before = loop.time()
-        assert await r.mirror.fresh() == foreign
-        assert loop.time() - before < 1, "a progress notice comes only after seconds"
-        # and what is proved once is known
-        before = loop.time()
-        await r.mirror.at_least(foreign)
-        assert loop.time() == before
+@in_rig(rig)
+async def test_fresh_does_not_wait_for_other_peoples_revisions_to_be_told(r: Rig) -> None:
+    foreign = put(r.store, "/elsewhere/key")
+    before = now()
+    assert await r.mirror.fresh() == foreign
+    assert now() - before < 1, "a progress notice comes only after seconds"
+    # and what is proved once is known
+    before = now()
+    await r.mirror.at_least(foreign)
+    assert now() == before
 
 
 @in_virtual_time()
 async def test_an_untold_write_or_delete_is_no_foreign_revision() -> None:
-    class Untold(PromptNetwork):
-        def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-            return 1.0
-
-    loop = asyncio.get_running_loop()
-    async with rig(network=Untold()) as r:
+    async with rig(network=Scripted(watch_s=1.0)) as r:
         for change in (r.put, r.delete):
-            before, revision = loop.time(), change("a")
+            before, revision = now(), change("a")
             foreign = put(r.store, "/elsewhere/key")
             assert await r.mirror.fresh() == foreign
             assert r.mirror.view.revision >= revision
-            assert loop.time() - before >= 1
+            assert now() - before >= 1
 
 
 class Counting(PromptNetwork):
@@ -251,65 +230,57 @@ async def test_many_who_wait_for_a_late_watch_do_not_list_one_after_the_other() 
         assert network.reads <= 12
 
 
-@in_virtual_time()
-async def test_fresh_fails_when_etcd_is_out_of_reach_and_works_again() -> None:
-    async with rig() as r:
-        r.client.partition()
-        with pytest.raises(Unavailable):
-            await r.mirror.fresh()
-        r.client.heal()
-        assert await r.mirror.fresh() == r.mirror.view.revision
-
-
-@in_virtual_time()
-async def test_silence_is_measured() -> None:
-    async with rig() as r:
-        assert r.mirror.silence_s() < 0.1
-        r.client.partition()
-        await asyncio.sleep(8)
-        assert r.mirror.silence_s() >= 8
-        r.client.heal()
+@in_rig(rig)
+async def test_fresh_fails_when_etcd_is_out_of_reach_and_works_again(r: Rig) -> None:
+    r.client.partition()
+    with pytest.raises(Unavailable):
         await r.mirror.fresh()
-        assert r.mirror.silence_s() == 0
+    r.client.heal()
+    assert await r.mirror.fresh() == r.mirror.view.revision
 
 
-@in_virtual_time()
-async def test_an_audit_of_a_true_view_finds_nothing() -> None:
-    async with rig() as r:
-        r.put("a")
-        assert await r.mirror.audit() == 0
-        await asyncio.sleep(300)
-        assert r.mirror.differences == 0
+@in_rig(rig)
+async def test_silence_is_measured(r: Rig) -> None:
+    assert r.mirror.silence_s() < 0.1
+    r.client.partition()
+    await asyncio.sleep(8)
+    assert r.mirror.silence_s() >= 8
+    r.client.heal()
+    await r.mirror.fresh()
+    assert r.mirror.silence_s() == 0
+
+
+@in_rig(rig)
+async def test_an_audit_of_a_true_view_finds_nothing(r: Rig) -> None:
+    r.put("a")
+    assert await r.mirror.audit() == 0
+    await asyncio.sleep(300)
+    assert r.mirror.differences == 0
 
 
 @in_virtual_time()
 async def test_a_watch_that_fell_silent_is_no_difference() -> None:
     """Of a frozen etcd member only the watch is heard no more; calls go to another one at once."""
 
-    class SilentWatch(PromptNetwork):
-        def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-            return 17.0  # it is given up after 15, and opened elsewhere
-
-    async with rig(network=SilentWatch()) as r:
+    async with rig(network=Scripted(watch_s=17.0)) as r:  # it is given up after 15, and opened elsewhere
         r.put("a")
         assert await r.mirror.audit() == 0
         assert r.get("a") == b"{}"
 
 
-@in_virtual_time()
-async def test_an_audit_finds_lost_events_counts_and_repairs_them() -> None:
-    async with rig() as r:
-        await r.mirror.at_least(r.put("changed", b"1"))
-        await r.mirror.at_least(r.put("gone"))
-        drop_events(r.store)
-        r.put("changed", b"2")
-        r.put("new")
-        r.delete("gone")
-        assert r.get("changed") == b"1"
-        assert await r.mirror.audit() == 3
-        assert r.mirror.differences == 3
-        await r.mirror.wait_until(lambda view: same(view, r.store))
-        assert await r.mirror.audit() == 0
+@in_rig(rig)
+async def test_an_audit_finds_lost_events_counts_and_repairs_them(r: Rig) -> None:
+    await r.mirror.at_least(r.put("changed", b"1"))
+    await r.mirror.at_least(r.put("gone"))
+    drop_events(r.store)
+    r.put("changed", b"2")
+    r.put("new")
+    r.delete("gone")
+    assert r.get("changed") == b"1"
+    assert await r.mirror.audit() == 3
+    assert r.mirror.differences == 3
+    await r.mirror.wait_until(lambda view: same(view, r.store))
+    assert await r.mirror.audit() == 0
 
 
 def drop_events(store: MemoryStore) -> None:
@@ -339,8 +310,7 @@ def test_another_uid_ends_it_whether_the_watch_or_a_read_tells(replacement: byte
 @in_virtual_time()
 async def test_silence_counts_a_suspend_that_only_the_clock_saw() -> None:
     skew_s = 0.0
-    loop = asyncio.get_running_loop()
-    mirror = Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=lambda: loop.time() + skew_s)
+    mirror = Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=lambda: now() + skew_s)
     mirror.note_contact()
     skew_s = 30.0
     assert mirror.silence_s() == 30.0

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import pytest
+
+from strata.coordinator.reports.interest import LOOK_S
 from strata.coordinator.reports.progress import (
     MAX_STACK_CHARS,
     MAX_STACKS,
@@ -15,7 +19,19 @@ from strata.coordinator.reports.progress import (
 )
 from strata.core.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1.members_pb2 import DeviceStatus, MemberDevices, MemberHeard, RankProgress, SaveHold, StepTimes
+from strata.v1.members_pb2 import (
+    DeviceStatus,
+    MemberDevices,
+    MemberHeard,
+    RankEvidence,
+    RankProgress,
+    SaveHold,
+    StepTimes,
+)
+from strata.v1.session_pb2 import Progress, Tick
+from tests.not_none import not_none
+from tests.unit.coordinator.rig import now
+from tests.unit.coordinator.serving_rig import Cluster, Member, in_world
 
 
 def said(rank: int, step: int, phase: str = "step", **more: object) -> RankProgress:
@@ -27,9 +43,13 @@ def one(board: ProgressBoard, rank: int = 0) -> RankProgress:
     return found
 
 
+@pytest.fixture
+def board() -> ProgressBoard:
+    return ProgressBoard()
+
+
 @in_virtual_time()
-async def test_a_stall_lasts_until_the_rank_says_something_else() -> None:
-    board = ProgressBoard()
+async def test_a_stall_lasts_until_the_rank_says_something_else(board: ProgressBoard) -> None:
     board.note("j", 1, [said(0, 7)], own=True)
     await asyncio.sleep(30)
     board.note("j", 1, [said(0, 7, age_ms=30_050, stalled_ms=30_050, stack="File train.py")], own=True)
@@ -44,8 +64,9 @@ async def test_a_stall_lasts_until_the_rank_says_something_else() -> None:
 
 
 @in_virtual_time()
-async def test_what_a_late_rank_does_is_known_until_it_moves_and_what_its_steps_cost_for_longer() -> None:
-    board = ProgressBoard()
+async def test_what_a_late_rank_does_is_known_until_it_moves_and_what_its_steps_cost_for_longer(
+    board: ProgressBoard,
+) -> None:
     times = StepTimes(compute_us=7, median_compute_us=8, steady_steps=9)
     board.note("j", 1, [said(0, 7, step_times=times, usual_ms=500)], own=True)
     await asyncio.sleep(3)
@@ -64,8 +85,7 @@ async def test_what_a_late_rank_does_is_known_until_it_moves_and_what_its_steps_
 
 
 @in_virtual_time()
-async def test_a_hold_lasts_until_a_newer_word_without_one() -> None:
-    board = ProgressBoard()
+async def test_a_hold_lasts_until_a_newer_word_without_one(board: ProgressBoard) -> None:
     hold = SaveHold(step=20, held_ms=5000, reason="disk full", host="a")
     board.note("j", 1, [said(0, 20)], own=True)
     await asyncio.sleep(1)
@@ -89,8 +109,7 @@ async def test_a_hold_lasts_until_a_newer_word_without_one() -> None:
 
 
 @in_virtual_time()
-async def test_what_is_kept_is_bounded() -> None:
-    board = ProgressBoard()
+async def test_what_is_kept_is_bounded(board: ProgressBoard) -> None:
     for rank in range(MAX_STACKS + 10):
         board.note("j", 1, [said(rank, 100 - rank % 2, stalled_ms=1, stack="x" * 99_999)], own=True)
     kept = [r for r in board.ranks("j", 1, range(1000)) if r.stack]
@@ -104,8 +123,7 @@ async def test_what_is_kept_is_bounded() -> None:
 
 
 @in_virtual_time()
-async def test_news_are_told_in_messages_of_bounded_size() -> None:
-    board = ProgressBoard()
+async def test_news_are_told_in_messages_of_bounded_size(board: ProgressBoard) -> None:
     board.note("j", 1, [said(r, 1, stalled_ms=1, stack="x" * 4000) for r in range(64)], own=True)
     board.note("j", 1, [said(r, 1, "p" * 64, trace_file="/" * 500) for r in range(100, 3000)], own=True)
     devices = [DeviceStatus(index=i, name="H200", fault="f" * 200) for i in range(8)]
@@ -122,8 +140,7 @@ async def test_news_are_told_in_messages_of_bounded_size() -> None:
 
 
 @in_virtual_time()
-async def test_members_that_came_and_went_while_somebody_looks_are_forgotten() -> None:
-    board = ProgressBoard()
+async def test_members_that_came_and_went_while_somebody_looks_are_forgotten(board: ProgressBoard) -> None:
     stays = MemberHeard(worker_id="stays", incarnation=1, age_ms=3_600_000)
     for number in range(600):
         passes = MemberHeard(worker_id=f"w{number}", incarnation=2 + number)
@@ -138,8 +155,7 @@ async def test_members_that_came_and_went_while_somebody_looks_are_forgotten() -
 
 
 @in_virtual_time()
-async def test_devices_belong_to_an_incarnation_and_go_with_the_member() -> None:
-    board = ProgressBoard()
+async def test_devices_belong_to_an_incarnation_and_go_with_the_member(board: ProgressBoard) -> None:
     board.note_devices(
         "j", MemberDevices(worker_id="w", incarnation=5, devices=[DeviceStatus(index=1)]), own=True
     )
@@ -149,3 +165,63 @@ async def test_devices_belong_to_an_incarnation_and_go_with_the_member() -> None
     board.forget_member("j", "w")
     assert not list(board.devices("j"))
     assert board.news() == []
+
+
+# -- members are asked for more while somebody looks, at whichever replica, and no longer
+
+
+async def answering(member: Member, rank: int) -> None:
+    """Answer each look at a rank, as an agent does."""
+    seen = 0
+    while True:
+        asked = member.all("inspect")
+        if len(asked) > seen:
+            seen = len(asked)
+            evidence = RankEvidence(rank=rank, stack=f"stack {seen}", log=["a line"])
+            member.send(progress=Progress(generation=1, evidence=[evidence]))
+        member.send(tick=Tick())
+        await asyncio.sleep(0.1)
+
+
+def looks(c: Cluster, replica: str) -> Any:
+    return c[replica].service.live
+
+
+@in_world("r1", "r2", members=2)
+async def test_a_look_at_any_replica_brings_evidence_and_the_ages_of_heartbeats(
+    c: Cluster, members: list[Member]
+) -> None:
+    tasks = [c.tasks.create_task(answering(member, rank)) for rank, member in enumerate(members)]
+    service = looks(c, "r3")
+    await asyncio.sleep(5)
+    assert members[0].all("inspect") == []
+    assert service.heard("job", "w0", members[0].incarnation) is None
+    for _ in range(6):
+        service.look("job", 0)
+        service.look("job", None)
+        await asyncio.sleep(1)
+    found = not_none(service.evidence("job", 1, 0))
+    assert found.stack.startswith("stack ")
+    assert list(found.log) == ["a line"]
+    assert service.evidence("job", 1, 1) is None, "nobody looks at rank 1"
+    assert members[1].all("inspect") == []
+    for name in ("w0", "w1"):
+        assert (
+            now()
+            - not_none(service.heard("job", name, next(m.incarnation for m in members if m.worker == name)))
+            < 4
+        )
+    await asyncio.sleep(2 * LOOK_S + 12)
+    count = len(members[0].all("inspect"))
+    assert service.evidence("job", 1, 0) is None
+    await asyncio.sleep(10)
+    assert len(members[0].all("inspect")) == count, "nobody looks any more"
+    for task in tasks:
+        task.cancel()
+
+
+@in_world("r1", "r1", members=2)
+async def test_evidence_of_others_ranks_is_not_taken(c: Cluster, members: list[Member]) -> None:
+    members[0].send(progress=Progress(generation=1, evidence=[RankEvidence(rank=1, stack="made up")]))
+    await asyncio.sleep(2)
+    assert looks(c, "r1").evidence("job", 1, 1) is None

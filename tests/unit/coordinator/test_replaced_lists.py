@@ -15,6 +15,7 @@ from strata.core.txn import Delete, Put, Txn
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import datasets_pb2, recovery_pb2, worlds_pb2
 from strata.wire.pages import whole_async
+from tests.unit.coordinator.rig import in_rig
 from tests.unit.coordinator.serving_rig import JOB, KEYS, Cluster
 
 GENERATION = 7
@@ -75,48 +76,44 @@ async def asked(cluster: Cluster, name: str, request: Any, change: Callable[[], 
     return await whole_async(ask, request), pages
 
 
-@in_virtual_time()
-async def test_a_recovery_has_the_shards_of_one_assignment_of_each_dataset() -> None:
+@in_rig(filled)
+async def test_a_recovery_has_the_shards_of_one_assignment_of_each_dataset(cluster: Any) -> None:
     """The leader writes the assignments after the world: both have the generation that the world has already."""
-    async with filled() as cluster:
 
-        def divide() -> None:
-            puts = [Put(key=JOB.assignment(name), value=assignment(A, epoch=4)) for name in DATASETS]
-            cluster.store.execute(Txn(success=tuple(puts)))
+    def divide() -> None:
+        puts = [Put(key=JOB.assignment(name), value=assignment(A, epoch=4)) for name in DATASETS]
+        cluster.store.execute(Txn(success=tuple(puts)))
 
-        request = recovery_pb2.RecoveryRequest(job="job", worker_id="a")
-        answer, _pages = await asked(cluster, "get_recovery", request, divide)
-        for name in DATASETS:
-            mine = [shard for part in answer.shards if part.dataset == name for shard in part.shards]
-            assert sorted(mine) == list(range(SHARDS)), name
-
-
-@in_virtual_time()
-async def test_an_assignment_that_goes_between_two_pages_is_not_half_of_one() -> None:
-    async with filled() as cluster:
-        request = datasets_pb2.GetAssignmentRequest(job="job", dataset="d0")
-        answer, _pages = await asked(
-            cluster,
-            "get_assignment",
-            request,
-            lambda: cluster.store.execute(Txn(success=(Delete(key=JOB.assignment("d0")),))),
-        )
-        assert (answer.assign_epoch, dict(answer.owners)) == (0, {})
+    request = recovery_pb2.RecoveryRequest(job="job", worker_id="a")
+    answer, _pages = await asked(cluster, "get_recovery", request, divide)
+    for name in DATASETS:
+        mine = [shard for part in answer.shards if part.dataset == name for shard in part.shards]
+        assert sorted(mine) == list(range(SHARDS)), name
 
 
-@in_virtual_time()
-async def test_a_dataset_that_is_registered_anew_has_another_list_with_the_same_epoch() -> None:
-    async with filled() as cluster:
+@in_rig(filled)
+async def test_an_assignment_that_goes_between_two_pages_is_not_half_of_one(cluster: Any) -> None:
+    request = datasets_pb2.GetAssignmentRequest(job="job", dataset="d0")
+    answer, _pages = await asked(
+        cluster,
+        "get_assignment",
+        request,
+        lambda: cluster.store.execute(Txn(success=(Delete(key=JOB.assignment("d0")),))),
+    )
+    assert (answer.assign_epoch, dict(answer.owners)) == (0, {})
 
-        def replace() -> None:
-            cluster.store.execute(Txn(success=(Delete(key=JOB.assignment("d0")),)))
-            put = Put(key=JOB.assignment("d0"), value=assignment(A, epoch=3))
-            cluster.store.execute(Txn(success=(put,)))
 
-        request = datasets_pb2.GetAssignmentRequest(job="job", dataset="d0")
-        answer, _pages = await asked(cluster, "get_assignment", request, replace)
-        assert {name: len(owned.index) for name, owned in answer.owners.items()} == {"a": SHARDS}
-        assert list(answer.workers) == ["a"]
+@in_rig(filled)
+async def test_a_dataset_that_is_registered_anew_has_another_list_with_the_same_epoch(cluster: Any) -> None:
+    def replace() -> None:
+        cluster.store.execute(Txn(success=(Delete(key=JOB.assignment("d0")),)))
+        put = Put(key=JOB.assignment("d0"), value=assignment(A, epoch=3))
+        cluster.store.execute(Txn(success=(put,)))
+
+    request = datasets_pb2.GetAssignmentRequest(job="job", dataset="d0")
+    answer, _pages = await asked(cluster, "get_assignment", request, replace)
+    assert {name: len(owned.index) for name, owned in answer.owners.items()} == {"a": SHARDS}
+    assert list(answer.workers) == ["a"]
 
 
 @in_virtual_time()

@@ -8,14 +8,17 @@ import pytest
 
 from strata.core.ids import InstanceId, ReplicaId
 from strata.core.job import JobView
-from strata.core.records import Leader, Replica, WorldHead, decode, encode
+from strata.core.records import Leader, Replica, StopAction, WorldHead, decode, encode
+from strata.core.stopping import GONE_S, LATE_S, StopRequest, decide_stop
 from strata.core.store import Compacted
 from strata.core.txn import Delete, Put, Range, Txn
 from strata.errors import ClusterReplaced, Conflict
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.fleet import JOB, KEYS, Fleet, Node, fleet
+from tests.not_none import not_none
+from tests.unit.coordinator.rig import in_rig, now
+from tests.unit.coordinator.serving_rig import JOB, KEYS, Cluster, Node, cluster, in_cluster
 
 
 async def ready(nodes: list[Node]) -> None:
@@ -23,124 +26,100 @@ async def ready(nodes: list[Node]) -> None:
         await asyncio.sleep(0.01)
 
 
-@in_virtual_time()
-async def test_members_become_a_world() -> None:
-    async with fleet() as f:
-        node = await f.follower()
-        await f.register(node, "a", min_workers=2, max_workers=2)
-        await f.register(await f.leader(), "b")
-        job = await f.generation(node, 1)
-        world = job.world()
-        assert world is not None
-        assert [m.worker for m in world.members] == ["a", "b"]
+@in_cluster(Cluster.follower, idle=True)
+async def test_members_become_a_world(f: Cluster, node: Node) -> None:
+    await f.register(node, "a", min_workers=2, max_workers=2)
+    await f.register(await f.leader(), "b")
+    job = await f.generation(node, 1)
+    assert [m.worker for m in not_none(job.world()).members] == ["a", "b"]
 
 
-@in_virtual_time()
-async def test_a_world_waits_for_more_members_only_while_they_settle() -> None:
-    loop = asyncio.get_running_loop()
-    async with fleet(1) as f:
-        (node,) = f.nodes
-        await f.leader()
-        before = loop.time()
-        await f.register(node, "a", min_workers=1, max_workers=3, settle_s=2.0)
-        await asyncio.sleep(1.5)
-        await f.register(node, "b")
-        job = await f.generation(node, 1)
-        assert loop.time() - before == pytest.approx(2.0, abs=0.1)
-        world = job.world()
-        assert world is not None
-        assert len(world.members) == 2
+@in_rig(cluster, 1, idle=True)
+async def test_a_world_waits_for_more_members_only_while_they_settle(f: Cluster) -> None:
+    (node,) = f.all
+    await f.leader()
+    before = now()
+    await f.register(node, "a", min_workers=1, max_workers=3, settle_s=2.0)
+    await asyncio.sleep(1.5)
+    await f.register(node, "b")
+    job = await f.generation(node, 1)
+    assert now() - before == pytest.approx(2.0, abs=0.1)
+    assert len(not_none(job.world()).members) == 2
 
 
-@in_virtual_time()
-async def test_a_death_makes_a_generation_at_once() -> None:
-    loop = asyncio.get_running_loop()
-    async with fleet() as f:
-        node = await f.follower()
-        for worker in "abc":
-            await f.register(node, worker, min_workers=1, max_workers=3)
-        await f.generation(node, 1)
-        before = loop.time()
-        await f.leave(node, "b")
-        await f.generation(node, 2)
-        assert loop.time() - before < 0.1
+@in_cluster(Cluster.follower, idle=True)
+async def test_a_death_makes_a_generation_at_once(f: Cluster, node: Node) -> None:
+    for worker in "abc":
+        await f.register(node, worker, min_workers=1, max_workers=3)
+    await f.generation(node, 1)
+    before = now()
+    await f.leave(node, "b")
+    await f.generation(node, 2)
+    assert now() - before < 0.1
 
 
-@in_virtual_time()
-async def test_a_crashed_leader_is_replaced_within_its_lease_and_the_next_one_goes_on() -> None:
-    loop = asyncio.get_running_loop()
-    async with fleet() as f:
-        leader, node = await f.leader(), await f.follower()
-        for worker in "ab":
-            await f.register(node, worker, min_workers=1, max_workers=2)
-        job = await f.generation(node, 1)
-        old = job.head()
-        assert old is not None
-        crashed_at = loop.time()
-        await leader.crash()
-        await f.leave(node, "b")
-        job = await f.generation(node, 2)
-        head = job.head()
-        assert head is not None
-        assert head.record.epoch > old.record.epoch
-        assert loop.time() - crashed_at <= 6.1
+@in_rig(cluster, idle=True)
+async def test_a_crashed_leader_is_replaced_within_its_lease_and_the_next_one_goes_on(f: Cluster) -> None:
+    leader, node = await f.leader(), await f.follower()
+    for worker in "ab":
+        await f.register(node, worker, min_workers=1, max_workers=2)
+    job = await f.generation(node, 1)
+    old = not_none(job.head())
+    crashed_at = now()
+    await leader.crash()
+    await f.leave(node, "b")
+    job = await f.generation(node, 2)
+    assert not_none(job.head()).record.epoch > old.record.epoch
+    assert now() - crashed_at <= 6.1
 
 
-@in_virtual_time()
-async def test_a_stopped_leader_resigns_so_that_the_next_one_acts_at_once() -> None:
-    loop = asyncio.get_running_loop()
-    async with fleet() as f:
-        await ready(f.nodes)
-        leader, node = await f.leader(), await f.follower()
-        before = loop.time()
-        await leader.stop()
-        await f.leader()
-        assert loop.time() - before < 0.1
-        assert leader.serving[0].calls == ["start", "run", "stop"]
-        await node.context.mirror.fresh()
-        assert node.view.get(KEYS.replica(leader.name)) is None
+@in_rig(cluster, idle=True)
+async def test_a_stopped_leader_resigns_so_that_the_next_one_acts_at_once(f: Cluster) -> None:
+    await ready(f.all)
+    leader, node = await f.leader(), await f.follower()
+    before = now()
+    await leader.stop()
+    await f.leader()
+    assert now() - before < 0.1
+    assert not_none(leader.idle).calls == ["start", "run", "stop"]
+    await node.context.mirror.fresh()
+    assert node.view.get(KEYS.replica(leader.name)) is None
 
 
-@in_virtual_time()
-async def test_it_stops_before_etcd_ever_answered() -> None:
-    store = MemoryStore()
-    async with asyncio.TaskGroup() as tasks:
-        f = Fleet(store, tasks)
-        node = f.add("r1")
-        node.client.partition()
-        await asyncio.sleep(10)
-        await node.stop()
-        assert node.serving == []
+@in_rig(cluster, 0, idle=True)
+async def test_it_stops_before_etcd_ever_answered(f: Cluster) -> None:
+    node = f.add("r1")
+    node.client.partition()
+    await asyncio.sleep(10)
+    await node.stop()
+    assert node.idle is None
 
 
-@in_virtual_time()
-async def test_it_stops_while_etcd_is_away() -> None:
-    loop = asyncio.get_running_loop()
-    async with fleet(1) as f:
-        (node,) = f.nodes
-        await f.leader()
-        node.client.partition()
-        before = loop.time()
-        await node.stop()
-        assert loop.time() - before <= 7
-        node.client.heal()
+@in_rig(cluster, 1, idle=True)
+async def test_it_stops_while_etcd_is_away(f: Cluster) -> None:
+    (node,) = f.all
+    await f.leader()
+    node.client.partition()
+    before = now()
+    await node.stop()
+    assert now() - before <= 7
+    node.client.heal()
 
 
-@in_virtual_time()
-async def test_readiness_follows_etcd() -> None:
-    async with fleet(1) as f:
-        (node,) = f.nodes
-        await ready(f.nodes)
-        await asyncio.sleep(30)
-        assert node.replica.is_ready() == (True, "")
-        node.client.partition()
-        await asyncio.sleep(3)
-        ok, reason = node.replica.is_ready()
-        assert (ok, "etcd has answered nothing" in reason) == (False, True)
-        node.client.heal()
-        await ready(f.nodes)
-        node.replica.stop()
-        assert node.replica.is_ready() == (False, "it is stopping")
+@in_rig(cluster, 1, idle=True)
+async def test_readiness_follows_etcd(f: Cluster) -> None:
+    (node,) = f.all
+    await ready(f.all)
+    await asyncio.sleep(30)
+    assert node.replica.is_ready() == (True, "")
+    node.client.partition()
+    await asyncio.sleep(3)
+    ok, reason = node.replica.is_ready()
+    assert (ok, "etcd has answered nothing" in reason) == (False, True)
+    node.client.heal()
+    await ready(f.all)
+    node.replica.stop()
+    assert node.replica.is_ready() == (False, "it is stopping")
 
 
 # -- registration -----------------------------------------------------------------------------
@@ -151,88 +130,78 @@ def registered(store: MemoryStore, name: str) -> Replica | None:
     return decode(Replica, kvs[0].value) if kvs else None
 
 
-@in_virtual_time()
-async def test_a_lost_registration_is_made_again() -> None:
-    async with fleet(1) as f:
-        (node,) = f.nodes
-        await ready(f.nodes)
-        f.store.execute(Txn(success=(Delete(key=KEYS.replica("r1")),)))
-        await asyncio.sleep(0.5)
-        record = registered(f.store, "r1")
-        assert record is not None
-        assert record.instance == node.context.instance
-        node.client.partition()
-        await asyncio.sleep(20)
-        assert registered(f.store, "r1") is None, "its lease is over"
-        node.client.heal()
-        await ready(f.nodes)
-        assert registered(f.store, "r1") is not None
+@in_rig(cluster, 1, idle=True)
+async def test_a_lost_registration_is_made_again(f: Cluster) -> None:
+    (node,) = f.all
+    await ready(f.all)
+    f.delete(KEYS.replica("r1"))
+    await asyncio.sleep(0.5)
+    assert not_none(registered(f.store, "r1")).instance == node.context.instance
+    node.client.partition()
+    await asyncio.sleep(20)
+    assert registered(f.store, "r1") is None, "its lease is over"
+    node.client.heal()
+    await ready(f.all)
+    assert registered(f.store, "r1") is not None
 
 
-@in_virtual_time()
-async def test_a_replica_restarted_at_its_address_takes_its_name_at_once() -> None:
-    async with fleet(1) as f:
-        await ready(f.nodes)
-        await f.nodes[0].crash()
-        began = asyncio.get_running_loop().time()
-        again = f.add("r1")
+@in_rig(cluster, 1, idle=True)
+async def test_a_replica_restarted_at_its_address_takes_its_name_at_once(f: Cluster) -> None:
+    await ready(f.all)
+    await f.all[0].crash()
+    began = now()
+    again = f.add("r1")
+    await ready([again])
+    assert now() - began < 0.1
+    assert not_none(registered(f.store, "r1")).instance == again.context.instance
+
+
+@in_rig(cluster, 1, idle=True)
+async def test_a_replica_restarted_elsewhere_waits_for_its_remnant_to_go(f: Cluster) -> None:
+    await ready(f.all)
+    await f.all[0].crash()
+    again = Node(f, "r1", 2, address="elsewhere:50051")
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(again.replica.run())
         await ready([again])
-        assert asyncio.get_running_loop().time() - began < 0.1
-        record = registered(f.store, "r1")
-        assert record is not None
-        assert record.instance == again.context.instance
+        again.replica.stop()
+        await running
 
 
-@in_virtual_time()
-async def test_a_replica_restarted_elsewhere_waits_for_its_remnant_to_go() -> None:
-    async with fleet(1) as f:
-        await ready(f.nodes)
-        await f.nodes[0].crash()
-        again = Node(f.store, "r1", None, run=2, address="elsewhere:50051")
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(again.replica.run())
-            await ready([again])
-            again.replica.stop()
-            await running
-
-
-@in_virtual_time()
-async def test_whoever_lost_its_name_does_not_take_it_back() -> None:
-    store = MemoryStore()
-    first = Node(store, "r1", None)
+@in_rig(cluster, 0, idle=True)
+async def test_whoever_lost_its_name_does_not_take_it_back(f: Cluster) -> None:
+    first = Node(f, "r1")
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(outcome(first))
         await ready([first])
         twin = Replica(instance=InstanceId("twin"), address="r1:50051")
-        store.execute(Txn(success=(Put(key=KEYS.replica("r1"), value=encode(twin)),)))
+        f.put(KEYS.replica("r1"), encode(twin))
     assert isinstance(running.result(), Conflict)
-    assert registered(store, "r1") == twin
+    assert registered(f.store, "r1") == twin
 
 
-@in_virtual_time()
-async def test_a_name_that_another_replica_holds_is_an_error() -> None:
-    async with fleet(1) as f:
-        await ready(f.nodes)
-        twin = Node(f.store, "r1", None, run=2, address="elsewhere:50051")
-        with pytest.raises(Conflict, match="another replica named r1 runs at r1:50051"):
-            await twin.replica.run()
-        assert twin.serving[0].calls[-1] == "stop"
-        assert f.nodes[0].replica.is_ready()[0]
+@in_rig(cluster, 1, idle=True)
+async def test_a_name_that_another_replica_holds_is_an_error(f: Cluster) -> None:
+    await ready(f.all)
+    twin = Node(f, "r1", 2, address="elsewhere:50051")
+    with pytest.raises(Conflict, match="another replica named r1 runs at r1:50051"):
+        await twin.replica.run()
+    assert not_none(twin.idle).calls[-1] == "stop"
+    assert f.all[0].replica.is_ready()[0]
 
 
 # -- what ends or does not end a replica ------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_a_replaced_cluster_ends_it_with_its_error() -> None:
-    store = MemoryStore()
-    node = Node(store, "r1", None)
+@in_rig(cluster, 0, idle=True)
+async def test_a_replaced_cluster_ends_it_with_its_error(f: Cluster) -> None:
+    node = Node(f, "r1")
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(outcome(node))
         await node.context.mirror.started()
-        store.execute(Txn(success=(Delete(key=KEYS.uid),)))
+        f.delete(KEYS.uid)
     assert isinstance(running.result(), ClusterReplaced)
-    assert node.serving[0].calls[-1] == "stop"
+    assert not_none(node.idle).calls[-1] == "stop"
 
 
 async def outcome(node: Node) -> BaseException | None:
@@ -243,43 +212,38 @@ async def outcome(node: Node) -> BaseException | None:
     return None
 
 
-@in_virtual_time()
-async def test_records_written_by_hand_depose_nobody_and_stop_no_other_job() -> None:
-    async with fleet() as f:
-        await ready(f.nodes)
-        leader = await f.leader()
-        epoch = leader.context.election.epoch
-        broken = KEYS.job("broken")
-        for key in (broken.spec, broken.worker("w"), broken.head, broken.checkpoint(1, 1)):
-            f.store.execute(Txn(success=(Put(key=key, value=b"by hand"),)))
-        await f.register(leader, "a")
-        await f.generation(leader, 1)
-        await asyncio.sleep(60)
-        assert leader.context.election.epoch == epoch
-        assert all(n.replica.is_ready()[0] for n in f.nodes)
-        f.store.execute(Txn(success=(Delete(key=broken.root, range_end=broken.root[:-1] + "0"),)))
+@in_rig(cluster, idle=True)
+async def test_records_written_by_hand_depose_nobody_and_stop_no_other_job(f: Cluster) -> None:
+    await ready(f.all)
+    leader = await f.leader()
+    epoch = leader.context.election.epoch
+    broken = KEYS.job("broken")
+    for key in (broken.spec, broken.worker("w"), broken.head, broken.checkpoint(1, 1)):
+        f.put(key, b"by hand")
+    await f.register(leader, "a")
+    await f.generation(leader, 1)
+    await asyncio.sleep(60)
+    assert leader.context.election.epoch == epoch
+    assert all(n.replica.is_ready()[0] for n in f.all)
+    f.store.execute(Txn(success=(Delete(key=broken.root, range_end=broken.root[:-1] + "0"),)))
 
 
-@in_virtual_time()
-async def test_a_leader_key_written_by_hand_is_waited_out() -> None:
-    async with fleet() as f:
-        leader = await f.leader()
-        f.store.execute(
-            Txn(success=(Delete(key=KEYS.leader),)),
-        )
-        f.store.execute(Txn(success=(Put(key=KEYS.leader, value=b"by hand"),)))
-        await asyncio.sleep(10)
-        assert not any(n.leads() for n in f.nodes)
-        assert not leader.leads()
-        f.store.execute(Txn(success=(Delete(key=KEYS.leader),)))
-        await f.leader()
+@in_cluster(Cluster.leader, idle=True)
+async def test_a_leader_key_written_by_hand_is_waited_out(f: Cluster, leader: Node) -> None:
+    f.delete(KEYS.leader)
+    f.put(KEYS.leader, b"by hand")
+    await asyncio.sleep(10)
+    assert not any(n.leads for n in f.all)
+    assert not leader.leads
+    f.delete(KEYS.leader)
+    await f.leader()
 
 
 # -- one leader an epoch, fenced --------------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_a_leader_that_froze_and_wakes_writes_nothing() -> None:
+@in_rig(cluster, 0, idle=True)
+async def test_a_leader_that_froze_and_wakes_writes_nothing(f: Cluster) -> None:
     """Its plan is on the way when another leader takes over: it arrives late, and fails."""
 
     class Freezes(PromptNetwork):
@@ -296,114 +260,100 @@ async def test_a_leader_that_froze_and_wakes_writes_nothing() -> None:
                 return Fate(delay_s=20.0)
             return Fate()
 
-    async with asyncio.TaskGroup() as tasks:
-        f = Fleet(MemoryStore(), tasks)
-        network = Freezes()
-        first = f.add("r1", network=network)
-        await f.leader()
-        second = f.add("r2")
-        await f.register(second, "a", min_workers=1, max_workers=2)
-        await f.register(second, "b")
-        await f.generation(second, 1)
-        network.armed = True
-        await f.leave(second, "b")
-        await asyncio.sleep(0.5)
-        first.client.partition()  # what it sent is still on the way
-        await f.generation(second, 2)
-        await asyncio.sleep(30)
-        head = f.store.read(Range(key=JOB.head)).kvs[0]
-        assert head.version == 2
-        assert decode(WorldHead, head.value).epoch == second.context.election.epoch
-        first.client.heal()
-        await asyncio.sleep(5)
-        assert not first.leads()
-        for node in f.nodes:
-            assert node.task is not None
-            node.task.cancel()
+    network = Freezes()
+    first = f.add("r1", network=network)
+    await f.leader()
+    second = f.add("r2")
+    await f.register(second, "a", min_workers=1, max_workers=2)
+    await f.register(second, "b")
+    await f.generation(second, 1)
+    network.armed = True
+    await f.leave(second, "b")
+    await asyncio.sleep(0.5)
+    first.client.partition()  # what it sent is still on the way
+    await f.generation(second, 2)
+    await asyncio.sleep(30)
+    head = f.store.read(Range(key=JOB.head)).kvs[0]
+    assert head.version == 2
+    assert decode(WorldHead, head.value).epoch == second.context.election.epoch
+    first.client.heal()
+    await asyncio.sleep(5)
+    assert not first.leads
 
 
 @in_virtual_time()
-async def test_somebody_elses_leader_key_is_respected() -> None:
-    store = MemoryStore()
+async def test_somebody_elses_leader_key_is_respected(store: MemoryStore) -> None:
     other = Leader(instance=InstanceId("x"), replica=ReplicaId("x"), address="x:1")
     store.execute(Txn(success=(Put(key=KEYS.leader, value=encode(other)),)))
-    async with fleet(store=store) as f:
+    async with cluster(store=store, idle=True) as f:
         await asyncio.sleep(60)
-        assert not any(n.leads() for n in f.nodes)
+        assert not any(n.leads for n in f.all)
 
 
 # -- housekeeping, compaction -----------------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_the_keys_of_an_ended_generation_go_after_a_minute() -> None:
-    async with fleet() as f:
-        node = await f.leader()
-        for worker in "ab":
-            await f.register(node, worker, min_workers=1, max_workers=2)
-        await f.generation(node, 1)
-        await f.leave(node, "b")
-        job = await f.generation(node, 2)
-        await asyncio.sleep(55)
-        assert len(job.view.names(JOB.worlds)) == 2
-        await asyncio.sleep(10)
-        assert len(job.view.names(JOB.worlds)) == 1
+@in_cluster(Cluster.leader, idle=True)
+async def test_the_keys_of_an_ended_generation_go_after_a_minute(f: Cluster, node: Node) -> None:
+    for worker in "ab":
+        await f.register(node, worker, min_workers=1, max_workers=2)
+    await f.generation(node, 1)
+    await f.leave(node, "b")
+    job = await f.generation(node, 2)
+    await asyncio.sleep(55)
+    assert len(job.view.names(JOB.worlds)) == 2
+    await asyncio.sleep(10)
+    assert len(job.view.names(JOB.worlds)) == 1
 
 
-@in_virtual_time()
-async def test_members_of_a_dead_replica_go_five_seconds_later() -> None:
-    loop = asyncio.get_running_loop()
-    async with fleet() as f:
-        await ready(f.nodes)
-        await asyncio.sleep(30)
-        leader, dies = await f.leader(), await f.follower()
-        for node, worker in ((leader, "stays"), (dies, "orphan"), (dies, "moves")):
-            await f.register(node, worker, min_workers=1, max_workers=3)
-        await f.generation(leader, 1)
-        died_at = loop.time()
-        await dies.crash()
-        await asyncio.sleep(1)
-        await f.register(leader, "moves")  # the same boot, at another replica
-        await leader.context.mirror.wait_until(lambda v: v.get(JOB.worker("orphan")) is None)
-        assert 5 <= loop.time() - died_at <= 10
-        await asyncio.sleep(30)
-        names = [w.name for w in JobView(leader.view, JOB).workers()]
-        assert names == ["moves", "stays"]
+@in_rig(cluster, idle=True)
+async def test_members_of_a_dead_replica_go_five_seconds_later(f: Cluster) -> None:
+    await ready(f.all)
+    await asyncio.sleep(30)
+    leader, dies = await f.leader(), await f.follower()
+    for node, worker in ((leader, "stays"), (dies, "orphan"), (dies, "moves")):
+        await f.register(node, worker, min_workers=1, max_workers=3)
+    await f.generation(leader, 1)
+    died_at = now()
+    await dies.crash()
+    await asyncio.sleep(1)
+    await f.register(leader, "moves")  # the same boot, at another replica
+    await leader.context.mirror.wait_until(lambda v: v.get(JOB.worker("orphan")) is None)
+    assert 5 <= now() - died_at <= 10
+    await asyncio.sleep(30)
+    names = [w.name for w in JobView(leader.view, JOB).workers()]
+    assert names == ["moves", "stays"]
 
 
-@in_virtual_time()
-async def test_history_older_than_five_minutes_goes() -> None:
-    async with fleet() as f:
-        node = await f.leader()
-        await f.register(node, "a")
-        old = f.store.state.head
-        await asyncio.sleep(200)
+@in_cluster(Cluster.leader, idle=True)
+async def test_history_older_than_five_minutes_goes(f: Cluster, node: Node) -> None:
+    await f.register(node, "a")
+    old = f.store.state.head
+    await asyncio.sleep(200)
+    f.store.read(Range(key=KEYS.root, range_end=KEYS.root[:-1] + "0", revision=old))
+    await f.register(node, "b")
+    await asyncio.sleep(320)
+    with pytest.raises(Compacted):
         f.store.read(Range(key=KEYS.root, range_end=KEYS.root[:-1] + "0", revision=old))
-        await f.register(node, "b")
-        await asyncio.sleep(320)
-        with pytest.raises(Compacted):
-            f.store.read(Range(key=KEYS.root, range_end=KEYS.root[:-1] + "0", revision=old))
-        await asyncio.sleep(600)
+    await asyncio.sleep(600)
 
 
-@in_virtual_time()
-async def test_at_rest_almost_nothing_is_written() -> None:
-    async with fleet() as f:
-        node = await f.leader()
-        for number in range(10):
-            await f.register(node, f"w{number}", min_workers=10, max_workers=10)
-        await f.generation(node, 1)
-        await asyncio.sleep(100)
-        before = f.store.state.head
-        await asyncio.sleep(600)
-        assert f.store.state.head == before
+@in_cluster(Cluster.leader, idle=True)
+async def test_at_rest_almost_nothing_is_written(f: Cluster, node: Node) -> None:
+    for number in range(10):
+        await f.register(node, f"w{number}", min_workers=10, max_workers=10)
+    await f.generation(node, 1)
+    await asyncio.sleep(100)
+    before = f.store.state.head
+    await asyncio.sleep(600)
+    assert f.store.state.head == before
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_leaders_that_come_and_go_leave_one_world(seed: int) -> None:
     @in_virtual_time(seed=seed)
     async def scenario() -> None:
-        async with fleet() as f:
+        async with cluster(idle=True) as f:
             node = await f.leader()
             for worker in "abcd":
                 await f.register(node, worker, min_workers=1, max_workers=4, max_fruitless_generations=9)
@@ -417,8 +367,52 @@ def test_leaders_that_come_and_go_leave_one_world(seed: int) -> None:
                 f.add(f"s{round_}")
             node = await f.leader()
             await asyncio.sleep(10)
-            world = JobView(node.view, JOB).world()
-            assert world is not None
-            assert [m.worker for m in world.members] == ["d"]
+            assert [m.worker for m in not_none(JobView(node.view, JOB).world()).members] == ["d"]
 
     scenario()
+
+
+# -- the leader's clock over notices: what nobody heeds ends a while after its grace, under any leader
+
+GRACE_S = 5.0
+
+
+async def preempted(replicas: Cluster, node: Node) -> float:
+    """Let two members train and be asked to leave, which they never do; return when they were asked."""
+    for worker in ("w0", "w1"):
+        await replicas.register(node, worker, min_workers=2, max_workers=2)
+    await replicas.generation(node, 1)
+    request = StopRequest(action=StopAction.PREEMPT, grace_ms=int(1000 * GRACE_S))
+    await node.context.executor.settle(lambda view: decide_stop(JobView(view, JOB), request))
+    return now()
+
+
+@in_cluster(Cluster.follower, idle=True)
+async def test_ranks_that_never_stop_are_stopped_and_members_that_never_leave_train_again(
+    replicas: Cluster,
+    node: Node,
+) -> None:
+    clock = asyncio.get_running_loop().time
+    asked = await preempted(replicas, node)
+    forming = await replicas.generation(node, 2)
+    assert GRACE_S + LATE_S - 0.1 <= clock() - asked <= GRACE_S + LATE_S + 1
+    head = not_none(forming.head())
+    assert head.record.forming
+    assert len(head.record.asked) == 1
+    again = (await replicas.generation(node, 3)).head()
+    assert GRACE_S + GONE_S - 0.1 <= clock() - asked <= GRACE_S + GONE_S + 1
+    assert again is not None
+    assert (again.record.members, again.record.asked) == (2, ())
+
+
+@in_cluster(Cluster.follower, idle=True)
+async def test_a_new_leader_counts_anew_and_so_only_later(replicas: Cluster, node: Node) -> None:
+    clock = asyncio.get_running_loop().time
+    asked = await preempted(replicas, node)
+    await asyncio.sleep(20)
+    leader = await replicas.leader()
+    await leader.stop()
+    successor = await replicas.leader()
+    assert successor is not leader
+    await replicas.generation(node, 2)
+    assert GRACE_S + LATE_S + 19 <= clock() - asked <= GRACE_S + LATE_S + 30

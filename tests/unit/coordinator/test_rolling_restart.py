@@ -8,19 +8,12 @@ from contextlib import suppress
 from strata.core.records import WorldHead, decode
 from strata.core.txn import Range
 from strata.errors import Unavailable
-from strata.testing.network import Call, Fate, PromptNetwork
-from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
-from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster
+from tests.not_none import not_none
+from tests.unit.coordinator.rig import in_rig, now, slow_writes
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster, in_world
 
 THREE = ("r1", "r2", "r3")
-
-
-class SlowNetwork(PromptNetwork):
-    """Every write takes its time."""
-
-    def fate(self, call: Call) -> Fate:
-        return Fate(delay_s=0.3 if call.kind == "execute" else 0.0)
 
 
 MEMBERS = 6
@@ -44,10 +37,10 @@ class Load:
                 await asyncio.sleep(0.25)
 
     async def _round(self, number: int) -> None:
-        began = asyncio.get_running_loop().time()
+        began = now()
         await asyncio.gather(*(self._meet(rank, m, number) for rank, m in enumerate(self.members)))
         self.rounds = number
-        self.longest_s = max(self.longest_s, asyncio.get_running_loop().time() - began)
+        self.longest_s = max(self.longest_s, now() - began)
 
     async def _meet(self, rank: int, member: Member, number: int) -> None:
         while True:
@@ -69,50 +62,45 @@ class Load:
             await member.connect(moved[0].addresses[0])
 
 
-@in_virtual_time()
-async def test_a_rolling_restart_fails_no_barrier_and_ends_no_generation() -> None:
-    async with cluster(members=MEMBERS) as c:
-        members = await c.world(*(THREE * 2))
-        before = {member.worker: member.incarnation for member in members}
-        load = Load(c, members)
-        running = c.tasks.create_task(load.run())
-        for name in THREE:
-            await asyncio.sleep(2)
-            rounds = load.rounds
-            node = c[name]
-            node.replica.stop()
-            assert node.task is not None
-            await node.task
-            await asyncio.sleep(2)
-            assert load.rounds > rounds + 5
-            c.add(name)
-            await c.ready()
-        await asyncio.sleep(7)
-        running.cancel()
-        assert load.longest_s < 0.5
-        head = c.store.read(Range(key=JOB.head)).kvs[0]
-        assert decode(WorldHead, head.value).generation == 1
-        for member in members:
-            entry = c.worker(member.worker)
-            assert entry is not None
-            assert entry.create_revision == before[member.worker]
+@in_world(*THREE * 2, members=MEMBERS)
+async def test_a_rolling_restart_fails_no_barrier_and_ends_no_generation(
+    c: Cluster, members: list[Member]
+) -> None:
+    before = {member.worker: member.incarnation for member in members}
+    load = Load(c, members)
+    running = c.tasks.create_task(load.run())
+    for name in THREE:
+        await asyncio.sleep(2)
+        rounds = load.rounds
+        node = c[name]
+        node.replica.stop()
+        assert node.task is not None
+        await node.task
+        await asyncio.sleep(2)
+        assert load.rounds > rounds + 5
+        await c.start(name)
+    await asyncio.sleep(7)
+    running.cancel()
+    assert load.longest_s < 0.5
+    head = c.store.read(Range(key=JOB.head)).kvs[0]
+    assert decode(WorldHead, head.value).generation == 1
+    for member in members:
+        assert not_none(c.worker(member.worker)).create_revision == before[member.worker]
 
 
-@in_virtual_time()
-async def test_who_registers_while_a_replica_stops_is_sent_on_at_once() -> None:
-    async with cluster(2, members=1) as c:
-        c.add("r3", network=SlowNetwork())
-        await c.ready()
-        began = asyncio.get_running_loop().time()
-        member = c.member("w0")
-        member.dial("r3")
-        await asyncio.sleep(0.1)
-        c["r3"].service.part()
-        moved = await member.next("moved")
-        assert set(moved.addresses) == {"r1", "r2"}
-        assert asyncio.get_running_loop().time() - began < 0.5
-        late = c.member("w1")
-        late.dial("r3")
-        await late.over.wait()
-        assert isinstance(late.error, Unavailable)
-        assert c.worker("w1") is None
+@in_rig(cluster, 2, members=1)
+async def test_who_registers_while_a_replica_stops_is_sent_on_at_once(c: Cluster) -> None:
+    await c.start("r3", network=slow_writes(0.3))
+    began = now()
+    member = c.member("w0")
+    member.dial("r3")
+    await asyncio.sleep(0.1)
+    c["r3"].service.part()
+    moved = await member.next("moved")
+    assert set(moved.addresses) == {"r1", "r2"}
+    assert now() - began < 0.5
+    late = c.member("w1")
+    late.dial("r3")
+    await late.over.wait()
+    assert isinstance(late.error, Unavailable)
+    assert c.worker("w1") is None

@@ -6,22 +6,20 @@ import asyncio
 
 import pytest
 
-from strata.core.txn import Delete, Put, Txn
+from strata.core.txn import Delete, Txn
 from strata.errors import ClusterReplaced, Conflict, StaleIncarnation, Unavailable
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import session_pb2, worlds_pb2
 from strata.v1.session_pb2 import Leave
 from strata.wire import status
-from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster
+from tests.not_none import not_none
+from tests.unit.coordinator.rig import Scripted, in_rig, now, slow_writes, writes
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster, in_cluster, in_world
 
 GRACE_S = 1.0
 DETECT_S = 5.0
 ORPHAN_S = 5.0
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def gone(c: Cluster, member: Member) -> float:
@@ -45,117 +43,103 @@ async def refused(member: Member, replica: str, **registration: object) -> Excep
 # -- opening ----------------------------------------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_a_member_is_welcomed_and_told_its_world() -> None:
-    async with cluster(members=2) as c:
-        first = await c.member("w0").connect("r1")
-        assert first.all("world") == [], "there is none yet"
-        second = await c.member("w1", slots=2).connect("r2")
-        update = await first.world()
-        assert (update.world.size, update.world.members) == (3, 2)
-        assert (update.phase, update.token.uid) == (worlds_pb2.JOB_PHASE_RUNNING, "uid-1")
-        places = [(await m.world()).place for m in (first, second)]
-        assert sorted((p.worker_id, p.slots) for p in places) == [("w0", 1), ("w1", 2)]
-        welcome = (await first.next("welcome")).SerializeToString()
-        assert b"instance-r1" in welcome
+@in_cluster(Cluster.joined, "w0", "r1", members=2)
+async def test_a_member_is_welcomed_and_told_its_world(c: Cluster, first: Member) -> None:
+    assert first.all("world") == [], "there is none yet"
+    second = await c.member("w1", slots=2).connect("r2")
+    update = await first.world()
+    assert (update.world.size, update.world.members) == (3, 2)
+    assert (update.phase, update.token.uid) == (worlds_pb2.JOB_PHASE_RUNNING, "uid-1")
+    places = [(await m.world()).place for m in (first, second)]
+    assert sorted((p.worker_id, p.slots) for p in places) == [("w0", 1), ("w1", 2)]
+    welcome = (await first.next("welcome")).SerializeToString()
+    assert b"instance-r1" in welcome
 
 
-@in_virtual_time()
-async def test_a_standby_hears_of_a_world_without_a_place() -> None:
-    async with cluster(members=1) as c:
-        member = await c.member("w0").connect("r1")
-        await member.world()
-        standby = await c.member("w1").connect("r2")
-        update = await standby.world()
-        assert not update.HasField("place")
-        standby.arrive([0])
-        assert (await standby.next("arrival_refused")).error.code == "REFUSED"
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_standby_hears_of_a_world_without_a_place(c: Cluster, member: Member) -> None:
+    await member.world()
+    standby = await c.member("w1").connect("r2")
+    update = await standby.world()
+    assert not update.HasField("place")
+    standby.arrive([0])
+    assert (await standby.next("arrival_refused")).error.code == "REFUSED"
 
 
-@in_virtual_time()
-async def test_a_rank_is_sent_to_its_supervisor_and_a_token_of_another_cluster_away() -> None:
-    async with cluster(1) as c:
-        async with c.board.dial("me", "r1") as link:
-            link.send(session_pb2.Up(hello=session_pb2.Hello(rank=session_pb2.RankHello(rank=1))))
-            with pytest.raises(Exception, match="supervisor"):
-                await link.recv()
-        async with c.board.dial("me", "r1") as link:
-            hello = session_pb2.Hello()
-            hello.token.uid, hello.token.revision = "another", 1
-            hello.member.job = "job"
-            link.send(session_pb2.Up(hello=hello))
-            with pytest.raises(ClusterReplaced):
-                await link.recv()
+@in_rig(cluster, 1)
+async def test_a_rank_is_sent_to_its_supervisor_and_a_token_of_another_cluster_away(c: Cluster) -> None:
+    async with c.board.dial("me", "r1") as link:
+        link.send(session_pb2.Up(hello=session_pb2.Hello(rank=session_pb2.RankHello(rank=1))))
+        with pytest.raises(Exception, match="supervisor"):
+            await link.recv()
+    async with c.board.dial("me", "r1") as link:
+        hello = session_pb2.Hello()
+        hello.token.uid, hello.token.revision = "another", 1
+        hello.member.job = "job"
+        link.send(session_pb2.Up(hello=hello))
+        with pytest.raises(ClusterReplaced):
+            await link.recv()
 
 
-@in_virtual_time()
-async def test_ticks_tell_which_replicas_are_ready() -> None:
-    async with cluster() as c:
-        member = await c.member("w0").connect("r1")
-        tick = await member.next("tick", after=1)
-        assert tick.ready
-        assert sorted(tick.ready_addresses) == ["r2", "r3"]
-        await c["r2"].crash()
-        await member.until(lambda: [list(t.ready_addresses) for t in member.all("tick")][-1] == ["r3"])
+@in_cluster(Cluster.joined, "w0", "r1")
+async def test_ticks_tell_which_replicas_are_ready(c: Cluster, member: Member) -> None:
+    tick = await member.next("tick", after=1)
+    assert tick.ready
+    assert sorted(tick.ready_addresses) == ["r2", "r3"]
+    await c["r2"].crash()
+    await member.until(lambda: [list(t.ready_addresses) for t in member.all("tick")][-1] == ["r3"])
 
 
 # -- moving -----------------------------------------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_a_hand_over_keeps_the_incarnation_and_ends_the_old_session() -> None:
-    async with cluster(members=1) as c:
-        member = await c.member("w0").connect("r1")
-        await member.world()
-        old = c.member("w0")
-        old.incarnation = member.incarnation
-        await old.connect("r2")  # the same boot, while the first stream still stands
-        await member.over.wait()
-        assert isinstance(member.error, Unavailable)
-        assert old.incarnation == member.incarnation
-        entry = c.worker("w0")
-        assert entry is not None
-        assert entry.record.served_by == "instance-r2-2"
-        await asyncio.sleep(30)
-        assert not old.over.is_set()
-        assert c.worker("w0") == entry, "the loss of the old stream killed nobody"
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_hand_over_keeps_the_incarnation_and_ends_the_old_session(c: Cluster, member: Member) -> None:
+    await member.world()
+    old = c.member("w0")
+    old.incarnation = member.incarnation
+    await old.connect("r2")  # the same boot, while the first stream still stands
+    await member.over.wait()
+    assert isinstance(member.error, Unavailable)
+    assert old.incarnation == member.incarnation
+    entry = not_none(c.worker("w0"))
+    assert entry.record.served_by == "instance-r2-2"
+    await asyncio.sleep(30)
+    assert not old.over.is_set()
+    assert c.worker("w0") == entry, "the loss of the old stream killed nobody"
 
 
-@in_virtual_time()
-async def test_a_newer_session_of_the_same_boot_at_the_same_replica_replaces_the_older() -> None:
-    async with cluster(members=1) as c:
-        member = await c.member("w0").connect("r1")
-        again = await c.member("w0").connect("r1")
-        await member.over.wait()
-        await asyncio.sleep(10)
-        assert not again.over.is_set()
-        assert again.incarnation == member.incarnation
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_newer_session_of_the_same_boot_at_the_same_replica_replaces_the_older(
+    c: Cluster, member: Member
+) -> None:
+    again = await c.member("w0").connect("r1")
+    await member.over.wait()
+    await asyncio.sleep(10)
+    assert not again.over.is_set()
+    assert again.incarnation == member.incarnation
 
 
-@in_virtual_time()
-async def test_a_reconnect_within_the_grace_keeps_everything() -> None:
-    async with cluster(members=1) as c:
-        member = await c.member("w0").connect("r1")
-        for replica in ("r1", "r2", "r2", "r3"):
-            member.drop()
-            await asyncio.sleep(0.9 * GRACE_S)
-            before = member.incarnation
-            await member.connect(replica)
-            assert member.incarnation == before
-        assert (await member.world()).world.generation == 1
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_reconnect_within_the_grace_keeps_everything(c: Cluster, member: Member) -> None:
+    for replica in ("r1", "r2", "r2", "r3"):
+        member.drop()
+        await asyncio.sleep(0.9 * GRACE_S)
+        before = member.incarnation
+        await member.connect(replica)
+        assert member.incarnation == before
+    assert (await member.world()).world.generation == 1
 
 
 # -- dying ------------------------------------------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_a_broken_stream_is_a_death_after_the_grace() -> None:
-    async with cluster(members=2) as c:
-        members = await c.world("r1", "r2")
-        broke = now()
-        members[1].drop()
-        died = await gone(c, members[1])
-        assert GRACE_S <= died - broke < GRACE_S + 0.2
+@in_world("r1", "r2", members=2)
+async def test_a_broken_stream_is_a_death_after_the_grace(c: Cluster, members: list[Member]) -> None:
+    broke = now()
+    members[1].drop()
+    died = await gone(c, members[1])
+    assert GRACE_S <= died - broke < GRACE_S + 0.2
 
 
 @in_virtual_time()
@@ -168,73 +152,59 @@ async def test_a_member_that_came_back_elsewhere_at_the_last_moment_lives() -> N
             before = member.incarnation
             await member.connect("r2")
             await asyncio.sleep(20)
-            entry = c.worker("w0")
-            assert entry is not None
-            assert member.incarnation == entry.create_revision
+            assert member.incarnation == not_none(c.worker("w0")).create_revision
             assert not member.over.is_set()
             if early_ms > 1:
                 assert member.incarnation == before
 
 
-@in_virtual_time()
-async def test_a_dead_member_may_register_anew() -> None:
-    async with cluster(members=1) as c:
-        member = await c.member("w0").connect("r1")
-        member.drop()
-        await gone(c, member)
-        before = member.incarnation
-        await member.connect("r2")
-        assert member.incarnation > before
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_dead_member_may_register_anew(c: Cluster, member: Member) -> None:
+    member.drop()
+    await gone(c, member)
+    before = member.incarnation
+    await member.connect("r2")
+    assert member.incarnation > before
 
 
-@in_virtual_time()
-async def test_a_leave_is_on_record_when_the_stream_ends() -> None:
-    async with cluster(members=1) as c:
-        member = await c.member("w0").connect("r1")
-        member.send(leave=Leave(reason="done"))
-        await member.over.wait()
-        assert member.error is None
-        assert c.worker("w0") is None
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_leave_is_on_record_when_the_stream_ends(c: Cluster, member: Member) -> None:
+    member.send(leave=Leave(reason="done"))
+    await member.over.wait()
+    assert member.error is None
+    assert c.worker("w0") is None
 
 
-@in_virtual_time()
-async def test_a_client_that_vanishes_in_the_middle_of_registering_leaves_no_key() -> None:
-    class Slow(PromptNetwork):
-        def fate(self, call: Call) -> Fate:
-            return Fate(delay_s=0.3) if call.kind == "execute" else Fate()
-
-    async with cluster(2, members=1) as c:
-        c.add("r9", network=Slow())
-        await c.ready()
-        member = c.member("w0")
-        member.dial("r9")
-        await asyncio.sleep(0.1)
-        member.drop()
-        await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is not None)
-        await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is None)
+@in_rig(cluster, 2, members=1)
+async def test_a_client_that_vanishes_in_the_middle_of_registering_leaves_no_key(c: Cluster) -> None:
+    await c.start("r9", network=slow_writes(0.3))
+    member = c.member("w0")
+    member.dial("r9")
+    await asyncio.sleep(0.1)
+    member.drop()
+    await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is not None)
+    await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is None)
 
 
-@in_virtual_time()
-async def test_while_etcd_is_away_nobody_dies_and_then_who_is_really_gone_does() -> None:
-    async with cluster(1, members=2) as c:
-        back = await c.member("w0").connect("r1")
-        dead = await c.member("w1").connect("r1")
-        c["r1"].client.partition()
-        back.drop()
-        dead.drop()
-        await asyncio.sleep(15)
-        back.dial("r1")
-        await asyncio.sleep(3)
-        assert back.over.is_set(), "nothing can be settled here: it may be welcome elsewhere"
-        c["r1"].client.heal()
-        back.dial("r1")
-        await back.next("welcome")
-        await gone(c, dead)
-        await asyncio.sleep(20)
-        entry = c.worker("w0")
-        assert entry is not None
-        assert entry.create_revision == back.incarnation
-        assert not back.over.is_set()
+@in_cluster(Cluster.joined, "w0", "r1", replicas=1, members=2)
+async def test_while_etcd_is_away_nobody_dies_and_then_who_is_really_gone_does(
+    c: Cluster, back: Member
+) -> None:
+    dead = await c.member("w1").connect("r1")
+    c["r1"].client.partition()
+    back.drop()
+    dead.drop()
+    await asyncio.sleep(15)
+    back.dial("r1")
+    await asyncio.sleep(3)
+    assert back.over.is_set(), "nothing can be settled here: it may be welcome elsewhere"
+    c["r1"].client.heal()
+    back.dial("r1")
+    await back.next("welcome")
+    await gone(c, dead)
+    await asyncio.sleep(20)
+    assert not_none(c.worker("w0")).create_revision == back.incarnation
+    assert not back.over.is_set()
 
 
 class LateRemoval(PromptNetwork):
@@ -251,172 +221,145 @@ class LateRemoval(PromptNetwork):
         return Fate()
 
 
-@in_virtual_time()
-async def test_a_removal_under_way_does_not_reach_a_member_that_is_back() -> None:
-    async with cluster(0, members=1) as c:
-        network = LateRemoval()
-        c.add("r1", network=network)
-        await c.ready()
-        member = await c.member("w0").connect("r1")
-        member.drop()
-        while not network.late:  # noqa: ASYNC110  # the time is virtual
-            await asyncio.sleep(0.01)
-        before = member.incarnation
-        await member.connect("r1")
-        await asyncio.sleep(20)
-        entry = c.worker("w0")
-        assert entry is not None
-        assert member.incarnation == entry.create_revision == before
-        assert not member.over.is_set()
+@in_rig(cluster, 0, members=1)
+async def test_a_removal_under_way_does_not_reach_a_member_that_is_back(c: Cluster) -> None:
+    network = LateRemoval()
+    await c.start("r1", network=network)
+    member = await c.member("w0").connect("r1")
+    member.drop()
+    while not network.late:  # noqa: ASYNC110  # the time is virtual
+        await asyncio.sleep(0.01)
+    before = member.incarnation
+    await member.connect("r1")
+    await asyncio.sleep(20)
+    assert member.incarnation == not_none(c.worker("w0")).create_revision == before
+    assert not member.over.is_set()
 
 
-@in_virtual_time()
-async def test_all_replicas_down_and_back_kill_nobody() -> None:
-    async with cluster() as c:
-        members = await c.world("r1", "r2", "r3")
-        before = [m.incarnation for m in members]
-        for name in ("r1", "r2", "r3"):
-            c[name].kill()
-        await asyncio.sleep(30)
-        for name in ("r1", "r2", "r3"):
-            c.add(name)
-        await c.ready()
-        for member, replica in zip(members, ("r3", "r1", "r2"), strict=True):
-            await member.connect(replica)
-        await asyncio.sleep(30)
-        assert [m.incarnation for m in members] == before
-        assert [m.over.is_set() for m in members] == [False] * 3
-        assert (await members[0].world()).world.generation == 1
+@in_world("r1", "r2", "r3")
+async def test_all_replicas_down_and_back_kill_nobody(c: Cluster, members: list[Member]) -> None:
+    before = [m.incarnation for m in members]
+    for name in ("r1", "r2", "r3"):
+        c[name].kill()
+    await asyncio.sleep(30)
+    for name in ("r1", "r2", "r3"):
+        c.add(name)
+    await c.ready()
+    for member, replica in zip(members, ("r3", "r1", "r2"), strict=True):
+        await member.connect(replica)
+    await asyncio.sleep(30)
+    assert [m.incarnation for m in members] == before
+    assert [m.over.is_set() for m in members] == [False] * 3
+    assert (await members[0].world()).world.generation == 1
 
 
-@in_virtual_time()
-async def test_a_member_that_dies_with_its_replica_is_found() -> None:
-    async with cluster() as c:
-        members = await c.world("r1", "r2", "r3")
-        died = now()
-        members[2].drop()
-        c["r3"].kill()
-        assert await gone(c, members[2]) - died < 13
+@in_world("r1", "r2", "r3")
+async def test_a_member_that_dies_with_its_replica_is_found(c: Cluster, members: list[Member]) -> None:
+    died = now()
+    members[2].drop()
+    c["r3"].kill()
+    assert await gone(c, members[2]) - died < 13
 
 
-@in_virtual_time()
-async def test_who_is_at_the_leader_s_door_is_no_orphan() -> None:
+@in_rig(cluster, 0, members=1)
+async def test_who_is_at_the_leader_s_door_is_no_orphan(c: Cluster) -> None:
     """Its replica is gone; the write that says it is served by the leader takes its time."""
 
-    class Slow(PromptNetwork):
-        slow = False
-
-        def fate(self, call: Call) -> Fate:
-            operations = call.argument.success if isinstance(call.argument, Txn) else ()
-            takes = JOB.worker("w0") in [op.key for op in operations if isinstance(op, Put)]
-            return Fate(delay_s=60.0) if self.slow and takes else Fate()
-
-    async with cluster(0, members=1) as c:
-        network = Slow()
-        c.add("r1", network=network)
-        await c.ready()
-        c.add("r2")
-        await c.ready()
-        member = await c.member("w0").connect("r2")
-        before = member.incarnation
-        network.slow = True
-        c["r2"].kill()
-        began, welcomed = now(), False
-        while not welcomed:
-            network.slow = now() - began < 3 * ORPHAN_S
-            member.dial("r1")  # as a client does, again and again
-            await member.until(lambda: member.over.is_set() or member.all("welcome"))
-            welcomed = bool(member.all("welcome"))
-            await asyncio.sleep(0.3)
-        assert now() - began > 3 * ORPHAN_S
-        assert member.incarnation == before
+    network = Scripted()
+    await c.start("r1", network=network)
+    await c.start("r2")
+    member = await c.member("w0").connect("r2")
+    before = member.incarnation
+    network.says = lambda call: Fate(delay_s=60.0 if writes(call, JOB.worker("w0")) else 0.0)
+    c["r2"].kill()
+    began, welcomed = now(), False
+    while not welcomed:
+        if now() - began >= 3 * ORPHAN_S:
+            network.says = lambda _call: Fate()
+        member.dial("r1")  # as a client does, again and again
+        await member.until(lambda: member.over.is_set() or member.all("welcome"))
+        welcomed = bool(member.all("welcome"))
+        await asyncio.sleep(0.3)
+    assert now() - began > 3 * ORPHAN_S
+    assert member.incarnation == before
 
 
 # -- names ------------------------------------------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_a_newcomer_under_a_live_name_is_held_and_then_refused() -> None:
-    async with cluster(members=1) as c:
-        member = await c.member("w0").connect("r1")
-        for replica in ("r1", "r2"):
-            began = now()
-            other = c.member("w0", boot="another")
-            assert isinstance(await refused(other, replica), Conflict)
-            assert DETECT_S <= now() - began < DETECT_S + 0.5
-        assert not member.over.is_set()
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_newcomer_under_a_live_name_is_held_and_then_refused(c: Cluster, member: Member) -> None:
+    for replica in ("r1", "r2"):
+        began = now()
+        other = c.member("w0", boot="another")
+        assert isinstance(await refused(other, replica), Conflict)
+        assert DETECT_S <= now() - began < DETECT_S + 0.5
+    assert not member.over.is_set()
 
 
 @pytest.mark.parametrize("replica", ["r1", "r2"])
-def test_a_newcomer_takes_the_place_of_one_whose_transport_fails_meanwhile(replica: str) -> None:
-    @in_virtual_time()
-    async def run() -> None:
-        async with cluster(members=1) as c:
-            member = await c.member("w0").connect("r1")
-            await member.world()
-            newcomer = c.member("w0", boot="another")
-            newcomer.dial(replica)
-            await asyncio.sleep(2)
-            assert newcomer.all("welcome") == []
-            broke = now()
-            member.drop()
-            await newcomer.next("welcome")
-            assert newcomer.incarnation > member.incarnation
-            # where the old one was served its loss is known at once, elsewhere after its grace
-            assert now() - broke < (0.2 if replica == "r1" else GRACE_S + 0.2)
-            back = c.member("w0")
-            back.incarnation = member.incarnation
-            assert isinstance(await refused(back, "r3", incarnation=member.incarnation), StaleIncarnation)
-            assert not newcomer.over.is_set()
-
-    run()
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_newcomer_takes_the_place_of_one_whose_transport_fails_meanwhile(
+    c: Cluster, member: Member, replica: str
+) -> None:
+    await member.world()
+    newcomer = c.member("w0", boot="another")
+    newcomer.dial(replica)
+    await asyncio.sleep(2)
+    assert newcomer.all("welcome") == []
+    broke = now()
+    member.drop()
+    await newcomer.next("welcome")
+    assert newcomer.incarnation > member.incarnation
+    # where the old one was served its loss is known at once, elsewhere after its grace
+    assert now() - broke < (0.2 if replica == "r1" else GRACE_S + 0.2)
+    back = c.member("w0")
+    back.incarnation = member.incarnation
+    assert isinstance(await refused(back, "r3", incarnation=member.incarnation), StaleIncarnation)
+    assert not newcomer.over.is_set()
 
 
-@in_virtual_time()
-async def test_a_newcomer_is_held_until_the_orphan_of_a_dead_replica_is_removed() -> None:
-    async with cluster(members=1) as c:
-        member = await c.member("w0").connect("r3")
-        member.drop()
-        c["r3"].kill()
-        newcomer = c.member("w0", boot="another")
-        await newcomer.connect("r1")
-        assert newcomer.incarnation > member.incarnation
+@in_cluster(Cluster.joined, "w0", "r3", members=1)
+async def test_a_newcomer_is_held_until_the_orphan_of_a_dead_replica_is_removed(
+    c: Cluster, member: Member
+) -> None:
+    member.drop()
+    c["r3"].kill()
+    newcomer = c.member("w0", boot="another")
+    await newcomer.connect("r1")
+    assert newcomer.incarnation > member.incarnation
 
 
-@in_virtual_time()
-async def test_a_session_whose_place_was_taken_tells_its_user() -> None:
-    async with cluster(members=1) as c:
-        member = await c.member("w0").connect("r1")
-        c.delete(JOB.worker("w0"))  # the leader took it for an orphan, say
-        await member.over.wait()
-        assert isinstance(member.error, Unavailable)
-        await member.connect("r1")
-        entry = c.worker("w0")
-        assert entry is not None
-        value = c["r1"].view.get(JOB.worker("w0"))
-        assert value is not None
-        c.put(JOB.worker("w0"), value.value.replace(b"boot-w0", b"somebody"))
-        await member.over.wait()
-        ended = member.all("ended")
-        assert isinstance(status.unpack(ended[0].error), StaleIncarnation)
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_session_whose_place_was_taken_tells_its_user(c: Cluster, member: Member) -> None:
+    c.delete(JOB.worker("w0"))  # the leader took it for an orphan, say
+    await member.over.wait()
+    assert isinstance(member.error, Unavailable)
+    await member.connect("r1")
+    assert c.worker("w0") is not None
+    value = not_none(c["r1"].view.get(JOB.worker("w0")))
+    c.put(JOB.worker("w0"), value.value.replace(b"boot-w0", b"somebody"))
+    await member.over.wait()
+    ended = member.all("ended")
+    assert isinstance(status.unpack(ended[0].error), StaleIncarnation)
 
 
 # -- the end --------------------------------------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_a_stopping_replica_sends_its_members_elsewhere_and_none_dies() -> None:
-    async with cluster() as c:
-        members = await c.world("r1", "r2", "r3")
-        node: Node = c["r1"]
-        first = next(m for m in members if m.worker == "w0")
-        node.replica.stop()
-        await first.over.wait()
-        moved = first.all("moved")
-        assert sorted(moved[0].addresses) == ["r2", "r3"]
-        await first.connect(moved[0].addresses[0])
-        assert node.task is not None
-        await node.task
-        await asyncio.sleep(20)
-        assert (await first.world()).world.generation == 1
-        assert not any(m.over.is_set() for m in members)
+@in_world("r1", "r2", "r3")
+async def test_a_stopping_replica_sends_its_members_elsewhere_and_none_dies(
+    c: Cluster, members: list[Member]
+) -> None:
+    node: Node = c["r1"]
+    first = next(m for m in members if m.worker == "w0")
+    node.replica.stop()
+    await first.over.wait()
+    moved = first.all("moved")
+    assert sorted(moved[0].addresses) == ["r2", "r3"]
+    await first.connect(moved[0].addresses[0])
+    assert node.task is not None
+    await node.task
+    await asyncio.sleep(20)
+    assert (await first.world()).world.generation == 1
+    assert not any(m.over.is_set() for m in members)

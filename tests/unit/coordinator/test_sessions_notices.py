@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import barriers_pb2, worlds_pb2
 from strata.v1.session_pb2 import Leave, RankExit, WorldUpdate
-from tests.unit.coordinator.serving_rig import JOB, Member, cluster
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, in_world
 
 PREEMPT, PAUSE, DRAIN = (
     worlds_pb2.STOP_ACTION_PREEMPT,
@@ -39,113 +38,109 @@ async def stops(member: Member, rank: int, *, generation: int = 1) -> None:
     await member.until(lambda: [reply for reply in member.all("reply") if reply.id == number])
 
 
-@in_virtual_time()
-async def test_everybody_who_is_meant_hears_of_a_preemption_and_nobody_else() -> None:
-    async with cluster() as c:
-        members = await c.world("r1", "r2", "r3")
-        standby = await c.member("w8").connect("r1")
-        notice = await asks(members[1], PREEMPT)
-        assert (notice.generation, notice.action, notice.grace_ms) == (1, PREEMPT, 5000)
-        for member in (*members, standby):
-            update = await told(member)
-            assert (update.notice.generation, update.notice.reason) == (1, "why")
-        newcomer = await c.member("w9").connect("r2")
-        assert not (await newcomer.world()).HasField("notice"), "it came after the notice"
-        again = await asks(members[2], PREEMPT)
-        assert (again.action, again.reason, again.pause) == (PREEMPT, "why", False), "the first one holds"
-        for rank, member in enumerate(members):
-            await stops(member, rank)
-        for member in (*members, standby):
-            update = await member.world(2)
-            assert update.world.forming
-            assert update.notice.action == PREEMPT, "it shall still leave"
-        assert not (await newcomer.world(2)).HasField("notice")
-        await members[0].connect("r3")
-        assert (await members[0].world(2)).HasField("notice"), "whoever serves it says so"
-        for member in (*members, standby):
-            member.send(leave=Leave(reason="as asked"))
-            await member.over.wait()
-        others = [await c.member(f"n{number}").connect("r1") for number in range(2)]
-        for member in (newcomer, *others):
-            update = await member.world(3)
-            assert update.HasField("place")
-            assert not update.HasField("notice")
+@in_world("r1", "r2", "r3")
+async def test_everybody_who_is_meant_hears_of_a_preemption_and_nobody_else(
+    c: Cluster, members: list[Member]
+) -> None:
+    standby = await c.member("w8").connect("r1")
+    notice = await asks(members[1], PREEMPT)
+    assert (notice.generation, notice.action, notice.grace_ms) == (1, PREEMPT, 5000)
+    for member in (*members, standby):
+        update = await told(member)
+        assert (update.notice.generation, update.notice.reason) == (1, "why")
+    newcomer = await c.member("w9").connect("r2")
+    assert not (await newcomer.world()).HasField("notice"), "it came after the notice"
+    again = await asks(members[2], PREEMPT)
+    assert (again.action, again.reason, again.pause) == (PREEMPT, "why", False), "the first one holds"
+    for rank, member in enumerate(members):
+        await stops(member, rank)
+    for member in (*members, standby):
+        update = await member.world(2)
+        assert update.world.forming
+        assert update.notice.action == PREEMPT, "it shall still leave"
+    assert not (await newcomer.world(2)).HasField("notice")
+    await members[0].connect("r3")
+    assert (await members[0].world(2)).HasField("notice"), "whoever serves it says so"
+    for member in (*members, standby):
+        member.send(leave=Leave(reason="as asked"))
+        await member.over.wait()
+    others = [await c.member(f"n{number}").connect("r1") for number in range(2)]
+    for member in (newcomer, *others):
+        update = await member.world(3)
+        assert update.HasField("place")
+        assert not update.HasField("notice")
 
 
-@in_virtual_time()
-async def test_a_preemption_beside_which_a_pause_was_asked_for_pauses_the_job_and_members_leave() -> None:
-    async with cluster() as c:
-        members = await c.world("r1", "r2", "r3")
-        await asks(members[1], PREEMPT)
-        both = await asks(members[2], PAUSE)
-        assert (both.action, both.pause) == (PREEMPT, True)
-        for rank, member in enumerate(members):
-            await stops(member, rank)
-        for member in members:
-            update = await member.world(2)
-            assert (update.world.forming, update.phase) == (True, worlds_pb2.JOB_PHASE_PAUSED)
-            assert update.notice.action == PREEMPT, "it shall still leave"
+@in_world("r1", "r2", "r3")
+async def test_a_preemption_beside_which_a_pause_was_asked_for_pauses_the_job_and_members_leave(
+    c: Cluster, members: list[Member]
+) -> None:
+    await asks(members[1], PREEMPT)
+    both = await asks(members[2], PAUSE)
+    assert (both.action, both.pause) == (PREEMPT, True)
+    for rank, member in enumerate(members):
+        await stops(member, rank)
+    for member in members:
+        update = await member.world(2)
+        assert (update.world.forming, update.phase) == (True, worlds_pb2.JOB_PHASE_PAUSED)
+        assert update.notice.action == PREEMPT, "it shall still leave"
 
 
-@in_virtual_time()
-async def test_a_drain_is_told_to_all_who_have_a_rank_and_later_to_those_who_shall_leave() -> None:
-    async with cluster() as c:
-        members = await c.world("r1", "r2", "r3")
-        standby = await c.member("w8").connect("r1")
-        await standby.world()
-        await asks(members[0], DRAIN, worker_ids=[members[2].worker])
-        for member in members:
-            assert list((await told(member)).notice.worker_ids) == [members[2].worker]
-        await stops(members[2], 2)
-        for member in (*members[:2], standby):
-            update = await member.world(2)
-            assert update.HasField("place")
-            assert not update.HasField("notice")
-        left_out = await members[2].world(2)
-        assert (left_out.HasField("place"), left_out.notice.action) == (False, DRAIN)
-        assert all(not update.HasField("notice") for update in standby.all("world"))
+@in_world("r1", "r2", "r3")
+async def test_a_drain_is_told_to_all_who_have_a_rank_and_later_to_those_who_shall_leave(
+    c: Cluster, members: list[Member]
+) -> None:
+    standby = await c.member("w8").connect("r1")
+    await standby.world()
+    await asks(members[0], DRAIN, worker_ids=[members[2].worker])
+    for member in members:
+        assert list((await told(member)).notice.worker_ids) == [members[2].worker]
+    await stops(members[2], 2)
+    for member in (*members[:2], standby):
+        update = await member.world(2)
+        assert update.HasField("place")
+        assert not update.HasField("notice")
+    left_out = await members[2].world(2)
+    assert (left_out.HasField("place"), left_out.notice.action) == (False, DRAIN)
+    assert all(not update.HasField("notice") for update in standby.all("world"))
 
 
-@in_virtual_time()
-async def test_a_paused_job_is_told_to_all_and_asks_nobody_to_leave() -> None:
-    async with cluster() as c:
-        members = await c.world("r1", "r2", "r3")
-        await asks(members[0], PAUSE)
-        for rank, member in enumerate(members):
-            assert (await told(member)).notice.action == PAUSE
-            await stops(member, rank)
-        for member in members:
-            update = await member.world(2)
-            assert (update.phase, update.world.forming) == (worlds_pb2.JOB_PHASE_PAUSED, True)
-            assert update.phase_reason == "paused: why"
-            assert not update.HasField("notice")
-        await asyncio.sleep(30)
-        assert all(update.world.generation <= 2 for update in members[0].all("world"))
+@in_world("r1", "r2", "r3")
+async def test_a_paused_job_is_told_to_all_and_asks_nobody_to_leave(
+    c: Cluster, members: list[Member]
+) -> None:
+    await asks(members[0], PAUSE)
+    for rank, member in enumerate(members):
+        assert (await told(member)).notice.action == PAUSE
+        await stops(member, rank)
+    for member in members:
+        update = await member.world(2)
+        assert (update.phase, update.world.forming) == (worlds_pb2.JOB_PHASE_PAUSED, True)
+        assert update.phase_reason == "paused: why"
+        assert not update.HasField("notice")
+    await asyncio.sleep(30)
+    assert all(update.world.generation <= 2 for update in members[0].all("world"))
 
 
-@in_virtual_time()
-async def test_who_waits_for_a_rank_that_has_stopped_is_told() -> None:
-    async with cluster() as c:
-        members = await c.world("r1", "r2", "r3")
-        members[0].arrive([0])
-        await asks(members[0], PREEMPT)
-        await stops(members[1], 1)
-        outcome = await members[0].outcome()
-        assert outcome.result == barriers_pb2.BARRIER_RESULT_BROKEN
-        assert "rank 1 has stopped, as asked" in outcome.reason
-        assert list(outcome.missing) == [1, 2]
+@in_world("r1", "r2", "r3")
+async def test_who_waits_for_a_rank_that_has_stopped_is_told(c: Cluster, members: list[Member]) -> None:
+    members[0].arrive([0])
+    await asks(members[0], PREEMPT)
+    await stops(members[1], 1)
+    outcome = await members[0].outcome()
+    assert outcome.result == barriers_pb2.BARRIER_RESULT_BROKEN
+    assert "rank 1 has stopped, as asked" in outcome.reason
+    assert list(outcome.missing) == [1, 2]
 
 
-@in_virtual_time()
-async def test_a_refused_request_is_answered_as_such() -> None:
-    async with cluster() as c:
-        members = await c.world("r1", "r2", "r3")
-        reply = await members[0].call(stop_job={"action": DRAIN, "worker_ids": ["nobody"]})
-        assert reply.error.code == "NOT_FOUND"
-        reply = await members[0].call(stop_job={"action": PREEMPT, "generation": 7})
-        assert reply.error.code == "STALE_GENERATION"
-        reply = await members[0].call(stop_job={"action": 0})
-        assert reply.error.code == "INVALID_ARGUMENT"
-        reply = await members[0].call(list_generations={})
-        assert [each.world.generation for each in reply.list_generations.generations] == [1]
-        assert c["r1"].view.get(JOB.notice(1)) is None
+@in_world("r1", "r2", "r3")
+async def test_a_refused_request_is_answered_as_such(c: Cluster, members: list[Member]) -> None:
+    reply = await members[0].call(stop_job={"action": DRAIN, "worker_ids": ["nobody"]})
+    assert reply.error.code == "NOT_FOUND"
+    reply = await members[0].call(stop_job={"action": PREEMPT, "generation": 7})
+    assert reply.error.code == "STALE_GENERATION"
+    reply = await members[0].call(stop_job={"action": 0})
+    assert reply.error.code == "INVALID_ARGUMENT"
+    reply = await members[0].call(list_generations={})
+    assert [each.world.generation for each in reply.list_generations.generations] == [1]
+    assert c["r1"].view.get(JOB.notice(1)) is None

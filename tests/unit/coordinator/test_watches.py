@@ -11,10 +11,10 @@ import pytest
 from strata.coordinator.calls.watches import CHUNK_BYTES, QUEUE_EVENTS
 from strata.core.txn import Delete, Put, Txn
 from strata.errors import ClusterReplaced, Unavailable
-from strata.testing.virtual_time import in_virtual_time
 from strata.v1.common_pb2 import Token
 from strata.v1.watch_pb2 import WatchRequest, WatchResponse
-from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
+from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster, in_cluster
 
 
 class Watcher:
@@ -50,6 +50,13 @@ class Watcher:
             assert response.token.revision >= self.token.revision, "never back in time"
             self.token.CopyFrom(response.token)
 
+    @asynccontextmanager
+    async def begun(self) -> AsyncIterator[AsyncIterator[WatchResponse]]:
+        """Yield what comes after the first answer, which is taken."""
+        async with self.stream() as responses:
+            self.take(await anext(responses))
+            yield responses
+
     async def follow(self, responses: AsyncIterator[WatchResponse], key: str) -> None:
         """Take what comes until `key` is there."""
         while key not in self.keys:
@@ -60,175 +67,157 @@ def put(c: Cluster, name: str, value: bytes = b"{}") -> int:
     return c.store.execute(Txn(success=(Put(key=JOB.root + name, value=value),))).revision
 
 
-@in_virtual_time()
-async def test_a_watch_begins_with_the_state_and_goes_on_with_every_change() -> None:
-    async with cluster(1) as c:
-        put(c, "x/1", b"one")
-        put(c, "y/1")
-        await c["r1"].context.mirror.fresh()
-        watcher = Watcher(c, "r1")
-        async with watcher.stream() as responses:
-            watcher.take(await anext(responses))
-            assert (watcher.resyncs, watcher.keys) == (1, {"x/1": b"one"})
-            for number in range(50):
-                put(c, "x/2", str(number).encode())
-                put(c, "y/2")
-            c.store.execute(Txn(success=(Delete(key=JOB.root + "x/1"),)))
-            put(c, "x/end")
-            await watcher.follow(responses, "x/end")
-        assert watcher.keys == {"x/2": b"49", "x/end": b"{}"}
-        assert watcher.resyncs == 1
-        assert watcher.revisions == sorted(set(watcher.revisions)), "in order, nothing twice"
-        assert len(watcher.revisions) == 52
+@in_rig(cluster, 1)
+async def test_a_watch_begins_with_the_state_and_goes_on_with_every_change(c: Cluster) -> None:
+    put(c, "x/1", b"one")
+    put(c, "y/1")
+    await c["r1"].context.mirror.fresh()
+    watcher = Watcher(c, "r1")
+    async with watcher.begun() as responses:
+        assert (watcher.resyncs, watcher.keys) == (1, {"x/1": b"one"})
+        for number in range(50):
+            put(c, "x/2", str(number).encode())
+            put(c, "y/2")
+        c.store.execute(Txn(success=(Delete(key=JOB.root + "x/1"),)))
+        put(c, "x/end")
+        await watcher.follow(responses, "x/end")
+    assert watcher.keys == {"x/2": b"49", "x/end": b"{}"}
+    assert watcher.resyncs == 1
+    assert watcher.revisions == sorted(set(watcher.revisions)), "in order, nothing twice"
+    assert len(watcher.revisions) == 52
 
 
-@in_virtual_time()
-async def test_a_watch_is_resumed_at_another_replica_without_a_gap() -> None:
-    async with cluster(2) as c:
-        watcher = Watcher(c, "r1")
-        async with watcher.stream() as responses:
-            watcher.take(await anext(responses))
-            put(c, "x/1")
-            await watcher.follow(responses, "x/1")
-        put(c, "x/2")
-        put(c, "x/3")
-        watcher.replica = "r2"
-        async with watcher.stream() as responses:
-            put(c, "x/4")
-            await watcher.follow(responses, "x/4")
-        assert sorted(watcher.keys) == ["x/1", "x/2", "x/3", "x/4"]
-        assert watcher.resyncs == 1
-        assert len(watcher.revisions) == 4
-
-
-@in_virtual_time()
-async def test_a_token_older_than_the_history_is_answered_with_the_whole_state() -> None:
-    async with cluster(1) as c:
-        watcher = Watcher(c, "r1")
-        async with watcher.stream() as responses:
-            watcher.take(await anext(responses))
+@in_cluster(Watcher, "r1", replicas=2)
+async def test_a_watch_is_resumed_at_another_replica_without_a_gap(c: Cluster, watcher: Watcher) -> None:
+    async with watcher.begun() as responses:
         put(c, "x/1")
-        c.add("r2")
-        await c.ready()
-        watcher.replica = "r2"  # its history begins after that change
-        async with watcher.stream() as responses:
-            watcher.take(await anext(responses))
-        assert (watcher.resyncs, sorted(watcher.keys)) == (2, ["x/1"])
+        await watcher.follow(responses, "x/1")
+    put(c, "x/2")
+    put(c, "x/3")
+    watcher.replica = "r2"
+    async with watcher.stream() as responses:
+        put(c, "x/4")
+        await watcher.follow(responses, "x/4")
+    assert sorted(watcher.keys) == ["x/1", "x/2", "x/3", "x/4"]
+    assert watcher.resyncs == 1
+    assert len(watcher.revisions) == 4
 
 
-@in_virtual_time()
-async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_knowing() -> None:
-    async with cluster(1) as c:
-        watcher = Watcher(c, "r1")
-        async with watcher.stream() as responses:
-            watcher.take(await anext(responses))
-            for number in range(QUEUE_EVENTS + 1):
-                put(c, f"x/{number}")
-            await c["r1"].context.mirror.fresh()
-            put(c, "x/end")
-            first = await anext(responses)
-            assert first.resync, "before anything else is said, a token above all"
-            watcher.take(first)
-            await watcher.follow(responses, "x/end")
-        assert watcher.resyncs == 2
-        assert len(watcher.keys) == QUEUE_EVENTS + 2
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_token_older_than_the_history_is_answered_with_the_whole_state(
+    c: Cluster, watcher: Watcher
+) -> None:
+    async with watcher.stream() as responses:
+        watcher.take(await anext(responses))
+    put(c, "x/1")
+    await c.start("r2")
+    watcher.replica = "r2"  # its history begins after that change
+    async with watcher.stream() as responses:
+        watcher.take(await anext(responses))
+    assert (watcher.resyncs, sorted(watcher.keys)) == (2, ["x/1"])
 
 
-@in_virtual_time()
-async def test_a_watch_that_overflows_while_it_waits_says_nothing_before_the_resync() -> None:
-    async with cluster(1) as c:
-        watcher = Watcher(c, "r1")
-        async with watcher.stream() as responses:
-            watcher.take(await anext(responses))
-            waiting = asyncio.ensure_future(anext(responses))
-            await asyncio.sleep(1)
-            many = [Put(key=f"{JOB.root}x/{n}", value=b"") for n in range(QUEUE_EVENTS + 1)]
-            for start in range(0, len(many), 100):
-                c.store.execute(Txn(success=tuple(many[start : start + 100])))
-            response = await waiting
-            while not response.resync:
-                assert response.events, "no token without what it stands for"
-                watcher.take(response)
-                response = await anext(responses)
-            watcher.take(response)
-        assert len(watcher.keys) == QUEUE_EVENTS + 1
-
-
-@in_virtual_time()
-async def test_a_large_state_comes_in_parts_and_only_the_last_has_a_token() -> None:
-    async with cluster(1) as c:
-        for number in range(40):
-            put(c, f"x/{number:03}", b"x" * 60_000)
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_knowing(
+    c: Cluster, watcher: Watcher
+) -> None:
+    async with watcher.begun() as responses:
+        for number in range(QUEUE_EVENTS + 1):
+            put(c, f"x/{number}")
         await c["r1"].context.mirror.fresh()
-        watcher = Watcher(c, "r1")
-        parts: list[WatchResponse] = []
-        async with watcher.stream() as responses:
-            while not parts or not parts[-1].HasField("token"):
-                parts.append(await anext(responses))
-                watcher.take(parts[-1])
-        assert [p.resync for p in parts] == [True, *[False] * 9]
-        assert all(p.ByteSize() <= CHUNK_BYTES for p in parts)
-        assert len(watcher.keys) == 40
+        put(c, "x/end")
+        first = await anext(responses)
+        assert first.resync, "before anything else is said, a token above all"
+        watcher.take(first)
+        await watcher.follow(responses, "x/end")
+    assert watcher.resyncs == 2
+    assert len(watcher.keys) == QUEUE_EVENTS + 2
 
 
-@in_virtual_time()
-async def test_a_list_of_the_mirror_is_a_resync_of_its_watchers() -> None:
-    async with cluster(1) as c:
-        watcher = Watcher(c, "r1")
-        async with watcher.stream() as responses:
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_watch_that_overflows_while_it_waits_says_nothing_before_the_resync(
+    c: Cluster, watcher: Watcher
+) -> None:
+    async with watcher.begun() as responses:
+        waiting = asyncio.ensure_future(anext(responses))
+        await asyncio.sleep(1)
+        many = [Put(key=f"{JOB.root}x/{n}", value=b"") for n in range(QUEUE_EVENTS + 1)]
+        for start in range(0, len(many), 100):
+            c.store.execute(Txn(success=tuple(many[start : start + 100])))
+        response = await waiting
+        while not response.resync:
+            assert response.events, "no token without what it stands for"
+            watcher.take(response)
+            response = await anext(responses)
+        watcher.take(response)
+    assert len(watcher.keys) == QUEUE_EVENTS + 1
+
+
+@in_rig(cluster, 1)
+async def test_a_large_state_comes_in_parts_and_only_the_last_has_a_token(c: Cluster) -> None:
+    for number in range(40):
+        put(c, f"x/{number:03}", b"x" * 60_000)
+    await c["r1"].context.mirror.fresh()
+    watcher = Watcher(c, "r1")
+    parts: list[WatchResponse] = []
+    async with watcher.stream() as responses:
+        while not parts or not parts[-1].HasField("token"):
+            parts.append(await anext(responses))
+            watcher.take(parts[-1])
+    assert [p.resync for p in parts] == [True, *[False] * 9]
+    assert all(p.ByteSize() <= CHUNK_BYTES for p in parts)
+    assert len(watcher.keys) == 40
+
+
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_list_of_the_mirror_is_a_resync_of_its_watchers(c: Cluster, watcher: Watcher) -> None:
+    async with watcher.begun() as responses:
+        put(c, "x/1")
+        await watcher.follow(responses, "x/1")
+        c["r1"].client.partition()
+        put(c, "x/2", b"unseen")
+        put(c, "x/2", b"seen")
+        c.store.compact(put(c, "x/3"))
+        c["r1"].client.heal()
+        await watcher.follow(responses, "x/3")
+    assert watcher.resyncs == 2
+    assert watcher.keys == {"x/1": b"{}", "x/2": b"seen", "x/3": b"{}"}
+
+
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_what_came_and_went_unseen_is_a_resync_too(c: Cluster, watcher: Watcher) -> None:
+    async with watcher.begun() as responses:
+        put(c, "x/1")
+        await watcher.follow(responses, "x/1")
+        c["r1"].client.partition()
+        gone = JOB.root + "x/gone"
+        put(c, "x/gone")
+        c.store.execute(Txn(success=(Delete(key=gone),)))
+        c.store.compact(put(c, "elsewhere"))
+        c["r1"].client.heal()
+        while watcher.resyncs < 2:
             watcher.take(await anext(responses))
-            put(c, "x/1")
-            await watcher.follow(responses, "x/1")
-            c["r1"].client.partition()
-            put(c, "x/2", b"unseen")
-            put(c, "x/2", b"seen")
-            c.store.compact(put(c, "x/3"))
-            c["r1"].client.heal()
-            await watcher.follow(responses, "x/3")
-        assert watcher.resyncs == 2
-        assert watcher.keys == {"x/1": b"{}", "x/2": b"seen", "x/3": b"{}"}
+    assert watcher.keys == {"x/1": b"{}"}
 
 
-@in_virtual_time()
-async def test_what_came_and_went_unseen_is_a_resync_too() -> None:
-    async with cluster(1) as c:
-        watcher = Watcher(c, "r1")
-        async with watcher.stream() as responses:
-            watcher.take(await anext(responses))
-            put(c, "x/1")
-            await watcher.follow(responses, "x/1")
-            c["r1"].client.partition()
-            gone = JOB.root + "x/gone"
-            put(c, "x/gone")
-            c.store.execute(Txn(success=(Delete(key=gone),)))
-            c.store.compact(put(c, "elsewhere"))
-            c["r1"].client.heal()
-            while watcher.resyncs < 2:
-                watcher.take(await anext(responses))
-        assert watcher.keys == {"x/1": b"{}"}
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_quiet_watch_says_how_far_it_is(c: Cluster, watcher: Watcher) -> None:
+    async with watcher.begun() as responses:
+        other = put(c, "y/1")
+        watcher.take(await anext(responses))
+        assert watcher.token.revision >= other
 
 
-@in_virtual_time()
-async def test_a_quiet_watch_says_how_far_it_is() -> None:
-    async with cluster(1) as c:
-        watcher = Watcher(c, "r1")
-        async with watcher.stream() as responses:
-            watcher.take(await anext(responses))
-            other = put(c, "y/1")
-            watcher.take(await anext(responses))
-            assert watcher.token.revision >= other
-
-
-@in_virtual_time()
-async def test_a_watch_of_another_cluster_or_at_a_stopping_replica_ends_with_the_reason() -> None:
-    async with cluster(1) as c:
-        watcher = Watcher(c, "r1")
-        watcher.token.uid = "another"
-        async with watcher.stream() as responses:
-            with pytest.raises(ClusterReplaced):
-                await anext(responses)
-        watcher.token.Clear()
-        async with watcher.stream() as responses:
-            c["r1"].replica.stop()
-            with pytest.raises(Unavailable, match="stops"):
-                await watcher.follow(responses, "x/never")
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_watch_of_another_cluster_or_at_a_stopping_replica_ends_with_the_reason(
+    c: Cluster, watcher: Watcher
+) -> None:
+    watcher.token.uid = "another"
+    async with watcher.stream() as responses:
+        with pytest.raises(ClusterReplaced):
+            await anext(responses)
+    watcher.token.Clear()
+    async with watcher.stream() as responses:
+        c["r1"].replica.stop()
+        with pytest.raises(Unavailable, match="stops"):
+            await watcher.follow(responses, "x/never")

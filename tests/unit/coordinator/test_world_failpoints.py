@@ -40,7 +40,8 @@ from strata.testing.memory_store import MemoryStore
 from strata.testing.mvcc import Revision
 from strata.testing.network import PROMPT, Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.fleet import JOB, KEYS, Fleet, Node, fleet
+from tests.not_none import not_none
+from tests.unit.coordinator.serving_rig import JOB, KEYS, Cluster, Node, cluster
 
 MODES = ("unsent", "unanswered", "late")
 LATE_S = 15.0
@@ -125,7 +126,7 @@ class Watcher:
 class Play:
     """Three replicas, of which one leads and is to die; five members, served by one that stays."""
 
-    def __init__(self, replicas: Fleet, leader: Node, survivor: Node) -> None:
+    def __init__(self, replicas: Cluster, leader: Node, survivor: Node) -> None:
         self.fleet = replicas
         self.leader = leader
         self.survivor = survivor
@@ -138,8 +139,7 @@ class Play:
         await self.survivor.context.executor.settle(lambda view: decide(JobView(view, JOB)))
 
     async def ends(self, rank: int, code: int) -> None:
-        world = self.job.world()
-        assert world is not None
+        world = not_none(self.job.world())
         member = world.member_of(rank)
         await self.settle(
             lambda job: decide_rank_exit(
@@ -272,12 +272,12 @@ def _dies(change: Change, mode: str, at: int) -> bool:
         store = MemoryStore()
         watcher = Watcher(store)
         store.subscribe(watcher.seen)
-        async with fleet(0, store=store) as replicas:
+        async with cluster(0, store=store, idle=True) as replicas:
             points = {name: Failpoint(mode) for name in ("r1", "r2", "r3")}
             for name, point in points.items():
                 await replicas.add(name, network=point).context.mirror.started()
             leader = await replicas.leader()
-            play = Play(replicas, leader, next(n for n in replicas.nodes if n is not leader))
+            play = Play(replicas, leader, next(n for n in replicas.all if n is not leader))
             await _begin(play, change)
             points[leader.name].arm(leader, at)
             await change.trigger(play)
@@ -286,7 +286,7 @@ def _dies(change: Change, mode: str, at: int) -> bool:
             assert watcher.wrong == []
             assert _met(change, play.job)
             fired = points[leader.name].fired
-            leading = [node.name for node in replicas.alive if node.leads()]
+            leading = [node.name for node in replicas.alive if node.leads]
             assert len(leading) == 1
             assert (leading == [leader.name]) != fired
             assert [int(entry.name) for entry in play.job.history()] == [*range(1, change.generation + 1)]

@@ -57,3 +57,10 @@ class Client:
         )
         outcome: barriers_pb2.BarrierOutcome = response.outcome
         return outcome
+
+
+async def registered(c: Cluster, worker: str, replica: str) -> Client:
+    """Return a client whose worker that replica has registered."""
+    client = Client(c, worker)
+    await client.register(replica)
+    return client

@@ -19,6 +19,7 @@ from strata.core.checkpoints import (
 )
 from strata.core.ids import AttemptId
 from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType
+from tests.not_none import not_none
 from tests.unit.core.rig import Store, carry_out, lead, leave, register
 
 ROOT = "file:///data"
@@ -37,8 +38,7 @@ class Job:
         carry_out(self.store, self.epoch, settled=True)
 
     def author(self, rank: int) -> Author:
-        world = self.store.job().world()
-        assert world is not None
+        world = not_none(self.store.job().world())
         member = world.member_of(rank)
         return Author(
             worker=member.worker,
@@ -60,9 +60,7 @@ class Job:
             }
         )
         self.store.settle(lambda job: decide_begin(job, request, now_unix_ms=7))
-        held = self.store.job().checkpoint(step, author.generation)
-        assert held is not None
-        return held.record
+        return not_none(self.store.job().checkpoint(step, author.generation)).record
 
     def ack(self, rank: int, step: int = 20, attempt: str = "x", digest: str = "", **more: Any) -> None:
         request = AckRequest(
@@ -112,9 +110,7 @@ class Job:
             self.ack(rank, step, attempt)
         self.seal(step, attempt)
         self.commit()
-        found = find(self.store.job(), step, attempt)
-        assert found is not None
-        return found.record
+        return not_none(find(self.store.job(), step, attempt)).record
 
     def close(self) -> None:
         """Do what the leader does before a new head."""

@@ -12,6 +12,7 @@ from strata.core.checkpoints import decide_delete, find
 from strata.core.ids import AttemptId
 from strata.core.records import Ack, CheckpointRecord, CheckpointState, CheckpointType, Seal
 from strata.core.retention_plan import decide_set_retention, next_tombstone
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job
 from tests.unit.core.rig import JOB, carry_out, leave, register
 
@@ -23,9 +24,7 @@ class KeptJob(Job):
         super().__init__(**(slots or {"a": 1}))
 
     def record(self, step: int, attempt: str = "") -> CheckpointRecord:
-        found = find(self.store.job(), step, attempt or f"x{step}")
-        assert found is not None
-        return found.record
+        return not_none(find(self.store.job(), step, attempt or f"x{step}")).record
 
     def steps(self, state: CheckpointState = CheckpointState.COMMITTED) -> list[int]:
         return [e.record.step for e in self.store.job().checkpoints() if e.record.state is state]

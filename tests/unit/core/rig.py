@@ -30,6 +30,7 @@ from strata.core.view import View
 from strata.core.worlds import WorldPlan, plan_world
 from strata.testing import txn_limits
 from strata.testing.mvcc import State
+from tests.not_none import not_none
 
 KEYS = ClusterKeys("test")
 JOB = KEYS.job("job")
@@ -161,9 +162,7 @@ def register(store: Store, worker: str, *, slots: int = 1, **spec: Any) -> int:
     boot = f"boot-{worker}-{store.revision}"
     new = registration(worker, boot=boot, slots=slots, **spec)
     store.settle(lambda job: decide_register(job, new, served_by=InstanceId("i-r1")))
-    held = store.live.worker(worker)
-    assert held is not None
-    return held.create_revision
+    return not_none(store.live.worker(worker)).create_revision
 
 
 def crowd(store: Store, count: int, *, name: str = "node-{:05d}", most: int | None = None) -> None:
@@ -175,8 +174,7 @@ def crowd(store: Store, count: int, *, name: str = "node-{:05d}", most: int | No
 
 
 def leave(store: Store, worker: str) -> None:
-    held = store.live.worker(worker)
-    assert held is not None
+    held = not_none(store.live.worker(worker))
     store.settle(lambda job: decide_leave(job, WorkerId(worker), held.create_revision))
 
 
@@ -212,6 +210,4 @@ def carry_out(store: Store, epoch: int, *, settled: bool = False, asked_s: float
 
 def world_of(store: Store) -> dict[str, tuple[int, int]]:
     """Return (group rank, first rank) by worker."""
-    world = store.live.world()
-    assert world is not None
-    return {m.worker: (m.group_rank, m.first_rank) for m in world.members}
+    return {m.worker: (m.group_rank, m.first_rank) for m in not_none(store.live.world()).members}

@@ -9,6 +9,7 @@ from strata.core.members import decide_rank_exit
 from strata.core.records import StopAction, StopNotice, WorldHead
 from strata.core.stopping import DEFAULT_GRACE_MS, StopRequest, decide_stop
 from strata.core.txn import Decision
+from tests.not_none import not_none
 from tests.unit.core.rig import Store, carry_out, lead, leave, register
 
 PREEMPT, PAUSE, DRAIN = StopAction.PREEMPT, StopAction.PAUSE, StopAction.DRAIN
@@ -45,8 +46,7 @@ class Job:
         return self.store.settle(lambda job: decide_stop(job, request))
 
     def ends(self, *ranks: int, code: int = 75) -> None:
-        world = self.store.live.world()
-        assert world is not None
+        world = not_none(self.store.live.world())
         for rank in ranks:
             member = world.member_of(rank)
             self.store.settle(
@@ -58,9 +58,7 @@ class Job:
 
     @property
     def head(self) -> WorldHead:
-        head = self.store.live.head()
-        assert head is not None
-        return head.record
+        return not_none(self.store.live.head()).record
 
     @property
     def notice(self) -> StopNotice | None:

@@ -13,6 +13,7 @@ from strata.core.members import decide_rank_exit, decide_register
 from strata.core.records import Command, JobPhase, JobRun, Phase
 from strata.core.registration import MAX_COMMAND_CHARS, MAX_RUN_ID_CHARS
 from strata.errors import Conflict, InvalidArgument, JobDone, JobFailed, Refused
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, Store, carry_out, lead, leave, registration
 from tests.unit.core.test_worlds import commit, ends, head
 
@@ -42,18 +43,27 @@ def done(store: Store, *, step: int = 2500) -> None:
     ends(store, 0, 0)
     carry_out(store, epoch)
     leave(store, "w0")
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert phase.phase is Phase.DONE
     assert phase.ended_unix_ms > 0
     store.put(JOB.phase, dataclasses.replace(phase, ended_unix_ms=ENDED_MS))
 
 
+def unfinished(store: Store) -> int:
+    """Let a job of one member end at step 20, its world forming anew; return the leader's epoch."""
+    epoch = lead(store)
+    come(store)
+    carry_out(store, epoch)
+    commit(store, 20)
+    leave(store, "w0")
+    carry_out(store, epoch)
+    return epoch
+
+
 # -- commands
 
 
-def test_the_first_member_says_what_the_job_runs_and_the_others_run_the_same() -> None:
-    store = Store()
+def test_the_first_member_says_what_the_job_runs_and_the_others_run_the_same(store: Store) -> None:
     come(store, "w0")
     come(store, "w1", run_id="by hand")
     assert store.live.run() == JobRun(run_id="r1", command=TRAIN)
@@ -62,8 +72,9 @@ def test_the_first_member_says_what_the_job_runs_and_the_others_run_the_same() -
 
 @pytest.mark.parametrize("other", [LONGER, OTHER], ids=["arguments", "program"])
 @pytest.mark.parametrize("flag", [{}, {"anew": True}, {"resume": True}])
-def test_another_command_is_refused_while_members_are_there(other: Command, flag: dict[str, Any]) -> None:
-    store = Store()
+def test_another_command_is_refused_while_members_are_there(
+    store: Store, other: Command, flag: dict[str, Any]
+) -> None:
     come(store, "w0")
     with pytest.raises(Conflict) as refused:
         come(store, "w1", other, **flag)
@@ -73,16 +84,14 @@ def test_another_command_is_refused_while_members_are_there(other: Command, flag
     assert store.live.run().command == TRAIN
 
 
-def test_the_same_name_with_another_command_names_both_too() -> None:
-    store = Store()
+def test_the_same_name_with_another_command_names_both_too(store: Store) -> None:
     come(store, "w0")
     with pytest.raises(Conflict, match=re.escape(OTHER.text)) as refused:
         come(store, "w0", OTHER)
     assert TRAIN.text in refused.value.message
 
 
-def test_members_that_say_no_command_are_not_compared() -> None:
-    store = Store()
+def test_members_that_say_no_command_are_not_compared(store: Store) -> None:
     come(store, "w0")
     come(store, "w1", None, run_id="")
     leave(store, "w0")
@@ -91,30 +100,19 @@ def test_members_that_say_no_command_are_not_compared() -> None:
     assert store.live.run().command == TRAIN, "what it ran is remembered"
 
 
-def test_an_unfinished_job_without_members_goes_on_with_other_arguments() -> None:
-    store = Store()
-    epoch = lead(store)
-    come(store)
-    carry_out(store, epoch)
-    commit(store, 20)
-    leave(store, "w0")
-    carry_out(store, epoch)
+def test_an_unfinished_job_without_members_goes_on_with_other_arguments(store: Store) -> None:
+    epoch = unfinished(store)
     come(store, "w0", LONGER, run_id="r2")
     assert store.live.run() == JobRun(run_id="r2", command=LONGER)
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert phase.phase is Phase.RUNNING
     assert all(one.text in phase.reason for one in (LONGER, TRAIN))
     carry_out(store, epoch)
-    restore = head(store).restore
-    assert restore is not None
-    assert (restore.step, head(store).fruitless) == (20, 0)
+    assert (not_none(head(store).restore).step, head(store).fruitless) == (20, 0)
     assert store.problems() == []
 
 
-def test_another_program_does_not_take_an_unfinished_job_unasked() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_another_program_does_not_take_an_unfinished_job_unasked(store: Store, epoch: int) -> None:
     come(store)
     carry_out(store, epoch)
     commit(store, 20)
@@ -130,14 +128,8 @@ def test_another_program_does_not_take_an_unfinished_job_unasked() -> None:
 
 
 @pytest.mark.parametrize("other", [LONGER, OTHER], ids=["arguments", "program"])
-def test_new_begins_an_unfinished_job_anew_with_another_command(other: Command) -> None:
-    store = Store()
-    epoch = lead(store)
-    come(store)
-    carry_out(store, epoch)
-    commit(store, 20)
-    leave(store, "w0")
-    carry_out(store, epoch)
+def test_new_begins_an_unfinished_job_anew_with_another_command(store: Store, other: Command) -> None:
+    epoch = unfinished(store)
     come(store, "w0", other, run_id="r2", anew=True)
     assert store.live.latest() is None
     carry_out(store, epoch)
@@ -146,27 +138,15 @@ def test_new_begins_an_unfinished_job_anew_with_another_command(other: Command) 
     assert store.problems() == []
 
 
-def test_new_goes_on_with_an_unfinished_job_of_the_same_command() -> None:
-    store = Store()
-    epoch = lead(store)
-    come(store)
-    carry_out(store, epoch)
-    commit(store, 20)
-    leave(store, "w0")
-    carry_out(store, epoch)
+def test_new_goes_on_with_an_unfinished_job_of_the_same_command(store: Store) -> None:
+    epoch = unfinished(store)
     come(store, "w0", anew=True)
     carry_out(store, epoch)
     assert head(store).restore is not None, "a scheduler that requeues `--new` loses nothing"
 
 
-def test_resume_takes_an_unfinished_job_with_another_program() -> None:
-    store = Store()
-    epoch = lead(store)
-    come(store)
-    carry_out(store, epoch)
-    commit(store, 20)
-    leave(store, "w0")
-    carry_out(store, epoch)
+def test_resume_takes_an_unfinished_job_with_another_program(store: Store) -> None:
+    epoch = unfinished(store)
     come(store, "w0", OTHER, resume=True)
     carry_out(store, epoch)
     assert head(store).restore is not None
@@ -174,23 +154,22 @@ def test_resume_takes_an_unfinished_job_with_another_program() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(LONGER, TRAIN), (TRAIN, LONGER), (LONGER, OTHER)])
-def test_of_two_commands_that_come_at_once_one_has_the_job(first: Command, second: Command) -> None:
+def test_of_two_commands_that_come_at_once_one_has_the_job(
+    store: Store, first: Command, second: Command
+) -> None:
     """Both saw the job without members; the one that is later decides again, and is refused."""
-    store = Store()
     come(store)
     leave(store, "w0")
     late = Observer(store)
     other = dataclasses.replace(registration("w2"), command=second, run_id="r2", anew=True)
     txn = decide_register(late.job, other, served_by=InstanceId("i-r1")).txn
     come(store, "w1", first, anew=True)
-    assert txn is not None
-    assert not store.execute(txn).succeeded
+    assert not store.execute(not_none(txn)).succeeded
     late.catch_up()
     assert isinstance(decide_register(late.job, other, served_by=InstanceId("i-r1")).refusal, Conflict)
 
 
-def test_a_job_that_was_named_from_its_script_has_one_member() -> None:
-    store = Store()
+def test_a_job_that_was_named_from_its_script_has_one_member(store: Store) -> None:
     come(store, "w0", sole=True)
     for worker in ("w0", "w1"):
         with pytest.raises(Conflict) as refused:
@@ -204,21 +183,18 @@ def test_a_job_that_was_named_from_its_script_has_one_member() -> None:
     assert store.live.view.names(JOB.workers) == ["w1", "w2"]
 
 
-def test_of_two_that_must_be_alone_and_come_at_once_one_has_the_job() -> None:
-    store = Store()
+def test_of_two_that_must_be_alone_and_come_at_once_one_has_the_job(store: Store) -> None:
     late = Observer(store)
     other = dataclasses.replace(registration("w2"), command=TRAIN, run_id="r2", sole=True)
     txn = decide_register(late.job, other, served_by=InstanceId("i-r1")).txn
     come(store, "w1", sole=True)
     come(store, "w3", None, run_id="")
-    assert txn is not None
-    assert not store.execute(txn).succeeded
+    assert not store.execute(not_none(txn)).succeeded
     late.catch_up()
     assert isinstance(decide_register(late.job, other, served_by=InstanceId("i-r1")).refusal, Conflict)
 
 
-def test_a_reconnect_changes_no_command() -> None:
-    store = Store()
+def test_a_reconnect_changes_no_command(store: Store) -> None:
     come(store)
     leave(store, "w0")
     with pytest.raises(Conflict):
@@ -228,8 +204,7 @@ def test_a_reconnect_changes_no_command() -> None:
 # -- runs, and a job that is done
 
 
-def test_who_names_no_run_takes_none_away() -> None:
-    store = Store()
+def test_who_names_no_run_takes_none_away(store: Store) -> None:
     come(store, "w0", None, run_id="")
     come(store, "w1", run_id="r1")
     assert store.live.run() == JobRun(run_id="r1", command=TRAIN), "the first one said neither"
@@ -240,9 +215,7 @@ def test_who_names_no_run_takes_none_away() -> None:
     assert store.live.run() == JobRun(run_id="r1", command=TRAIN)
 
 
-def test_a_member_of_the_run_is_late_though_the_first_one_named_none() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_a_member_of_the_run_is_late_though_the_first_one_named_none(store: Store, epoch: int) -> None:
     come(store, "w0", None, run_id="")
     come(store, "w1", run_id="r1")
     leave(store, "w1")
@@ -254,22 +227,19 @@ def test_a_member_of_the_run_is_late_though_the_first_one_named_none() -> None:
         come(store, "w2", run_id="r1")
 
 
-def test_a_late_member_of_the_same_run_finds_nothing_left_to_do() -> None:
-    store = Store()
+def test_a_late_member_of_the_same_run_finds_nothing_left_to_do(store: Store) -> None:
     done(store)
     with pytest.raises(JobDone):
         come(store, "w1", run_id="r1")
 
 
-def test_who_has_no_identity_is_taken_for_a_late_member() -> None:
-    store = Store()
+def test_who_has_no_identity_is_taken_for_a_late_member(store: Store) -> None:
     done(store)
     with pytest.raises(JobDone):
         come(store, "w1", None, run_id="")
 
 
-def test_another_run_is_told_when_the_job_finished_and_what_to_do() -> None:
-    store = Store()
+def test_another_run_is_told_when_the_job_finished_and_what_to_do(store: Store) -> None:
     done(store)
     with pytest.raises(Refused) as refused:
         come(store, "w1", run_id="r2")
@@ -279,8 +249,7 @@ def test_another_run_is_told_when_the_job_finished_and_what_to_do() -> None:
     assert "--job" in refused.value.hint
 
 
-def test_who_has_no_command_line_is_told_of_no_flags() -> None:
-    store = Store()
+def test_who_has_no_command_line_is_told_of_no_flags(store: Store) -> None:
     done(store)
     with pytest.raises(Refused) as refused:
         come(store, "w1", None, run_id="r2")
@@ -293,8 +262,7 @@ def test_who_has_no_command_line_is_told_of_no_flags() -> None:
         assert "strata jobs delete job" in hint
 
 
-def test_who_has_no_command_line_is_told_of_what_a_failed_job_has_saved() -> None:
-    store = Store()
+def test_who_has_no_command_line_is_told_of_what_a_failed_job_has_saved(store: Store) -> None:
     done(store, step=2500)
     store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason="it broke", epoch=1))
     with pytest.raises(JobFailed, match="it broke") as refused:
@@ -305,8 +273,7 @@ def test_who_has_no_command_line_is_told_of_what_a_failed_job_has_saved() -> Non
 
 @pytest.mark.parametrize("run_id", ["r1", "r2"])
 @pytest.mark.parametrize("other", [LONGER, OTHER], ids=["arguments", "program"])
-def test_another_command_for_a_job_that_is_done_names_both(run_id: str, other: Command) -> None:
-    store = Store()
+def test_another_command_for_a_job_that_is_done_names_both(store: Store, run_id: str, other: Command) -> None:
     done(store)
     with pytest.raises(Refused) as refused:
         come(store, "w1", other, run_id=run_id)
@@ -316,8 +283,7 @@ def test_another_command_for_a_job_that_is_done_names_both(run_id: str, other: C
     )
 
 
-def test_another_command_of_the_same_run_is_not_told_that_all_is_well() -> None:
-    store = Store()
+def test_another_command_of_the_same_run_is_not_told_that_all_is_well(store: Store) -> None:
     done(store)
     with pytest.raises(Refused) as refused:
         come(store, "w1", OTHER, run_id="r1")
@@ -327,17 +293,14 @@ def test_another_command_of_the_same_run_is_not_told_that_all_is_well() -> None:
 
 
 @pytest.mark.parametrize("flag", [{"anew": True}, {"resume": True}, {"attempt": 1}])
-def test_who_takes_a_finished_job_up_brings_run_and_command(flag: dict[str, Any]) -> None:
-    store = Store()
+def test_who_takes_a_finished_job_up_brings_run_and_command(store: Store, flag: dict[str, Any]) -> None:
     done(store)
     come(store, "w1", OTHER, run_id="r2", **flag)
     assert store.live.run() == JobRun(run_id="r2", command=OTHER)
     assert store.live.phase() is Phase.RUNNING
 
 
-def test_a_job_that_goes_on_in_another_run_belongs_to_that_one() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_a_job_that_goes_on_in_another_run_belongs_to_that_one(store: Store, epoch: int) -> None:
     come(store, "w0", run_id="r1")
     leave(store, "w0")
     come(store, "w0", run_id="r2")
@@ -356,8 +319,7 @@ def test_a_job_that_goes_on_in_another_run_belongs_to_that_one() -> None:
 
 def fail(store: Store, epoch: int, *, early: bool = True, code: int = 1) -> str:
     """Let rank 0 fail, and return what the leader does then."""
-    world = store.live.world()
-    assert world is not None
+    world = not_none(store.live.world())
     member = world.member_of(0)
     why = "exited with 1: ModuleNotFoundError: No module named 'trch'"
     store.settle(
@@ -368,33 +330,29 @@ def fail(store: Store, epoch: int, *, early: bool = True, code: int = 1) -> str:
     return carry_out(store, epoch)
 
 
-def test_a_program_that_fails_at_once_is_tried_twice_and_then_started_again_by_the_next_run() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_a_program_that_fails_at_once_is_tried_twice_and_then_started_again_by_the_next_run(
+    store: Store,
+    epoch: int,
+) -> None:
     come(store, run_id="r1")
     carry_out(store, epoch)
     fail(store, epoch)
     assert head(store).generation == 2, "one retry"
     fail(store, epoch)
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert (phase.phase, phase.early) == (Phase.FAILED, True)
     assert "No module named 'trch'" in phase.reason
     with pytest.raises(JobFailed):
         come(store, "w1", run_id="r1")  # a late node of that run
     leave(store, "w0")
     come(store, "w0", LONGER, run_id="r2", min_workers=1, max_workers=3)
-    spec = store.live.spec()
-    assert spec is not None
-    assert (store.live.phase(), spec.record.max_workers) == (Phase.RUNNING, 3)
+    assert (store.live.phase(), not_none(store.live.spec()).record.max_workers) == (Phase.RUNNING, 3)
     carry_out(store, epoch, settled=True)
     assert (head(store).generation, head(store).failures, head(store).began) == (3, 0, False)
     assert store.problems() == []
 
 
-def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever(store: Store, epoch: int) -> None:
     come(store)
     carry_out(store, epoch)
     for generation, early in ((2, True), (3, False)):
@@ -402,8 +360,7 @@ def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever() -> None:
         assert head(store).generation == generation
     assert head(store).began
     fail(store, epoch)
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert (phase.phase, phase.early) == (Phase.FAILED, True), (
         "the last one failed early, and nothing is saved"
     )
@@ -412,9 +369,7 @@ def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever() -> None:
     assert store.live.phase() is Phase.RUNNING
 
 
-def test_a_job_that_failed_later_than_at_once_is_not_started_again_unasked() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_a_job_that_failed_later_than_at_once_is_not_started_again_unasked(store: Store, epoch: int) -> None:
     come(store)
     carry_out(store, epoch)
     for _ in range(3):
@@ -424,9 +379,7 @@ def test_a_job_that_failed_later_than_at_once_is_not_started_again_unasked() -> 
         come(store, "w0", run_id="r2")
 
 
-def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair(store: Store, epoch: int) -> None:
     come(store, min_workers=1, max_workers=2)
     carry_out(store, epoch, settled=True)
     come(store, "w1")
@@ -434,8 +387,7 @@ def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair() ->
     assert (head(store).generation, head(store).began) == (2, True)
     for _ in range(3):
         fail(store, epoch)
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert (phase.phase, phase.early) == (Phase.FAILED, True)
     for worker in ("w0", "w1"):
         leave(store, worker)
@@ -444,28 +396,21 @@ def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair() ->
 
 
 @pytest.mark.parametrize(("limit", "tries"), [(1, 1), (2, 2), (3, 2), (5, 5)])
-def test_a_limit_that_was_raised_holds_for_early_failures_too(limit: int, tries: int) -> None:
-    store = Store()
-    epoch = lead(store)
+def test_a_limit_that_was_raised_holds_for_early_failures_too(
+    store: Store, epoch: int, limit: int, tries: int
+) -> None:
     come(store, max_fruitless_generations=limit)
     carry_out(store, epoch)
     for tried in range(1, tries + 1):
         assert store.live.phase() is Phase.RUNNING
         assert head(store).generation == tried
         fail(store, epoch)
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert (phase.phase, phase.early) == (Phase.FAILED, True)
 
 
-def test_a_job_with_a_checkpoint_is_tried_as_often_as_ever() -> None:
-    store = Store()
-    epoch = lead(store)
-    come(store)
-    carry_out(store, epoch)
-    commit(store, 20)
-    leave(store, "w0")
-    carry_out(store, epoch)
+def test_a_job_with_a_checkpoint_is_tried_as_often_as_ever(store: Store) -> None:
+    epoch = unfinished(store)
     come(store, "w0", LONGER)
     carry_out(store, epoch)
     fail(store, epoch)
@@ -473,10 +418,8 @@ def test_a_job_with_a_checkpoint_is_tried_as_often_as_ever() -> None:
     assert store.live.phase() is Phase.RUNNING
 
 
-def test_the_loss_of_a_member_is_no_failure_of_the_program() -> None:
+def test_the_loss_of_a_member_is_no_failure_of_the_program(store: Store, epoch: int) -> None:
     """The ranks that lose their peer fail as well, in their first seconds."""
-    store = Store()
-    epoch = lead(store)
     for worker in ("w0", "w1"):
         come(store, worker, min_workers=2, max_workers=2)
     carry_out(store, epoch)
@@ -492,8 +435,7 @@ def test_the_loss_of_a_member_is_no_failure_of_the_program() -> None:
 # -- what cannot be
 
 
-def test_a_command_or_an_identity_without_an_end_is_no_registration() -> None:
-    store = Store()
+def test_a_command_or_an_identity_without_an_end_is_no_registration(store: Store) -> None:
     with pytest.raises(InvalidArgument):
         come(store, command=Command(program="x" * (MAX_COMMAND_CHARS + 1)))
     with pytest.raises(InvalidArgument):

@@ -19,6 +19,7 @@ from strata.core.arrivals import (
     ranks_text,
 )
 from strata.errors import InvalidArgument, QuotaExceeded
+from tests.not_none import not_none
 
 
 def arrival(*ranks: int, **changes: object) -> Arrival:
@@ -40,26 +41,26 @@ KEY = BarrierKey("job", "b", 1, 1)
 # -- merging ----------------------------------------------------------------------------------
 
 
-def test_a_round_is_complete_when_every_rank_has_arrived() -> None:
-    book = BarrierBook()
+@pytest.fixture
+def book() -> BarrierBook:
+    return BarrierBook()
+
+
+def test_a_round_is_complete_when_every_rank_has_arrived(book: BarrierBook) -> None:
     assert add(book, arrival(0)) == (0,)
     assert add(book, arrival(2, 3)) == (2, 3)
-    entry = book.get(KEY)
-    assert entry is not None
+    entry = not_none(book.get(KEY))
     assert (entry.complete, entry.missing()) == (False, [1])
     added = book.add(arrival(1), size=4, now_ms=0)
     assert added.round is entry
     assert (entry.complete, entry.missing()) == (True, [])
 
 
-def test_a_duplicate_changes_nothing_and_the_first_payload_stands() -> None:
-    book = BarrierBook()
+def test_a_duplicate_changes_nothing_and_the_first_payload_stands(book: BarrierBook) -> None:
     add(book, arrival(0, payloads=(b"first",)))
     assert add(book, arrival(0, payloads=(b"second",))) == ()
     assert add(book, arrival(0, 1, payloads=(b"third", b"new"))) == (1,)
-    entry = book.get(KEY)
-    assert entry is not None
-    assert entry.arrived == {0: b"first", 1: b"new"}
+    assert not_none(book.get(KEY)).arrived == {0: b"first", 1: b"new"}
 
 
 def test_of_a_long_phase_only_the_beginning_is_kept_and_forwarded() -> None:
@@ -67,22 +68,18 @@ def test_of_a_long_phase_only_the_beginning_is_kept_and_forwarded() -> None:
     assert added.arrival(0.0).phases == ("p" * MAX_PHASE_CHARS,)
 
 
-def test_the_oldest_age_and_the_earliest_deadline_stand() -> None:
-    book = BarrierBook()
+def test_the_oldest_age_and_the_earliest_deadline_stand(book: BarrierBook) -> None:
     add(book, arrival(0, age_ms=100, timeout_ms=5000), now_ms=1000)
     add(book, arrival(1, age_ms=700, timeout_ms=5000), now_ms=1000)
     add(book, arrival(2, timeout_ms=1000), now_ms=9000)
     add(book, arrival(3), now_ms=1000)
-    entry = book.get(KEY)
-    assert entry is not None
+    entry = not_none(book.get(KEY))
     assert (entry.since_ms, entry.deadline_ms) == (300, 5300)
 
 
-def test_without_a_timeout_there_is_no_deadline() -> None:
-    book = BarrierBook()
+def test_without_a_timeout_there_is_no_deadline(book: BarrierBook) -> None:
     add(book, arrival(0))
-    entry = book.get(KEY)
-    assert entry is not None
+    entry = not_none(book.get(KEY))
     assert entry.deadline_ms is None
     assert entry.arrival(50).timeout_ms == 0
 
@@ -129,11 +126,9 @@ def test_what_is_forwarded_makes_the_same_round_elsewhere(
             phases=(f"phase {rank}",),
         )
         here.add(one, size=8, now_ms=100)
-    mine = here.get(KEY)
-    assert mine is not None
+    mine = not_none(here.get(KEY))
     there.add(mine.arrival(100 + later_ms), size=8, now_ms=5000 + later_ms)
-    theirs = there.get(KEY)
-    assert theirs is not None
+    theirs = not_none(there.get(KEY))
     assert theirs.arrived == mine.arrived
     assert theirs.phases == mine.phases
     assert theirs.digest == mine.digest
@@ -145,11 +140,9 @@ def test_what_is_forwarded_makes_the_same_round_elsewhere(
         assert theirs.deadline_ms - 5000 == mine.deadline_ms - 100
 
 
-def test_only_some_ranks_can_be_forwarded() -> None:
-    book = BarrierBook()
+def test_only_some_ranks_can_be_forwarded(book: BarrierBook) -> None:
     add(book, arrival(0, 1, 2, payloads=(b"a", b"", b"c")))
-    entry = book.get(KEY)
-    assert entry is not None
+    entry = not_none(book.get(KEY))
     part = entry.arrival(0, ranks=(2, 1, 3))
     assert (part.ranks, part.payloads) == ((1, 2), (b"", b"c"))
     assert entry.arrival(0, ranks=(1,)).payloads == ()
@@ -158,33 +151,26 @@ def test_only_some_ranks_can_be_forwarded() -> None:
 # -- participants -----------------------------------------------------------------------------
 
 
-def test_a_subset_is_complete_without_the_others() -> None:
-    book = BarrierBook()
+def test_a_subset_is_complete_without_the_others(book: BarrierBook) -> None:
     added = book.add(arrival(3, participants=(3, 1)), size=4, now_ms=0)
     assert added.round.missing() == [1]
     added = book.add(arrival(1, participants=(1, 3)), size=4, now_ms=0)
     assert added.round.complete
 
 
-def test_all_ranks_by_name_are_all_ranks() -> None:
-    book = BarrierBook()
+def test_all_ranks_by_name_are_all_ranks(book: BarrierBook) -> None:
     add(book, arrival(0))
     add(book, arrival(1, participants=(3, 2, 1, 0)))
-    entry = book.get(KEY)
-    assert entry is not None
-    assert entry.digest == participants_digest(range(4))
+    assert not_none(book.get(KEY)).digest == participants_digest(range(4))
 
 
-def test_a_mismatch_names_the_difference() -> None:
-    book = BarrierBook()
+def test_a_mismatch_names_the_difference(book: BarrierBook) -> None:
     add(book, arrival(0, participants=(0, 1, 2)))
     with pytest.raises(InvalidArgument, match=r"only these name 3; only those name 1-2"):
         add(book, arrival(3, participants=(0, 3)))
     with pytest.raises(InvalidArgument, match=r"only these name 3; only those name none"):
         add(book, arrival(3))
-    entry = book.get(KEY)
-    assert entry is not None
-    assert set(entry.arrived) == {0}
+    assert set(not_none(book.get(KEY)).arrived) == {0}
 
 
 def test_the_digest_is_the_sha256_of_the_ranks_as_runs() -> None:
@@ -224,8 +210,7 @@ def test_equal_sets_and_only_they_have_equal_texts(one: set[int], other: set[int
         arrival(0, timeout_ms=-1),
     ],
 )
-def test_a_malformed_arrival_is_refused_and_leaves_no_trace(wrong: Arrival) -> None:
-    book = BarrierBook()
+def test_a_malformed_arrival_is_refused_and_leaves_no_trace(book: BarrierBook, wrong: Arrival) -> None:
     with pytest.raises(InvalidArgument):
         add(book, wrong)
     assert len(book) == 0
@@ -233,9 +218,7 @@ def test_a_malformed_arrival_is_refused_and_leaves_no_trace(wrong: Arrival) -> N
         add(book, arrival(2))
         with pytest.raises(InvalidArgument):
             add(book, wrong)
-        entry = book.get(KEY)
-        assert entry is not None
-        assert set(entry.arrived) == {2}
+        assert set(not_none(book.get(KEY)).arrived) == {2}
 
 
 def test_payloads_have_a_limit_that_the_round_shares() -> None:
@@ -250,8 +233,7 @@ def test_payloads_have_a_limit_that_the_round_shares() -> None:
         add(BarrierBook(), arrival(0, payloads=(b"x" * 525,)), size=1000)
 
 
-def test_the_number_of_open_rounds_of_a_job_is_bounded() -> None:
-    book = BarrierBook()
+def test_the_number_of_open_rounds_of_a_job_is_bounded(book: BarrierBook) -> None:
     for round_ in range(1, MAX_OPEN_ROUNDS + 1):
         add(book, arrival(0, round=round_))
     with pytest.raises(QuotaExceeded, match="open at once"):
@@ -265,8 +247,7 @@ def test_the_number_of_open_rounds_of_a_job_is_bounded() -> None:
 # -- the book ---------------------------------------------------------------------------------
 
 
-def test_rounds_are_kept_apart_by_job_name_generation_and_round() -> None:
-    book = BarrierBook()
+def test_rounds_are_kept_apart_by_job_name_generation_and_round(book: BarrierBook) -> None:
     sent = [
         arrival(0),
         arrival(0, job="other"),
@@ -282,8 +263,7 @@ def test_rounds_are_kept_apart_by_job_name_generation_and_round() -> None:
     assert list(book.open("nobody")) == []
 
 
-def test_a_dropped_round_is_forgotten() -> None:
-    book = BarrierBook()
+def test_a_dropped_round_is_forgotten(book: BarrierBook) -> None:
     add(book, arrival(0))
     assert book.drop(KEY)
     assert not book.drop(KEY)
@@ -291,8 +271,7 @@ def test_a_dropped_round_is_forgotten() -> None:
     assert len(book) == 0
 
 
-def test_rounds_may_be_dropped_while_they_are_listed() -> None:
-    book = BarrierBook()
+def test_rounds_may_be_dropped_while_they_are_listed(book: BarrierBook) -> None:
     for round_ in range(1, 5):
         add(book, arrival(0, round=round_))
     for entry in book.open():

@@ -27,6 +27,7 @@ from strata.core.records import (
 )
 from strata.core.txn import MAX_TXN_BYTES, Put
 from strata.errors import Refused, StaleGeneration
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, Store, carry_out, crowd, lead, leave, register
 
 
@@ -83,6 +84,11 @@ class Meeting:
 # -- release ----------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def meeting() -> Meeting:
+    return Meeting()
+
+
 def test_a_round_waits_and_says_for_whom() -> None:
     meeting = Meeting(4)
     entry = meeting.arrive(0, 1, 3, phase="step")
@@ -92,36 +98,29 @@ def test_a_round_waits_and_says_for_whom() -> None:
     assert meeting.outcome() is None
 
 
-def test_the_full_set_releases_with_its_payloads() -> None:
-    meeting = Meeting()
+def test_the_full_set_releases_with_its_payloads(meeting: Meeting) -> None:
     meeting.arrive(0, payload=b"zero")
     meeting.arrive(1)
     entry = meeting.arrive(2, payload=b"\xff\x00")
     assert "released" in meeting.settle(entry)
-    outcome = meeting.outcome()
-    assert outcome is not None
+    outcome = not_none(meeting.outcome())
     assert outcome.result is BarrierResult.RELEASED
     assert outcome.digest == participants_digest(range(3))
     assert (outcome.generation, outcome.round, outcome.missing) == (1, 1, ())
-    found = ended(meeting.store.job(), entry.key)
-    assert found is not None
+    found = not_none(ended(meeting.store.job(), entry.key))
     assert found.outcome is not None
     assert outcome_payloads(meeting.store.job(), found.outcome) == {0: b"zero", 2: b"\xff\x00"}
     assert meeting.floor() == 1
     assert meeting.store.problems() == []
 
 
-def test_a_subset_releases_alone() -> None:
-    meeting = Meeting()
+def test_a_subset_releases_alone(meeting: Meeting) -> None:
     entry = meeting.arrive(2, 0, participants=(0, 2))
     assert "released" in meeting.settle(entry)
-    outcome = meeting.outcome()
-    assert outcome is not None
-    assert outcome.digest == participants_digest([0, 2])
+    assert not_none(meeting.outcome()).digest == participants_digest([0, 2])
 
 
-def test_a_release_is_one_commit_and_deletes_the_older_rounds() -> None:
-    meeting = Meeting()
+def test_a_release_is_one_commit_and_deletes_the_older_rounds(meeting: Meeting) -> None:
     meeting.release(1)
     before = meeting.store.revision
     meeting.release(2)
@@ -134,8 +133,7 @@ def test_a_release_is_one_commit_and_deletes_the_older_rounds() -> None:
     assert meeting.store.job().view.names(folder) == ["000000000011", "floor"]
 
 
-def test_other_barriers_keep_their_rounds() -> None:
-    meeting = Meeting()
+def test_other_barriers_keep_their_rounds(meeting: Meeting) -> None:
     other = Arrival(job="job", name="b2", generation=1, round=1, ranks=(0, 1, 2))
     meeting.settle(meeting.book.add(other, size=3, now_ms=0).round)
     meeting.release(1)
@@ -156,8 +154,7 @@ def test_large_payloads_are_chunked_beside_the_outcome_in_its_transaction(
     assert all(len(put.value) <= MAX_VALUE_BYTES for put in puts)
     assert sum(len(put.key) + len(put.value) for put in puts) < MAX_TXN_BYTES
     meeting.settle(entry)
-    found = ended(meeting.store.job(), entry.key)
-    assert found is not None
+    found = not_none(ended(meeting.store.job(), entry.key))
     assert found.outcome is not None
     assert (found.outcome.record.payload_chunks > 0) == (size * payload_bytes > 48 * 1024)
     expected = dict.fromkeys(range(size), b"\xab" * payload_bytes)
@@ -169,23 +166,20 @@ def test_large_payloads_are_chunked_beside_the_outcome_in_its_transaction(
 # -- break ------------------------------------------------------------------------------------
 
 
-def test_a_timeout_names_the_missing_and_what_they_did() -> None:
-    meeting = Meeting()
+def test_a_timeout_names_the_missing_and_what_they_did(meeting: Meeting) -> None:
     entry = meeting.arrive(1, timeout_ms=2000)
     assert "waiting" in meeting.settle(entry, now_ms=1999)
     decision = decide_outcome(meeting.store.job(), entry, now_ms=2000, phases={2: "compile"})
     assert "missing 0, 2 (compile)" in decision.reason
     meeting.settle(entry, now_ms=2000)
-    outcome = meeting.outcome()
-    assert outcome is not None
+    outcome = not_none(meeting.outcome())
     assert (outcome.result, outcome.missing) == (BarrierResult.TIMED_OUT, (0, 2))
     assert "timed out after 2.0 s: 1 of 3 arrived" in outcome.reason
     assert meeting.floor() == 0, "only a release moves the floor"
     assert meeting.store.problems() == []
 
 
-def test_a_full_set_is_released_however_late() -> None:
-    meeting = Meeting()
+def test_a_full_set_is_released_however_late(meeting: Meeting) -> None:
     entry = meeting.arrive(0, 1, 2, timeout_ms=10)
     assert "released" in meeting.settle(entry, now_ms=99_999)
 
@@ -203,31 +197,25 @@ def exits(meeting: Meeting, rank: int, code: int) -> None:
         (lambda meeting: exits(meeting, 1, 0), "rank 1 is done and will not arrive"),
     ],
 )
-def test_the_end_of_a_missing_participant_breaks(end: object, why: str) -> None:
-    meeting = Meeting()
+def test_the_end_of_a_missing_participant_breaks(meeting: Meeting, end: object, why: str) -> None:
     entry = meeting.arrive(0)
     assert callable(end)
     end(meeting)
     meeting.settle(entry)
-    outcome = meeting.outcome()
-    assert outcome is not None
+    outcome = not_none(meeting.outcome())
     assert (outcome.result, outcome.missing) == (BarrierResult.BROKEN, (1, 2))
     assert re.search(why, outcome.reason)
 
 
-def test_a_replaced_participant_is_dead() -> None:
-    meeting = Meeting()
+def test_a_replaced_participant_is_dead(meeting: Meeting) -> None:
     entry = meeting.arrive(0)
     leave(meeting.store, "w1")
     register(meeting.store, "w1")
     meeting.settle(entry)
-    outcome = meeting.outcome()
-    assert outcome is not None
-    assert outcome.result is BarrierResult.BROKEN
+    assert not_none(meeting.outcome()).result is BarrierResult.BROKEN
 
 
-def test_who_has_arrived_may_go() -> None:
-    meeting = Meeting()
+def test_who_has_arrived_may_go(meeting: Meeting) -> None:
     entry = meeting.arrive(0, 1)
     leave(meeting.store, "w1")
     assert "waiting" in meeting.settle(entry)
@@ -235,15 +223,13 @@ def test_who_has_arrived_may_go() -> None:
     assert "released" in meeting.settle(entry)
 
 
-def test_who_takes_no_part_may_go() -> None:
-    meeting = Meeting()
+def test_who_takes_no_part_may_go(meeting: Meeting) -> None:
     entry = meeting.arrive(0, participants=(0, 2))
     leave(meeting.store, "w1")
     assert "waiting" in meeting.settle(entry)
 
 
-def test_after_a_break_the_next_round_is_free() -> None:
-    meeting = Meeting()
+def test_after_a_break_the_next_round_is_free(meeting: Meeting) -> None:
     meeting.settle(meeting.arrive(1, timeout_ms=10), now_ms=10)
     meeting.release(2)
     assert meeting.floor() == 2
@@ -256,11 +242,8 @@ def test_a_break_of_many_ranks_fits_into_a_value() -> None:
     meeting.size = 100_000
     entry = meeting.arrive(0, timeout_ms=10)
     decision = decide_outcome(meeting.store.job(), entry, now_ms=10)
-    assert decision.txn is not None
-    assert meeting.store.execute(decision.txn).succeeded
-    outcome = meeting.outcome()
-    assert outcome is not None
-    assert "and 99991 more" in outcome.reason
+    assert meeting.store.execute(not_none(decision.txn)).succeeded
+    assert "and 99991 more" in not_none(meeting.outcome()).reason
 
 
 def test_release_and_break_exclude_each_other_at_the_store() -> None:
@@ -279,29 +262,24 @@ def test_release_and_break_exclude_each_other_at_the_store() -> None:
         assert not meeting.store.execute(first.txn).succeeded
 
 
-def test_a_release_races_a_newer_head_and_loses() -> None:
-    meeting = Meeting()
+def test_a_release_races_a_newer_head_and_loses(meeting: Meeting) -> None:
     late = decide_outcome(meeting.store.job(), meeting.arrive(0, 1, 2), now_ms=0)
     carry_after_death(meeting)
-    assert late.txn is not None
-    assert not meeting.store.execute(late.txn).succeeded
+    assert not meeting.store.execute(not_none(late.txn)).succeeded
 
 
-def test_an_old_release_comes_after_a_newer_one() -> None:
+def test_an_old_release_comes_after_a_newer_one(meeting: Meeting) -> None:
     """Its answer was lost while the round was still open, and others have gone on since."""
-    meeting = Meeting()
     late = decide_outcome(meeting.store.job(), meeting.arrive(0, 1, 2), now_ms=0)
     meeting.release(1)
     meeting.release(2)
-    assert late.txn is not None
-    assert not meeting.store.execute(late.txn).succeeded, "its outcome is gone, the floor is not"
+    assert not meeting.store.execute(not_none(late.txn)).succeeded, "its outcome is gone, the floor is not"
 
 
 # -- what has ended ---------------------------------------------------------------------------
 
 
-def test_an_arrival_for_a_finished_round_gets_its_outcome() -> None:
-    meeting = Meeting()
+def test_an_arrival_for_a_finished_round_gets_its_outcome(meeting: Meeting) -> None:
     meeting.release(1)
     late = meeting.arrive(2)
     before = meeting.store.revision
@@ -316,8 +294,7 @@ def carry_after_death(meeting: Meeting) -> None:
     carry_out(meeting.store, meeting.epoch)
 
 
-def test_a_newer_head_ends_a_round_without_a_write() -> None:
-    meeting = Meeting()
+def test_a_newer_head_ends_a_round_without_a_write(meeting: Meeting) -> None:
     entry = meeting.arrive(0, 1, 2)
     carry_after_death(meeting)
     before = meeting.store.revision
@@ -326,16 +303,14 @@ def test_a_newer_head_ends_a_round_without_a_write() -> None:
     assert meeting.store.revision == before
 
 
-def test_a_round_below_the_floor_is_over() -> None:
-    meeting = Meeting()
+def test_a_round_below_the_floor_is_over(meeting: Meeting) -> None:
     for round_ in (1, 2, 3):
         meeting.release(round_)
     with pytest.raises(Refused, match="up to 3"):
         meeting.settle(meeting.arrive(0, round_=2))
 
 
-def test_a_generation_that_this_view_does_not_know_is_waited_for() -> None:
-    meeting = Meeting()
+def test_a_generation_that_this_view_does_not_know_is_waited_for(meeting: Meeting) -> None:
     lagging = Observer(meeting.store)
     carry_after_death(meeting)
     entry = meeting.arrive(0, 1, generation=2, participants=(0, 1))
@@ -350,8 +325,7 @@ def test_a_generation_that_this_view_does_not_know_is_waited_for() -> None:
 # -- the visible counter ----------------------------------------------------------------------
 
 
-def test_the_counter_shows_who_is_missing_and_never_goes_back() -> None:
-    meeting = Meeting()
+def test_the_counter_shows_who_is_missing_and_never_goes_back(meeting: Meeting) -> None:
 
     def show(entry: OpenRound) -> str:
         return meeting.store.settle(lambda job: decide_arrived(job, entry)).reason
@@ -375,13 +349,11 @@ def test_the_counter_shows_who_is_missing_and_never_goes_back() -> None:
     assert meeting.store.job().view.get(key) is None
 
 
-def test_a_late_counter_does_not_outlive_its_round() -> None:
-    meeting = Meeting()
+def test_a_late_counter_does_not_outlive_its_round(meeting: Meeting) -> None:
     late = decide_arrived(meeting.store.job(), meeting.arrive(0))
     meeting.release(1)
     meeting.release(2)
-    assert late.txn is not None
-    assert not meeting.store.execute(late.txn).succeeded
+    assert not meeting.store.execute(not_none(late.txn)).succeeded
 
 
 # -- who writes -------------------------------------------------------------------------------

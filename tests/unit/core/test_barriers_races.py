@@ -12,6 +12,7 @@ from strata.core.ids import WorkerId
 from strata.core.members import decide_rank_exit
 from strata.core.records import BarrierFloor, BarrierOutcome, BarrierResult
 from strata.core.txn import Txn
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, Store, carry_out, crowd, lead, leave
 
 SIZE = 2
@@ -40,9 +41,7 @@ class Race:
         """By rank and generation: the rounds whose outcome it was told."""
 
     def generation(self) -> int:
-        head = self.store.live.head()
-        assert head is not None
-        return head.record.generation
+        return not_none(self.store.live.head()).record.generation
 
     def round_of(self, rank: int) -> int:
         """Return the round that this rank comes to next: after the last that it was told of."""
@@ -151,8 +150,7 @@ def run(seed: int) -> Race:
             case ("land", int(at), int(index)):
                 race.land(at, index)
             case ("die", int(rank), bool(next_world)):
-                world = race.store.live.world()
-                assert world is not None
+                world = not_none(race.store.live.world())
                 if rank >= world.head.size or len(race.store.live.workers()) < 2:
                     continue
                 leave_or_fail(race.store, rank)
@@ -168,8 +166,7 @@ def test_release_and_break_exclude_each_other_and_no_round_is_lost() -> None:
 
 
 def leave_or_fail(store: Store, rank: int) -> None:
-    world = store.live.world()
-    assert world is not None
+    world = not_none(store.live.world())
     member = world.member_of(rank)
     held = store.live.worker(member.worker)
     if held is None or held.create_revision != member.incarnation:

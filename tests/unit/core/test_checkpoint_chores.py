@@ -8,6 +8,7 @@ from strata.core.checkpoints import decide_delete
 from strata.core.job import JobView
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused
+from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, KEYS
 
@@ -16,8 +17,12 @@ def due(job: KeptJob, host: str = "host-a") -> list[tuple[str, int, str]]:
     return [(c.kind.value, c.step, c.tier) for c in chores(job.store.job(), host)]
 
 
-def test_a_tombstone_is_a_chore_until_its_record_is_gone() -> None:
-    job = KeptJob()
+@pytest.fixture
+def job() -> KeptJob:
+    return KeptJob()
+
+
+def test_a_tombstone_is_a_chore_until_its_record_is_gone(job: KeptJob) -> None:
     for step in (20, 40):
         job.save(step)
         job.copy(step)
@@ -31,8 +36,7 @@ def test_a_tombstone_is_a_chore_until_its_record_is_gone() -> None:
     assert due(job) == []
 
 
-def test_a_save_that_was_given_up_is_cleared_once_there_is_a_newer_commit() -> None:
-    job = KeptJob()
+def test_a_save_that_was_given_up_is_cleared_once_there_is_a_newer_commit(job: KeptJob) -> None:
     job.save(20)
     job.begin(step=40, attempt="x40")
     job.abort(step=40, attempt="x40")
@@ -44,8 +48,7 @@ def test_a_save_that_was_given_up_is_cleared_once_there_is_a_newer_commit() -> N
     assert due(job) == []
 
 
-def test_the_bytes_of_an_attempt_whose_slot_another_one_took_are_not_forgotten() -> None:
-    job = KeptJob()
+def test_the_bytes_of_an_attempt_whose_slot_another_one_took_are_not_forgotten(job: KeptJob) -> None:
     path = job.begin(step=20, attempt="x20").path
     job.abort(step=20, attempt="x20")
     job.begin(step=20, attempt="y", replaces="x20")
@@ -88,8 +91,7 @@ def test_a_suspicion_asks_every_other_host_to_look() -> None:
     assert due(job, "host-b") == []
 
 
-def test_a_fork_has_no_bytes_to_remove() -> None:
-    job = KeptJob()
+def test_a_fork_has_no_bytes_to_remove(job: KeptJob) -> None:
     job.save(20)
     new = KEYS.job("new")
     job.store.settle(lambda v: decide_fork(JobView(v.view, new), v, step=20))
@@ -105,8 +107,7 @@ def adopt(job: KeptJob, **more: object) -> None:
     job.sound()
 
 
-def test_a_commit_that_the_catalog_has_forgotten_is_taken_back_and_moves_no_latest() -> None:
-    job = KeptJob()
+def test_a_commit_that_the_catalog_has_forgotten_is_taken_back_and_moves_no_latest(job: KeptJob) -> None:
     job.save(20)
     job.begin(step=40, attempt="x40")
     job.abort(step=40, attempt="x40")
@@ -115,9 +116,7 @@ def test_a_commit_that_the_catalog_has_forgotten_is_taken_back_and_moves_no_late
         adopt(job)
     record = job.record(40)
     assert (record.state, record.manifest_digest) == (CheckpointState.COMMITTED, "m")
-    latest = job.store.job().latest()
-    assert latest is not None
-    assert latest.record.step == 60
+    assert not_none(job.store.job().latest()).record.step == 60
     assert due(job) == []
 
 
@@ -186,8 +185,7 @@ def test_an_adoption_against_the_deletion_of_the_same() -> None:
         assert done == [True, False]
 
 
-def test_only_what_was_given_up_is_adopted() -> None:
-    job = KeptJob()
+def test_only_what_was_given_up_is_adopted(job: KeptJob) -> None:
     job.save(20)
     job.begin(step=40, attempt="x40")
     with pytest.raises(Refused, match="is open"):

@@ -13,6 +13,7 @@ from strata.core.checkpoint_tiers import PRIMARY, hosts_of, survives_a_host, tie
 from strata.core.checkpoints import decide_delete, find
 from strata.core.records import TierState
 from strata.errors import CheckpointError, CheckpointNotFound, Conflict, InvalidArgument, Refused
+from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, carry_out, leave, register
 
@@ -20,6 +21,11 @@ from tests.unit.core.rig import JOB, carry_out, leave, register
 def report(job: KeptJob, **more: object) -> None:
     fields = {"step": 20, "attempt": "x20", "tier": "s3", "root": "s3://b", "rank": 0, "digest": "d0", **more}
     job.store.settle(lambda v: decide_report_copy(v, CopyRequest(**fields)))  # type: ignore[arg-type]  # named fields
+
+
+@pytest.fixture
+def job() -> KeptJob:
+    return KeptJob()
 
 
 def test_a_tier_is_in_the_record_once_every_part_and_the_seal_are_there() -> None:
@@ -36,22 +42,16 @@ def test_a_tier_is_in_the_record_once_every_part_and_the_seal_are_there() -> Non
     job.sound()
 
 
-def test_parts_that_come_before_the_commit_count_after_it() -> None:
-    job = KeptJob()
+def test_parts_that_come_before_the_commit_count_after_it(job: KeptJob) -> None:
     job.begin(step=20, attempt="x20")
     job.ack(0, 20, "x20")
     report(job)
     job.seal(20, "x20")
     report(job, rank=None, digest="m")
-    entry = find(job.store.job(), 20, "x20")
-    assert entry is not None
-    assert decide_tier(job.store.job(), entry, "s3").txn is None
+    assert decide_tier(job.store.job(), not_none(find(job.store.job(), 20, "x20")), "s3").txn is None
     job.commit()
-    entry = find(job.store.job(), 20, "x20")
-    assert entry is not None
-    decision = decide_tier(job.store.job(), entry, "s3")
-    assert decision.txn is not None
-    assert job.store.execute(decision.txn).succeeded
+    decision = decide_tier(job.store.job(), not_none(find(job.store.job(), 20, "x20")), "s3")
+    assert job.store.execute(not_none(decision.txn)).succeeded
     assert "s3" in job.record(20).tiers
 
 
@@ -63,9 +63,7 @@ def test_the_last_two_parts_through_two_replicas_make_the_tier() -> None:
     old = job.store.job()
     for rank in (0, 1):
         request = CopyRequest(step=20, attempt="x20", tier="s3", root="s3://b", rank=rank, digest=f"d{rank}")
-        txn = decide_report_copy(old, request).txn
-        assert txn is not None
-        assert job.store.execute(txn).succeeded
+        assert job.store.execute(not_none(decide_report_copy(old, request).txn)).succeeded
     job.copy(20)
     assert "s3" in job.record(20).tiers
 
@@ -82,20 +80,20 @@ def test_the_last_two_parts_through_two_replicas_make_the_tier() -> None:
         ({"attempt": ""}, CheckpointNotFound),
     ],
 )
-def test_what_is_no_copy_of_this_is_refused(fields: dict[str, object], error: type[Exception]) -> None:
-    job = KeptJob()
+def test_what_is_no_copy_of_this_is_refused(
+    job: KeptJob, fields: dict[str, object], error: type[Exception]
+) -> None:
     job.save(20)
     with pytest.raises(error):
         report(job, **fields)
 
 
 @pytest.mark.parametrize("state", [TierState.DELETING, TierState.REMOVED, TierState.CORRUPT])
-def test_an_incremental_is_not_copied_to_where_its_base_goes_from(state: TierState) -> None:
+def test_an_incremental_is_not_copied_to_where_its_base_goes_from(job: KeptJob, state: TierState) -> None:
     """Whoever removes the base's bytes there may be late, and would remove what the copy brought of them.
 
     One that was given up, and adopted after its base left that tier, can be such.
     """
-    job = KeptJob()
     job.save_and_copy(20, 40)
     job.incremental(60, 40)
     base, where = job.record(40), (60, job.record(60).generation, "x60")
@@ -116,8 +114,7 @@ def test_an_incremental_is_not_copied_to_where_its_base_goes_from(state: TierSta
     job.sound()
 
 
-def test_what_the_base_of_a_base_lost_keeps_a_copy_away_too() -> None:
-    job = KeptJob()
+def test_what_the_base_of_a_base_lost_keeps_a_copy_away_too(job: KeptJob) -> None:
     job.save_and_copy(20, 40)
     job.incremental(60, 40)
     job.incremental(80, 60)
@@ -128,9 +125,8 @@ def test_what_the_base_of_a_base_lost_keeps_a_copy_away_too() -> None:
         report(job, step=80, attempt="x80", digest="", begun=True)
 
 
-def test_what_a_copy_brings_of_its_bases_goes_with_them() -> None:
+def test_what_a_copy_brings_of_its_bases_goes_with_them(job: KeptJob) -> None:
     """The base was saved before there was a second storage: its own copy is never begun there."""
-    job = KeptJob()
     job.save(20)
     job.incremental(40, 20)
     job.incremental(60, 40)
@@ -150,8 +146,7 @@ def test_what_a_copy_brings_of_its_bases_goes_with_them() -> None:
     assert job.steps() == [80]
 
 
-def test_a_base_that_is_copied_for_itself_is_copied_as_ever() -> None:
-    job = KeptJob()
+def test_a_base_that_is_copied_for_itself_is_copied_as_ever(job: KeptJob) -> None:
     job.save(20)
     job.incremental(40, 20)
     report(job, step=40, attempt="x40", digest="", begun=True)
@@ -162,8 +157,7 @@ def test_a_base_that_is_copied_for_itself_is_copied_as_ever() -> None:
     assert job.record(40).tiers["s3"].state is TierState.PRESENT
 
 
-def test_a_tier_that_is_on_its_way_out_or_gone_never_comes_back() -> None:
-    job = KeptJob()
+def test_a_tier_that_is_on_its_way_out_or_gone_never_comes_back(job: KeptJob) -> None:
     job.save_and_copy(20, 40)
     job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False, tier="s3"))
     with pytest.raises(Refused, match="s3 is deleting"):
@@ -200,8 +194,7 @@ def test_the_last_part_against_the_deletion() -> None:
 # -- where a world may begin ------------------------------------------------------------------
 
 
-def test_a_record_of_before_there_were_tiers_is_on_one_that_all_reach() -> None:
-    job = KeptJob()
+def test_a_record_of_before_there_were_tiers_is_on_one_that_all_reach(job: KeptJob) -> None:
     record = job.save(20)
     assert list(tiers_of(record)) == [PRIMARY]
     assert survives_a_host(record)
@@ -222,9 +215,8 @@ def test_a_restore_point_is_on_a_shared_tier_or_on_the_one_host_of_the_world() -
     assert restore_point(view, {"host-b", "host-c"}) is not None
 
 
-def test_a_world_goes_back_to_what_survived_the_loss_of_a_host() -> None:
+def test_a_world_goes_back_to_what_survived_the_loss_of_a_host(job: KeptJob) -> None:
     """Host a has 40 alone; 20 is on s3 as well. Host b takes over: it begins at 20, and says so."""
-    job = KeptJob()
     for step in (20, 40):
         job.save(step, tier="disk", shared=False)
     job.copy(20)
@@ -232,30 +224,24 @@ def test_a_world_goes_back_to_what_survived_the_loss_of_a_host() -> None:
     register(job.store, "b")
     job.close()
     carry_out(job.store, job.epoch, settled=True)
-    head = job.store.job().head()
-    assert head is not None
+    head = not_none(job.store.job().head())
     assert head.record.restore is not None
     assert head.record.restore.step == 20
     job.sound()
 
 
-def test_no_world_begins_from_nothing_while_a_host_that_is_away_has_the_state() -> None:
-    job = KeptJob()
+def test_no_world_begins_from_nothing_while_a_host_that_is_away_has_the_state(job: KeptJob) -> None:
     job.save(20, tier="disk", shared=False)
     leave(job.store, "a")
     register(job.store, "b")
     job.close()
     reason = carry_out(job.store, job.epoch, settled=True)
     assert "lies on the disks of other hosts" in reason
-    head = job.store.job().head()
-    assert head is not None
-    assert head.record.forming
+    assert not_none(job.store.job().head()).record.forming
     leave(job.store, "b")
     register(job.store, "a")
     carry_out(job.store, job.epoch, settled=True)
-    head = job.store.job().head()
-    assert head is not None
-    assert head.record.restore is not None
+    assert not_none(job.store.job().head()).record.restore is not None
     assert newest(job.store.job()) is not None
     job.sound()
 

@@ -33,6 +33,7 @@ from strata.errors import (
     StaleGeneration,
     StrataError,
 )
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, KEYS, Store, carry_out, lead, leave, register, registration
@@ -64,9 +65,7 @@ def fork(job: KeptJob, *, into: str = "new", source: str = "job", **which: Any) 
 
 def txn_of_fork(job: KeptJob) -> Txn:
     view = job.store.view()
-    txn = decide_fork(JobView(view, NEW), JobView(view, JOB), step=20).txn
-    assert txn is not None
-    return txn
+    return not_none(decide_fork(JobView(view, NEW), JobView(view, JOB), step=20).txn)
 
 
 def delete(job: KeptJob, step: int, *, finished: bool = False) -> None:
@@ -82,21 +81,15 @@ def test_a_new_job_begins_from_a_checkpoint_of_another(job: KeptJob, which: dict
     job.tag("paper", 20)
     for _ in range(2):
         fork(job, **which)
-    entry = newest(new_job(job.store))
-    assert entry is not None
-    record = entry.record
+    record = not_none(newest(new_job(job.store))).record
     assert (record.step, record.generation, record.path) == (20, 0, job.record(20).path)
-    ack = ack_of(new_job(job.store), record, 1)
-    assert ack is not None
-    assert ack.digest == "d1"
+    assert not_none(ack_of(new_job(job.store), record, 1)).digest == "d1"
     assert forks_of(job.store.job()) == ["new"]
 
 
 def test_the_newest_is_forked_when_none_is_named(job: KeptJob) -> None:
     fork(job, latest=True)
-    latest = new_job(job.store).latest()
-    assert latest is not None
-    assert latest.record.step == 40
+    assert not_none(new_job(job.store).latest()).record.step == 40
 
 
 def test_the_source_stays_as_long_as_its_fork(job: KeptJob) -> None:
@@ -117,11 +110,7 @@ def test_a_fork_of_a_fork_leads_to_the_same_bytes(job: KeptJob) -> None:
     fork(job)
     fork(job, into="third", source="new", step=20)
     third = JobView(job.store.view(), KEYS.job("third"))
-    entry = newest(third)
-    assert entry is not None
-    ack = ack_of(third, entry.record, 0)
-    assert ack is not None
-    assert ack.digest == "d0"
+    assert not_none(ack_of(third, not_none(newest(third)).record, 0)).digest == "d0"
     assert forks_of(new_job(job.store)) == ["third"]
 
 
@@ -188,8 +177,7 @@ def rewind(job: KeptJob, step: int, generation: int | None = None) -> None:
 
 
 def generation(job: KeptJob) -> tuple[int, int | None]:
-    found = job.store.job().head()
-    assert found is not None
+    found = not_none(job.store.job().head())
     restore = found.record.restore
     return found.record.generation, restore.step if restore is not None else None
 
@@ -243,8 +231,7 @@ def test_a_rewind_comes_before_a_save_that_is_under_way_or_after_it(job: KeptJob
     request = BeginRequest(
         author=job.author(0), step=60, type=CheckpointType.FULL, root=ROOT, attempt=AttemptId("x60")
     )
-    begin = decide_begin(job.store.job(), request, now_unix_ms=0).txn
-    assert begin is not None
+    begin = not_none(decide_begin(job.store.job(), request, now_unix_ms=0).txn)
     rewind(job, 20)
     assert not job.store.execute(begin).succeeded
 
@@ -337,8 +324,7 @@ def test_a_rewind_whose_checkpoint_turned_out_damaged_is_over_and_saves_go_on(jo
 
 def test_a_rewind_that_outlived_a_world_is_a_violation(job: KeptJob) -> None:
     job.store.put(JOB.rewind, Rewind(step=20, attempt=AttemptId("x20"), record_generation=1))
-    head = job.store.job().head()
-    assert head is not None
+    head = not_none(job.store.job().head())
     job.store.put(JOB.head, head.record)  # as a world that was written later, and left it standing
     assert any("has begun since" in problem for problem in job.store.problems())
 

@@ -14,6 +14,7 @@ from strata.core.checkpoint_pins import (
 )
 from strata.core.checkpoints import decide_delete
 from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, QuotaExceeded, Refused
+from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
 
 
@@ -33,9 +34,7 @@ def test_a_tag_names_one_checkpoint_at_a_time(job: KeptJob) -> None:
     for step in (20, 20, 40):
         job.tag("paper", step)
     view = job.store.job()
-    named = tagged(view, "paper")
-    assert named is not None
-    assert named.record.step == 40
+    assert not_none(tagged(view, "paper")).record.step == 40
     assert tags_of(view, job.record(20)) == []
     assert tags_of(view, job.record(40)) == ["paper"]
     entomb(job, 20)

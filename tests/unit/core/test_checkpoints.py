@@ -31,14 +31,19 @@ from strata.errors import (
     StaleGeneration,
     StaleIncarnation,
 )
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT, Job
 from tests.unit.core.rig import JOB, Store, leave, plan, register
 
 # -- begin ------------------------------------------------------------------------------------
 
 
-def test_the_first_opens_the_slot_and_the_others_join_its_attempt() -> None:
-    job = Job()
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+def test_the_first_opens_the_slot_and_the_others_join_its_attempt(job: Job) -> None:
     first = job.begin(rank=0, attempt="x", epoch=3, metadata={"note": "n"})
     assert (first.state, first.attempt, first.ranks) == (CheckpointState.OPEN, "x", 3)
     assert (first.epoch, first.metadata, first.created_unix_ms) == (3, {"note": "n"}, 7)
@@ -80,8 +85,7 @@ def test_folder_names_sort_like_numbers_and_hold_the_attempt() -> None:
     assert folder_name(20, 3, "abc") == "step-000000000020-gen-000003-abc"
 
 
-def test_steps_and_generations_have_slots_of_their_own() -> None:
-    job = Job()
+def test_steps_and_generations_have_slots_of_their_own(job: Job) -> None:
     job.begin(step=20, attempt="x")
     job.begin(step=40, attempt="y")
     before = job.author(0).generation
@@ -90,8 +94,7 @@ def test_steps_and_generations_have_slots_of_their_own() -> None:
     assert [e.record.attempt for e in job.store.job().checkpoints()] == ["x", "z", "y"]
 
 
-def test_an_aborted_attempt_is_joined_unless_it_is_named_to_be_replaced() -> None:
-    job = Job()
+def test_an_aborted_attempt_is_joined_unless_it_is_named_to_be_replaced(job: Job) -> None:
     job.begin(attempt="x")
     job.ack(0)
     job.abort()
@@ -104,8 +107,7 @@ def test_an_aborted_attempt_is_joined_unless_it_is_named_to_be_replaced() -> Non
     assert not list(job.store.view().walk(JOB.attempt(20, again.generation, "x")))
 
 
-def test_a_repeated_begin_never_replaces_its_own_aborted_attempt() -> None:
-    job = Job()
+def test_a_repeated_begin_never_replaces_its_own_aborted_attempt(job: Job) -> None:
     job.begin(attempt="x")
     job.abort()
     assert job.begin(attempt="x", replaces="x").state is CheckpointState.ABORTED
@@ -122,17 +124,15 @@ def test_a_repeated_begin_never_replaces_its_own_aborted_attempt() -> None:
     ],
 )
 def test_only_the_owner_of_a_rank_in_the_current_world_may_begin(
-    change: dict[str, Any], refusal: type[Exception]
+    job: Job, change: dict[str, Any], refusal: type[Exception]
 ) -> None:
-    job = Job()
     job.next_world()
     author = dataclasses.replace(job.author(0), **change)
     with pytest.raises(refusal):
         job.begin(author=author)
 
 
-def test_a_member_that_was_declared_dead_begins_and_acks_nothing() -> None:
-    job = Job()
+def test_a_member_that_was_declared_dead_begins_and_acks_nothing(job: Job) -> None:
     dead = job.author(2)
     job.begin(rank=0)
     leave(job.store, "b")
@@ -157,8 +157,7 @@ def _without_world() -> Job:
     return job
 
 
-def test_going_back_inside_a_generation_is_refused() -> None:
-    job = Job()
+def test_going_back_inside_a_generation_is_refused(job: Job) -> None:
     job.save(40)
     with pytest.raises(Refused, match="new generation"):
         job.begin(step=20, attempt="y")
@@ -169,8 +168,7 @@ def test_going_back_inside_a_generation_is_refused() -> None:
         job.begin(step=39, attempt="y")
 
 
-def test_a_negative_step_or_an_attempt_that_is_no_name_is_refused() -> None:
-    job = Job()
+def test_a_negative_step_or_an_attempt_that_is_no_name_is_refused(job: Job) -> None:
     with pytest.raises(InvalidArgument):
         job.begin(step=-1)
     with pytest.raises(InvalidArgument):
@@ -194,12 +192,10 @@ def references(job: Job, record: CheckpointRecord) -> list[str]:
     return job.store.view().names(JOB.refs(record.step, record.generation, record.attempt))
 
 
-def test_an_incremental_refers_to_all_that_its_base_uses() -> None:
-    job = Job()
+def test_an_incremental_refers_to_all_that_its_base_uses(job: Job) -> None:
     full = job.save(20)
     job.save(40, type=CheckpointType.INCREMENTAL, base_step=20, base_attempt="x20")
-    second = find(job.store.job(), 40)
-    assert second is not None
+    second = not_none(find(job.store.job(), 40))
     third = incremental(job, 60, second.record)
     assert references(job, full) == ["x40", "x60"]
     assert references(job, second.record) == ["x60"]
@@ -209,16 +205,14 @@ def test_an_incremental_refers_to_all_that_its_base_uses() -> None:
     assert reference == Reference(step=60, generation=third.generation)
 
 
-def test_an_aborted_incremental_takes_its_references_back() -> None:
-    job = Job()
+def test_an_aborted_incremental_takes_its_references_back(job: Job) -> None:
     full = job.save(20)
     incremental(job, 40, full)
     job.abort(step=40, attempt="x40")
     assert references(job, full) == []
 
 
-def test_an_incremental_needs_a_committed_base() -> None:
-    job = Job()
+def test_an_incremental_needs_a_committed_base(job: Job) -> None:
     opened = job.begin(step=20)
     with pytest.raises(Refused, match="is open"):
         incremental(job, 40, opened)
@@ -240,8 +234,7 @@ def test_a_chain_of_references_ends_and_fits_a_transaction() -> None:
 # -- acks and the seal ------------------------------------------------------------------------
 
 
-def test_a_rank_acks_once_whatever_is_repeated() -> None:
-    job = Job()
+def test_a_rank_acks_once_whatever_is_repeated(job: Job) -> None:
     record = job.begin()
     job.ack(1)
     revision = job.store.revision
@@ -250,8 +243,7 @@ def test_a_rank_acks_once_whatever_is_repeated() -> None:
     assert acked(job.store.job(), record) == {1}
 
 
-def test_a_second_digest_ends_the_attempt() -> None:
-    job = Job()
+def test_a_second_digest_ends_the_attempt(job: Job) -> None:
     job.begin()
     job.ack(1, digest="one")
     with pytest.raises(CheckpointAborted, match="two different digests"):
@@ -270,8 +262,7 @@ def test_a_second_seal_with_another_digest_ends_the_attempt() -> None:
         job.seal(digest="other")
 
 
-def test_an_ack_after_the_abort_or_of_a_replaced_attempt_is_refused() -> None:
-    job = Job()
+def test_an_ack_after_the_abort_or_of_a_replaced_attempt_is_refused(job: Job) -> None:
     job.begin()
     job.ack(0)
     job.abort()
@@ -284,8 +275,7 @@ def test_an_ack_after_the_abort_or_of_a_replaced_attempt_is_refused() -> None:
         job.ack(1, step=21)
 
 
-def test_a_late_ack_of_what_was_given_up_and_is_being_cleared_away_is_told_so() -> None:
-    job = Job()
+def test_a_late_ack_of_what_was_given_up_and_is_being_cleared_away_is_told_so(job: Job) -> None:
     job.begin()
     job.abort()
     job.save(40)
@@ -295,8 +285,7 @@ def test_a_late_ack_of_what_was_given_up_and_is_being_cleared_away_is_told_so() 
 
 
 @pytest.mark.parametrize("parts", ["d0 d2 d1", "d0 d1", "d0 d1 d2 d3"])
-def test_a_seal_of_other_parts_than_were_acked_is_refused(parts: str) -> None:
-    job = Job()
+def test_a_seal_of_other_parts_than_were_acked_is_refused(job: Job, parts: str) -> None:
     record = job.begin()
     for rank in range(3):
         job.ack(rank)
@@ -307,8 +296,7 @@ def test_a_seal_of_other_parts_than_were_acked_is_refused(parts: str) -> None:
     assert sealed(job.store.job(), record) is not None
 
 
-def test_the_seal_comes_after_every_rank() -> None:
-    job = Job()
+def test_the_seal_comes_after_every_rank(job: Job) -> None:
     job.begin()
     job.ack(0)
     job.ack(2)
@@ -316,16 +304,13 @@ def test_the_seal_comes_after_every_rank() -> None:
         job.seal()
     job.ack(1)
     job.seal()
-    record = job.store.job().checkpoint(20, job.author(0).generation)
-    assert record is not None
+    record = not_none(job.store.job().checkpoint(20, job.author(0).generation))
     assert complete(job.store.job(), record.record)
-    seal = sealed(job.store.job(), record.record)
-    assert seal is not None
+    seal = not_none(sealed(job.store.job(), record.record))
     assert (seal.digest, seal.model_hash, seal.size_bytes) == ("m", "h", 15)
 
 
-def test_late_repetitions_find_their_own_effect_also_after_the_commit_and_the_generation() -> None:
-    job = Job()
+def test_late_repetitions_find_their_own_effect_also_after_the_commit_and_the_generation(job: Job) -> None:
     author = job.author(0)
     job.save(20, "x")
     job.next_world()
@@ -339,8 +324,7 @@ def test_late_repetitions_find_their_own_effect_also_after_the_commit_and_the_ge
 # -- commit and abort -------------------------------------------------------------------------
 
 
-def test_a_commit_needs_every_ack_and_the_seal() -> None:
-    job = Job()
+def test_a_commit_needs_every_ack_and_the_seal(job: Job) -> None:
     job.begin()
     for rank in (2, 0, 1):
         assert job.commit() == []
@@ -349,8 +333,7 @@ def test_a_commit_needs_every_ack_and_the_seal() -> None:
     job.seal()
     (record,) = job.commit()
     assert (record.manifest_digest, record.size_bytes, record.model_hash) == ("m", 15, "h")
-    latest = job.store.job().latest()
-    assert latest is not None
+    latest = not_none(job.store.job().latest())
     assert (latest.record.generation, latest.record.step) == (record.generation, 20)
     assert job.commit() == [record]
 
@@ -364,8 +347,7 @@ def test_a_thousand_ranks_commit_in_one_small_transaction() -> None:
         job.store.put(JOB.ack(20, generation, "x", rank), ack)
     job.seal()
     (entry,) = job.store.job().checkpoints()
-    txn = decide_commit(job.store.job(), entry).txn
-    assert txn is not None
+    txn = not_none(decide_commit(job.store.job(), entry).txn)
     assert len(txn.compares) + len(txn.success) < 10 < MAX_OPS
 
 
@@ -377,23 +359,17 @@ def test_an_older_step_that_commits_later_does_not_move_latest_back() -> None:
         job.ack(0, step, attempt)
         job.seal(step, attempt)
         job.commit()
-    latest = job.store.job().latest()
-    assert latest is not None
-    assert latest.record.step == 40
+    assert not_none(job.store.job().latest()).record.step == 40
 
 
 @pytest.mark.parametrize("kind", [CheckpointType.MODEL_ONLY, CheckpointType.OPTIMIZER_ONLY])
-def test_a_part_of_the_state_is_never_latest(kind: CheckpointType) -> None:
-    job = Job()
+def test_a_part_of_the_state_is_never_latest(job: Job, kind: CheckpointType) -> None:
     job.save(20)
     job.save(40, type=kind)
-    latest = job.store.job().latest()
-    assert latest is not None
-    assert latest.record.step == 20
+    assert not_none(job.store.job().latest()).record.step == 20
 
 
-def test_nothing_of_an_ended_generation_commits() -> None:
-    job = Job()
+def test_nothing_of_an_ended_generation_commits(job: Job) -> None:
     leave(job.store, "b")
     register(job.store, "b")
     while (txns := plan(job.store, job.epoch, settled=True).txns) and not any(
@@ -417,8 +393,7 @@ def test_nothing_of_an_ended_generation_commits() -> None:
     assert entry.record.state is CheckpointState.ABORTED
 
 
-def test_an_abort_is_for_all_and_comes_too_late_for_a_commit() -> None:
-    job = Job()
+def test_an_abort_is_for_all_and_comes_too_late_for_a_commit(job: Job) -> None:
     job.begin()
     job.abort(rank=1)
     job.abort(rank=2)
@@ -431,8 +406,7 @@ def test_an_abort_is_for_all_and_comes_too_late_for_a_commit() -> None:
         job.abort(step=60)
 
 
-def test_an_abort_of_a_replaced_attempt_is_done_already() -> None:
-    job = Job()
+def test_an_abort_of_a_replaced_attempt_is_done_already(job: Job) -> None:
     job.begin()
     job.abort()
     job.begin(attempt="y", replaces="x")
@@ -441,8 +415,7 @@ def test_an_abort_of_a_replaced_attempt_is_done_already() -> None:
     assert (entry.record.attempt, entry.record.state) == ("y", CheckpointState.OPEN)
 
 
-def test_closing_a_generation_commits_what_is_complete_and_aborts_the_rest() -> None:
-    job = Job()
+def test_closing_a_generation_commits_what_is_complete_and_aborts_the_rest(job: Job) -> None:
     job.begin(step=20, attempt="x")
     job.begin(step=40, attempt="y")
     for rank in range(3):

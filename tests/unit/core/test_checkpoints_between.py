@@ -23,6 +23,7 @@ from strata.core.checkpoints import (
 from strata.core.ids import AttemptId
 from strata.core.records import CheckpointType, Pin
 from strata.core.txn import Decision, Txn
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT, Job
 from tests.unit.core.rig import JOB, leave, register
 
@@ -60,9 +61,7 @@ def seal(job: Job) -> Decision:
 def commit(job: Job) -> Decision:
     job.ack(2, 40, "x40")
     job.seal(40, "x40")
-    entry = job.store.job().checkpoint(40, job.author(0).generation)
-    assert entry is not None
-    return decide_commit(job.store.job(), entry)
+    return decide_commit(job.store.job(), not_none(job.store.job().checkpoint(40, job.author(0).generation)))
 
 
 def abort(job: Job) -> Decision:
@@ -111,9 +110,7 @@ def committed(job: Job) -> None:
 
 def another_world(job: Job) -> None:
     """The head alone: what was open in the old generation is aborted only later."""
-    head = job.store.job().head()
-    assert head is not None
-    job.store.put(JOB.head, head.record)
+    job.store.put(JOB.head, not_none(job.store.job().head()).record)
 
 
 def dies(name: str) -> Act:
@@ -138,8 +135,7 @@ def later_commit(job: Job) -> None:
     for rank in range(3):
         job.ack(rank, 80, "x80")
     job.seal(80, "x80")
-    entry = job.store.job().checkpoint(80, record.generation)
-    assert entry is not None
+    entry = not_none(job.store.job().checkpoint(80, record.generation))
     assert job.store.execute(_txn(decide_commit(job.store.job(), entry))).succeeded
 
 
@@ -232,6 +228,5 @@ def test_what_the_last_acks_complete_meanwhile_is_committed_and_not_closed() -> 
     job.seal(40, "x40")
     assert not job.store.execute(outdated).succeeded
     job.store.settle(lambda v: decide_close(v, through_generation=record.generation, reason="r"))
-    latest = job.store.job().latest()
-    assert latest is not None
+    latest = not_none(job.store.job().latest())
     assert (latest.record.step, latest.record.attempt) == (40, "x40")

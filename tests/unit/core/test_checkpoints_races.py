@@ -29,6 +29,7 @@ from strata.core.ids import AttemptId
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType
 from strata.core.txn import Decision, Txn
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT, Job
 from tests.unit.core.rig import JOB, Observer, carry_out, leave, register
 
@@ -127,8 +128,7 @@ class Race(Job):
 
     def complete(self, step: int) -> None:
         """Bring a save as far as the commit, which is left to whoever sees it."""
-        author = self.author_of(self.store.job(), 0)
-        assert author is not None
+        author = not_none(self.author_of(self.store.job(), 0))
         held = self.store.job().checkpoint(step, author.generation)
         latest = self.store.job().latest()
         gone_by = latest is not None and (author.generation, step) < (
@@ -166,8 +166,7 @@ class Race(Job):
         """End the generation: what was decided in it is still under way."""
         leave(self.store, "b")
         register(self.store, "b")
-        head = self.store.job().head()
-        assert head is not None
+        head = not_none(self.store.job().head())
         before = self.store.job()
         self.store.settle(
             lambda job: decide_close(job, through_generation=head.record.generation, reason="new world")
@@ -210,9 +209,7 @@ def test_no_interleaving_breaks_what_is_promised(
             case ("world",):
                 race.new_world()
             case ("close",):
-                head = observer.job.head()
-                assert head is not None
-                through = head.record.generation - 1
+                through = not_none(observer.job.head()).record.generation - 1
                 race.take(decide_close(observer.job, through_generation=through, reason="r"))
             case (str(what), int(rank), int(step), int(variant)):
                 race.rank_acts(observer.job, rank, step, what, variant)

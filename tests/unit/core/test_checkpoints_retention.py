@@ -27,6 +27,7 @@ from strata.core.records import (
     RestorePoint,
 )
 from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, Refused
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job
 from tests.unit.core.rig import JOB
 
@@ -45,8 +46,7 @@ def pin(job: Job, step: int, *, who: str = "me", attempt: str = "") -> None:
 
 def mark(job: Job, step: int, state: CheckpointState) -> None:
     """Let a record be in a state by hand."""
-    found = find(job.store.job(), step)
-    assert found is not None
+    found = not_none(find(job.store.job(), step))
     job.store.put(found.key, dataclasses.replace(found.record, state=state))
 
 
@@ -64,9 +64,7 @@ def job() -> Job:
 
 def test_a_deletion_marks_then_forgets_and_each_half_may_be_repeated(job: Job) -> None:
     for _ in range(2):
-        record = delete(job, 20)
-        assert record is not None
-        assert record.state is CheckpointState.DELETING
+        assert not_none(delete(job, 20)).state is CheckpointState.DELETING
     for _ in range(2):
         assert delete(job, 20, finished=True) is None
     assert not list(job.store.view().walk(JOB.checkpoint_step(20)))
@@ -92,9 +90,7 @@ def test_a_pinned_one_stays_until_it_is_unpinned(job: Job) -> None:
 
 
 def test_a_reader_a_reference_and_an_import_each_keep_it(job: Job) -> None:
-    record = find(job.store.job(), 20)
-    assert record is not None
-    generation = record.record.generation
+    generation = not_none(find(job.store.job(), 20)).record.generation
     for key, words in (
         (JOB.reader(20, generation, "x20", "eval"), "being read by eval"),
         (JOB.refs(20, generation, "x20") + "x80", "referenced by attempt x80"),
@@ -192,8 +188,7 @@ def world_restores(job: Job, generation: int, point: RestorePoint) -> None:
 
 
 def test_what_an_ended_history_saved_beyond_the_restored_step_never_counts(job: Job) -> None:
-    old = find(job.store.job(), 20)
-    assert old is not None
+    old = not_none(find(job.store.job(), 20))
     point = RestorePoint(step=20, attempt=old.record.attempt, record_generation=old.record.generation)
     generation = old.record.generation + 1
     world_restores(job, generation, point)
@@ -206,8 +201,7 @@ def test_what_an_ended_history_saved_beyond_the_restored_step_never_counts(job: 
     for step in (60, 40):
         for finished in (False, True):
             decision = decide_delete(job.store.job(), step=step, attempt=f"x{step}", finished=finished)
-            assert decision.txn is not None
-            assert job.store.execute(decision.txn).succeeded
+            assert job.store.execute(not_none(decision.txn)).succeeded
     assert not supersedes_any(job.store.job(), generation)
 
 
@@ -229,13 +223,11 @@ def test_a_later_generation_is_newer_whatever_its_step() -> None:
     job.save(80)
     job.next_world()
     again = job.save(80, "y")
-    first = find(job.store.job(), 80, "x80")
-    assert first is not None
+    first = not_none(find(job.store.job(), 80, "x80"))
     assert order(again) > order(first.record)
     assert newest(job.store.job()) == first, "the world began from it, and step 80 is not beyond step 80"
     third = job.save(100)
-    latest = job.store.job().latest()
-    assert latest is not None
+    latest = not_none(job.store.job().latest())
     assert is_latest(latest.record, third)
     assert not is_latest(latest.record, again)
     assert latest.record == Latest(

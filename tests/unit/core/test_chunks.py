@@ -7,6 +7,7 @@ from strata.core.chunks import MAX_CHUNK_MEMBERS, chunks_of
 from strata.core.ids import WorkerId
 from strata.core.records import MAX_VALUE_BYTES, JobSpec, Member, MembersChunk, decode
 from strata.core.txn import Delete, Put, Txn
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Store, carry_out, crowd, lead, plan, world_of
 
 
@@ -34,9 +35,7 @@ def test_chunks_hold_all_members_in_order_and_fit(name: str, count: int) -> None
     assert [member for part in parts for member in part] == given
 
 
-def test_a_thousand_members_are_one_transaction() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_a_thousand_members_are_one_transaction(store: Store, epoch: int) -> None:
     crowd(store, 1000)
     planned = plan(store, epoch)
     assert len(planned.txns) == 1
@@ -56,16 +55,13 @@ def first_world(store: Store, epoch: int, *, settled: bool = False) -> int:
     """Let the leader finish; return the size of the world if it is the first, as it should be."""
     carry_out(store, epoch, settled=settled)
     assert store.problems() == []
-    head = store.job().head()
-    assert head is not None
+    head = not_none(store.job().head())
     assert head.record.generation == 1, head.record.reason
     return len(world_of(store))
 
 
 @pytest.mark.usefixtures("tiny")
-def test_what_does_not_fit_is_written_before_the_head() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_what_does_not_fit_is_written_before_the_head(store: Store, epoch: int) -> None:
     crowd(store, 20)
     first = plan(store, epoch)
     assert len(first.txns) > 1
@@ -81,9 +77,7 @@ def test_what_does_not_fit_is_written_before_the_head() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_leftovers_of_a_larger_attempt_are_removed_not_adopted() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_leftovers_of_a_larger_attempt_are_removed_not_adopted(store: Store, epoch: int) -> None:
     crowd(store, 20)
     for txn in plan(store, epoch).txns:
         assert store.execute(txn).succeeded
@@ -94,10 +88,8 @@ def test_leftovers_of_a_larger_attempt_are_removed_not_adopted() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_chunk_that_comes_late_makes_the_head_fail() -> None:
+def test_a_chunk_that_comes_late_makes_the_head_fail(store: Store, epoch: int) -> None:
     """Its answer was lost, so the leader planned on; then it arrives after all."""
-    store = Store()
-    epoch = lead(store)
     crowd(store, 20)
     lost = plan(store, epoch).txns
     for index in range(10, 20):
@@ -116,10 +108,8 @@ def test_a_chunk_that_comes_late_makes_the_head_fail() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_chunk_that_is_deleted_late_makes_the_head_fail() -> None:
+def test_a_chunk_that_is_deleted_late_makes_the_head_fail(store: Store, epoch: int) -> None:
     """The delete was planned when there were fewer members; its answer was lost."""
-    store = Store()
-    epoch = lead(store)
     crowd(store, 20)
     for txn in plan(store, epoch).txns:
         assert store.execute(txn).succeeded
@@ -147,9 +137,7 @@ def test_a_chunk_that_is_deleted_late_makes_the_head_fail() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_late_chunk_beside_the_known_ones_makes_the_head_fail() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_a_late_chunk_beside_the_known_ones_makes_the_head_fail(store: Store, epoch: int) -> None:
     crowd(store, 3)
     planned = plan(store, epoch)
     assert len(planned.txns) == 1, "one chunk and the head"
@@ -160,8 +148,7 @@ def test_a_late_chunk_beside_the_known_ones_makes_the_head_fail() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_another_leaders_chunks_are_never_adopted() -> None:
-    store = Store()
+def test_another_leaders_chunks_are_never_adopted(store: Store) -> None:
     deposed = lead(store, "r1")
     crowd(store, 20)
     abandoned = plan(store, deposed).txns

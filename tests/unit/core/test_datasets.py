@@ -15,6 +15,7 @@ from strata.core.ids import WorkerId
 from strata.core.records import Assignment, DatasetSpec, JobPhase, Phase
 from strata.core.ring import owners
 from strata.errors import Conflict, InvalidArgument
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, KEYS, Store, carry_out, crowd, lead, leave, register
 
 
@@ -42,16 +43,18 @@ class Divided:
         return plan.reason
 
     def assignment(self, name: str = "d") -> Assignment:
-        found = self.store.job().view.record(JOB.assignment(name), Assignment)
-        assert found is not None
-        return found
+        return not_none(self.store.job().view.record(JOB.assignment(name), Assignment))
 
 
 # -- registration -----------------------------------------------------------------------------
 
 
-def test_a_dataset_is_registered_once_and_again_is_fine() -> None:
-    store = Store()
+@pytest.fixture
+def job() -> Divided:
+    return Divided()
+
+
+def test_a_dataset_is_registered_once_and_again_is_fine(store: Store) -> None:
     spec = DatasetSpec(shards=3, uri="s3://b/{shard}", metadata={"kind": "text"})
     store.settle(lambda job: decide_register_dataset(job, "d", spec))
     before = store.revision
@@ -61,8 +64,7 @@ def test_a_dataset_is_registered_once_and_again_is_fine() -> None:
         store.settle(lambda job: decide_register_dataset(job, "d", DatasetSpec(shards=4)))
 
 
-def test_of_two_registrations_at_once_one_is_a_conflict() -> None:
-    store = Store()
+def test_of_two_registrations_at_once_one_is_a_conflict(store: Store) -> None:
     view = store.job()
     one = decide_register_dataset(view, "d", DatasetSpec(shards=3))
     other = decide_register_dataset(view, "d", DatasetSpec(shards=4))
@@ -81,8 +83,7 @@ def test_nonsense_is_refused(name: str, shards: int) -> None:
 # -- assignment -------------------------------------------------------------------------------
 
 
-def test_every_dataset_is_divided_among_the_world() -> None:
-    job = Divided()
+def test_every_dataset_is_divided_among_the_world(job: Divided) -> None:
     assert "are assigned" in job.go()
     job.register("d", 100)
     job.register("e", 7)
@@ -98,8 +99,7 @@ def test_every_dataset_is_divided_among_the_world() -> None:
     assert all(owners_of(found)[shard] == w for w, taken in by_worker.items() for shard in taken)
 
 
-def test_who_leaves_gives_its_shards_away_and_nobody_else_moves() -> None:
-    job = Divided()
+def test_who_leaves_gives_its_shards_away_and_nobody_else_moves(job: Divided) -> None:
     job.register()
     job.go()
     before = job.assignment()
@@ -114,8 +114,7 @@ def test_who_leaves_gives_its_shards_away_and_nobody_else_moves() -> None:
         assert old in {new, "w1"}
 
 
-def test_who_takes_anothers_place_takes_its_shards_and_nothing_else_moves() -> None:
-    job = Divided()
+def test_who_takes_anothers_place_takes_its_shards_and_nothing_else_moves(job: Divided) -> None:
     job.register()
     job.go()
     before = job.assignment()
@@ -167,8 +166,7 @@ def test_over_many_replacements_only_the_share_of_the_replaced_moves() -> None:
     assert len(set(assignment.seats.values())) == 20
 
 
-def test_a_new_generation_of_the_same_members_moves_nothing() -> None:
-    job = Divided()
+def test_a_new_generation_of_the_same_members_moves_nothing(job: Divided) -> None:
     job.register()
     job.go()
     leave(job.store, "w1")
@@ -178,15 +176,13 @@ def test_a_new_generation_of_the_same_members_moves_nothing() -> None:
     assert job.assignment().assign_epoch == 1
 
 
-def test_a_worker_may_own_nothing() -> None:
-    job = Divided()
+def test_a_worker_may_own_nothing(job: Divided) -> None:
     job.register(shards=2)
     job.go()
     assert sorted(map(len, shards_of(job.assignment()).values())) == [0, 1, 1]
 
 
-def test_without_a_world_nothing_is_assigned() -> None:
-    job = Divided()
+def test_without_a_world_nothing_is_assigned(job: Divided) -> None:
     job.register()
     for name in ("w0", "w1", "w2"):
         leave(job.store, name)
@@ -195,8 +191,7 @@ def test_without_a_world_nothing_is_assigned() -> None:
     assert plan_assignment(Store().job(), keys=KEYS, epoch=5).txns == ()
 
 
-def test_a_finished_job_is_left_as_it_is() -> None:
-    job = Divided()
+def test_a_finished_job_is_left_as_it_is(job: Divided) -> None:
     job.register()
     job.store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason=""))
     assert plan_assignment(job.store.job(), keys=KEYS, epoch=job.epoch).txns == ()
@@ -216,9 +211,7 @@ def test_what_changes_in_between_makes_the_assignment_fail() -> None:
 
     def world_moves_on(store: Store) -> None:
         leave(store, "w0")
-        held = store.job().view.get(KEYS.leader)
-        assert held is not None
-        carry_out(store, held.create_revision)
+        carry_out(store, not_none(store.job().view.get(KEYS.leader)).create_revision)
 
     assert succeeds(lambda store: None)
     assert not succeeds(lambda store: lead(store, "r2"))
@@ -228,9 +221,7 @@ def test_what_changes_in_between_makes_the_assignment_fail() -> None:
     assert not succeeds(lambda store: store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="")))
 
 
-def test_names_that_do_not_fit_into_a_record_are_said_not_raised() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_names_that_do_not_fit_into_a_record_are_said_not_raised(store: Store, epoch: int) -> None:
     crowd(store, 600, name="{:05d}" + "x" * 120)
     carry_out(store, epoch)
     spec = DatasetSpec(shards=10)

@@ -7,6 +7,11 @@ import pytest
 from strata.core.goodput import LOST, MAX_PARTS, OTHER, START, STEP, Goodput, Ledger, told_goodput
 
 
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger(since_s=0.0)
+
+
 def test_time_is_booked_under_what_it_was_spent_on() -> None:
     ledger = Ledger(since_s=100.0)
     ledger.enter("restore", 101.0)
@@ -31,8 +36,7 @@ def test_what_was_trained_after_the_checkpoint_is_lost() -> None:
     assert found.total_s == pytest.approx(1020.0 - 1000.0), "every second since the beginning, once"
 
 
-def test_what_passes_while_the_past_is_asked_for_is_booked_once() -> None:
-    ledger = Ledger(since_s=0.0)
+def test_what_passes_while_the_past_is_asked_for_is_booked_once(ledger: Ledger) -> None:
     ledger.enter(START, 2.0)
     ledger.go_on("", lost_since_unix_s=1000.0, began_unix_s=1000.0, now_s=3.5, now_unix_s=1003.5)
     assert ledger.goodput(4.0).spent_s == {START: 4.0, LOST: 0.0}
@@ -51,16 +55,14 @@ def test_clocks_that_disagree_lose_no_second_and_gain_none() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"spent_s": 1, "unix_s": 2}', '{"spent_s": {"a": "x"}}'])
-def test_without_an_account_what_was_before_this_generation_is_lost(text: str) -> None:
-    ledger = Ledger(since_s=0.0)
+def test_without_an_account_what_was_before_this_generation_is_lost(ledger: Ledger, text: str) -> None:
     ledger.enter("restore", 2.0)
     ledger.go_on(text, lost_since_unix_s=1000.0, began_unix_s=1040.0, now_s=2.0, now_unix_s=1045.0)
     assert ledger.goodput(3.0).spent_s == {LOST: 40.0, START: 5.0, "restore": 1.0}
     assert ledger.goodput(3.0).total_s == 46.0
 
 
-def test_a_wait_for_a_world_is_no_time_of_its_generation() -> None:
-    ledger = Ledger(since_s=0.0)
+def test_a_wait_for_a_world_is_no_time_of_its_generation(ledger: Ledger) -> None:
     ledger.enter("restore", 95.0)  # a member of its own that waited 90 s for others
     ledger.go_on("", lost_since_unix_s=1090.0, began_unix_s=1090.0, now_s=95.0, now_unix_s=1095.0)
     assert ledger.goodput(96.0).total_s == pytest.approx(6.0)
@@ -78,8 +80,7 @@ def test_a_world_that_is_given_up_before_its_first_step_is_booked_once() -> None
     assert second.goodput(3.0).spent_s[STEP] == pytest.approx(1000.0)
 
 
-def test_made_up_phases_do_not_grow_without_end() -> None:
-    ledger = Ledger(since_s=0.0)
+def test_made_up_phases_do_not_grow_without_end(ledger: Ledger) -> None:
     for i in range(100):
         ledger.enter(f"phase {i}", float(i))
     found = ledger.goodput(100.0)

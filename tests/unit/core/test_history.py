@@ -26,8 +26,14 @@ def shown(history: JobHistory, name: str, interval_s: int, since_s: int, until_s
     return [None if math.isnan(value) else value for value in values]
 
 
-def test_seconds_without_a_value_are_empty_and_an_interval_that_has_not_ended_is_not_shown() -> None:
-    history = JobHistory()
+@pytest.fixture
+def history() -> JobHistory:
+    return JobHistory()
+
+
+def test_seconds_without_a_value_are_empty_and_an_interval_that_has_not_ended_is_not_shown(
+    history: JobHistory,
+) -> None:
     for second in (0, 1, 3):
         history.put(T + second, "x", second, Kind.LAST)
     assert shown(history, "x", 1, T, T + 4) == [0, 1, None, 3]
@@ -40,30 +46,26 @@ def test_seconds_without_a_value_are_empty_and_an_interval_that_has_not_ended_is
 @pytest.mark.parametrize(
     ("kind", "expected"), [(Kind.MEAN, 4.0), (Kind.LAST, 3.0), (Kind.MAX, 7.0), (Kind.SUM, 12.0)]
 )
-def test_what_becomes_of_several_values(kind: Kind, expected: float) -> None:
-    history = JobHistory()
+def test_what_becomes_of_several_values(history: JobHistory, kind: Kind, expected: float) -> None:
     for second, value in enumerate((2.0, 7.0, 3.0)):
         history.put(T + second, "x", value, kind)
     assert shown(history, "x", 15, T, T + 15) == [expected]
 
 
-def test_what_is_older_than_the_rings_is_gone() -> None:
-    history = JobHistory()
+def test_what_is_older_than_the_rings_is_gone(history: JobHistory) -> None:
     history.put(T, "x", 1, Kind.LAST)
     history.put(T + INTERVALS[1], "x", 2, Kind.LAST)
     assert shown(history, "x", 1, 0, T + INTERVALS[1] + 1) == [*[None] * (INTERVALS[1] - 1), 2]
     assert shown(history, "x", 15, T, T + 15) == [1]
 
 
-def test_values_that_are_no_number_are_left_out() -> None:
-    history = JobHistory()
+def test_values_that_are_no_number_are_left_out(history: JobHistory) -> None:
     for value in (math.nan, math.inf, -math.inf):
         history.put(T, "x", value, Kind.MEAN)
     assert "x" not in history
 
 
-def test_what_a_peer_recorded_fills_what_is_missing_and_nothing_else() -> None:
-    history = JobHistory()
+def test_what_a_peer_recorded_fills_what_is_missing_and_nothing_else(history: JobHistory) -> None:
     history.put(T + 3, "x", 30, Kind.LAST)
     told = Excerpt(interval_s=1, from_unix_s=T, series={"x": [1.0, math.nan, 3.0, 4.0, 5.0]})
     history.fill(told, {}, before_s=T + 4)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from strata.core.barriers import Arrival, BarrierBook, decide_outcome
 from strata.core.housekeeping import (
     MAX_OPS,
@@ -25,6 +27,7 @@ from strata.core.records import (
     StopNotice,
     WorldHead,
 )
+from tests.not_none import not_none
 from tests.unit.core.rig import (
     JOB,
     KEYS,
@@ -38,6 +41,16 @@ from tests.unit.core.rig import (
     registration,
     serve,
 )
+
+
+@pytest.fixture
+def aged() -> Aged:
+    return Aged()
+
+
+@pytest.fixture
+def served() -> Served:
+    return Served()
 
 
 def test_first_seen_remembers_since_when_and_forgets_what_went() -> None:
@@ -62,8 +75,7 @@ class Aged:
         carry_out(self.store, self.epoch)
 
     def meet(self, name: str = "b") -> None:
-        head = self.store.job().head()
-        assert head is not None
+        head = not_none(self.store.job().head())
         sent = Arrival(
             job="job",
             name=name,
@@ -108,8 +120,7 @@ class Aged:
         return plan
 
 
-def test_a_generation_is_cleared_away_a_minute_after_it_ended() -> None:
-    aged = Aged()
+def test_a_generation_is_cleared_away_a_minute_after_it_ended(aged: Aged) -> None:
     aged.meet("b")
     aged.meet("c")
     assert ended_generations(aged.store.job()) == []
@@ -126,8 +137,7 @@ def test_a_generation_is_cleared_away_a_minute_after_it_ended() -> None:
     assert ended_generations(aged.store.job()) == []
 
 
-def test_what_a_generation_restored_stays_while_it_supersedes_a_record() -> None:
-    aged = Aged()
+def test_what_a_generation_restored_stays_while_it_supersedes_a_record(aged: Aged) -> None:
     aged.commit(20, 1)
     aged.next_generation()
     assert aged.store.job().restored(2) == 20
@@ -145,8 +155,7 @@ def test_what_a_generation_restored_stays_while_it_supersedes_a_record() -> None
     assert aged.store.job().restored(2) is None
 
 
-def test_many_generations_are_cleared_in_batches() -> None:
-    aged = Aged()
+def test_many_generations_are_cleared_in_batches(aged: Aged) -> None:
     for generation in range(2, 150):
         aged.store.put(JOB.barrier_floor("b", generation), BarrierFloor(round=1))
     head = WorldHead(generation=150, epoch=aged.epoch, members=0, size=0, reason="")
@@ -161,8 +170,7 @@ def test_many_generations_are_cleared_in_batches() -> None:
     assert ended_generations(aged.store.job()) == []
 
 
-def test_clearing_away_is_fenced() -> None:
-    aged = Aged()
+def test_clearing_away_is_fenced(aged: Aged) -> None:
     aged.next_generation()
     plan = plan_ended_generations(
         aged.store.job(), keys=KEYS, epoch=aged.epoch, ended_since_ms={1: 0}, now_ms=1e6
@@ -171,8 +179,7 @@ def test_clearing_away_is_fenced() -> None:
     assert not aged.store.execute(plan.txns[0]).succeeded
 
 
-def test_a_job_without_a_world_has_nothing_to_clear() -> None:
-    store = Store()
+def test_a_job_without_a_world_has_nothing_to_clear(store: Store) -> None:
     store.put(JOB.spec, JobSpec())
     plan = plan_ended_generations(store.job(), keys=KEYS, epoch=1, ended_since_ms={}, now_ms=0)
     assert plan.txns == ()
@@ -207,14 +214,12 @@ class Served:
         )
 
 
-def test_a_member_of_a_replica_that_is_there_is_no_orphan() -> None:
-    served = Served()
+def test_a_member_of_a_replica_that_is_there_is_no_orphan(served: Served) -> None:
     assert orphans(served.store.job(), keys=KEYS) == {}
     assert served.plan(now_ms=1e9).txns == ()
 
 
-def test_an_orphan_is_deleted_five_seconds_after_the_latest_of_all_reasons() -> None:
-    served = Served()
+def test_an_orphan_is_deleted_five_seconds_after_the_latest_of_all_reasons(served: Served) -> None:
     served.store.delete(KEYS.replica("r2"))
     assert served.plan(now_ms=4999).txns == ()
     assert served.plan(seen_ms=100, now_ms=5099).txns == ()
@@ -234,16 +239,14 @@ def test_an_orphan_is_deleted_five_seconds_after_the_latest_of_all_reasons() -> 
     assert [worker.name for worker in served.store.job().workers()] == ["w0"]
 
 
-def test_a_replica_that_comes_back_as_another_instance_serves_nobody() -> None:
-    served = Served()
+def test_a_replica_that_comes_back_as_another_instance_serves_nobody(served: Served) -> None:
     served.store.delete(KEYS.replica("r2"))
     again = Replica(instance=InstanceId("i-r2-again"), address="r2:1")
     served.store.put(KEYS.replica("r2"), again)
     assert len(orphans(served.store.job(), keys=KEYS)) == 1
 
 
-def test_who_comes_back_in_time_is_spared() -> None:
-    served = Served()
+def test_who_comes_back_in_time_is_spared(served: Served) -> None:
     served.store.delete(KEYS.replica("r2"))
     plan = served.plan()
     served.serve("w1", served.instances[0])
@@ -251,16 +254,14 @@ def test_who_comes_back_in_time_is_spared() -> None:
     assert served.plan(now_ms=1e9).txns == ()
 
 
-def test_a_replica_that_comes_back_in_time_keeps_its_members() -> None:
-    served = Served()
+def test_a_replica_that_comes_back_in_time_keeps_its_members(served: Served) -> None:
     served.store.delete(KEYS.replica("r2"))
     plan = served.plan()
     serve(served.store, "r2")
     assert not served.store.execute(plan.txns[0]).succeeded
 
 
-def test_an_orphan_that_is_at_the_leader_s_own_door_is_not_deleted() -> None:
-    served = Served()
+def test_an_orphan_that_is_at_the_leader_s_own_door_is_not_deleted(served: Served) -> None:
     served.store.delete(KEYS.replica("r1"))
     served.store.delete(KEYS.replica("r2"))
     job = served.store.job()
@@ -280,24 +281,21 @@ def test_an_orphan_that_is_at_the_leader_s_own_door_is_not_deleted() -> None:
     assert "w1" in [worker.name for worker in served.store.job().workers()]
 
 
-def test_a_hand_over_makes_another_orphan_of_a_member() -> None:
-    served = Served()
+def test_a_hand_over_makes_another_orphan_of_a_member(served: Served) -> None:
     served.store.delete(KEYS.replica("r2"))
     before = set(orphans(served.store.job(), keys=KEYS))
     served.serve("w1", InstanceId("i-dead"))
     assert before.isdisjoint(orphans(served.store.job(), keys=KEYS))
 
 
-def test_deleting_orphans_is_fenced() -> None:
-    served = Served()
+def test_deleting_orphans_is_fenced(served: Served) -> None:
     served.store.delete(KEYS.replica("r2"))
     plan = served.plan()
     lead(served.store, "r2")
     assert not served.store.execute(plan.txns[0]).succeeded
 
 
-def test_many_orphans_go_in_batches_that_fail_alone() -> None:
-    store = Store()
+def test_many_orphans_go_in_batches_that_fail_alone(store: Store) -> None:
     lead(store)
     crowd(store, 100)
     assert orphans(store.job(), keys=KEYS) == {}, "who leads is there, with or without its replica key"
@@ -317,6 +315,5 @@ def test_many_orphans_go_in_batches_that_fail_alone() -> None:
     lagging = Observer(store)
     returning = registration("node-00000", boot="b", max_workers=100)
     decision = decide_register(lagging.job, returning, served_by=InstanceId("i-r2"))
-    assert decision.txn is not None
-    assert store.execute(decision.txn).succeeded
+    assert store.execute(not_none(decision.txn)).succeeded
     assert [store.execute(txn).succeeded for txn in plan.txns] == [False, True, True, True]

@@ -38,6 +38,7 @@ from strata.core.records import (
     StopNotice,
     WorldHead,
 )
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, KEYS, Store, carry_out, lead, leave, register
 
 DRAIN = StopAction.DRAIN
@@ -84,17 +85,13 @@ class Sound(Store):
         self.settle(lambda job: decide_outcome(job, entry, now_ms=5))
 
     def end(self, rank: int) -> None:
-        world = self.job().world()
-        assert world is not None
-        member = world.member_of(rank)
+        member = not_none(self.job().world()).member_of(rank)
         self.settle(
             lambda job: decide_rank_exit(job, WorkerId(member.worker), member.incarnation, 2, rank, 0)
         )
 
     def change(self, key: str, cls: Any, **changes: Any) -> None:
-        record = self.view().record(key, cls)
-        assert record is not None
-        self.put(key, dataclasses.replace(record, **changes))
+        self.put(key, dataclasses.replace(not_none(self.view().record(key, cls)), **changes))
 
     def chunk(self) -> str:
         return JOB.members_chunk(2, self.epoch, 0)
@@ -105,20 +102,15 @@ class Sound(Store):
         self.put(self.chunk(), MembersChunk(members=tuple(members)))
 
     def members(self) -> tuple[Member, ...]:
-        chunk = self.view().record(self.chunk(), MembersChunk)
-        assert chunk is not None
-        return chunk.members
+        return not_none(self.view().record(self.chunk(), MembersChunk)).members
 
 
 def test_a_sound_keyspace_has_no_problems() -> None:
     sound = Sound()
     assert sound.problems() == []
-    head = sound.job().head()
-    assert head is not None
+    head = not_none(sound.job().head())
     assert head.record.restore == RestorePoint(step=20, attempt=AttemptId("a20"), record_generation=1)
-    standbys = sound.view().record(JOB.standbys, Standbys)
-    assert standbys is not None
-    assert standbys.workers == ("w3",)
+    assert not_none(sound.view().record(JOB.standbys, Standbys)).workers == ("w3",)
     assert sound.view().names(JOB.barrier_generation("b", 2)) == [
         "000000000002",
         "000000000003",

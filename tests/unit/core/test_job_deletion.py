@@ -9,6 +9,7 @@ from strata.core.job_requests import decide_delete
 from strata.core.members import decide_register
 from strata.core.records import Phase, Pin
 from strata.errors import Refused
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, lead, leave, plan, registration, world_of
 from tests.unit.core.test_worlds import Job, commit, ends, head
 
@@ -67,9 +68,7 @@ def test_what_comes_between_saves_it(change: str) -> None:
         case "pin":
             job.store.put(JOB.pin(20, AttemptId("a20")), Pin(who="ada", why="figure 3"))
         case _:
-            latest = job.store.live.latest()
-            assert latest is not None
-            job.store.put(JOB.latest, latest.record)
+            job.store.put(JOB.latest, not_none(job.store.live.latest()).record)
     assert not job.store.execute(decision.txn).succeeded
     assert job.store.live.exists
 
@@ -82,8 +81,7 @@ def test_what_was_on_its_way_to_the_old_job_does_not_reach_the_new_one() -> None
     leave(job.store, "w1")
     lagging = Observer(job.store)
     newcomer = registration("w5")
-    registers = decide_register(lagging.job, newcomer, served_by=InstanceId("i-r1")).txn
-    assert registers is not None
+    registers = not_none(decide_register(lagging.job, newcomer, served_by=InstanceId("i-r1")).txn)
     job.store.settle(decide_delete)
     assert not job.store.execute(registers).succeeded, "it would be a member of a job without a spec"
     job.join("w0")

@@ -21,6 +21,7 @@ from strata.core.leadership import (
 )
 from strata.core.records import Leader, encode
 from strata.core.txn import Put, Txn
+from tests.not_none import not_none
 from tests.unit.core.rig import KEYS, Store
 
 ME, OTHER = InstanceId("i-me"), InstanceId("i-other")
@@ -195,12 +196,9 @@ def test_one_of_two_campaigns_wins() -> None:
     assert store.execute(mine).succeeded
     assert not store.execute(others).succeeded
     assert not store.execute(mine).succeeded, "repeated after a lost answer"
-    held = leader_of(store.view(), KEYS)
-    assert held is not None
+    held = not_none(leader_of(store.view(), KEYS))
     assert (held.record.instance, held.record.address) == (ME, "a:1")
-    kv = store.view().get(KEYS.leader)
-    assert kv is not None
-    assert kv.lease == 5
+    assert not_none(store.view().get(KEYS.leader)).lease == 5
 
 
 def test_a_fence_holds_for_its_epoch_only() -> None:

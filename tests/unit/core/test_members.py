@@ -24,6 +24,7 @@ from strata.errors import (
     StaleIncarnation,
     StrataError,
 )
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, KEYS, Observer, Store, registration
 
 R1, R2 = InstanceId("i-r1"), InstanceId("i-r2")
@@ -34,38 +35,29 @@ def enter(store: Store, who: Registration, *, served_by: InstanceId = R1, failed
 
 
 def incarnation(store: Store, worker: str = "w1") -> int:
-    held = store.job().worker(worker)
-    assert held is not None
-    return held.create_revision
+    return not_none(store.job().worker(worker)).create_revision
 
 
-def test_the_first_member_creates_the_job_with_its_spec() -> None:
-    store = Store()
+def test_the_first_member_creates_the_job_with_its_spec(store: Store) -> None:
     decision = decide_register(store.job(), registration("w1", max_workers=3), served_by=R1)
     assert "creates job job" in decision.reason
     enter(store, registration("w1", max_workers=3))
-    spec = store.job().spec()
-    assert spec is not None
+    spec = not_none(store.job().spec())
     assert spec.record == JobSpec(max_workers=3)
-    held = store.job().worker("w1")
-    assert held is not None
+    held = not_none(store.job().worker("w1"))
     assert (held.record.boot, held.record.served_by) == ("boot-w1", R1)
     assert held.create_revision == spec.create_revision, "one transaction"
 
 
-def test_a_later_members_spec_is_ignored_and_the_reason_says_so() -> None:
-    store = Store()
+def test_a_later_members_spec_is_ignored_and_the_reason_says_so(store: Store) -> None:
     enter(store, registration("w1", max_workers=3))
     other = registration("w2", max_workers=4)
     assert "ignored" in decide_register(store.job(), other, served_by=R1).reason
     enter(store, other)
-    spec = store.job().spec()
-    assert spec is not None
-    assert spec.record.max_workers == 3
+    assert not_none(store.job().spec()).record.max_workers == 3
 
 
-def test_a_job_beyond_the_limit_is_refused_and_nothing_else_is() -> None:
-    store = Store()
+def test_a_job_beyond_the_limit_is_refused_and_nothing_else_is(store: Store) -> None:
     for name in ("a", "b"):
         store.put(KEYS.job(name).spec, JobSpec())
 
@@ -81,8 +73,7 @@ def test_a_job_beyond_the_limit_is_refused_and_nothing_else_is() -> None:
     assert later.txn is not None, "a job that exists takes members, however many jobs there are"
 
 
-def test_two_first_members_create_one_job() -> None:
-    store = Store()
+def test_two_first_members_create_one_job(store: Store) -> None:
     early, late = Observer(store), Observer(store)
     first = decide_register(early.job, registration("w1", max_workers=3), served_by=R1)
     second = decide_register(late.job, registration("w2", max_workers=5), served_by=R2)
@@ -91,9 +82,7 @@ def test_two_first_members_create_one_job() -> None:
     assert store.execute(first.txn).succeeded
     assert not store.execute(second.txn).succeeded
     enter(store, registration("w2", max_workers=5))
-    spec = store.job().spec()
-    assert spec is not None
-    assert spec.record.max_workers == 3
+    assert not_none(store.job().spec()).record.max_workers == 3
 
 
 @pytest.mark.parametrize(
@@ -122,28 +111,24 @@ def test_the_most_slots_are_fine() -> None:
     enter(Store(), registration("w1", slots=MAX_SLOTS))
 
 
-def test_registering_again_changes_nothing() -> None:
-    store = Store()
+def test_registering_again_changes_nothing(store: Store) -> None:
     enter(store, registration("w1"))
     before = store.revision
     enter(store, registration("w1"))
     assert store.revision == before
 
 
-def test_a_hand_over_keeps_the_incarnation() -> None:
-    store = Store()
+def test_a_hand_over_keeps_the_incarnation(store: Store) -> None:
     enter(store, registration("w1"))
     born = incarnation(store)
     enter(store, registration("w1", incarnation=born), served_by=R2)
-    held = store.job().worker("w1")
-    assert held is not None
+    held = not_none(store.job().worker("w1"))
     assert held.create_revision == born
     assert held.record.served_by == R2
     assert held.mod_revision > born
 
 
-def test_a_hand_over_of_a_finished_job_is_taken_a_newcomer_is_not() -> None:
-    store = Store()
+def test_a_hand_over_of_a_finished_job_is_taken_a_newcomer_is_not(store: Store) -> None:
     enter(store, registration("w1"))
     store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="all done"))
     enter(store, registration("w1"), served_by=R2)
@@ -154,14 +139,13 @@ def test_a_hand_over_of_a_finished_job_is_taken_a_newcomer_is_not() -> None:
 
 
 def phase_of(store: Store) -> JobPhase:
-    phase = store.job().view.record(JOB.phase, JobPhase)
-    assert phase is not None
-    return phase
+    return not_none(store.job().view.record(JOB.phase, JobPhase))
 
 
 @pytest.mark.parametrize("ended", [Phase.DONE, Phase.FAILED])
-def test_a_job_that_ended_in_one_attempt_is_closed_to_it_and_open_to_the_next(ended: Phase) -> None:
-    store = Store()
+def test_a_job_that_ended_in_one_attempt_is_closed_to_it_and_open_to_the_next(
+    store: Store, ended: Phase
+) -> None:
     enter(store, registration("w1", attempt=1))
     assert phase_of(store).attempt == 1
     store.put(JOB.phase, JobPhase(phase=ended, reason="over", attempt=1))
@@ -174,14 +158,11 @@ def test_a_job_that_ended_in_one_attempt_is_closed_to_it_and_open_to_the_next(en
     assert phase_of(store) == JobPhase(phase=Phase.RUNNING, reason="attempt 2 begun by w2", attempt=2)
 
 
-def test_the_first_member_of_an_attempt_brings_the_job_s_limits() -> None:
-    store = Store()
+def test_the_first_member_of_an_attempt_brings_the_job_s_limits(store: Store) -> None:
     enter(store, registration("w1", max_workers=3))
 
     def most() -> int:
-        spec = store.job().spec()
-        assert spec is not None
-        return spec.record.max_workers
+        return not_none(store.job().spec()).record.max_workers
 
     enter(store, registration("w2", max_workers=4))
     assert most() == 3
@@ -190,8 +171,7 @@ def test_the_first_member_of_an_attempt_brings_the_job_s_limits() -> None:
     assert most() == 5
 
 
-def test_a_newer_attempt_is_remembered_though_the_job_runs_and_a_pause_outlasts_it() -> None:
-    store = Store()
+def test_a_newer_attempt_is_remembered_though_the_job_runs_and_a_pause_outlasts_it(store: Store) -> None:
     enter(store, registration("w1"))
     assert store.job().view.record(JOB.phase, JobPhase) is None
     enter(store, registration("w2", attempt=3))
@@ -203,15 +183,12 @@ def test_a_newer_attempt_is_remembered_though_the_job_runs_and_a_pause_outlasts_
     assert phase_of(store) == JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=4)
 
 
-def test_an_attempt_that_began_in_a_pause_does_not_take_up_the_job_that_it_finished() -> None:
+def test_an_attempt_that_began_in_a_pause_does_not_take_up_the_job_that_it_finished(store: Store) -> None:
     """Its late member would, if the attempt were not remembered: then w2 begins the job anew."""
-    store = Store()
     enter(store, registration("w1", attempt=1))
     store.put(JOB.phase, JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=1))
     enter(store, registration("w2", max_workers=5, attempt=2))
-    spec = store.job().spec()
-    assert spec is not None
-    assert spec.record.max_workers == 5
+    assert not_none(store.job().spec()).record.max_workers == 5
     store.settle(decide_resume)
     assert phase_of(store).attempt == 2
     store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="over", attempt=phase_of(store).attempt))
@@ -219,15 +196,13 @@ def test_an_attempt_that_began_in_a_pause_does_not_take_up_the_job_that_it_finis
         enter(store, registration("w3", attempt=2))
 
 
-def test_a_failed_job_says_why() -> None:
-    store = Store()
+def test_a_failed_job_says_why(store: Store) -> None:
     store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason="three fruitless generations"))
     with pytest.raises(JobFailed, match="three fruitless"):
         enter(store, registration("w1"))
 
 
-def test_a_registration_races_the_end_of_the_job() -> None:
-    store = Store()
+def test_a_registration_races_the_end_of_the_job(store: Store) -> None:
     enter(store, registration("w1", max_workers=2))
     decision = decide_register(store.job(), registration("w2"), served_by=R1)
     assert decision.txn is not None
@@ -235,8 +210,7 @@ def test_a_registration_races_the_end_of_the_job() -> None:
     assert not store.execute(decision.txn).succeeded
 
 
-def test_another_boot_on_a_live_key_is_refused() -> None:
-    store = Store()
+def test_another_boot_on_a_live_key_is_refused(store: Store) -> None:
     enter(store, registration("w1", boot="old"))
     with pytest.raises(Conflict, match="alive elsewhere") as refused:
         enter(store, registration("w1", boot="new"))
@@ -245,22 +219,19 @@ def test_another_boot_on_a_live_key_is_refused() -> None:
         enter(store, registration("w1", boot="new"), failed=incarnation(store) + 1)
 
 
-def test_a_newcomer_supersedes_a_failed_one_in_two_transactions() -> None:
-    store = Store()
+def test_a_newcomer_supersedes_a_failed_one_in_two_transactions(store: Store) -> None:
     enter(store, registration("w1", boot="old"))
     born = incarnation(store)
     new = registration("w1", boot="new")
     deletes = decide_register(store.job(), new, served_by=R1, failed_incarnation=born)
-    assert deletes.txn is not None
-    assert store.execute(deletes.txn).succeeded
+    assert store.execute(not_none(deletes.txn)).succeeded
     assert store.job().worker("w1") is None
     enter(store, new, failed=born)
     assert incarnation(store) > born
 
 
-def test_only_the_incarnation_that_failed_is_superseded() -> None:
+def test_only_the_incarnation_that_failed_is_superseded(store: Store) -> None:
     """Between the delete and the create, a third process may come."""
-    store = Store()
     enter(store, registration("w1", boot="old"))
     born = incarnation(store)
     enter(store, registration("w1", boot="third"), failed=born)
@@ -268,20 +239,17 @@ def test_only_the_incarnation_that_failed_is_superseded() -> None:
         enter(store, registration("w1", boot="new"), failed=born)
 
 
-def test_a_hand_over_saves_a_member_from_being_superseded() -> None:
-    store = Store()
+def test_a_hand_over_saves_a_member_from_being_superseded(store: Store) -> None:
     enter(store, registration("w1", boot="old"))
     born = incarnation(store)
     seen = Observer(store)
     enter(store, registration("w1", boot="old"), served_by=R2)
     new = registration("w1", boot="new")
     decision = decide_register(seen.job, new, served_by=R1, failed_incarnation=born)
-    assert decision.txn is not None
-    assert not store.execute(decision.txn).succeeded
+    assert not store.execute(not_none(decision.txn)).succeeded
 
 
-def test_a_replaced_process_never_takes_its_place_back() -> None:
-    store = Store()
+def test_a_replaced_process_never_takes_its_place_back(store: Store) -> None:
     enter(store, registration("w1", boot="old"))
     born = incarnation(store)
     enter(store, registration("w1", boot="new"), failed=born)
@@ -291,8 +259,7 @@ def test_a_replaced_process_never_takes_its_place_back() -> None:
             enter(store, back, failed=failed)
 
 
-def test_a_key_that_is_gone_and_not_replaced_is_registered_anew() -> None:
-    store = Store()
+def test_a_key_that_is_gone_and_not_replaced_is_registered_anew(store: Store) -> None:
     enter(store, registration("w1"))
     born = incarnation(store)
     store.delete(JOB.worker("w1"))
@@ -300,8 +267,7 @@ def test_a_key_that_is_gone_and_not_replaced_is_registered_anew() -> None:
     assert incarnation(store) > born
 
 
-def test_leaving_deletes_ones_own_incarnation_only() -> None:
-    store = Store()
+def test_leaving_deletes_ones_own_incarnation_only(store: Store) -> None:
     enter(store, registration("w1"))
     born = incarnation(store)
     other = store.settle(lambda job: decide_leave(job, WorkerId("w1"), born + 1))
@@ -314,11 +280,9 @@ def test_leaving_deletes_ones_own_incarnation_only() -> None:
     assert store.revision == before
 
 
-def test_removing_the_dead_spares_one_that_came_back_elsewhere() -> None:
-    store = Store()
+def test_removing_the_dead_spares_one_that_came_back_elsewhere(store: Store) -> None:
     enter(store, registration("w1"))
-    held = store.job().worker("w1")
-    assert held is not None
+    held = not_none(store.job().worker("w1"))
 
     def remove(store: Store, mod_revision: int) -> Decision:
         return store.settle(
@@ -334,8 +298,7 @@ def test_removing_the_dead_spares_one_that_came_back_elsewhere() -> None:
         lagging.job, WorkerId("w1"), mod_revision=held.mod_revision, reason="its stream broke"
     )
     assert "its stream broke" in stale.reason
-    assert stale.txn is not None
-    assert not store.execute(stale.txn).succeeded
+    assert not store.execute(not_none(stale.txn)).succeeded
     remove(store, store.job().view.mod_revision(JOB.worker("w1")))
     assert store.job().worker("w1") is None
 
@@ -345,8 +308,7 @@ def test_a_boot_is_an_identifier() -> None:
         enter(Store(), dataclasses.replace(registration("w1"), boot=BootId("no good")))
 
 
-def test_who_is_leaving_takes_its_key_over_and_makes_no_new_one() -> None:
-    store = Store()
+def test_who_is_leaving_takes_its_key_over_and_makes_no_new_one(store: Store) -> None:
     who = registration("w1")
     enter(store, who)
     taken = store.settle(lambda job: decide_register(job, who, served_by=R2, leaving=True))

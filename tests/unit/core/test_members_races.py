@@ -11,6 +11,7 @@ from strata.core.members import decide_leave, decide_register, decide_remove
 from strata.core.records import Worker, decode
 from strata.core.txn import Decision, Delete, Put
 from strata.errors import StrataError
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, Store, registration
 
 W1 = WorkerId("w1")
@@ -100,12 +101,10 @@ def run(seed: int) -> dict[int, str]:
     return owner
 
 
-def test_a_hand_over_races_a_removal_and_only_one_happens() -> None:
-    store = Store()
+def test_a_hand_over_races_a_removal_and_only_one_happens(store: Store) -> None:
     who = registration("w1", boot="a")
     store.settle(lambda job: decide_register(job, who, served_by=REPLICAS[0]))
-    held = store.live.worker("w1")
-    assert held is not None
+    held = not_none(store.live.worker("w1"))
     view = store.live
     removal = decide_remove(view, W1, mod_revision=held.mod_revision, reason="silent")
     hand_over = decide_register(view, who, served_by=REPLICAS[1])
@@ -119,6 +118,4 @@ def test_a_hand_over_races_a_removal_and_only_one_happens() -> None:
     assert store.execute(removal.txn).succeeded, "the same revisions in a fresh store"
     assert not store.execute(hand_over.txn).succeeded
     store.settle(lambda job: decide_register(job, who, served_by=REPLICAS[1]))
-    again = store.live.worker("w1")
-    assert again is not None
-    assert again.create_revision > held.create_revision
+    assert not_none(store.live.worker("w1")).create_revision > held.create_revision

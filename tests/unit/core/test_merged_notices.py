@@ -11,8 +11,14 @@ from strata.core.job_requests import decide_resume
 from strata.core.records import Phase
 from strata.core.stopping import LATE_S, MAX_NAMED, StopRequest, decide_stop, next_deadline_s
 from strata.errors import Refused
+from tests.not_none import not_none
 from tests.unit.core.rig import Observer, plan, world_of
 from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT, Job
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job()
 
 
 @pytest.mark.parametrize(
@@ -34,8 +40,7 @@ from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT, Job
         ((PAUSE, "", 50), (PREEMPT, "", 0), (PREEMPT, "", 0)),
     ],
 )
-def test_one_notice_says_what_all_who_asked_want(held: Any, asked: Any, holds: Any) -> None:
-    job = Job()
+def test_one_notice_says_what_all_who_asked_want(job: Job, held: Any, asked: Any, holds: Any) -> None:
     written = []
     for action, names, grace_ms in (held, asked, asked, held):
         job.stop(action, *names.split(), grace_ms=grace_ms, now=not grace_ms)
@@ -43,16 +48,14 @@ def test_one_notice_says_what_all_who_asked_want(held: Any, asked: Any, holds: A
     assert written[0] <= written[1] <= written[0] + 1
     assert written[1] == written[2] == written[3], "what is said already is not written again"
     action, names, grace_ms = holds
-    found = job.notice
-    assert found is not None
+    found = not_none(job.notice)
     assert (found.action, " ".join(found.workers), found.grace_ms) == (action, names, grace_ms)
     assert job.store.problems() == []
 
 
 @pytest.mark.parametrize("leaves", [(DRAIN, "w1"), (PREEMPT,)], ids=["a drain", "a preemption"])
 @pytest.mark.parametrize("first", ["the pause", "the other"])
-def test_a_pause_and_a_request_to_leave_are_both_done(leaves: Any, first: str) -> None:
-    job = Job()
+def test_a_pause_and_a_request_to_leave_are_both_done(job: Job, leaves: Any, first: str) -> None:
     requests: list[Any] = [(PAUSE,), leaves]
     for request in requests if first == "the pause" else reversed(requests):
         job.stop(*request)
@@ -70,8 +73,7 @@ def test_a_pause_and_a_request_to_leave_are_both_done(leaves: Any, first: str) -
     )
 
 
-def test_a_pause_during_a_drain_holds_when_a_rank_fails_first() -> None:
-    job = Job()
+def test_a_pause_during_a_drain_holds_when_a_rank_fails_first(job: Job) -> None:
     job.stop(DRAIN, "w1")
     job.stop(PAUSE)
     job.ends(0, code=1)
@@ -92,13 +94,11 @@ def test_members_drained_at_the_same_time_leave_in_one_generation_and_none_of_th
     assert (job.head.generation, set(world_of(job.store)), job.head.failures) == (2, {"w0", "w2"}, 0)
 
 
-def test_a_drain_races_another_one() -> None:
-    job = Job()
+def test_a_drain_races_another_one(job: Job) -> None:
     lagging = Observer(job.store)
     job.stop(DRAIN, "w1")
     late = decide_stop(lagging.job, StopRequest(action=DRAIN, workers=(WorkerId("w0"),)))
-    assert late.txn is not None
-    assert not job.store.execute(late.txn).succeeded, "or the other one would be forgotten"
+    assert not job.store.execute(not_none(late.txn)).succeeded, "or the other one would be forgotten"
 
 
 def test_a_drain_races_the_end_of_the_generation() -> None:
@@ -138,8 +138,7 @@ def test_a_preemption_after_a_drain_means_all_who_are_here_by_then() -> None:
     assert (job.head.generation, set(world_of(job.store))) == (2, {"w4"})
 
 
-def test_who_took_a_members_place_is_not_drained_in_it() -> None:
-    job = Job()
+def test_who_took_a_members_place_is_not_drained_in_it(job: Job) -> None:
     job.stop(DRAIN, "w0")
     job.leaves("w1")
     job.join("w1")

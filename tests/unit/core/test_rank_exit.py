@@ -6,6 +6,7 @@ from strata.core.ids import WorkerId
 from strata.core.members import MAX_REASON_CHARS, decide_rank_exit, describe_exit
 from strata.core.txn import Decision
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StaleIncarnation
+from tests.not_none import not_none
 from tests.unit.core.rig import Observer, Store, carry_out, lead, leave, register
 
 
@@ -36,8 +37,12 @@ class Trained:
         )
 
 
-def test_exit_code_0_is_done_and_anything_else_failed() -> None:
-    trained = Trained()
+@pytest.fixture
+def trained() -> Trained:
+    return Trained()
+
+
+def test_exit_code_0_is_done_and_anything_else_failed(trained: Trained) -> None:
     trained.ends("w1", 0, 0)
     trained.ends("w2", 3, -9)
     job = trained.store.job()
@@ -49,8 +54,7 @@ def test_exit_code_0_is_done_and_anything_else_failed() -> None:
     assert trained.store.problems() == []
 
 
-def test_the_first_report_counts() -> None:
-    trained = Trained()
+def test_the_first_report_counts(trained: Trained) -> None:
     trained.ends("w1", 0, 1, reason="it raised")
     before = trained.store.revision
     assert "recorded as failed" in trained.ends("w1", 0, 0).reason
@@ -61,8 +65,7 @@ def test_the_first_report_counts() -> None:
     assert trained.store.job().failed(1)[0].reason == "it raised"
 
 
-def test_done_and_failed_exclude_each_other_at_the_store() -> None:
-    trained = Trained()
+def test_done_and_failed_exclude_each_other_at_the_store(trained: Trained) -> None:
     view = trained.store.job()
     for rank, codes in ((0, (0, 1)), (1, (1, 0))):
         first, second = (
@@ -74,8 +77,7 @@ def test_done_and_failed_exclude_each_other_at_the_store() -> None:
         assert not trained.store.execute(second.txn).succeeded
 
 
-def test_an_ended_generation_takes_no_reports_but_confirms_what_it_has() -> None:
-    trained = Trained()
+def test_an_ended_generation_takes_no_reports_but_confirms_what_it_has(trained: Trained) -> None:
     trained.ends("w1", 0, 1)
     assert "generation 2" in carry_out(trained.store, trained.epoch)
     assert "recorded" in trained.ends("w1", 0, 1).reason
@@ -83,45 +85,38 @@ def test_an_ended_generation_takes_no_reports_but_confirms_what_it_has() -> None
         trained.ends("w1", 1, 1)
 
 
-def test_a_report_races_the_next_generation() -> None:
-    trained = Trained()
+def test_a_report_races_the_next_generation(trained: Trained) -> None:
     lagging = Observer(trained.store)
     trained.ends("w2", 2, 1)
     carry_out(trained.store, trained.epoch)
     late = decide_rank_exit(lagging.job, WorkerId("w1"), trained.born["w1"], 1, 0, 1)
-    assert late.txn is not None
-    assert not trained.store.execute(late.txn).succeeded
+    assert not trained.store.execute(not_none(late.txn)).succeeded
 
 
-def test_a_member_that_is_gone_has_said_it_already() -> None:
-    trained = Trained()
+def test_a_member_that_is_gone_has_said_it_already(trained: Trained) -> None:
     leave(trained.store, "w1")
     before = trained.store.revision
     assert "not registered" in trained.ends("w1", 0, 1).reason
     assert trained.store.revision == before
 
 
-def test_a_report_races_the_members_own_end() -> None:
-    trained = Trained()
+def test_a_report_races_the_members_own_end(trained: Trained) -> None:
     lagging = Observer(trained.store)
     leave(trained.store, "w1")
     register(trained.store, "w1", slots=2)
     late = decide_rank_exit(lagging.job, WorkerId("w1"), trained.born["w1"], 1, 0, 1)
-    assert late.txn is not None
-    assert not trained.store.execute(late.txn).succeeded
+    assert not trained.store.execute(not_none(late.txn)).succeeded
     with pytest.raises(StaleIncarnation):
         trained.ends("w1", 0, 1)
 
 
-def test_a_member_speaks_for_its_own_ranks_only() -> None:
-    trained = Trained()
+def test_a_member_speaks_for_its_own_ranks_only(trained: Trained) -> None:
     for worker, rank in (("w1", 2), ("w2", 1), ("w1", 4)):
         with pytest.raises(Refused, match="does not run rank"):
             trained.ends(worker, rank, 1)
 
 
-def test_a_generation_that_is_not_there_yet_is_refused() -> None:
-    trained = Trained()
+def test_a_generation_that_is_not_there_yet_is_refused(trained: Trained) -> None:
     with pytest.raises(Refused, match="no generation 2"):
         trained.ends("w1", 0, 1, generation=2)
     empty = Store()
@@ -136,8 +131,7 @@ def test_nonsense_is_refused(generation: int, rank: int) -> None:
         decide_rank_exit(Store().job(), WorkerId("w1"), 5, generation, rank, 1)
 
 
-def test_a_long_reason_is_cut() -> None:
-    trained = Trained()
+def test_a_long_reason_is_cut(trained: Trained) -> None:
     trained.ends("w1", 0, 1, reason="x" * 100_000)
     assert len(trained.store.job().failed(1)[0].reason) == MAX_REASON_CHARS
 

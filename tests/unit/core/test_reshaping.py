@@ -17,6 +17,7 @@ from strata.core.reshaping import (
 from strata.core.stopping import DEFAULT_GRACE_MS, StopRequest, decide_stop, next_deadline_s, revisions
 from strata.core.stopping import LATE_S as NOTICE_LATE_S
 from strata.core.worlds import needs_settling, plan_world
+from tests.not_none import not_none
 from tests.unit.core.rig import KEYS, Observer, leave, plan, register, released, world_of
 from tests.unit.core.test_worlds import Job, ends, head
 
@@ -46,12 +47,15 @@ def growing() -> Job:
     return job
 
 
-def test_a_world_grows_once_its_ranks_have_saved() -> None:
-    job = growing()
+@pytest.fixture
+def job() -> Job:
+    return growing()
+
+
+def test_a_world_grows_once_its_ranks_have_saved(job: Job) -> None:
     assert needs_settling(job.store.live, {})
     assert go(job) == "generation 1 goes on with 2 members, which save first: 1 more members have settled"
-    asked = job.store.live.reshape(1)
-    assert asked is not None
+    asked = not_none(job.store.live.reshape(1))
     assert (asked.record.reason, asked.record.grace_ms) == ("1 more members have settled", GRACE_MS)
     before = job.store.revision
     go(job, asked_s=OVER_S - 1)
@@ -99,8 +103,7 @@ def test_ranks_that_are_ready_just_before_the_next_world_save_first_after_all() 
     assert job.store.live.reshape(1) is not None
 
 
-def test_what_an_earlier_generation_met_for_says_nothing_of_this_one() -> None:
-    job = growing()
+def test_what_an_earlier_generation_met_for_says_nothing_of_this_one(job: Job) -> None:
     meet(job, SAVED_BARRIER)
     go(job)
     assert (head(job.store).generation, len(world_of(job.store))) == (2, 3)
@@ -111,8 +114,7 @@ def test_what_an_earlier_generation_met_for_says_nothing_of_this_one() -> None:
     assert head(job.store).generation == 4, "generation 3 has not begun: its ranks hear nothing yet"
 
 
-def test_ranks_that_take_too_long_are_waited_for_no_more() -> None:
-    job = growing()
+def test_ranks_that_take_too_long_are_waited_for_no_more(job: Job) -> None:
     go(job)
     assert next_deadline_s(job.store.live, dict.fromkeys(revisions(job.store.live), 10.0)) == OVER_S - 10
     go(job, asked_s=OVER_S)
@@ -120,8 +122,7 @@ def test_ranks_that_take_too_long_are_waited_for_no_more() -> None:
     assert head(job.store).reason == "1 more members have settled; the ranks had not saved in time"
 
 
-def test_ranks_that_saved_get_another_world_though_the_newcomer_has_gone() -> None:
-    job = growing()
+def test_ranks_that_saved_get_another_world_though_the_newcomer_has_gone(job: Job) -> None:
     go(job)
     leave(job.store, "w2")
     go(job)
@@ -131,16 +132,14 @@ def test_ranks_that_saved_get_another_world_though_the_newcomer_has_gone() -> No
     assert (head(job.store).generation, len(world_of(job.store))) == (2, 2)
 
 
-def test_a_death_meanwhile_ends_the_generation_at_once() -> None:
-    job = growing()
+def test_a_death_meanwhile_ends_the_generation_at_once(job: Job) -> None:
     go(job)
     leave(job.store, "w1")
     go(job)
     assert (head(job.store).generation, head(job.store).reason) == (2, "w1 is gone")
 
 
-def test_a_training_that_ends_meanwhile_is_done() -> None:
-    job = growing()
+def test_a_training_that_ends_meanwhile_is_done(job: Job) -> None:
     go(job)
     ends(job.store, 0, 0)
     go(job)
@@ -152,9 +151,10 @@ def test_a_training_that_ends_meanwhile_is_done() -> None:
 
 @pytest.mark.parametrize("how", ["a rank is done", "a rank is about to be"])
 @pytest.mark.parametrize("when", ["before it is asked for", "late"])
-def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(how: str, when: str) -> None:
+def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(
+    job: Job, how: str, when: str
+) -> None:
     """It had fewer steps left than the one that was agreed on, and a rank evaluates for long."""
-    job = growing()
     if when == "late":
         go(job)
     if how == "a rank is done":
@@ -189,8 +189,7 @@ def test_a_world_of_fewer_than_the_least_members_follows_no_growth(heeds: bool) 
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_ranks_that_saved_wait_for_the_least_number_of_members(late: bool) -> None:
-    job = growing()
+def test_ranks_that_saved_wait_for_the_least_number_of_members(job: Job, late: bool) -> None:
     go(job)
     leave(job.store, "w2")
     job.store.settle(lambda view: decide_scale(view, min_workers=3, max_workers=3))
@@ -205,9 +204,8 @@ def test_ranks_that_saved_wait_for_the_least_number_of_members(late: bool) -> No
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_notice_counts_more_and_has_its_own_time(saved: bool) -> None:
+def test_a_notice_counts_more_and_has_its_own_time(job: Job, saved: bool) -> None:
     """The newcomer is meant by a preemption as well, whenever the leader asked for the save."""
-    job = growing()
     go(job)
     request = StopRequest(action=StopAction.PREEMPT, reason="maintenance")
     job.store.settle(lambda view: decide_stop(view, request))
@@ -227,8 +225,7 @@ def test_a_notice_counts_more_and_has_its_own_time(saved: bool) -> None:
     assert "2 of 2 ranks had not stopped in time" in head(late.store).reason
 
 
-def test_a_drain_meanwhile_names_members_of_this_world_only() -> None:
-    job = growing()
+def test_a_drain_meanwhile_names_members_of_this_world_only(job: Job) -> None:
     go(job)
     request = StopRequest(action=StopAction.DRAIN, reason="its fan", workers=(WorkerId("w1"),))
     job.store.settle(lambda view: decide_stop(view, request))
@@ -250,8 +247,7 @@ def test_a_head_that_was_planned_before_the_ranks_were_asked_comes_to_nothing() 
     assert not job.store.execute(early).succeeded
 
 
-def test_a_head_that_was_planned_before_the_ranks_came_to_their_end_comes_to_nothing() -> None:
-    job = growing()
+def test_a_head_that_was_planned_before_the_ranks_came_to_their_end_comes_to_nothing(job: Job) -> None:
     go(job)
     late = plan(job.store, job.epoch, settled=True, asked_s=OVER_S)
     meet(job, CLOSING_BARRIER)

@@ -13,6 +13,7 @@ from strata.core.members import decide_register
 from strata.core.records import CheckpointState, JobPhase, Phase
 from strata.core.stopping import waits_for
 from strata.errors import JobFailed, Refused
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job as SavingJob
 from tests.unit.core.rig import JOB, Store, carry_out, lead, leave, register, registration
 from tests.unit.core.test_worlds import commit, ends, head
@@ -42,8 +43,7 @@ def finished(store: Store, code: int) -> int:
     return epoch
 
 
-def test_a_done_job_goes_on_from_its_checkpoint_once_its_members_are_there() -> None:
-    store = Store()
+def test_a_done_job_goes_on_from_its_checkpoint_once_its_members_are_there(store: Store) -> None:
     epoch = finished(store, 0)
     resume(store, "w0")
     assert "2 are needed" in carry_out(store, epoch, settled=True)
@@ -57,8 +57,7 @@ def test_a_done_job_goes_on_from_its_checkpoint_once_its_members_are_there() -> 
     assert "is done" in carry_out(store, epoch)
 
 
-def test_until_then_it_says_whom_it_waits_for() -> None:
-    store = Store()
+def test_until_then_it_says_whom_it_waits_for(store: Store) -> None:
     epoch = finished(store, 0)
     assert waits_for(store.job()) == "", "it is done"
     resume(store, "w0")
@@ -69,8 +68,7 @@ def test_until_then_it_says_whom_it_waits_for() -> None:
     assert waits_for(store.job()) == "", "it stands by"
 
 
-def test_a_failed_job_begins_with_a_clean_count() -> None:
-    store = Store()
+def test_a_failed_job_begins_with_a_clean_count(store: Store) -> None:
     epoch = finished(store, 1)
     with pytest.raises(JobFailed, match="in a row"):
         register(store, "w0")
@@ -87,26 +85,22 @@ def anew(store: Store, worker: str, **more: Any) -> None:
     store.settle(lambda job: decide_register(job, again, served_by=InstanceId("i-r1")))
 
 
-def test_a_job_that_is_begun_anew_restores_nothing_and_loses_nothing() -> None:
-    store = Store()
+def test_a_job_that_is_begun_anew_restores_nothing_and_loses_nothing(store: Store) -> None:
     epoch = finished(store, 0)
     anew(store, "w0", min_workers=1, max_workers=2)
     anew(store, "w1", min_workers=9, max_workers=9)  # a later node of the same start: it only joins
     assert "all 2 members are here" in carry_out(store, epoch)
     assert (head(store).generation, head(store).restore, store.live.anew()) == (2, None, 1)
-    spec = store.live.spec()
-    assert spec is not None
+    spec = not_none(store.live.spec())
     assert (spec.record.min_workers, spec.record.max_workers) == (1, 2)
-    kept = store.live.checkpoint(20, 1)
-    assert kept is not None
+    kept = not_none(store.live.checkpoint(20, 1))
     assert kept.record.state is CheckpointState.COMMITTED
     assert superseded(store.live, kept.record)
     assert store.problems() == []
     commit(store, 5)
     ends(store, 0, 1)
     carry_out(store, epoch)
-    restore = head(store).restore
-    assert restore is not None
+    restore = not_none(head(store).restore)
     assert (restore.step, restore.record_generation) == (5, 2), "what it has saved since counts"
     assert store.problems() == []
 
@@ -132,15 +126,13 @@ def test_a_save_of_the_run_before_does_not_come_back() -> None:
     assert job.store.problems() == []
 
 
-def test_a_reconnect_never_resumes() -> None:
-    store = Store()
+def test_a_reconnect_never_resumes(store: Store) -> None:
     finished(store, 0)
     with pytest.raises(Refused, match="is done"):
         resume(store, "w0", incarnation=9)
 
 
-def test_resuming_a_running_job_only_joins_it() -> None:
-    store = Store()
+def test_resuming_a_running_job_only_joins_it(store: Store) -> None:
     lead(store)
     register(store, "w0", **SPEC)
     resume(store, "w1")

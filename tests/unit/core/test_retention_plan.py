@@ -16,6 +16,7 @@ from strata.core.retention_plan import (
 )
 from strata.core.txn import Txn
 from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, Refused, StaleGeneration
+from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB
 
@@ -70,23 +71,18 @@ def test_a_policy_that_is_set_again_is_not_written_again(job: KeptJob) -> None:
     with pytest.raises(InvalidArgument):
         job.policy(every_steps=5)
     job.policy()
-    held = retention(job.store.job())
-    assert held is not None
-    assert held.record.keep.everything
+    assert not_none(retention(job.store.job())).record.keep.everything
 
 
 def test_a_rank_of_a_generation_that_is_over_sets_no_rules(job: KeptJob) -> None:
     frozen, wanted = job.author(0), Retention(keep=Keep(latest=1), who="rank 0")
     late = decide_set_retention(job.store.job(), wanted, author=frozen).txn
     job.another_generation()
-    assert late is not None
-    assert not job.store.execute(late).succeeded, "it decided before its generation was over"
+    assert not job.store.execute(not_none(late)).succeeded, "it decided before its generation was over"
     with pytest.raises(StaleGeneration):
         job.store.settle(lambda v: decide_set_retention(v, wanted, author=frozen))
     job.store.settle(lambda v: decide_set_retention(v, wanted, author=job.author(0)))
-    held = retention(job.store.job())
-    assert held is not None
-    assert held.record.keep == Keep(latest=1)
+    assert not_none(retention(job.store.job())).record.keep == Keep(latest=1)
 
 
 def test_a_rank_leaves_the_rules_of_single_tiers(job: KeptJob) -> None:
@@ -94,8 +90,7 @@ def test_a_rank_leaves_the_rules_of_single_tiers(job: KeptJob) -> None:
     wanted = Retention(keep=Keep(latest=1), who="rank 0")
     for _ in range(2):
         job.store.settle(lambda v: decide_set_retention(v, wanted, author=job.author(0)))
-    held = retention(job.store.job())
-    assert held is not None
+    held = not_none(retention(job.store.job()))
     assert (held.record.keep, held.record.tiers) == (Keep(latest=1), {"s3": Keep(latest=9)})
 
 

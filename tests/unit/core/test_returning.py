@@ -34,8 +34,12 @@ def grow(job: Job, name: str) -> None:
     job.go(settled=True)
 
 
-def test_a_larger_world_waits_until_those_who_leave_for_it_are_back() -> None:
-    job = lone("a", "b")
+@pytest.fixture
+def job() -> Job:
+    return lone("a", "b")
+
+
+def test_a_larger_world_waits_until_those_who_leave_for_it_are_back(job: Job) -> None:
     grow(job, "c")
     assert (job.head.generation, job.head.forming) == (2, True)
     assert "2 members begin anew for it" in job.head.reason
@@ -52,8 +56,7 @@ def test_a_larger_world_waits_until_those_who_leave_for_it_are_back() -> None:
     assert job.store.problems() == []
 
 
-def test_who_has_not_left_yet_is_waited_for_too() -> None:
-    job = lone("a", "b")
+def test_who_has_not_left_yet_is_waited_for_too(job: Job) -> None:
     grow(job, "c")
     leave(job.store, "a")
     come(job, "a")
@@ -61,8 +64,7 @@ def test_who_has_not_left_yet_is_waited_for_too() -> None:
     assert job.head.generation == 2
 
 
-def test_who_does_not_come_back_is_waited_for_once() -> None:
-    job = lone("a", "b")
+def test_who_does_not_come_back_is_waited_for_once(job: Job) -> None:
     grow(job, "c")
     leave(job.store, "a")
     leave(job.store, "b")
@@ -80,8 +82,7 @@ def test_who_does_not_come_back_is_waited_for_once() -> None:
     assert (job.head.generation, set(world_of(job.store))) == (3, {"a", "c"})
 
 
-def test_who_is_late_comes_into_the_same_world_while_those_here_settle() -> None:
-    job = lone("a", "b")
+def test_who_is_late_comes_into_the_same_world_while_those_here_settle(job: Job) -> None:
     grow(job, "c")
     leave(job.store, "a")
     leave(job.store, "b")

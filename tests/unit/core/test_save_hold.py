@@ -10,6 +10,7 @@ from strata.core.checkpoint_attempt import Author
 from strata.core.records import JobPhase, Phase
 from strata.core.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS, SaveHold, decide_hold_saves, no_checkpoint
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StaleIncarnation
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job as Saving
 from tests.unit.core.rig import plan, register
 from tests.unit.core.test_worlds import Job, commit, ends, head, phase
@@ -18,8 +19,7 @@ FULL = "disk full"
 
 
 def author(job: Job | Saving, rank: int = 0) -> Author:
-    world = job.store.live.world()
-    assert world is not None
+    world = not_none(job.store.live.world())
     member = world.member_of(rank)
     return Author(
         worker=member.worker, incarnation=member.incarnation, generation=world.head.generation, rank=rank
@@ -37,17 +37,19 @@ def hold(job: Job | Saving, step: int, *, rank: int = 0, host: str = "a", reason
 # -- the record
 
 
-def test_the_first_rank_of_a_generation_to_hold_its_save_is_on_record() -> None:
-    job = Saving()
+@pytest.fixture
+def job() -> Saving:
+    return Saving()
+
+
+def test_the_first_rank_of_a_generation_to_hold_its_save_is_on_record(job: Saving) -> None:
     hold(job, 20, rank=2, host="b")
     hold(job, 24, rank=0)
-    record = job.store.live.held(1)
-    assert record is not None
+    record = not_none(job.store.live.held(1))
     assert (record.step, record.rank, record.worker, record.host, record.reason) == (20, 2, "b", "b", FULL)
 
 
-def test_a_rank_that_has_not_trained_since_its_generation_began_is_not_on_record() -> None:
-    job = Saving()
+def test_a_rank_that_has_not_trained_since_its_generation_began_is_not_on_record(job: Saving) -> None:
     assert "has not trained beyond step 0" in hold(job, 0)
     assert job.store.live.held(1) is None
     job.save(20)
@@ -58,8 +60,7 @@ def test_a_rank_that_has_not_trained_since_its_generation_began_is_not_on_record
     assert job.store.live.held(2) is not None
 
 
-def test_only_a_rank_of_the_current_world_is_heard() -> None:
-    job = Saving()
+def test_only_a_rank_of_the_current_world_is_heard(job: Saving) -> None:
     old = author(job)
     stranger = replace(old, rank=2)
     with pytest.raises(Refused):
@@ -71,11 +72,9 @@ def test_only_a_rank_of_the_current_world_is_heard() -> None:
         job.store.settle(lambda view: decide_hold_saves(view, author=old, step=9, reason=FULL, host="a"))
 
 
-def test_what_is_written_is_bounded() -> None:
-    job = Saving()
+def test_what_is_written_is_bounded(job: Saving) -> None:
     hold(job, 20, reason="x" * 9999, host="h" * 9999)
-    record = job.store.live.held(1)
-    assert record is not None
+    record = not_none(job.store.live.held(1))
     assert (len(record.reason), len(record.host)) == (MAX_REASON_CHARS, MAX_HOST_CHARS)
 
 
@@ -99,9 +98,7 @@ def test_generations_that_trained_and_could_not_save_do_not_fail_the_job() -> No
     assert (head(job.store).generation, head(job.store).fruitless, head(job.store).failures) == (6, 0, 5)
     assert "saves were held: disk full on host a" in head(job.store).reason
     failing(job, 3, held=False)
-    failed = phase(job.store)
-    assert failed is not None
-    assert failed.phase is Phase.FAILED, "as ever, once no save is held"
+    assert not_none(phase(job.store)).phase is Phase.FAILED, "as ever, once no save is held"
 
 
 def test_a_held_save_neither_counts_nor_resets() -> None:

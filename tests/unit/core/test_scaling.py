@@ -12,6 +12,7 @@ from strata.core.records import CheckpointState, JobSpec, Phase
 from strata.core.txn import Decision
 from strata.core.worlds import needs_settling
 from strata.errors import InvalidArgument, NotFound
+from tests.not_none import not_none
 from tests.unit.core.rig import (
     JOB,
     KEYS,
@@ -32,9 +33,7 @@ def scale(job: Job, least: int = 0, most: int = 0) -> Decision:
 
 
 def spec(job: Job) -> JobSpec:
-    found = job.store.live.spec()
-    assert found is not None
-    return found.record
+    return not_none(job.store.live.spec()).record
 
 
 # -- scaling ----------------------------------------------------------------------------------
@@ -141,8 +140,7 @@ def test_with_so_many_failed_generations_the_job_fails() -> None:
     commit(job.store, 20)
     ends(job.store, 1, 7)
     assert "2 generations failed, as many as max_generations allows" in job.go()
-    failed = phase(job.store)
-    assert failed is not None
+    failed = not_none(phase(job.store))
     assert failed.phase is Phase.FAILED
     assert "rank 1 of w1 failed (exit code 7)" in failed.reason
 

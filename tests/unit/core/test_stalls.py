@@ -17,6 +17,7 @@ from strata.core.stalls import (
     kind_of,
     suspects,
 )
+from tests.not_none import not_none
 
 LIMITS = StallLimits.derive(5.0)
 
@@ -45,8 +46,7 @@ def test_the_limit_of_a_step_is_k_times_the_median() -> None:
     pace, now = stepping(10, 2.0)
     assert pace.usual_s() == 2.0
     assert pace.stall(now + 20.0, LIMITS) is None
-    stall = pace.stall(now + 20.1, LIMITS)
-    assert stall is not None
+    stall = not_none(pace.stall(now + 20.1, LIMITS))
     assert (stall.step, stall.phase, stall.limit_s) == (10, "step", 20.0)
     assert (
         stall.reason == "no progress at step 10 (step) for 20 s; its limit is 20 s: 10 times the usual 2.0 s"
@@ -98,9 +98,7 @@ def test_a_set_limit_counts_alone() -> None:
     pace, now = stepping(10, 1.0)
     assert pace.stall(now + 599, limits) is None
     pace.hear(10, "eval", now)
-    stall = pace.stall(now + 3.5, limits)
-    assert stall is not None
-    assert stall.reason.endswith("as it was set")
+    assert not_none(pace.stall(now + 3.5, limits)).reason.endswith("as it was set")
 
 
 def test_our_own_stall_is_nobody_elses() -> None:

@@ -20,6 +20,7 @@ from strata.core.stopping import (
 from strata.core.txn import Decision
 from strata.core.worlds import needs_settling
 from strata.errors import InvalidArgument, NotFound, Refused, StaleGeneration
+from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, Observer, carry_out, plan, register, world_of
 from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT, Job
@@ -27,8 +28,12 @@ from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT, Job
 # -- asking -----------------------------------------------------------------------------------
 
 
-def test_a_notice_is_written_once_and_a_second_request_is_answered_with_the_first() -> None:
-    job = Job()
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+def test_a_notice_is_written_once_and_a_second_request_is_answered_with_the_first(job: Job) -> None:
     assert (
         "is asked to stop (preempt): maintenance"
         in decide_stop(job.store.live, StopRequest(action=PREEMPT, reason="maintenance")).reason
@@ -41,22 +46,19 @@ def test_a_notice_is_written_once_and_a_second_request_is_answered_with_the_firs
     assert job.store.revision == before
 
 
-def test_a_request_races_the_next_generation() -> None:
-    job = Job()
+def test_a_request_races_the_next_generation(job: Job) -> None:
     lagging = Observer(job.store)
     job.leaves("w0")
     job.go()
     late = decide_stop(lagging.job, StopRequest(action=PREEMPT))
-    assert late.txn is not None
-    assert not job.store.execute(late.txn).succeeded
+    assert not job.store.execute(not_none(late.txn)).succeeded
     with pytest.raises(StaleGeneration):
         job.stop(PREEMPT, generation=1)
     job.stop(PREEMPT, generation=2)
     assert job.notice is not None
 
 
-def test_a_request_for_a_generation_that_was_asked_and_has_ended_is_done() -> None:
-    job = Job()
+def test_a_request_for_a_generation_that_was_asked_and_has_ended_is_done(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(*range(6))
     job.go()
@@ -100,8 +102,7 @@ def test_where_no_rank_runs_there_is_nobody_to_ask() -> None:
         full.stop(PREEMPT)
 
 
-def test_a_long_reason_is_cut() -> None:
-    job = Job()
+def test_a_long_reason_is_cut(job: Job) -> None:
     job.store.settle(lambda view: decide_stop(view, StopRequest(action=PREEMPT, reason="x" * 10_000)))
     assert job.notice is not None
     assert len(job.notice.reason) == 500
@@ -110,8 +111,7 @@ def test_a_long_reason_is_cut() -> None:
 # -- ranks that stop --------------------------------------------------------------------------
 
 
-def test_code_75_is_a_failure_unless_it_was_asked_for() -> None:
-    job = Job()
+def test_code_75_is_a_failure_unless_it_was_asked_for(job: Job) -> None:
     job.ends(0)
     assert set(job.store.live.failed(1)) == {0}
     asked = Job()
@@ -149,27 +149,21 @@ def test_a_survivor_of_a_drain_fails_for_no_other_reason_than_the_drained() -> N
     assert job.store.live.failed(2), "the next generation was asked nothing"
 
 
-def test_an_exit_races_the_notice() -> None:
+def test_an_exit_races_the_notice(job: Job) -> None:
     """The replica that hears of the exit does not know of the notice yet: it must look again."""
-    job = Job()
     lagging = Observer(job.store)
     job.stop(PREEMPT)
-    world = job.store.live.world()
-    assert world is not None
-    member = world.member_of(0)
+    member = not_none(job.store.live.world()).member_of(0)
     late = decide_rank_exit(lagging.job, member.worker, member.incarnation, 1, 0, 75)
-    assert late.txn is not None
-    assert not job.store.execute(late.txn).succeeded
+    assert not job.store.execute(not_none(late.txn)).succeeded
     crash = decide_rank_exit(lagging.job, member.worker, member.incarnation, 1, 0, 1)
-    assert crash.txn is not None
-    assert job.store.execute(crash.txn).succeeded
+    assert job.store.execute(not_none(crash.txn)).succeeded
 
 
 # -- preemption -------------------------------------------------------------------------------
 
 
-def test_a_preempted_world_ends_when_all_have_stopped_and_nobody_is_placed_anew() -> None:
-    job = Job()
+def test_a_preempted_world_ends_when_all_have_stopped_and_nobody_is_placed_anew(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(0, 1, 2, 3, 4)
     assert "asked to stop" in job.go(settled=True)
@@ -190,8 +184,7 @@ def test_a_preempted_world_ends_when_all_have_stopped_and_nobody_is_placed_anew(
     assert (job.head.generation, job.head.members) == (3, 2)
 
 
-def test_a_preempted_job_goes_on_when_all_are_back() -> None:
-    job = Job()
+def test_a_preempted_job_goes_on_when_all_are_back(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(*range(6))
     job.go()
@@ -220,8 +213,7 @@ def test_a_rank_that_fails_under_a_notice_is_a_failure_as_ever() -> None:
     assert job.store.live.phase() is Phase.FAILED
 
 
-def test_ranks_that_never_stop_are_waited_for_and_then_no_more() -> None:
-    job = Job()
+def test_ranks_that_never_stop_are_waited_for_and_then_no_more(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(0)
     assert plan(job.store, job.epoch).again_s == pytest.approx(GRACE_S + LATE_S)
@@ -236,8 +228,7 @@ def test_ranks_that_never_stop_are_waited_for_and_then_no_more() -> None:
     assert job.head.asked == ()
 
 
-def test_a_death_under_a_preemption_counts_those_who_came_since() -> None:
-    job = Job()
+def test_a_death_under_a_preemption_counts_those_who_came_since(job: Job) -> None:
     job.stop(PREEMPT)
     job.join("w3")
     job.join("w4")
@@ -249,8 +240,7 @@ def test_a_death_under_a_preemption_counts_those_who_came_since() -> None:
 # -- draining ---------------------------------------------------------------------------------
 
 
-def test_a_drained_member_is_left_out_while_the_others_go_on() -> None:
-    job = Job()
+def test_a_drained_member_is_left_out_while_the_others_go_on(job: Job) -> None:
     job.stop(DRAIN, "w1")
     job.ends(2)
     job.go(settled=True)
@@ -267,8 +257,7 @@ def test_a_drained_member_is_left_out_while_the_others_go_on() -> None:
     assert (job.head.generation, job.head.members, job.head.asked) == (3, 3, ())
 
 
-def test_a_drained_member_that_just_leaves_has_left() -> None:
-    job = Job()
+def test_a_drained_member_that_just_leaves_has_left(job: Job) -> None:
     job.stop(DRAIN, "w1", now=True)
     job.leaves("w1")
     assert "w1 is gone, as asked" in job.go()
@@ -291,8 +280,7 @@ def test_who_is_drained_below_min_leaves_a_forming_world() -> None:
     assert job.head.forming
 
 
-def test_who_has_finished_is_not_drained_any_more() -> None:
-    job = Job()
+def test_who_has_finished_is_not_drained_any_more(job: Job) -> None:
     job.stop(DRAIN, "w1")
     job.ends(2, 3, code=0)
     job.go(settled=True, asked_s=GRACE_S + LATE_S)
@@ -306,9 +294,7 @@ def test_drains_one_after_the_other_are_all_remembered() -> None:
     job = Job(5, least=1, most=5)
     for name, first in (("w1", 2), ("w3", None)):
         job.stop(DRAIN, name)
-        world = job.store.live.world()
-        assert world is not None
-        member = next(m for m in world.members if m.worker == name)
+        member = next(m for m in not_none(job.store.live.world()).members if m.worker == name)
         assert first in {None, member.first_rank}
         job.ends(member.first_rank, member.first_rank + 1)
         job.go(settled=True)
@@ -323,8 +309,7 @@ def resume(job: Job) -> Decision:
     return job.store.settle(decide_resume)
 
 
-def test_a_job_pauses_when_all_have_stopped_and_goes_on_when_resumed() -> None:
-    job = Job()
+def test_a_job_pauses_when_all_have_stopped_and_goes_on_when_resumed(job: Job) -> None:
     job.stop(PAUSE)
     with pytest.raises(Refused, match="being paused"):
         resume(job)
@@ -343,8 +328,7 @@ def test_a_job_pauses_when_all_have_stopped_and_goes_on_when_resumed() -> None:
     assert "is running" in resume(job).reason
 
 
-def test_a_pause_at_once_ends_the_generation_whoever_leads() -> None:
-    job = Job()
+def test_a_pause_at_once_ends_the_generation_whoever_leads(job: Job) -> None:
     job.stop(PAUSE, now=True)
     assert job.store.live.phase() is Phase.PAUSED
     assert not job.head.forming
@@ -352,17 +336,17 @@ def test_a_pause_at_once_ends_the_generation_whoever_leads() -> None:
     assert (job.head.generation, job.head.forming) == (2, True)
 
 
-def test_a_job_that_is_resumed_before_the_leader_saw_its_pause_begins_anew() -> None:
-    job = Job()
+def test_a_job_that_is_resumed_before_the_leader_saw_its_pause_begins_anew(job: Job) -> None:
     job.stop(PAUSE, now=True)
     resume(job)
     job.go()
     assert (job.head.generation, job.head.members) == (2, 3)
 
 
-def test_who_was_asked_to_leave_does_so_when_the_job_is_resumed_before_the_leader_saw_its_pause() -> None:
+def test_who_was_asked_to_leave_does_so_when_the_job_is_resumed_before_the_leader_saw_its_pause(
+    job: Job,
+) -> None:
     """Else all train on, and nobody can be asked anything, until the request is forgotten."""
-    job = Job()
     job.stop(PREEMPT)
     job.stop(PAUSE, now=True)
     resume(job)
@@ -387,14 +371,12 @@ def test_they_do_so_as_well_when_only_they_have_the_checkpoint_that_a_world_woul
     job.store.settle(lambda view: decide_stop(view, StopRequest(action=PAUSE, now=True)))
     job.store.settle(decide_resume)
     assert "lies on the disks of other hosts" in carry_out(job.store, job.epoch, settled=True)
-    head = job.store.live.head()
-    assert head is not None
+    head = not_none(job.store.live.head())
     assert (head.record.generation, head.record.forming) == (2, True)
     assert "no world begins" in carry_out(job.store, job.epoch, settled=True)
 
 
-def test_a_world_that_a_pause_should_have_ended_does_not_outlast_a_death() -> None:
-    job = Job()
+def test_a_world_that_a_pause_should_have_ended_does_not_outlast_a_death(job: Job) -> None:
     job.stop(PAUSE, now=True)
     resume(job)
     job.leaves("w1", "w2")
@@ -402,8 +384,7 @@ def test_a_world_that_a_pause_should_have_ended_does_not_outlast_a_death() -> No
     assert (job.head.generation, job.head.forming) == (2, True)
 
 
-def test_a_finished_world_of_a_job_that_is_taken_up_again_is_left_as_it_is() -> None:
-    job = Job()
+def test_a_finished_world_of_a_job_that_is_taken_up_again_is_left_as_it_is(job: Job) -> None:
     job.ends(*range(6), code=0)
     job.go()
     assert job.store.live.phase() is Phase.DONE
@@ -425,8 +406,7 @@ def test_a_job_without_ranks_is_paused_at_once() -> None:
     assert job.head.members == 2
 
 
-def test_a_death_while_a_job_pauses_pauses_it_where_it_last_saved() -> None:
-    job = Job()
+def test_a_death_while_a_job_pauses_pauses_it_where_it_last_saved(job: Job) -> None:
     job.stop(PAUSE)
     job.ends(0)
     job.leaves("w2")
@@ -435,16 +415,14 @@ def test_a_death_while_a_job_pauses_pauses_it_where_it_last_saved() -> None:
     assert job.head.forming
 
 
-def test_a_pause_that_is_late_pauses_all_the_same() -> None:
-    job = Job()
+def test_a_pause_that_is_late_pauses_all_the_same(job: Job) -> None:
     job.stop(PAUSE)
     job.go(asked_s=GRACE_S + LATE_S)
     assert job.store.live.phase() is Phase.PAUSED
 
 
 @pytest.mark.parametrize("phase", [Phase.DONE, Phase.FAILED])
-def test_a_job_that_has_ended_is_not_resumed_here(phase: Phase) -> None:
-    job = Job()
+def test_a_job_that_has_ended_is_not_resumed_here(job: Job, phase: Phase) -> None:
     job.store.put(JOB.phase, JobPhase(phase=phase, reason="so"))
     with pytest.raises(Refused, match=f"is {phase.value}"):
         resume(job)
@@ -464,12 +442,10 @@ def test_a_plan_made_without_the_notice_comes_to_nothing() -> None:
     assert set(world_of(job.store)) == {"w2", "w3"}
 
 
-def test_the_deadlines_of_all_requests_are_waited_for() -> None:
-    job = Job()
+def test_the_deadlines_of_all_requests_are_waited_for(job: Job) -> None:
     assert next_deadline_s(job.store.live, {}) is None
     job.stop(PREEMPT, grace_ms=1000)
-    held = job.store.live.notice(1)
-    assert held is not None
+    held = not_none(job.store.live.notice(1))
     known = {held.create_revision: 0.0}
     assert next_deadline_s(job.store.live, known) == 1 + LATE_S
     known[held.create_revision] = 1 + LATE_S

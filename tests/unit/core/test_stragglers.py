@@ -19,6 +19,7 @@ from strata.core.stragglers import (
     scores,
     stragglers,
 )
+from tests.not_none import not_none
 
 
 def steady(compute_s: float, wait_s: float = 0.0, *, best_s: float = 0.0, steps: int = 100) -> StepTimes:
@@ -50,27 +51,24 @@ def window(costs_s: list[tuple[float, float]], *, each_s: float = 0.5) -> StepWi
 def test_nothing_is_known_before_a_rank_has_warmed_up() -> None:
     first = [(9.0, 0.0)] * WARM_UP_STEPS
     assert window([*first, *[(0.1, 0.0)] * (LEAST_STEPS - 1)]).times is None
-    times = window([*first, *[(0.1, 0.0)] * LEAST_STEPS]).times
-    assert times is not None
-    assert times.median_compute_s == 0.1, "the first steps compile"
+    assert not_none(window([*first, *[(0.1, 0.0)] * LEAST_STEPS]).times).median_compute_s == 0.1, (
+        "the first steps compile"
+    )
 
 
 def test_a_median_is_over_the_steps_of_two_seconds_so_that_a_pause_does_not_show() -> None:
-    times = window([*[(0.1, 0.02)] * 60, (3.0, 0.02)]).times
-    assert times is not None
+    times = not_none(window([*[(0.1, 0.02)] * 60, (3.0, 0.02)]).times)
     assert (times.compute_s, times.median_compute_s, times.median_data_wait_s) == (3.0, 0.1, 0.02)
     assert times.slowed_s == 0
 
 
 def test_a_rank_that_slows_down_tells_since_when() -> None:
-    slow = window([*[(0.1, 0.0)] * 60, *[(0.3, 0.0)] * 8]).times
-    assert slow is not None
+    slow = not_none(window([*[(0.1, 0.0)] * 60, *[(0.3, 0.0)] * 8]).times)
     assert slow.best_compute_s == 0.1
     assert slow.median_compute_s == 0.3
     assert 4 <= slow.steady_steps <= 7
     assert 1.0 < slow.slowed_s < 4.0
-    again = window([*[(0.1, 0.0)] * 60, *[(0.3, 0.0)] * 8, *[(0.1, 0.0)] * 8]).times
-    assert again is not None
+    again = not_none(window([*[(0.1, 0.0)] * 60, *[(0.3, 0.0)] * 8, *[(0.1, 0.0)] * 8]).times)
     assert again.slowed_s == 0
     assert 4 <= again.steady_steps <= 7
 
@@ -108,8 +106,7 @@ def test_the_medians_are_those_of_the_steps_of_two_seconds() -> None:
             if len(window) < LEAST_STEPS:
                 assert found.times is None
                 continue
-            times = found.times
-            assert times is not None
+            times = not_none(found.times)
             assert times.median_compute_s == median_low(each[1] for each in window)
             assert times.median_data_wait_s == median_low(each[2] for each in window)
             assert (times.compute_s, times.data_wait_s) == cost

@@ -31,8 +31,12 @@ class Keyspace(Store):
         return self.execute(Txn(compares=(compare,))).succeeded
 
 
-def test_absent_and_present() -> None:
-    keyspace = Keyspace()
+@pytest.fixture
+def keyspace() -> Keyspace:
+    return Keyspace()
+
+
+def test_absent_and_present(keyspace: Keyspace) -> None:
     assert keyspace.holds(absent("a"))
     assert not keyspace.holds(present("a"))
     keyspace.write("a")
@@ -40,8 +44,7 @@ def test_absent_and_present() -> None:
     assert keyspace.holds(present("a"))
 
 
-def test_unchanged_since_a_revision_or_since_there_was_nothing() -> None:
-    keyspace = Keyspace()
+def test_unchanged_since_a_revision_or_since_there_was_nothing(keyspace: Keyspace) -> None:
     assert keyspace.holds(unchanged("a", 0))
     first = keyspace.write("a")
     assert keyspace.holds(unchanged("a", first))
@@ -50,8 +53,7 @@ def test_unchanged_since_a_revision_or_since_there_was_nothing() -> None:
     assert not keyspace.holds(unchanged("a", first))
 
 
-def test_an_incarnation_outlives_writes_but_not_its_deletion() -> None:
-    keyspace = Keyspace()
+def test_an_incarnation_outlives_writes_but_not_its_deletion(keyspace: Keyspace) -> None:
     born = keyspace.write("a")
     keyspace.write("a")
     assert keyspace.holds(created_at("a", born))
@@ -67,8 +69,7 @@ def test_a_fence_on_nothing_is_refused(revision: int) -> None:
         created_at("a", revision)
 
 
-def test_none_in_a_folder() -> None:
-    keyspace = Keyspace()
+def test_none_in_a_folder(keyspace: Keyspace) -> None:
     keyspace.write("a")
     keyspace.write("a0")
     assert keyspace.holds(none_in("a/"))
@@ -76,8 +77,7 @@ def test_none_in_a_folder() -> None:
     assert not keyspace.holds(none_in("a/"))
 
 
-def test_none_newer_in_a_folder_sees_additions_and_changes_but_no_deletes() -> None:
-    keyspace = Keyspace()
+def test_none_newer_in_a_folder_sees_additions_and_changes_but_no_deletes(keyspace: Keyspace) -> None:
     assert keyspace.holds(none_newer_in("a/", 1))
     keyspace.write("a/x")
     seen = keyspace.write("a/y")

@@ -27,8 +27,12 @@ def keys(view: View) -> list[str]:
 # -- feeding ----------------------------------------------------------------------------------
 
 
-def test_a_view_becomes_what_is_listed_and_says_what_differs() -> None:
-    view = View()
+@pytest.fixture
+def view() -> View:
+    return View()
+
+
+def test_a_view_becomes_what_is_listed_and_says_what_differs(view: View) -> None:
     assert [e.kv.key for e in view.reset(5, [kv("/a"), kv("/b")])] == ["/a", "/b"]
     events = view.reset(9, [kv("/b"), kv("/c", mod=8)])
     assert [(e.kv.key, e.deleted, e.kv.mod_revision) for e in events] == [
@@ -39,14 +43,12 @@ def test_a_view_becomes_what_is_listed_and_says_what_differs() -> None:
     assert view.reset(9, [kv("/b", mod=1), kv("/c", mod=8)]) == ()
 
 
-def test_a_rewritten_key_is_a_difference_even_with_the_same_value() -> None:
-    view = View()
+def test_a_rewritten_key_is_a_difference_even_with_the_same_value(view: View) -> None:
     view.reset(5, [kv("/a", mod=3)])
     assert [e.kv.mod_revision for e in view.reset(7, [kv("/a", mod=6)])] == [6]
 
 
-def test_changes_are_applied_in_order_and_never_backwards() -> None:
-    view = View()
+def test_changes_are_applied_in_order_and_never_backwards(view: View) -> None:
     view.apply(3, [Event(kv=kv("/a", mod=3))])
     view.apply(4, [gone("/a", 4), Event(kv=kv("/b", mod=4))])
     assert (keys(view), view.revision) == (["/b"], 4)
@@ -55,8 +57,7 @@ def test_changes_are_applied_in_order_and_never_backwards() -> None:
         view.apply(3, [])
 
 
-def test_deleting_what_is_not_there_is_nothing() -> None:
-    view = View()
+def test_deleting_what_is_not_there_is_nothing(view: View) -> None:
     view.reset(1, [kv("/a/b")])
     view.apply(2, [gone("/a", 2), gone("/a/b/c", 2), gone("/x", 2)])
     assert keys(view) == ["/a/b"]
@@ -65,8 +66,7 @@ def test_deleting_what_is_not_there_is_nothing() -> None:
 # -- reading ----------------------------------------------------------------------------------
 
 
-def test_a_key_may_be_a_folder_too() -> None:
-    view = View()
+def test_a_key_may_be_a_folder_too(view: View) -> None:
     view.reset(1, [kv("/a"), kv("/a/b"), kv("/a/c/d")])
     assert view.names("/a/") == ["b", "c"]
     assert keys(view) == ["/a", "/a/b", "/a/c/d"]
@@ -76,14 +76,12 @@ def test_a_key_may_be_a_folder_too() -> None:
     assert view.names("/a/") == ["b"]
 
 
-def test_a_folder_is_not_its_neighbour_with_a_longer_name() -> None:
-    view = View()
+def test_a_folder_is_not_its_neighbour_with_a_longer_name(view: View) -> None:
     view.reset(1, [kv("/job"), kv("/jobs/a"), kv("/jobs2/b")])
     assert [found.key for found in view.walk("/jobs/")] == ["/jobs/a"]
 
 
-def test_what_is_absent_is_none_and_0() -> None:
-    view = View()
+def test_what_is_absent_is_none_and_0(view: View) -> None:
     assert view.get("/a") is None
     assert view.entry("/a", JobSpec) is None
     assert view.record("/a", JobSpec) is None
@@ -92,8 +90,7 @@ def test_what_is_absent_is_none_and_0() -> None:
     assert view.names("/a/") == []
 
 
-def test_entries_are_decoded_with_what_the_store_knows_of_them() -> None:
-    view = View()
+def test_entries_are_decoded_with_what_the_store_knows_of_them(view: View) -> None:
     view.reset(9, [kv("/f/2", encode(BarrierFloor(round=2)), mod=8, create=4)])
     (entry,) = view.entries("/f/", BarrierFloor)
     assert (entry.name, entry.record.round) == ("2", 2)
@@ -101,15 +98,13 @@ def test_entries_are_decoded_with_what_the_store_knows_of_them() -> None:
     assert view.mod_revision("/f/2") == 8
 
 
-def test_a_folders_own_key_and_deeper_ones_are_no_entries() -> None:
-    view = View()
+def test_a_folders_own_key_and_deeper_ones_are_no_entries(view: View) -> None:
     value = encode(BarrierFloor(round=1))
     view.reset(1, [kv("/f", value), kv("/f/b", value), kv("/f/a", value), kv("/f/c/d", value)])
     assert [entry.name for entry in view.entries("/f/", BarrierFloor)] == ["a", "b"]
 
 
-def test_entries_below_are_those_of_each_folder_in_order() -> None:
-    view = View()
+def test_entries_below_are_those_of_each_folder_in_order(view: View) -> None:
     assert list(view.entries_below("/f/", BarrierFloor)) == []
     value = encode(BarrierFloor(round=1))
     keys = ["/f/2/1", "/f/1/2", "/f/1/1", "/f/3", "/f/1/1/deeper", "/g/1/1"]
@@ -118,8 +113,7 @@ def test_entries_below_are_those_of_each_folder_in_order() -> None:
     assert found == ["/f/1/1", "/f/1/2", "/f/2/1"]
 
 
-def test_a_record_is_decoded_once_until_it_is_written_again() -> None:
-    view = View()
+def test_a_record_is_decoded_once_until_it_is_written_again(view: View) -> None:
     view.reset(1, [kv("/a", encode(JobSpec()))])
     first = view.record("/a", JobSpec)
     assert view.record("/a", JobSpec) is first
@@ -127,8 +121,7 @@ def test_a_record_is_decoded_once_until_it_is_written_again() -> None:
     assert view.record("/a", JobSpec) == JobSpec(max_workers=2)
 
 
-def test_poison_is_said_by_name_and_does_not_stick() -> None:
-    view = View()
+def test_poison_is_said_by_name_and_does_not_stick(view: View) -> None:
     view.reset(1, [kv("/a", b"by hand")])
     with pytest.raises(PoisonRecord, match="JobSpec"):
         view.record("/a", JobSpec)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from strata.core.ids import AttemptId, WorkerId
 from strata.core.members import decide_rank_exit
 from strata.core.records import (
@@ -14,13 +16,12 @@ from strata.core.records import (
     WorldHead,
 )
 from strata.core.worlds import MAX_REASON_CHARS, needs_settling
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, KEYS, Store, carry_out, lead, leave, plan, register, world_of
 
 
 def head(store: Store) -> WorldHead:
-    found = store.job().head()
-    assert found is not None
-    return found.record
+    return not_none(store.job().head()).record
 
 
 def phase(store: Store) -> JobPhase | None:
@@ -33,8 +34,7 @@ def standbys(store: Store) -> tuple[str, ...]:
 
 
 def ends(store: Store, rank: int, code: int) -> None:
-    world = store.job().world()
-    assert world is not None
+    world = not_none(store.job().world())
     member = world.member_of(rank)
     store.settle(
         lambda job: decide_rank_exit(
@@ -96,6 +96,11 @@ class Job:
 # -- the first world --------------------------------------------------------------------------
 
 
+@pytest.fixture
+def job() -> Job:
+    return Job(2)
+
+
 def test_a_world_forms_at_max_at_once_and_at_min_after_settling() -> None:
     job = Job(1)
     assert "2 are needed" in job.go(settled=True)
@@ -114,9 +119,7 @@ def test_a_world_forms_at_max_at_once_and_at_min_after_settling() -> None:
     assert head(full.store).size == 3
 
 
-def test_a_job_that_does_not_exist_has_no_plan() -> None:
-    store = Store()
-    epoch = lead(store)
+def test_a_job_that_does_not_exist_has_no_plan(store: Store, epoch: int) -> None:
     assert plan(store, epoch, settled=True).txns == ()
     assert not needs_settling(store.job(), {})
 
@@ -194,8 +197,7 @@ def test_many_deaths_are_named_briefly() -> None:
 # -- forming ----------------------------------------------------------------------------------
 
 
-def test_below_min_a_forming_world_is_written_at_once() -> None:
-    job = Job(2)
+def test_below_min_a_forming_world_is_written_at_once(job: Job) -> None:
     job.go(settled=True)
     leave(job.store, "w0")
     assert "1 of at least 2 members are left" in job.go()
@@ -213,8 +215,7 @@ def test_below_min_a_forming_world_is_written_at_once() -> None:
     assert (head(job.store).generation, head(job.store).members) == (3, 2)
 
 
-def test_a_forming_world_does_not_count_as_fruitless() -> None:
-    job = Job(2)
+def test_a_forming_world_does_not_count_as_fruitless(job: Job) -> None:
     job.go(settled=True)
     leave(job.store, "w0")
     job.go()
@@ -227,8 +228,7 @@ def test_a_forming_world_does_not_count_as_fruitless() -> None:
     assert (head(job.store).generation, head(job.store).fruitless) == (4, 1), "growth neither"
 
 
-def test_nothing_that_is_left_still_ends_the_generation() -> None:
-    job = Job(2)
+def test_nothing_that_is_left_still_ends_the_generation(job: Job) -> None:
     job.go(settled=True)
     leave(job.store, "w0")
     leave(job.store, "w1")
@@ -239,8 +239,7 @@ def test_nothing_that_is_left_still_ends_the_generation() -> None:
 # -- growth -----------------------------------------------------------------------------------
 
 
-def test_growth_waits_for_the_settling_and_keeps_the_ranks() -> None:
-    job = Job(2)
+def test_growth_waits_for_the_settling_and_keeps_the_ranks(job: Job) -> None:
     job.go(settled=True)
     job.join("w2")
     job.go()
@@ -253,8 +252,7 @@ def test_growth_waits_for_the_settling_and_keeps_the_ranks() -> None:
     assert not needs_settling(job.store.job(), {})
 
 
-def test_a_finishing_generation_does_not_grow() -> None:
-    job = Job(2)
+def test_a_finishing_generation_does_not_grow(job: Job) -> None:
     job.go(settled=True)
     ends(job.store, 0, 0)
     job.join("w2")
@@ -265,28 +263,24 @@ def test_a_finishing_generation_does_not_grow() -> None:
 # -- the end ----------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_job_keeps_the_attempt_that_it_ended_in() -> None:
-    job = Job(2)
+def test_the_end_of_a_job_keeps_the_attempt_that_it_ended_in(job: Job) -> None:
     job.store.put(JOB.phase, JobPhase(phase=Phase.RUNNING, reason="attempt 2 begun by w0", attempt=2))
     job.go(settled=True)
     for rank in (0, 1):
         ends(job.store, rank, 0)
     job.go()
-    done = phase(job.store)
-    assert done is not None
+    done = not_none(phase(job.store))
     assert (done.phase, done.attempt) == (Phase.DONE, 2)
 
 
-def test_all_ranks_done_is_done_for_good() -> None:
-    job = Job(2)
+def test_all_ranks_done_is_done_for_good(job: Job) -> None:
     job.go(settled=True)
     ends(job.store, 0, 0)
     leave(job.store, "w0")
     assert "goes on" in job.go(settled=True), "a finished member's leave ends nothing"
     ends(job.store, 1, 0)
     assert "is done: all 2 ranks are done" in job.go()
-    done = phase(job.store)
-    assert done is not None
+    done = not_none(phase(job.store))
     assert (done.phase, done.epoch) == (Phase.DONE, job.epoch)
     leave(job.store, "w1")
     assert "is done" in job.go(settled=True)
@@ -313,8 +307,7 @@ def test_the_last_fruitless_generation_fails_the_job_and_names_why() -> None:
     ends(job.store, 2, -11)
     reason = job.go()
     assert "2 generations in a row" in reason
-    failed = phase(job.store)
-    assert failed is not None
+    failed = not_none(phase(job.store))
     assert failed.phase is Phase.FAILED
     assert "rank 2 of w2 failed (killed by signal 11)" in failed.reason
     assert head(job.store).generation == 2, "no new world"
@@ -337,8 +330,7 @@ def test_a_commit_makes_a_generation_fruitful() -> None:
     assert "2 generations in a row" in job.go()
 
 
-def test_an_all_done_world_is_done_although_a_commit_is_open() -> None:
-    job = Job(2)
+def test_an_all_done_world_is_done_although_a_commit_is_open(job: Job) -> None:
     job.go(settled=True)
     checkpoint(job.store, 40, generation=1, state=CheckpointState.OPEN)
     ends(job.store, 0, 0)
@@ -359,21 +351,17 @@ def test_a_world_restores_latest_and_takes_it_over() -> None:
     job.go()
     assert head(job.store).restore == RestorePoint(step=20, attempt=AttemptId("a20"), record_generation=1)
     assert job.store.job().restored(2) == 20
-    latest = job.store.job().latest()
-    assert latest is not None
+    latest = not_none(job.store.job().latest())
     assert (latest.record.generation, latest.record.record_generation) == (2, 1)
 
 
-def test_a_forming_world_restores_nothing_and_the_next_one_does() -> None:
-    job = Job(2)
+def test_a_forming_world_restores_nothing_and_the_next_one_does(job: Job) -> None:
     job.go(settled=True)
     commit(job.store, 20)
     leave(job.store, "w0")
     job.go()
     assert job.store.job().restored(2) is None
-    latest = job.store.job().latest()
-    assert latest is not None
-    assert latest.record.generation == 1
+    assert not_none(job.store.job().latest()).record.generation == 1
     job.join("w0")
     job.go(settled=True)
     assert job.store.job().restored(3) == 20
@@ -426,8 +414,7 @@ def test_a_paused_job_makes_no_worlds() -> None:
     assert not needs_settling(job.store.job(), {})
 
 
-def test_a_phase_is_written_by_the_leader_only() -> None:
-    job = Job(2)
+def test_a_phase_is_written_by_the_leader_only(job: Job) -> None:
     job.go(settled=True)
     ends(job.store, 0, 0)
     ends(job.store, 1, 0)

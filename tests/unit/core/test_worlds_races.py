@@ -35,6 +35,7 @@ from strata.core.stopping import (
 from strata.core.txn import Put, Txn, unchanged
 from strata.core.worlds import plan_world
 from strata.errors import StrataError
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, KEYS, Observer, Store, lead, leave, register
 
 SEEDS = 150
@@ -209,9 +210,7 @@ class Race:
         self.heads.append(after)
         assert after.generation == (before.generation if before is not None else 0) + 1
         assert after.epoch == self.leaders[-1].epoch
-        world = self.store.live.world()
-        assert world is not None
-        names = {member.worker for member in world.members}
+        names = {member.worker for member in not_none(self.store.live.world()).members}
         planned = self.planned[after.generation, after.epoch]
         assert any(names <= set(registered) for registered in planned), "foreign chunks"
         latest = self.store.live.latest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from strata.config import CoordinatorConfig
@@ -14,11 +14,12 @@ from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.diagnosis import diagnose_job
 from strata.coordinator.etcd_members import EtcdMember
 from strata.coordinator.job_phases import JobPhases
+from strata.coordinator.live_state import SoftState
 from strata.coordinator.measures import Measures
 from strata.coordinator.observed import ReplicaState
-from strata.coordinator.reports.progress import ProgressBoard, Reported
+from strata.coordinator.reports.progress import ProgressBoard
 from strata.core import records
-from strata.core.arrivals import Arrival, BarrierBook, OpenRound
+from strata.core.arrivals import Arrival, BarrierBook
 from strata.core.authority import Identity
 from strata.core.findings import Diagnosis
 from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, Uid, WorkerId
@@ -40,7 +41,7 @@ from strata.core.txn import Event, KeyValue, WatchBatch
 from strata.core.view import Entry, View
 from strata.dashboard.authorizer import HttpAuthorizer
 from strata.errors import StrataError
-from strata.v1.members_pb2 import MemberDevices, RankEvidence, RankProgress
+from strata.v1.members_pb2 import RankProgress
 
 KEYS = ClusterKeys("default")
 EPOCH = 3
@@ -76,8 +77,19 @@ class Shown:
         self.impossible: dict[str, Sequence[str]] = {}
 
     @property
-    def soft(self) -> Shown:
-        return self
+    def soft(self) -> SoftState:
+        return SoftState(
+            session_count=lambda: 7,
+            ready_peers=tuple,
+            open_rounds=self.book.open,
+            progress=self.board.ranks,
+            reported=self.board.reported,
+            devices=self.board.devices,
+            look=lambda job, rank: self.looked.append((job, rank)),
+            heard=self.board.heard,
+            evidence=self.board.evidence,
+            violations=lambda job: self.impossible.get(job, ()),
+        )
 
     # -- filling it
 
@@ -205,7 +217,7 @@ class Shown:
         return self.unwritable
 
     def diagnosis(self, name: str) -> Diagnosis:
-        return diagnose_job(self, JobView(self.view, KEYS.job(name)))
+        return diagnose_job(self.soft, JobView(self.view, KEYS.job(name)))
 
     def job_phases(self) -> Mapping[str, str]:
         return self.phases.phases()
@@ -254,38 +266,3 @@ class Shown:
 
     def loop_now_ms(self) -> float:
         return asyncio.get_running_loop().time() * 1000
-
-    # -- a `SoftState`
-
-    def hears(self, job: str, worker: str, boot: str) -> bool:
-        return False
-
-    def session_count(self) -> int:
-        return 7
-
-    def ready_peers(self) -> Collection[InstanceId]:
-        return ()
-
-    def open_rounds(self, job: str) -> Iterator[OpenRound]:
-        return self.book.open(job)
-
-    def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[RankProgress]:
-        return self.board.ranks(job, generation, ranks)
-
-    def reported(self, job: str) -> tuple[int, Mapping[int, Reported]]:
-        return self.board.reported(job)
-
-    def devices(self, job: str) -> Iterator[MemberDevices]:
-        return self.board.devices(job)
-
-    def look(self, job: str, rank: int | None = None) -> None:
-        self.looked.append((job, rank))
-
-    def heard(self, job: str, worker: str, incarnation: int) -> float | None:
-        return self.board.heard(job, worker, incarnation)
-
-    def evidence(self, job: str, generation: int, rank: int) -> RankEvidence | None:
-        return self.board.evidence(job, generation, rank)
-
-    def violations(self, job: str) -> Sequence[str]:
-        return self.impossible.get(job, ())

@@ -1,0 +1,12 @@
+"""What several tests of this folder begin with."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.testing.memory_store import MemoryStore
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
