@@ -12,6 +12,7 @@ import itertools
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -175,6 +176,14 @@ def run_strata(
     code = talker.join(limit_s)
     talker.wait_quiet()
     return code, "\n".join(str(e.get("text", e)) for e in record.events)
+
+
+def shown(words: str, *command: str, limit_s: float = 15.0) -> str:
+    """Return what a command says once these words are in it: another replica than the one just asked hears later."""
+    deadline = time.monotonic() + limit_s
+    while words not in (said := run_strata(*command)[1]):
+        assert time.monotonic() < deadline, f"{words!r} is not in:\n{said}"
+    return said
 
 
 def restart_all(cluster: LocalCluster) -> None:

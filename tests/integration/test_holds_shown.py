@@ -7,7 +7,7 @@ from pathlib import Path
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import GetJobRequest
-from tests.cluster_fixtures import Nodes, run_strata
+from tests.cluster_fixtures import Nodes, run_strata, shown
 
 
 def test_a_held_save_is_shown_until_the_rank_saves_again(
@@ -19,10 +19,9 @@ def test_a_held_save_is_shown_until_the_rank_saves_again(
     held = nodes.record.wait_one("rank.saves_held")
     assert (held["step"], held["reason"], held["host"]) == (20, "disk full", "gpu-b")
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
-        client.call_until(GetJobRequest(job=nodes.job), lambda answer: answer.job.trouble)
         says = f"{nodes.job}: no checkpoint yet, 4 min: disk full on host gpu-b"
-        assert says in run_strata("status", *where)[1]
-        assert "SAVES HELD: 0 for 4 min" in run_strata("members", "--job", nodes.job, *where)[1]
+        shown(says, "status", *where)
+        shown("SAVES HELD: 0 for 4 min", "members", "--job", nodes.job, *where)
         code, keys = run_strata("watch", *where, "--job", nodes.job, "--once", "worlds/")
         assert code == 0
         assert "/held" in keys, "it is on record"

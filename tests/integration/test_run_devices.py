@@ -10,7 +10,7 @@ from typing import Any
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.members_pb2 import DeviceStatus
-from tests.cluster_fixtures import ROOT, Nodes, run_strata
+from tests.cluster_fixtures import ROOT, Nodes, shown
 
 ELASTIC = ("--min-workers", "1", "--max-workers", "2", "--settle-s", "5")
 WELL = {"name": "NVIDIA H200", "uuid": "GPU-a", "temperature_c": 41, "ecc_uncorrected": 0}
@@ -53,8 +53,7 @@ def test_a_device_that_fails_drains_its_member(cluster: LocalCluster, nodes: Nod
         assert (told.name, told.temperature_c, told.fault) == ("NVIDIA H200", 41, "")
         assert not told.HasField("power_mw")
         assert devices(client, "a") == []
-    shown = run_strata("members", "--endpoints", cluster.endpoints, "--job", nodes.job, "--devices")[1]
-    assert "41 °C" in shown
+    shown("41 °C", "members", "--endpoints", cluster.endpoints, "--job", nodes.job, "--devices")
     put(sick, WELL, {**WELL, "xids": [79]})
     assert failing.join() == 75, "requeue it elsewhere"
     failed = nodes.record.wait_one("device.failed")

@@ -14,7 +14,7 @@ from strata.client import CoordinatorClient
 from strata.errors import NotFound
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.members_pb2 import RankProgress
-from tests.cluster_fixtures import Nodes, StartCluster, run_strata
+from tests.cluster_fixtures import Nodes, StartCluster, shown
 from tests.processes import LIMIT_S
 
 OPTIONS = ("--slots", "3", "--stall-limits", "step=4")
@@ -54,17 +54,11 @@ def test_a_hung_rank_is_named_with_its_phase_and_stack(cluster: LocalCluster, no
         r" in its own code in fetch_from_a_dead_disk \(hanging\.py\)",
         trouble,
     ), "the others wait for it"
-    code, shown = run_strata(
-        "members", "--endpoints", cluster.endpoints, "--job", nodes.job, "--stacks", "--devices"
-    )
-    assert code == 0
-    assert "STALLED: 0-2 for" in shown
-    assert "rank 1 of node-1 stands still at step 5, step for" in shown
-    assert "in fetch_from_a_dead_disk" in shown
-    assert (
-        f"{nodes.job}: {trouble.partition(' stands still')[0]}"
-        in run_strata("status", "--endpoints", cluster.endpoints)[1]
-    )
+    where = ("--endpoints", cluster.endpoints)
+    members = shown("STALLED: 0-2 for", "members", *where, "--job", nodes.job, "--stacks", "--devices")
+    assert "rank 1 of node-1 stands still at step 5, step for" in members
+    assert "in fetch_from_a_dead_disk" in members
+    shown(f"{nodes.job}: {trouble.partition(' stands still')[0]}", "status", *where)
 
 
 @pytest.mark.slow

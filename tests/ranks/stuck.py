@@ -15,8 +15,8 @@ import strata
 from tests.ranks.saying import say
 
 STUCK = 2
-STEPS = 20
-"""So many steps each rank makes before it tells that it trains."""
+STEPS = 120
+"""So many steps each rank makes before it tells that it trains: its pace is known by then at every replica."""
 
 
 def main() -> int:
