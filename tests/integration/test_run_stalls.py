@@ -96,6 +96,7 @@ def test_the_rank_that_all_others_wait_for_is_shown_as_slow(
     assert node.join() == 0
 
 
+@pytest.mark.slow
 def test_a_rank_whose_loader_blocks_and_one_that_is_stopped_are_named_before_that_is_a_stall(
     start_cluster: StartCluster, nodes: Nodes, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ import strata
 from tests.ranks.saying import say
 
 STUCK = 2
-STEPS = 120
+STEPS = 60
 """So many steps each rank makes before it tells that it trains: its pace is known by then at every replica."""
 
 
