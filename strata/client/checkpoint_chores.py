@@ -27,6 +27,7 @@ from strata.errors import (
     CheckpointError,
     CheckpointNotFound,
     QuotaExceeded,
+    Refused,
     StorageError,
     StrataError,
     Unavailable,
@@ -164,8 +165,10 @@ class Chores:
             return error
         except (Unavailable, QuotaExceeded):
             raise
-        except StrataError as error:
+        except (Refused, CheckpointNotFound) as error:
             log.debug("step %d stays: %s", chore.step, error.message)
+        except StrataError as error:
+            log.warning("a chore of step %d is left: %s", chore.step, error.message)
         return None
 
     def _remove(self, chore: Chore, storage: Storage, folder: str) -> None:

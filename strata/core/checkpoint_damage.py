@@ -135,17 +135,11 @@ def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
 def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> str | None:
     """Return the object that `host` is to read of what another reported; "": all of the copy; None: nothing."""
     reported = {entry.name: entry.record for entry in reports(job, record, tier) if _open(entry)}
-    own = job.view.record(
-        job.keys.suspect(record.step, record.generation, record.attempt, tier, host), Suspect
-    )
     if not reported or host in reported:
         return None
-    asked = max(each.generation for each in reported.values())
-    if (
-        own is not None
-        and own.unread
-        and (own.incarnation, own.generation) >= (_incarnation(job, host), asked)
-    ):
+    own = _own(job, record, tier, host)
+    asked = _incarnation(job, host), max(each.generation for each in reported.values())
+    if own is not None and own.record.unread and (own.record.incarnation, own.record.generation) >= asked:
         return None  # it cannot read
     return next(iter(reported.values())).object
 
@@ -191,6 +185,8 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
         return refuse(Refused(f"step {record.step} is {what.value}: its bytes need not be there"))
     if report.sound:
         return _refute(job, held, tier, report)
+    if report.unread:
+        return _note_unread(job, held, tier, report)
     return _take_down(job, held, tier, report, order(read.record))
 
 
@@ -235,58 +231,71 @@ def _refute(job: JobView, held: Entry[CheckpointRecord], tier: str, report: Dama
 def _take_down(
     job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport, found: tuple[int, int]
 ) -> Decision:
-    record = held.record
-    key = job.keys.suspect(record.step, record.generation, record.attempt, tier, report.host)
-    known, incarnation = job.view.entry(key, Suspect), _incarnation(job, report.host)
+    """Take down that `report.host` found damage; while its report is open, another object adds nothing to it."""
+    record, known = held.record, _own(job, held.record, tier, report.host)
     word = Suspect(
-        corrupt=not report.unread,
+        corrupt=True,
         reason=report.reason[:MAX_REASON_CHARS],
         object=report.object,
         found_generation=found[0],
         found_step=found[1],
         generation=report.generation,
-        incarnation=incarnation if report.unread else 0,
-        unread=report.unread,
     )
-    if report.unread:  # of what the latest generation waits for
-        waits = (each.record.generation for each in reports(job, record, tier) if _open(each))
-        word = dataclasses.replace(word, object="", generation=max(waits, default=0))
-    before = known.record if known is not None else word
-    if before.refuted_by and (
-        report.unread or (before.object == report.object and before.incarnation >= incarnation)
-    ):
-        return refuse(
-            Refused(
-                f"{before.refuted_by} read {before.object or 'it'}, which {report.host} reported of step"
-                f" {record.step}, and found it as it was saved",
-                hint=f"the memory or the disk controller of {report.host} may be at fault",
+    if known is not None and known.record.object == report.object and known.record.refuted_by:
+        before = known.record
+        if before.incarnation >= _incarnation(job, report.host):
+            what = f"{before.object or 'it'}, which {report.host} reported of step {record.step}"
+            hint = f"the memory or the disk controller of {report.host} may be at fault"
+            return refuse(
+                Refused(f"{before.refuted_by} read {what}, and found it as it was saved", hint=hint)
             )
-        )
     if known is not None and _open(known):
-        same = before.object == report.object and not report.unread
+        same = known.record.object == report.object
         latest = max(found, _found(known)) if same else _found(known)
         word = dataclasses.replace(
-            before,  # one object is enough
-            generation=max(report.generation, before.generation),
+            known.record,
+            generation=max(report.generation, known.record.generation),
             found_generation=latest[0],
             found_step=latest[1],
         )
-    elif (
-        report.unread
-        and before.unread
-        and (before.incarnation, before.generation) >= (incarnation, word.generation)
-    ):
-        word = before  # each new reason would have it try again
     if known is not None and known.record == word:
         return decide_confirm(job, held, tier)
-    verb = "could not read" if report.unread else "found damage in"
+    return _put(job, held, tier, report.host, word, f"found damage in step {record.step}")
+
+
+def _note_unread(job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport) -> Decision:
+    """Note that `report.host` cannot read what others reported, once for the latest generation that waits."""
+    record, known = held.record, _own(job, held.record, tier, report.host)
+    waits = (each.record.generation for each in reports(job, record, tier) if _open(each))
+    asked = _incarnation(job, report.host), max(waits, default=0)
+    if known is not None and (
+        known.record.corrupt or (known.record.incarnation, known.record.generation) >= asked
+    ):
+        return decide_confirm(job, held, tier)  # each new reason would have it try again
+    word = Suspect(
+        corrupt=False,
+        reason=report.reason[:MAX_REASON_CHARS],
+        unread=True,
+        incarnation=asked[0],
+        generation=asked[1],
+    )
+    return _put(job, held, tier, report.host, word, f"could not read step {record.step}")
+
+
+def _own(job: JobView, record: CheckpointRecord, tier: str, host: str) -> Entry[Suspect] | None:
+    key = job.keys.suspect(record.step, record.generation, record.attempt, tier, host)
+    return job.view.entry(key, Suspect)
+
+
+def _put(
+    job: JobView, held: Entry[CheckpointRecord], tier: str, host: str, word: Suspect, what: str
+) -> Decision:
+    record = held.record
+    key = job.keys.suspect(record.step, record.generation, record.attempt, tier, host)
     return Decision(
-        reason=f"{report.host} {verb} step {record.step} on {tier}",
+        reason=f"{host} {what} on {tier}",
         txn=Txn(
-            compares=(
-                unchanged(held.key, held.mod_revision),
-                unchanged(key, known.mod_revision if known is not None else 0),
-            ),
+            compares=(unchanged(held.key, held.mod_revision), unchanged(key, job.view.mod_revision(key))),
             success=(Put(key=key, value=encode(word)),),
         ),
     )

@@ -71,14 +71,20 @@ def test_what_is_read_right_the_second_time_is_what_was_saved(
     assert pb.ReportDamageRequest not in cluster.answers
 
 
-def test_a_rank_whose_report_is_refuted_fails_as_itself_and_at_once(tmp_path: Path) -> None:
-    """The other host found the bytes as they were saved: this one's memory or disk controller lies."""
+def saved_by_two_hosts(tmp_path: Path) -> Cluster:
+    """Save step 10, a rank on each host; return the control plane."""
     cluster = Cluster(a=1, b=1)
     managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(2)]
     for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]:
         info.wait(LIMIT_S)
     for each in managers:
         each.close()
+    return cluster
+
+
+def test_a_rank_whose_report_is_refuted_fails_as_itself_and_at_once(tmp_path: Path) -> None:
+    """The other host found the bytes as they were saved: this one's memory or disk controller lies."""
+    cluster = saved_by_two_hosts(tmp_path)
     damage(tmp_path, 10)
     (record,) = cluster.records()
     report = pb.ReportDamageRequest(step=10, attempt=record.attempt, host="host-b", sound=True)
@@ -155,12 +161,7 @@ def test_a_host_that_confirms_reads_the_reported_image_alone_and_once(tmp_path: 
 
 def test_a_host_that_has_nothing_of_a_checkpoint_confirms_no_damage(tmp_path: Path) -> None:
     """Its file system is not mounted, or it has a disk of its own at this path: what is missing there says nothing."""
-    cluster = Cluster(a=1, b=1)
-    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(2)]
-    for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]:
-        info.wait(LIMIT_S)
-    for each in managers:
-        each.close()
+    cluster = saved_by_two_hosts(tmp_path)
     (tmp_path / "job").rename(tmp_path / "elsewhere")
     (record,) = cluster.records()
     cluster.call(pb.ReportDamageRequest(step=10, attempt=record.attempt, host="host-a", reason="a bit"))
@@ -186,12 +187,7 @@ class Away(LocalStorage):
 def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster = Cluster(a=1, b=1)
-    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(2)]
-    for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]:
-        info.wait(LIMIT_S)
-    for each in managers:
-        each.close()
+    cluster = saved_by_two_hosts(tmp_path)
     damage(tmp_path, 10)
     away = Chores(
         cluster.port(1).call, job="job", host="host-b", storages=[Away(tmp_path, nonce=lambda: "n")]
