@@ -141,7 +141,7 @@ class Calls:
             await floors.honour(self._mirror, request.token)
         response = await row.answer(request, identity)
         hide_others(identity, response)
-        response.token.CopyFrom(floors.token(self._mirror))
+        floors.stamp(response.token, self._mirror)
         return response
 
     async def reply(self, call: session_pb2.Call, caller: Caller) -> session_pb2.Reply:

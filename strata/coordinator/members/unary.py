@@ -19,6 +19,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from typing import Final
 
 from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.calls.pages import PAGE_BYTES, page
@@ -43,6 +45,8 @@ from strata.wire import members as wire
 from strata.wire import worlds as world_wire
 from strata.wire.enums import PHASES
 
+SITUATIONS: Final = 64
+"""Of how many jobs what a heartbeat tells is kept until the next revision: a message of about 200 bytes each."""
 Relay = Callable[[InstanceId, peers_pb2.PeerHeartbeat], Awaitable[bool]]
 """Passes a heartbeat on to another replica; tells whether that one serves the member and heard it."""
 
@@ -122,6 +126,7 @@ class UnaryMembers:
         self._board = board
         self._relay = relay
         self._elsewhere = elsewhere
+        self._situation = lru_cache(maxsize=SITUATIONS)(self._situation_at)
 
     def rows(self) -> Iterator[Row]:
         yield Row(method="Members.Register", answer=self.register)
@@ -175,19 +180,19 @@ class UnaryMembers:
             mine = index.ranks(request.worker_id, request.incarnation)
             said = [progress for progress in request.ranks if progress.rank in mine]
             self._board.note(request.job, request.generation, said, own=True)
+        response = pb.HeartbeatResponse()
+        response.CopyFrom(self._situation(request.job, self._context.mirror.view.revision))
+        if place is not None:
+            response.place.CopyFrom(world_wire.place_message(place))
+            return response
+        response.ClearField("notice")
         view = job_view(self._context, request.job)
-        phase, reason = world_wire.phase_of(view)
-        return pb.HeartbeatResponse(
-            world=self._world(request.job),
-            place=None if place is None else world_wire.place_message(place),
-            phase=PHASES[phase],
-            phase_reason=reason,
-            notice=world_wire.notice_of(view)
-            if place is not None
-            else world_wire.asked_to_leave(view, all_asked(view), request.worker_id, request.incarnation),
-        )
+        leave = world_wire.asked_to_leave(view, all_asked(view), request.worker_id, request.incarnation)
+        if leave is not None:
+            response.notice.CopyFrom(leave)
+        return response
 
-    def heard(self, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
+    def heard(self, heartbeat: peers_pb2.PeerHeartbeat | pb.HeartbeatRequest) -> bool:
         """Tell whether this incarnation has a transport here; one of heartbeats has been heard now.
 
         The transport ends when the view shows that another replica took the member over. It did so
@@ -263,13 +268,7 @@ class UnaryMembers:
 
     async def _alive(self, request: pb.HeartbeatRequest) -> None:
         """Have the replica that serves this incarnation hear of it; this one takes over where none does."""
-        heartbeat = peers_pb2.PeerHeartbeat(
-            job=request.job,
-            worker_id=request.worker_id,
-            boot=request.boot,
-            incarnation=request.incarnation,
-        )
-        if not self.heard(heartbeat) and not await self._heard_elsewhere(heartbeat):
+        if not self.heard(request) and not await self._heard_elsewhere(request):
             entry = await self._registered(request)
             await self._attended(request.job, _registration(entry))
 
@@ -290,13 +289,19 @@ class UnaryMembers:
                 return
         request.incarnation = await self._attended(job, registration)
 
-    async def _heard_elsewhere(self, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
+    async def _heard_elsewhere(self, request: pb.HeartbeatRequest) -> bool:
         """Tell whether the replica that serves this incarnation, as the view has it, heard of it."""
-        entry = job_view(self._context, heartbeat.job).worker(heartbeat.worker_id)
+        entry = job_view(self._context, request.job).worker(request.worker_id)
         if entry is None or entry.record.served_by == self._context.instance:
             return False
-        if (entry.record.boot, entry.create_revision) != (heartbeat.boot, heartbeat.incarnation):
+        if (entry.record.boot, entry.create_revision) != (request.boot, request.incarnation):
             return False
+        heartbeat = peers_pb2.PeerHeartbeat(
+            job=request.job,
+            worker_id=request.worker_id,
+            boot=request.boot,
+            incarnation=request.incarnation,
+        )
         return await self._relay(entry.record.served_by, heartbeat)
 
     async def _registered(self, request: pb.HeartbeatRequest) -> Entry[Worker]:
@@ -308,6 +313,17 @@ class UnaryMembers:
         if (entry.record.boot, entry.create_revision) != (request.boot, request.incarnation):
             raise StaleIncarnation(f"{request.worker_id} was replaced by {entry.create_revision}")
         return entry
+
+    def _situation_at(self, job: str, _revision: int) -> pb.HeartbeatResponse:
+        """Return what a heartbeat tells of a job at a revision of the view, to each of its members that has a place."""
+        view = job_view(self._context, job)
+        phase, reason = world_wire.phase_of(view)
+        return pb.HeartbeatResponse(
+            world=self._world(job),
+            phase=PHASES[phase],
+            phase_reason=reason,
+            notice=world_wire.notice_of(view),
+        )
 
     def _world(self, job: str) -> worlds_pb2.World | None:
         view = job_view(self._context, job)

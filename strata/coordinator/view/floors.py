@@ -37,6 +37,11 @@ async def honour(mirror: Mirror, token: common_pb2.Token) -> None:
         ) from None
 
 
+def stamp(token: common_pb2.Token, mirror: Mirror) -> None:
+    """Write into the token of an answer what a caller that reads this view has seen."""
+    token.uid, token.revision = mirror.uid, mirror.view.revision
+
+
 def token(mirror: Mirror) -> common_pb2.Token:
     """Return what a caller that reads this view has seen."""
     return tokens.token(mirror.uid, mirror.view.revision)

@@ -452,3 +452,27 @@ async def test_the_age_of_a_heartbeat_by_calls_is_known_at_every_replica_while_s
         await asyncio.sleep(1)
     heard = not_none(looker.heard("job", "w0", client.incarnation))
     assert silent - 1.5 < heard < silent + 0.5, "it grows while the client is silent"
+
+
+@in_cluster(registered, "w0", "r1", members=1)
+async def test_a_heartbeat_tells_of_a_notice_and_of_the_pause_that_follows_it(
+    c: Cluster, client: Client
+) -> None:
+    await c["r1"].see(lambda view: view.get(JOB.head) is not None)
+    placed = await client.heartbeat("r1")
+    assert (placed.place.worker_id, placed.world.generation, placed.HasField("notice")) == ("w0", 1, False)
+    stop = worlds_pb2.StopJobRequest(
+        job="job", action=worlds_pb2.STOP_ACTION_PAUSE, reason="why", grace_ms=5000
+    )
+    await client.call("r2", "stop_job", stop)
+    await c["r1"].see(lambda view: view.get(JOB.notice(1)) is not None)
+    asked = await client.heartbeat("r1")
+    assert (asked.notice.action, asked.notice.reason) == (worlds_pb2.STOP_ACTION_PAUSE, "why")
+    exit_ = members_pb2.ReportRankExitRequest(
+        job="job", worker_id="w0", incarnation=client.incarnation, generation=1, rank=0, code=75
+    )
+    await client.call("r3", "report_rank_exit", exit_)
+    await c["r1"].see(lambda view: view.get(JOB.phase) is not None)
+    paused = await client.heartbeat("r1")
+    assert (paused.phase, paused.phase_reason) == (worlds_pb2.JOB_PHASE_PAUSED, "paused: why")
+    assert (paused.HasField("place"), paused.HasField("notice")) == (False, False)
