@@ -28,7 +28,7 @@ from typing import Any
 from strata.launch.local_cluster import LocalCluster
 
 PROGRAM = Path(__file__).with_name("_session_program.py")
-GOAL = 0.8
+GOAL = 0.85
 KINDS = ("said", "echo", "unary")
 
 
