@@ -113,8 +113,8 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
         txn=Txn(
             compares=(
                 *guards,
-                unchanged(key, held.mod_revision if held is not None else 0),
-                unchanged(job.keys.latest, latest.mod_revision if latest is not None else 0),
+                unchanged(key, job.view.mod_revision(key)),
+                unchanged(job.keys.latest, job.view.mod_revision(job.keys.latest)),
                 unchanged(job.keys.rewind, job.view.mod_revision(job.keys.rewind)),
                 *(unchanged(b.key, b.mod_revision) for b in bases),
             ),
@@ -130,7 +130,7 @@ def references(
     reference = encode(Reference(step=user.step, generation=user.generation))
     return [
         Put(
-            key=job.keys.refs(b.record.step, b.record.generation, b.record.attempt) + user.attempt,
+            key=job.keys.refs(*b.record.where) + user.attempt,
             value=reference,
         )
         for b in bases
@@ -141,7 +141,7 @@ def _discard(job: JobView, record: CheckpointRecord) -> list[Operation]:
     """Take an ABORTED attempt's keys away, and leave a note of its bytes for those who remove them."""
     note = Discarded(step=record.step, generation=record.generation, tiers=tiers_of(record))
     return [
-        delete_prefix(job.keys.attempt(record.step, record.generation, record.attempt)),
+        delete_prefix(job.keys.attempt(*record.where)),
         Put(key=job.keys.discard(record.attempt), value=encode(note)),
     ]
 

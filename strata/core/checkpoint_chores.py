@@ -85,11 +85,10 @@ def chores(job: JobView, host: str) -> Iterator[Chore]:
 
 
 def _removals(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Chore]:
-    where = (record.step, record.generation, record.attempt)
     for name in dying_tiers(record):
         tier = tiers_of(record)[name]
         if _reaches(job, record, name, tier, host):
-            if host in job.view.names(job.keys.removed(*where, name)):
+            if host in job.view.names(job.keys.removed(*record.where, name)):
                 continue
             yield _chore(ChoreKind.REMOVE, record, name, tier)
 

@@ -69,7 +69,7 @@ def reports(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Sus
 
 
 def _folder(job: JobView, record: CheckpointRecord, tier: str) -> str:
-    return job.keys.suspects(record.step, record.generation, record.attempt, tier)
+    return job.keys.suspects(*record.where, tier)
 
 
 def _open(entry: Entry[Suspect]) -> bool:
@@ -198,7 +198,7 @@ def _owner(job: JobView, read: Entry[CheckpointRecord], tier: str, damaged: str)
     folder = damaged.partition("/")[0]
     for base in bases(job, read.record):
         record = base.record
-        named = folder == folder_name(record.step, record.generation, record.attempt)
+        named = folder == folder_name(*record.where)
         if named and record.state is CheckpointState.COMMITTED and tier in present_on(record):
             return base
     return read
@@ -279,7 +279,7 @@ def _note_unread(job: JobView, held: Entry[CheckpointRecord], tier: str, report:
 
 
 def _own(job: JobView, record: CheckpointRecord, tier: str, host: str) -> Entry[Suspect] | None:
-    key = job.keys.suspect(record.step, record.generation, record.attempt, tier, host)
+    key = job.keys.suspect(*record.where, tier, host)
     return job.view.entry(key, Suspect)
 
 
@@ -287,7 +287,7 @@ def _put(
     job: JobView, held: Entry[CheckpointRecord], tier: str, host: str, word: Suspect, what: str
 ) -> Decision:
     record = held.record
-    key = job.keys.suspect(record.step, record.generation, record.attempt, tier, host)
+    key = job.keys.suspect(*record.where, tier, host)
     return Decision(
         reason=f"{host} {what} on {tier}",
         txn=Txn(

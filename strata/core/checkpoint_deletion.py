@@ -120,15 +120,18 @@ def decide_entomb(
 def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...]:
     """Return what must hold for this record's bytes to go; raise who needs them."""
     record, keys = held.record, job.keys
-    where = (record.step, record.generation, record.attempt)
     if record.state is CheckpointState.OPEN:
         raise Refused(f"step {record.step} is being saved", hint="abort it first")
-    latest, rewind = job.latest(), asked_back(job)
-    if is_latest(latest.record if latest is not None else None, record):
+    rewind = asked_back(job)
+    if is_latest(job, record):
         raise Refused(f"step {record.step} is the latest checkpoint")
     if rewind is not None and rewind.record.attempt == record.attempt:
         raise Refused(f"the job goes back to step {record.step}")
-    pin, refs, readers = keys.pin(record.step, record.attempt), keys.refs(*where), keys.readers(*where)
+    pin, refs, readers = (
+        keys.pin(record.step, record.attempt),
+        keys.refs(*record.where),
+        keys.readers(*record.where),
+    )
     if job.view.get(pin) is not None:
         raise Refused(f"step {record.step} is pinned", hint="unpin it first")
     if names := tags_of(job, record):
@@ -141,10 +144,10 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
         raise Refused(f"step {record.step} is being read by {users[0]}")
     return (
         unchanged(held.key, held.mod_revision),
-        unchanged(keys.latest, latest.mod_revision if latest is not None else 0),
+        unchanged(keys.latest, job.view.mod_revision(keys.latest)),
         unchanged(keys.rewind, job.view.mod_revision(keys.rewind)),
         absent(pin),
-        none_in(keys.tags_of(*where)),
+        none_in(keys.tags_of(*record.where)),
         absent(keys.importing),
         none_in(refs),
         none_in(readers),
@@ -184,7 +187,7 @@ def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> li
     return [
         *(unchanged(entry.key, entry.mod_revision) for entry in stay.values()),
         *(
-            none_newer_in(f"{job.keys.attempt(r.step, r.generation, r.attempt)}suspects/", job.view.revision)
+            none_newer_in(f"{job.keys.attempt(*r.where)}suspects/", job.view.revision)
             for r in needed.values()
         ),
     ]
@@ -196,19 +199,16 @@ def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:
         return False
     if one.attempt == than.attempt or not is_whole(job, one):
         return False
-    latest = job.latest()
-    taken = is_latest(latest.record if latest is not None else None, one)
-    if superseded(job, one) and not taken:
+    if superseded(job, one):
         return False
-    return counts(job, one) > order(than) or (taken and superseded(job, than))
+    return counts(job, one) > order(than) or (is_latest(job, one) and superseded(job, than))
 
 
 def _half_copied(job: JobView, record: CheckpointRecord) -> dict[str, Tier]:
     """Return the tiers that a copy was begun on and that are in no record: what is there goes as well."""
-    where = (record.step, record.generation, record.attempt)
     found = {}
-    for name in job.view.names(f"{job.keys.attempt(*where)}copies/"):
-        copies = list(job.view.entries(job.keys.copies(*where, name), Copy))
+    for name in job.view.names(f"{job.keys.attempt(*record.where)}copies/"):
+        copies = list(job.view.entries(job.keys.copies(*record.where, name), Copy))
         if name not in tiers_of(record) and copies:
             first = copies[0].record
             found[name] = Tier(path=first.path, shared=first.shared, state=TierState.DELETING)
@@ -231,9 +231,7 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
     if not tier:
         return _remove(job, held, None)
     if waiting := _other_hosts(job, record, tier, host):
-        key = job.keys.removed(record.step, record.generation, record.attempt, tier) + checked_id(
-            "host", host
-        )
+        key = job.keys.removed(*record.where, tier) + checked_id("host", host)
         if job.view.get(key) is not None:
             return Decision(
                 reason=f"{tier} of step {record.step} is still on {', '.join(sorted(waiting)[:4])}"
@@ -248,16 +246,15 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
     if record.state is CheckpointState.DELETING and dying == [tier]:
         return _remove(job, held, None)
     tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.REMOVED)
-    where = (record.step, record.generation, record.attempt)
     return Decision(
         reason=f"the bytes of step {record.step} are gone from {tier}",
         txn=Txn(
             compares=(unchanged(held.key, held.mod_revision),),
             success=(
                 Put(key=held.key, value=encode(dataclasses.replace(record, tiers=tiers))),
-                delete_prefix(job.keys.copies(*where, tier)),
-                delete_prefix(job.keys.removed(*where, tier)),
-                delete_prefix(job.keys.suspects(*where, tier)),
+                delete_prefix(job.keys.copies(*record.where, tier)),
+                delete_prefix(job.keys.removed(*record.where, tier)),
+                delete_prefix(job.keys.suspects(*record.where, tier)),
             ),
         ),
     )
@@ -275,7 +272,7 @@ def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -
     """
     if not host:
         return set()
-    done = job.view.names(job.keys.removed(record.step, record.generation, record.attempt, tier))
+    done = job.view.names(job.keys.removed(*record.where, tier))
     return hosts_of(job, record, tier) - {host, *done}
 
 
@@ -286,7 +283,7 @@ def _remove(
     record, keys = held.record, job.keys
     operations: list[Operation] = [
         Delete(key=held.key),
-        delete_prefix(keys.attempt(record.step, record.generation, record.attempt)),
+        delete_prefix(keys.attempt(*record.where)),
         *release_references(job, record),
     ]
     if origin is not None:

@@ -73,6 +73,10 @@ class Tag:
     attempt: AttemptId
     who: str = ""
 
+    @property
+    def where(self) -> tuple[int, int, AttemptId]:
+        return self.step, self.generation, self.attempt
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:

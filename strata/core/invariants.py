@@ -291,11 +291,10 @@ def _catalog(job: JobView) -> Iterator[str]:
             yield f"{what} is committed without a manifest's digest"
         if record.state is CheckpointState.COMMITTED and not present_on(record):
             yield f"{what} is committed and on no tier"
-        where = (record.step, record.generation, record.attempt)
         if (
             record.state is CheckpointState.ABORTED
             and all(tier.shared for tier in record.tiers.values())
-            and job.view.names(job.keys.acks(*where))
+            and job.view.names(job.keys.acks(*record.where))
         ):
             yield f"{what} was given up and has acks"
         if (record.origin is not None) != (record.generation == 0):
@@ -307,19 +306,18 @@ def _catalog(job: JobView) -> Iterator[str]:
 
 def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:
     """Nothing is deleted that somebody needs; whoever refers to it is there."""
-    where = (record.step, record.generation, record.attempt)
-    users = [e.record for e in job.view.entries(job.keys.refs(*where), Reference) if not e.record.job]
-    attempts = set(job.view.names(job.keys.refs(*where)))
+    users = [e.record for e in job.view.entries(job.keys.refs(*record.where), Reference) if not e.record.job]
+    attempts = set(job.view.names(job.keys.refs(*record.where)))
     for user in users:
         entry = job.checkpoint(user.step, user.generation)
         if entry is None or entry.record.attempt not in attempts:
             yield f"{what} is referenced by ({user.step}, {user.generation}), which is not there"
         elif lost := _gone_from(record, entry.record):
             yield f"{what} is referenced by ({user.step}, {user.generation}) and is going from {lost}"
-    tags = job.view.names(job.keys.tags_of(*where))
+    tags = job.view.names(job.keys.tags_of(*record.where))
     for tag in tags:
         named = job.view.record(job.keys.tag(tag), Tag)
-        if named is None or (named.step, named.generation, named.attempt) != where:
+        if named is None or named.where != record.where:
             yield f"{what} has the tag {tag}, which names another"
     if record.state is CheckpointState.DELETING:
         pinned = job.view.get(job.keys.pin(record.step, record.attempt)) is not None
@@ -346,10 +344,7 @@ def _asked(job: JobView) -> Iterator[str]:
             yield f"the job goes back to step {step}, and generation {begun} has begun since"
     for entry in job.view.entries(job.keys.tags, Tag):
         record = entry.record
-        if (
-            job.view.get(job.keys.tags_of(record.step, record.generation, record.attempt) + entry.name)
-            is None
-        ):
+        if job.view.get(job.keys.tags_of(*record.where) + entry.name) is None:
             yield f"the tag {entry.name} names a checkpoint that does not have it"
 
 

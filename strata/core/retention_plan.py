@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from strata.core.checkpoint_attempt import Author, authorised
 from strata.core.checkpoint_damage import is_suspect, is_whole
 from strata.core.checkpoint_deletion import decide_entomb
-from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, is_latest, superseded
+from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, superseded
 from strata.core.checkpoint_records import Keep, Retention
 from strata.core.checkpoint_tiers import present_on, tiers_of
 from strata.core.job import JobView
@@ -163,8 +163,7 @@ def candidates(job: JobView) -> dict[str, Candidate]:
 
 
 def _candidate(job: JobView, entry: Entry[CheckpointRecord]) -> Candidate:
-    record, latest = entry.record, job.latest()
-    taken = is_latest(latest.record if latest is not None else None, record)
+    record = entry.record
     return Candidate(
         key=entry.key,
         type=record.type,
@@ -172,7 +171,7 @@ def _candidate(job: JobView, entry: Entry[CheckpointRecord]) -> Candidate:
         counts=counts(job, record),
         created_unix_ms=record.created_unix_ms,
         # what somebody found damaged is no newer one for anybody either
-        superseded=(superseded(job, record) and not taken) or not is_whole(job, record),
+        superseded=superseded(job, record) or not is_whole(job, record),
         metadata=record.metadata,
     )
 

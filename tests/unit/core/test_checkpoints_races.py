@@ -64,8 +64,7 @@ class History:
         was = before.checkpoint(*slot)
         becomes_tombstone = was is not None and was.record.state is not CheckpointState.DELETING
         if record.state is CheckpointState.DELETING and becomes_tombstone:
-            latest = before.latest()
-            assert not is_latest(latest.record if latest is not None else None, record)
+            assert not is_latest(before, record)
             assert before.view.get(JOB.pin(record.step, record.attempt)) is None
 
 

@@ -228,8 +228,8 @@ def test_a_later_generation_is_newer_whatever_its_step() -> None:
     assert newest(job.store.job()) == first, "the world began from it, and step 80 is not beyond step 80"
     third = job.save(100)
     latest = not_none(job.store.job().latest())
-    assert is_latest(latest.record, third)
-    assert not is_latest(latest.record, again)
+    assert is_latest(job.store.job(), third)
+    assert not is_latest(job.store.job(), again)
     assert latest.record == Latest(
         generation=third.generation, step=100, attempt=third.attempt, record_generation=third.generation
     )
