@@ -140,21 +140,6 @@ def pending(job: JobView, *, now_unix_ms: int) -> int:
     )
 
 
-def next_age_ms(job: JobView, *, now_unix_ms: int) -> int | None:
-    """Return in how many milliseconds the next checkpoint is too old, or None: by no rule of age."""
-    held = retention(job)
-    if held is None:
-        return None
-    ages = [keep.age_ms for keep in (held.record.keep, *held.record.tiers.values()) if keep.age_ms]
-    waits = (
-        e.record.created_unix_ms + age - now_unix_ms
-        for e in job.checkpoints()
-        if e.record.state is CheckpointState.COMMITTED
-        for age in ages
-    )
-    return min((wait for wait in waits if wait > 0), default=None)
-
-
 def candidates(job: JobView) -> dict[str, Candidate]:
     """Return the committed records as the rules look at them, by their keys."""
     return {
