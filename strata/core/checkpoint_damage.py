@@ -65,11 +65,7 @@ class DamageReport:
 
 def reports(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Suspect]]:
     """Return what hosts said of the objects that this attempt owns on `tier`."""
-    return list(job.view.entries(_folder(job, record, tier), Suspect))
-
-
-def _folder(job: JobView, record: CheckpointRecord, tier: str) -> str:
-    return job.keys.suspects(*record.where, tier)
+    return list(job.view.entries(job.keys.suspects(*record.where, tier), Suspect))
 
 
 def _open(entry: Entry[Suspect]) -> bool:
@@ -133,14 +129,20 @@ def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
 
 def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> str | None:
     """Return the object that `host` is to read of what another reported; "": all of the copy; None: nothing."""
-    reported = {entry.name: entry.record for entry in reports(job, record, tier) if _open(entry)}
-    if not reported or host in reported:
-        return None
+    reported = [entry for entry in reports(job, record, tier) if _open(entry)]
     own = _own(job, record, tier, host)
-    asked = _incarnation(job, host), max(each.generation for each in reported.values())
+    if not reported or (own is not None and _open(own)):
+        return None
+    asked = _asked(job, record, tier, host)
     if own is not None and own.record.unread and (own.record.incarnation, own.record.generation) >= asked:
         return None  # it cannot read
-    return next(iter(reported.values())).object
+    return reported[0].record.object
+
+
+def _asked(job: JobView, record: CheckpointRecord, tier: str, host: str) -> tuple[int, int]:
+    """Return what a host is asked by: its newest worker, and the latest generation that waits for the copy."""
+    waits = (each.record.generation for each in reports(job, record, tier) if _open(each))
+    return _incarnation(job, host), max(waits, default=0)
 
 
 def missed_by(job: JobView, record: CheckpointRecord, generation: int) -> bool:
@@ -219,7 +221,7 @@ def _refute(job: JobView, held: Entry[CheckpointRecord], tier: str, report: Dama
             compares=(
                 unchanged(held.key, held.mod_revision),
                 unchanged(refuted.key, refuted.mod_revision),
-                none_newer_in(_folder(job, held.record, tier), job.view.revision),
+                none_newer_in(job.keys.suspects(*held.record.where, tier), job.view.revision),
             ),
             success=(Put(key=refuted.key, value=encode(word)),),
         ),
@@ -239,35 +241,31 @@ def _take_down(
         found_step=found[1],
         generation=report.generation,
     )
-    if known is not None and known.record.object == report.object and known.record.refuted_by:
-        before = known.record
-        if before.incarnation >= _incarnation(job, report.host):
+    if known is not None:
+        before, same = known.record, known.record.object == report.object
+        if same and before.refuted_by and before.incarnation >= _incarnation(job, report.host):
             what = f"{before.object or 'it'}, which {report.host} reported of step {record.step}"
             hint = f"the memory or the disk controller of {report.host} may be at fault"
             raise Refused(f"{before.refuted_by} read {what}, and found it as it was saved", hint=hint)
-    if known is not None and _open(known):
-        same = known.record.object == report.object
-        latest = max(found, _found(known)) if same else _found(known)
-        word = dataclasses.replace(
-            known.record,
-            generation=max(report.generation, known.record.generation),
-            found_generation=latest[0],
-            found_step=latest[1],
-        )
-    if known is not None and known.record == word:
-        return decide_confirm(job, held, tier)
+        if _open(known):
+            latest = max(found, _found(known)) if same else _found(known)
+            word = dataclasses.replace(
+                before,
+                generation=max(report.generation, before.generation),
+                found_generation=latest[0],
+                found_step=latest[1],
+            )
+        if before == word:
+            return decide_confirm(job, held, tier)
     return _put(job, held, tier, report.host, word, f"found damage in step {record.step}")
 
 
 def _note_unread(job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport) -> Decision:
     """Note that `report.host` cannot read what others reported, once for the latest generation that waits."""
     record, known = held.record, _own(job, held.record, tier, report.host)
-    waits = (each.record.generation for each in reports(job, record, tier) if _open(each))
-    asked = _incarnation(job, report.host), max(waits, default=0)
-    if known is not None and (
-        known.record.corrupt or (known.record.incarnation, known.record.generation) >= asked
-    ):
+    if to_look_at(job, record, tier, report.host) is None or (known is not None and known.record.corrupt):
         return decide_confirm(job, held, tier)  # each new reason would have it try again
+    asked = _asked(job, record, tier, report.host)
     word = Suspect(
         corrupt=False,
         reason=report.reason[:MAX_REASON_CHARS],
@@ -374,20 +372,13 @@ def _others(job: JobView, host: str) -> list[str]:
     that looks. While a world forms, or is about to end with a member, the next one is waited for. So is any
     host while this one is not registered: whoever comes first looks.
     """
-    registered = {worker.name: worker for worker in job.workers()}
-    hosts = {worker.record.host for worker in registered.values()}
-    if host not in hosts:
-        return sorted(hosts - {""}) or ["the next host"]
-    others, world = hosts - {host, ""}, job.world()
-    if not others or world is None or world.head.forming:
-        return sorted(others)
-    inside = [registered.get(member.worker) for member in world.members]
-    if any(
-        worker is None or worker.create_revision != member.incarnation
-        for worker, member in zip(inside, world.members, strict=True)
-    ):
-        return sorted(others)
-    return sorted({worker.record.host for worker in inside if worker is not None} - {host, ""})
+    registered, world = job.workers(), job.world()
+    if all(worker.record.host != host for worker in registered):
+        return sorted({worker.record.host for worker in registered} - {""}) or ["the next host"]
+    places = {(member.worker, member.incarnation) for member in world.members} if world is not None else set()
+    inside = [worker for worker in registered if (worker.name, worker.create_revision) in places]
+    begun = bool(inside) and len(inside) == len(places)
+    return sorted({worker.record.host for worker in (inside if begun else registered)} - {host, ""})
 
 
 def next_confirmation(job: JobView) -> Decision:
