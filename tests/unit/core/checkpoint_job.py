@@ -112,6 +112,11 @@ class Job:
         self.commit()
         return not_none(find(self.store.job(), step, attempt)).record
 
+    def saves(self, *steps: int, **more: Any) -> None:
+        """Save these steps, one after the other."""
+        for step in steps:
+            self.save(step, **more)
+
     def close(self) -> None:
         """Do what the leader does before a new head."""
         generation = self.author(0).generation

@@ -18,10 +18,11 @@ from tests.unit.core.rig import JOB, carry_out, leave, register
 
 
 class KeptJob(Job):
-    """A job of one rank, unless told otherwise."""
+    """A job of one rank, unless told otherwise, that has saved these steps."""
 
-    def __init__(self, **slots: int) -> None:
+    def __init__(self, *steps: int, **slots: int) -> None:
         super().__init__(**(slots or {"a": 1}))
+        self.saves(*steps)
 
     def record(self, step: int, attempt: str = "") -> CheckpointRecord:
         return not_none(find(self.store.job(), step, attempt or f"x{step}")).record
@@ -115,6 +116,11 @@ class KeptJob(Job):
         self.store.settle(lambda job: decide_report_damage(job, report))
         self.sound()
         return self.record(step)
+
+    def damage_confirmed(self, step: int, **more: Any) -> CheckpointRecord:
+        """Let two hosts find the same damage."""
+        self.damage(step, "host-a", **more)
+        return self.damage(step, "host-b", **more)
 
     def another_generation(self) -> None:
         """End the generation by the death of its only member, who comes back."""

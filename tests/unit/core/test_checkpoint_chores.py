@@ -70,8 +70,7 @@ def test_the_bytes_of_an_attempt_whose_slot_another_one_took_are_not_forgotten(j
 
 def test_a_hosts_own_disk_is_cleared_by_that_host() -> None:
     job = KeptJob(a=1, b=1)
-    for step in (20, 40):
-        job.save(step, tier="disk", shared=False)
+    job.saves(20, 40, tier="disk", shared=False)
     job.policy(latest=1)
     job.mark()
     assert due(job, "host-c") == []
@@ -81,8 +80,7 @@ def test_a_hosts_own_disk_is_cleared_by_that_host() -> None:
 
 
 def test_a_suspicion_asks_every_other_host_to_look() -> None:
-    job = KeptJob(a=1, b=1)
-    job.save(20)
+    job = KeptJob(20, a=1, b=1)
     job.damage(20, "host-a")
     assert due(job, "host-a") == []
     assert due(job, "") == []
@@ -122,8 +120,7 @@ def test_a_commit_that_the_catalog_has_forgotten_is_taken_back_and_moves_no_late
 
 def given_up_incremental() -> KeptJob:
     """Return a job with a Full 20, an Incremental 40 of it, and one of that, 60, that was given up."""
-    job = KeptJob()
-    job.save(20)
+    job = KeptJob(20)
     kind = CheckpointType.INCREMENTAL
     job.save(40, "x40", type=kind, base_step=20, base_attempt="x20")
     job.begin(step=60, attempt="x60", type=kind, base_step=40, base_attempt="x40")

@@ -29,8 +29,7 @@ def job() -> KeptJob:
 
 
 def test_a_tier_is_in_the_record_once_every_part_and_the_seal_are_there() -> None:
-    job = KeptJob(a=2)
-    job.save(20)
+    job = KeptJob(20, a=2)
     for fields in ({}, {"rank": None, "digest": "m"}):
         report(job, **fields)
         assert list(job.record(20).tiers) == [PRIMARY]
@@ -57,8 +56,7 @@ def test_parts_that_come_before_the_commit_count_after_it(job: KeptJob) -> None:
 
 def test_the_last_two_parts_through_two_replicas_make_the_tier() -> None:
     """Each decides on a view without the other's part; whoever looks next finds both."""
-    job = KeptJob(a=2)
-    job.save(20)
+    job = KeptJob(20, a=2)
     report(job, rank=None, digest="m")
     old = job.store.job()
     for rank in (0, 1):
@@ -174,9 +172,7 @@ def test_a_tier_that_is_on_its_way_out_or_gone_never_comes_back(job: KeptJob) ->
 def test_the_last_part_against_the_deletion() -> None:
     """The tier and the tombstone compare the same record: one of the two comes first."""
     for first in (0, 1):
-        job = KeptJob()
-        for step in (20, 40):
-            job.save(step)
+        job = KeptJob(20, 40)
         report(job, rank=None, digest="m")
         request = CopyRequest(step=20, attempt="x20", tier="s3", root="s3://b", rank=0, digest="d0")
         last = decide_report_copy(job.store.job(), request).txn

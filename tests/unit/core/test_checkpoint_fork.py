@@ -43,10 +43,7 @@ NEW = KEYS.job("new")
 
 @pytest.fixture
 def job() -> KeptJob:
-    job = KeptJob(a=2)
-    for step in (20, 40):
-        job.save(step)
-    return job
+    return KeptJob(20, 40, a=2)
 
 
 def new_job(store: Store) -> JobView:

@@ -20,10 +20,7 @@ from tests.unit.core.keeping_job import KeptJob
 
 @pytest.fixture
 def job() -> KeptJob:
-    job = KeptJob()
-    for step in (20, 40, 60):
-        job.save(step)
-    return job
+    return KeptJob(20, 40, 60)
 
 
 def entomb(job: KeptJob, step: int) -> None:

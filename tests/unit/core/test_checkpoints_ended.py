@@ -126,8 +126,7 @@ def test_an_incremental_is_not_begun_on_what_somebody_doubts() -> None:
 
 
 def test_an_incremental_whose_base_goes_from_its_tier_is_no_sound_keyspace() -> None:
-    job = KeptJob()
-    job.save(20)
+    job = KeptJob(20)
     job.copy(20)
     job.incremental(40, 20)
     base = job.record(20)

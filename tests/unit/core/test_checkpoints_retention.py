@@ -54,8 +54,7 @@ def mark(job: Job, step: int, state: CheckpointState) -> None:
 def job() -> Job:
     """A job with three commits: 20, 40, 60."""
     job = Job(a=1)
-    for step in (20, 40, 60):
-        job.save(step)
+    job.saves(20, 40, 60)
     return job
 
 

@@ -45,8 +45,7 @@ class Race(KeptJob):
 
     def __post_init__(self) -> None:
         super().__init__(a=1, b=1)
-        for step in (20, 40, 60):
-            self.save(step)
+        self.saves(20, 40, 60)
         self.incremental(80, 60)
         for step in (20, 40, 60):
             self.copy(step)

@@ -25,10 +25,7 @@ GOING = CheckpointState.DELETING
 @pytest.fixture
 def job() -> KeptJob:
     """A job with five commits: 20 to 100."""
-    job = KeptJob()
-    for step in (20, 40, 60, 80, 100):
-        job.save(step)
-    return job
+    return KeptJob(20, 40, 60, 80, 100)
 
 
 def tombstone(job: KeptJob) -> Txn:
@@ -166,9 +163,7 @@ def test_a_policy_that_changes_meanwhile_stops_the_deletion(job: KeptJob) -> Non
 
 
 def test_what_is_suspected_counts_for_nothing_and_a_corrupt_one_goes_last() -> None:
-    job = KeptJob(a=1, b=1)
-    for step in (20, 40, 60, 80):
-        job.save(step)
+    job = KeptJob(20, 40, 60, 80, a=1, b=1)
     job.damage(60, "host-a")
     job.policy(latest=2)
     job.mark()
@@ -244,8 +239,7 @@ def test_the_newest_on_a_tier_that_survives_a_host_stays_until_a_newer_one_is_th
 
 def test_a_tier_of_two_hosts_disks_is_gone_when_both_have_removed_their_part() -> None:
     job = KeptJob(a=1, b=1)
-    for step in (20, 40):
-        job.save(step, tier="disk", shared=False)
+    job.saves(20, 40, tier="disk", shared=False)
     job.policy(latest=1)
     job.mark()
     job.removed(20, tier="disk", host="host-a")
@@ -265,9 +259,7 @@ def test_a_deletion_names_a_tier_that_there_is(job: KeptJob) -> None:
 
 def test_a_doubt_that_comes_between_the_look_and_the_mark_stops_it() -> None:
     """The newest one is what lets the others go. Found damaged meanwhile, it would leave nothing."""
-    job = KeptJob(a=1, b=1)
-    for step in (20, 40):
-        job.save(step)
+    job = KeptJob(20, 40, a=1, b=1)
     job.policy(latest=1)
     txn = tombstone(job)
     job.damage(40, "host-a")
