@@ -6,7 +6,7 @@ from typing import Any
 
 from strata.core.checkpoint_copies import CopyRequest, decide_report_copy, next_tier
 from strata.core.checkpoint_damage import DamageReport, decide_report_damage, next_confirmation
-from strata.core.checkpoint_pins import decide_open, decide_tag
+from strata.core.checkpoint_pins import decide_open, decide_pin, decide_tag
 from strata.core.checkpoint_records import Keep, Retention
 from strata.core.checkpoints import decide_delete, find
 from strata.core.ids import AttemptId
@@ -48,11 +48,18 @@ class KeptJob(Job):
     def sound(self) -> None:
         assert self.store.problems() == []
 
+    def delete(self, step: int, *, finished: bool = False, **more: Any) -> None:
+        """Have a checkpoint deleted; or, with its bytes removed, forgotten."""
+        which = {"step": step, "attempt": f"x{step}", "finished": finished, **more}
+        self.store.settle(lambda job: decide_delete(job, **which))
+        self.sound()
+
     def removed(self, step: int, **more: Any) -> None:
         """Let somebody remove the bytes of a tombstone."""
-        self.store.settle(
-            lambda job: decide_delete(job, step=step, attempt=f"x{step}", finished=True, **more)
-        )
+        self.delete(step, finished=True, **more)
+
+    def pin(self, step: int, *, who: str = "me") -> None:
+        self.store.settle(lambda job: decide_pin(job, step=step, attempt=f"x{step}", who=who, why="paper"))
         self.sound()
 
     def incremental(self, step: int, base: int) -> CheckpointRecord:

@@ -62,10 +62,10 @@ def test_the_bytes_of_an_attempt_whose_slot_another_one_took_are_not_forgotten(j
         path=path,
     )
     for _ in range(2):
-        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=True, tier="primary"))
+        job.removed(20, tier="primary")
     assert due(job) == []
     with pytest.raises(CheckpointNotFound):
-        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+        job.delete(20)
 
 
 def test_a_hosts_own_disk_is_cleared_by_that_host() -> None:

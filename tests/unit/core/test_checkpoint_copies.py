@@ -157,14 +157,14 @@ def test_a_base_that_is_copied_for_itself_is_copied_as_ever(job: KeptJob) -> Non
 
 def test_a_tier_that_is_on_its_way_out_or_gone_never_comes_back(job: KeptJob) -> None:
     job.save_and_copy(20, 40)
-    job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False, tier="s3"))
+    job.delete(20, tier="s3")
     with pytest.raises(Refused, match="s3 is deleting"):
         report(job)
     job.removed(20, tier="s3")
     with pytest.raises(Refused, match="s3 is removed"):
         report(job)
     assert job.record(20).tiers["s3"].state is TierState.REMOVED
-    job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+    job.delete(20)
     with pytest.raises(Refused, match="is not copied any more"):
         report(job, tier="other")
 

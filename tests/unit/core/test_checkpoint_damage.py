@@ -15,7 +15,7 @@ from strata.core.checkpoint_damage import (
 )
 from strata.core.checkpoint_paths import folder_name
 from strata.core.checkpoint_records import Suspect
-from strata.core.checkpoints import decide_delete, newest
+from strata.core.checkpoints import newest
 from strata.core.records import CheckpointState, JobPhase, Origin, Phase, TierState, WorldHead
 from strata.core.retention_plan import next_tombstone
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused
@@ -169,7 +169,7 @@ def test_a_host_is_alone_with_what_lies_on_its_own_disk() -> None:
 
 
 def test_missing_bytes_of_a_tombstone_are_no_damage(job: KeptJob) -> None:
-    job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+    job.delete(20)
     with pytest.raises(Refused, match="need not be there"):
         job.damage(20)
     job.removed(20)
@@ -215,9 +215,9 @@ def test_a_job_whose_every_checkpoint_is_corrupt_fails_and_does_not_begin_from_n
 def test_a_corrupt_one_keeps_its_bytes_until_the_job_has_gone_on_without_it(job: KeptJob) -> None:
     job.damage_confirmed(40, generation=2)
     with pytest.raises(Refused, match="is the latest"):
-        job.store.settle(lambda v: decide_delete(v, step=40, attempt="x40", finished=False))
+        job.delete(40)
     job.plan()
-    job.store.settle(lambda v: decide_delete(v, step=40, attempt="x40", finished=False))
+    job.delete(40)
     job.sound()
 
 

@@ -9,7 +9,7 @@ from strata.core.checkpoint_fork import decide_fork, decide_rewind, forks_of
 from strata.core.checkpoint_order import asked_back, newest, superseded
 from strata.core.checkpoint_records import Rewind
 from strata.core.checkpoint_tiers import ack_of
-from strata.core.checkpoints import BeginRequest, decide_begin, decide_delete, decide_pin
+from strata.core.checkpoints import BeginRequest, decide_begin, decide_delete
 from strata.core.ids import AttemptId, InstanceId
 from strata.core.job import JobView
 from strata.core.job_requests import decide_delete as forget
@@ -65,11 +65,6 @@ def txn_of_fork(job: KeptJob) -> Txn:
     return not_none(decide_fork(JobView(view, NEW), JobView(view, JOB), step=20).txn)
 
 
-def delete(job: KeptJob, step: int, *, finished: bool = False) -> None:
-    job.store.settle(lambda v: decide_delete(v, step=step, attempt=f"x{step}", finished=finished))
-    job.sound()
-
-
 # -- forks ------------------------------------------------------------------------------------
 
 
@@ -92,7 +87,7 @@ def test_the_newest_is_forked_when_none_is_named(job: KeptJob) -> None:
 def test_the_source_stays_as_long_as_its_fork(job: KeptJob) -> None:
     fork(job)
     with pytest.raises(Refused, match="referenced by attempt fork:new"):
-        delete(job, 20)
+        job.delete(20)
     job.policy(latest=1)
     assert job.mark() == []
     leave(job.store, "a")
@@ -100,7 +95,7 @@ def test_the_source_stays_as_long_as_its_fork(job: KeptJob) -> None:
         job.store.settle(forget)
     job.store.settle(lambda v: forget(JobView(v.view, NEW)))
     assert not list(job.store.view().walk(NEW.root))
-    delete(job, 20)
+    job.delete(20)
 
 
 def test_a_fork_of_a_fork_leads_to_the_same_bytes(job: KeptJob) -> None:
@@ -144,7 +139,7 @@ def test_what_is_no_whole_committed_checkpoint_is_no_beginning(
 def test_what_comes_between_the_look_and_the_fork_stops_it(job: KeptJob, meanwhile: str) -> None:
     txn = txn_of_fork(job)
     if meanwhile == "deleted":
-        delete(job, 20)
+        job.delete(20)
     elif meanwhile == "begun":
         fork(job, step=40)
     else:
@@ -234,10 +229,10 @@ def test_a_rewind_comes_before_a_save_that_is_under_way_or_after_it(job: KeptJob
 
 
 def test_what_is_to_be_restored_is_not_deleted_and_a_corrupt_target_is_passed_over(job: KeptJob) -> None:
-    job.store.settle(lambda v: decide_pin(v, step=40, attempt="x40", who="me", why=""))
+    job.pin(40)
     rewind(job, 20)
     with pytest.raises(Refused, match="goes back to step 20"):
-        delete(job, 20)
+        job.delete(20)
     assert job.damage(20, "host-a").state is CheckpointState.CORRUPT
     job.plan()
     assert generation(job) == (1, None), "there is nothing to go back to"

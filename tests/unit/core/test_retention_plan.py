@@ -4,7 +4,6 @@ import pytest
 
 from strata.core.checkpoint_fork import decide_rewind
 from strata.core.checkpoint_records import Keep, Retention
-from strata.core.checkpoints import decide_delete, decide_pin
 from strata.core.records import CheckpointState, TierState
 from strata.core.retention_plan import (
     decide_set_retention,
@@ -14,7 +13,7 @@ from strata.core.retention_plan import (
     retention,
 )
 from strata.core.txn import Txn
-from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, Refused, StaleGeneration
+from strata.errors import Conflict, InvalidArgument, Refused, StaleGeneration
 from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB
@@ -29,9 +28,7 @@ def job() -> KeptJob:
 
 
 def tombstone(job: KeptJob) -> Txn:
-    decision = next_tombstone(job.store.job(), now_unix_ms=0)
-    assert decision.txn is not None, decision.reason
-    return decision.txn
+    return not_none(next_tombstone(job.store.job(), now_unix_ms=0).txn)
 
 
 def test_nothing_goes_without_a_policy_and_then_what_no_rule_keeps(job: KeptJob) -> None:
@@ -106,12 +103,22 @@ def retention_revision(job: KeptJob) -> int:
     return held.mod_revision if held is not None else 0
 
 
-@pytest.mark.parametrize("need", ["pin", "tag", "reader", "reference", "import", "rewind"])
-def test_what_somebody_needs_stays_whatever_the_policy_says(job: KeptJob, need: str) -> None:
+@pytest.mark.parametrize(
+    ("need", "words"),
+    [
+        ("pin", "is pinned"),
+        ("tag", "tagged paper"),
+        ("reader", "being read by r"),
+        ("reference", "referenced by attempt x120"),
+        ("import", "reconciliation"),
+        ("rewind", "goes back to step 20"),
+    ],
+)
+def test_what_somebody_needs_stays_whatever_the_policy_says(job: KeptJob, need: str, words: str) -> None:
     generation = job.author(0).generation
     match need:
         case "pin":
-            job.store.settle(lambda v: decide_pin(v, step=20, attempt="x20", who="me", why="w"))
+            job.pin(20)
         case "tag":
             job.tag("paper", 20)
         case "reader":
@@ -125,8 +132,8 @@ def test_what_somebody_needs_stays_whatever_the_policy_says(job: KeptJob, need: 
     job.policy(latest=1)
     job.mark()
     assert 20 in job.steps()
-    with pytest.raises(Refused):
-        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+    with pytest.raises(Refused, match=words):
+        job.delete(20)
 
 
 def test_what_was_read_goes_once_the_reader_is_gone(job: KeptJob) -> None:
@@ -148,7 +155,7 @@ def test_a_deletion_rests_on_the_newer_ones_that_the_policy_counted(job: KeptJob
     """Between the leader's look and its write somebody deletes one of those that it counted."""
     job.policy(latest=2)
     txn = tombstone(job)
-    job.store.settle(lambda v: decide_delete(v, step=80, attempt="x80", finished=False))
+    job.delete(80)
     assert not job.store.execute(txn).succeeded
     job.mark()
     assert job.steps() == [60, 100], "two stay, whichever"
@@ -231,7 +238,7 @@ def test_the_newest_on_a_tier_that_survives_a_host_stays_until_a_newer_one_is_th
     assert job.record(20).tiers["disk"].state is TierState.DELETING
     assert job.record(20).tiers["s3"].state is TierState.PRESENT
     with pytest.raises(Refused, match="no newer checkpoint than step 20 is on s3"):
-        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+        job.delete(20)
     job.copy(40)
     job.mark()
     assert job.steps() == [40]
@@ -248,13 +255,6 @@ def test_a_tier_of_two_hosts_disks_is_gone_when_both_have_removed_their_part() -
     job.removed(20, tier="disk", host="host-b")
     with pytest.raises(AssertionError):
         job.record(20)
-
-
-def test_a_deletion_names_a_tier_that_there_is(job: KeptJob) -> None:
-    with pytest.raises(InvalidArgument, match="no copy on s4"):
-        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False, tier="s4"))
-    with pytest.raises(CheckpointNotFound):
-        job.store.settle(lambda v: decide_delete(v, step=21, attempt="x", finished=False))
 
 
 def test_a_doubt_that_comes_between_the_look_and_the_mark_stops_it() -> None:
