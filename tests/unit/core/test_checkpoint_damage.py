@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from strata.core.retention_plan import next_tombstone
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused
 from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
-from tests.unit.core.rig import JOB, carry_out, leave, plan, register
+from tests.unit.core.rig import JOB, leave, plan, register
 
 CORRUPT = CheckpointState.CORRUPT
 
@@ -29,13 +30,22 @@ ONE, TWO = "f/rank-00000.safetensors", "f/rank-00001.safetensors"
 
 
 def head(job: KeptJob) -> WorldHead:
-    found = not_none(job.store.job().head())
-    return found.record
+    return not_none(job.store.job().head()).record
 
 
 def begins_at(job: KeptJob) -> int | None:
     restore = head(job).restore
     return restore.step if restore is not None else None
+
+
+def reported(job: KeptJob, step: int, *hosts: str, generation: int | None = None, **more: Any) -> None:
+    """Leave what these hosts found in the view, as if all had decided before they saw each other's."""
+    where = job.record(step).where if generation is None else (step, generation, f"x{step}")
+    for host in hosts:
+        word = Suspect(
+            **{"corrupt": True, "reason": "a bit", "found_generation": 1, "found_step": step, **more}
+        )
+        job.store.put(JOB.suspect(*where, "primary", host), word)
 
 
 @pytest.fixture
@@ -99,18 +109,12 @@ def test_a_second_host_that_finds_the_refuted_object_damaged_confirms_it(job: Ke
 
 def test_one_sound_read_refutes_no_two_hosts(job: KeptJob) -> None:
     """Both have reported, and the transaction that confirms it is under way."""
-    record = job.record(40)
-    for host in ("host-a", "host-c"):
-        word = Suspect(corrupt=True, reason="a bit", object=ONE, found_generation=1, found_step=40)
-        job.store.put(JOB.suspect(40, record.generation, "x40", "primary", host), word)
+    reported(job, 40, "host-a", "host-c", object=ONE)
     assert job.damage(40, "host-b", sound=True, object=ONE).state is CORRUPT
 
 
 def test_hosts_without_number_that_find_the_same_make_no_transaction_too_large(job: KeptJob) -> None:
-    record = job.record(40)
-    for host in range(200):
-        word = Suspect(corrupt=True, reason="a bit", object=ONE, found_generation=1, found_step=40)
-        job.store.put(JOB.suspect(40, record.generation, "x40", "primary", f"host-{host}"), word)
+    reported(job, 40, *(f"host-{host}" for host in range(200)), object=ONE)
     txn = not_none(next_confirmation(job.store.job()).txn)
     assert len(txn.compares) + len(txn.success) < 100
 
@@ -203,12 +207,19 @@ def test_a_generation_that_had_read_it_goes_on(job: KeptJob) -> None:
     assert begins_at(job) == 20, "the next one begins from the one before"
 
 
-def test_a_job_whose_every_checkpoint_is_corrupt_fails_and_does_not_begin_from_nothing(job: KeptJob) -> None:
+@pytest.mark.parametrize("waits", [2, 0])
+def test_a_job_whose_every_checkpoint_is_corrupt_fails_and_does_not_begin_from_nothing(
+    job: KeptJob, waits: int
+) -> None:
+    """The generation waits for the bytes; or nobody did when they were found damaged, and then a member dies."""
     for step in (20, 40):
-        job.damage_confirmed(step, generation=2)
+        job.damage_confirmed(step, generation=waits)
+    if not waits:
+        leave(job.store, "b")
+        register(job.store, "b")
     job.plan()
     phase = not_none(job.store.job().view.record(JOB.phase, JobPhase))
-    assert phase.phase is Phase.FAILED
+    assert (phase.phase, head(job).generation) == (Phase.FAILED, 2)
     assert "no good checkpoint is left" in phase.reason
 
 
@@ -219,17 +230,6 @@ def test_a_corrupt_one_keeps_its_bytes_until_the_job_has_gone_on_without_it(job:
     job.plan()
     job.delete(40)
     job.sound()
-
-
-def test_a_world_never_begins_from_nothing_because_all_is_corrupt(job: KeptJob) -> None:
-    """Nobody was waiting for the bytes when they were found damaged; then a member dies."""
-    for step in (20, 40):
-        job.damage_confirmed(step)
-    leave(job.store, "b")
-    register(job.store, "b")
-    carry_out(job.store, job.epoch, settled=True)
-    phase = not_none(job.store.job().view.record(JOB.phase, JobPhase))
-    assert (phase.phase, head(job).generation) == (Phase.FAILED, 2)
 
 
 # -- who must look, and who cannot ----------------------------------------------------------------
@@ -247,9 +247,7 @@ def test_a_standby_is_not_waited_for() -> None:
 def test_who_comes_into_the_world_meanwhile_is_waited_for() -> None:
     job = KeptJob(20, a=1)
     register(job.store, "b")
-    word = Suspect(corrupt=True, reason="a bit")
-    record = job.record(20)
-    job.store.put(JOB.suspect(20, record.generation, "x20", "primary", "host-a"), word)
+    reported(job, 20, "host-a")
     confirm = not_none(next_confirmation(job.store.job()).txn)
     job.another_generation()
     assert not job.store.execute(confirm).succeeded
@@ -286,7 +284,7 @@ def test_a_generation_whose_word_comes_last_is_ended_too(job: KeptJob) -> None:
 def test_a_fork_that_a_rank_finds_damaged_is_looked_at_by_another_host(job: KeptJob) -> None:
     fork = replace(job.record(40), origin=Origin(job="other", step=40, generation=1), generation=0)
     job.store.put(JOB.checkpoint(40, 0), fork)
-    job.store.put(JOB.suspect(40, 0, "x40", "primary", "host-a"), Suspect(corrupt=True, reason="a bit"))
+    reported(job, 40, "host-a", generation=0)
     assert [c.kind for c in chores(job.store.job(), "host-b") if c.generation == 0] == [ChoreKind.VERIFY]
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from strata.core.checkpoints import (
-    Author,
     Reference,
     acked,
     complete,
@@ -15,7 +14,6 @@ from strata.core.checkpoints import (
     decide_commit,
     decide_delete,
     find,
-    folder_name,
     sealed,
 )
 from strata.core.ids import WorkerId
@@ -33,7 +31,7 @@ from strata.errors import (
 )
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT, Job
-from tests.unit.core.rig import JOB, Store, leave, plan, register
+from tests.unit.core.rig import JOB, leave, plan, register
 
 # -- begin ------------------------------------------------------------------------------------
 
@@ -79,10 +77,6 @@ def test_what_no_storage_is_at_is_refused(root: str) -> None:
     """The catalog's paths are shown, and read by people: no foreign scheme, no secret, no control."""
     with pytest.raises(InvalidArgument, match="not the URI of a storage root"):
         Job().begin(root=root)
-
-
-def test_folder_names_sort_like_numbers_and_hold_the_attempt() -> None:
-    assert folder_name(20, 3, "abc") == "step-000000000020-gen-000003-abc"
 
 
 def test_steps_and_generations_have_slots_of_their_own(job: Job) -> None:
@@ -145,16 +139,11 @@ def test_a_member_that_was_declared_dead_begins_and_acks_nothing(job: Job) -> No
         job.ack(2, author=dead)
 
 
-def test_there_is_no_save_before_a_world() -> None:
-    author = Author(worker=WorkerId("a"), incarnation=1, generation=1, rank=0)
+def test_there_is_no_save_before_a_world(job: Job) -> None:
+    author = job.author(0)
+    job.store.delete(JOB.head)
     with pytest.raises(Refused, match="no world"):
-        Job.begin(_without_world(), author=author)
-
-
-def _without_world() -> Job:
-    job = Job.__new__(Job)
-    job.store = Store()
-    return job
+        job.begin(author=author)
 
 
 def test_going_back_inside_a_generation_is_refused(job: Job) -> None:

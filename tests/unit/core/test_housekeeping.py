@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from strata.core.barriers import Arrival, BarrierBook, decide_outcome
@@ -246,18 +248,19 @@ def test_a_replica_that_comes_back_as_another_instance_serves_nobody(served: Ser
     assert len(orphans(served.store.job(), keys=KEYS)) == 1
 
 
-def test_who_comes_back_in_time_is_spared(served: Served) -> None:
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        lambda served: served.serve("w1", served.instances[0]),
+        lambda served: serve(served.store, "r2"),
+        lambda served: lead(served.store, "r2"),
+    ],
+    ids=["the member comes back", "its replica comes back", "another leader"],
+)
+def test_what_comes_between_spares_an_orphan(served: Served, meanwhile: Callable[[Served], object]) -> None:
     served.store.delete(KEYS.replica("r2"))
     plan = served.plan()
-    served.serve("w1", served.instances[0])
-    assert not served.store.execute(plan.txns[0]).succeeded
-    assert served.plan(now_ms=1e9).txns == ()
-
-
-def test_a_replica_that_comes_back_in_time_keeps_its_members(served: Served) -> None:
-    served.store.delete(KEYS.replica("r2"))
-    plan = served.plan()
-    serve(served.store, "r2")
+    meanwhile(served)
     assert not served.store.execute(plan.txns[0]).succeeded
 
 
@@ -286,13 +289,6 @@ def test_a_hand_over_makes_another_orphan_of_a_member(served: Served) -> None:
     before = set(orphans(served.store.job(), keys=KEYS))
     served.serve("w1", InstanceId("i-dead"))
     assert before.isdisjoint(orphans(served.store.job(), keys=KEYS))
-
-
-def test_deleting_orphans_is_fenced(served: Served) -> None:
-    served.store.delete(KEYS.replica("r2"))
-    plan = served.plan()
-    lead(served.store, "r2")
-    assert not served.store.execute(plan.txns[0]).succeeded
 
 
 def test_many_orphans_go_in_batches_that_fail_alone(store: Store) -> None:
