@@ -17,7 +17,6 @@ from strata.core.records import (
     CheckpointRecord,
     CheckpointState,
     CheckpointType,
-    Latest,
     Tier,
     TierState,
     encode,
@@ -80,7 +79,8 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
             hint="the next generation begins there",
         )
     latest = job.latest()
-    if latest is not None and _behind(latest.record, author.generation, step):
+    # behind this generation's own progress: somebody went back without a new world
+    if latest is not None and latest.record.generation == author.generation and step < latest.record.step:
         raise Refused(
             f"step {step} lies before step {latest.record.step}, which generation"
             f" {author.generation} has reached",
@@ -161,11 +161,6 @@ def _joined(record: CheckpointRecord) -> Decision:
             hint="save it again once the deletion is finished",
         )
     return Decision(reason=f"step {record.step} is attempt {record.attempt}, {record.state.value}")
-
-
-def _behind(latest: Latest, generation: int, step: int) -> bool:
-    """A save behind this generation's own progress: somebody went back without a new world."""
-    return latest.generation == generation and step < latest.step
 
 
 def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]:

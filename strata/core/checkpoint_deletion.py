@@ -30,7 +30,7 @@ from strata.core.checkpoint_records import Copy, Discarded
 from strata.core.checkpoint_tiers import hosts_of, present_on, tiers_of
 from strata.core.ids import checked_id
 from strata.core.job import JobView
-from strata.core.records import CheckpointRecord, CheckpointState, Origin, Tier, TierState, encode
+from strata.core.records import CheckpointRecord, CheckpointState, Tier, TierState, encode
 from strata.core.txn import (
     Compare,
     Decision,
@@ -97,7 +97,7 @@ def decide_entomb(
     guards = _unneeded(job, held)
     newer = _newer_commit(job, record, tier)
     if record.origin is not None:
-        return _remove(job, held, record.origin, guards=(*guards, *_as_they_are(job, newer)))
+        return _remove(job, held, guards=(*guards, *_as_they_are(job, newer)))
     tiers = {
         name: dataclasses.replace(each, state=TierState.DELETING)
         if each.state is not TierState.REMOVED and (not tier or name == tier)
@@ -229,7 +229,7 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
             hint="ask for its deletion first, then remove its bytes",
         )
     if not tier:
-        return _remove(job, held, None)
+        return _remove(job, held)
     if waiting := _other_hosts(job, record, tier, host):
         key = job.keys.removed(*record.where, tier) + checked_id("host", host)
         if job.view.get(key) is not None:
@@ -244,7 +244,7 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
             ),
         )
     if record.state is CheckpointState.DELETING and dying == [tier]:
-        return _remove(job, held, None)
+        return _remove(job, held)
     tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.REMOVED)
     return Decision(
         reason=f"the bytes of step {record.step} are gone from {tier}",
@@ -276,9 +276,7 @@ def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -
     return hosts_of(job, record, tier) - {host, *done}
 
 
-def _remove(
-    job: JobView, held: Entry[CheckpointRecord], origin: Origin | None, guards: tuple[Compare, ...] = ()
-) -> Decision:
+def _remove(job: JobView, held: Entry[CheckpointRecord], guards: tuple[Compare, ...] = ()) -> Decision:
     """No new reader or reference can appear: they refuse a tombstone, so none is compared."""
     record, keys = held.record, job.keys
     operations: list[Operation] = [
@@ -286,11 +284,12 @@ def _remove(
         delete_prefix(keys.attempt(*record.where)),
         *release_references(job, record),
     ]
-    if origin is not None:
+    what = "bytes"
+    if record.origin is not None:
         operations.append(Delete(key=fork_reference(job, record)))
-    what = "the fork of" if origin is not None else "the bytes of"
+        what = "fork"
     return Decision(
-        reason=f"{what} step {record.step} {'is' if origin is not None else 'are'} gone, and so is its record",
+        reason=f"step {record.step}: its {what} and its record are gone",
         txn=Txn(
             compares=guards or (unchanged(held.key, held.mod_revision),),
             success=tuple(operations),

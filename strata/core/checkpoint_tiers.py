@@ -31,11 +31,6 @@ def present_on(record: CheckpointRecord) -> list[str]:
     return [name for name, tier in tiers_of(record).items() if tier.state is TierState.PRESENT]
 
 
-def survives_a_host(record: CheckpointRecord) -> bool:
-    """Tell whether a shared tier holds it."""
-    return any(t.shared and t.state is TierState.PRESENT for t in tiers_of(record).values())
-
-
 def home(job: JobView, record: CheckpointRecord) -> tuple[JobView, CheckpointRecord]:
     """Return the job and the record whose bytes these are: another one's, where it is a fork.
 

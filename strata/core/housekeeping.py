@@ -17,6 +17,7 @@ from strata.core.records import Leader, Replica, Worker
 from strata.core.txn import (
     Delete,
     Operation,
+    Plan,
     Txn,
     created_at,
     delete_prefix,
@@ -43,14 +44,6 @@ class FirstSeen(Generic[K]):
         """Take over what is there now; what went is forgotten."""
         self.since_ms = {key: self.since_ms.get(key, now_ms) for key in present}
         return self.since_ms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cleaning:
-    """What to delete, each transaction for itself: one that fails is planned anew."""
-
-    reason: str
-    txns: tuple[Txn, ...] = ()
 
 
 # -- ended generations (PROTOCOLS 6.6) --------------------------------------------------------
@@ -81,7 +74,7 @@ def plan_ended_generations(
     ended_since_ms: Mapping[int, float],
     now_ms: float,
     keep_s: float = 60.0,
-) -> Cleaning:
+) -> Plan:
     """Delete the worlds and barriers of generations that ended `keep_s` ago.
 
     `worlds/<gen>/restored` stays as long as a checkpoint is superseded by it (PROTOCOLS 8.4). No
@@ -94,7 +87,7 @@ def plan_ended_generations(
         if now_ms - ended_since_ms.get(generation, now_ms) >= keep_s * 1000
     ]
     if head is None or not due:
-        return Cleaning(reason=f"job {job.keys.name} has no generation to clear away")
+        return Plan(reason=f"job {job.keys.name} has no generation to clear away")
     deletes: list[Operation] = []
     for generation in due:
         folder, restored = job.keys.generation(generation), job.keys.restored(generation)
@@ -119,7 +112,7 @@ def plan_ended_generations(
         Txn(compares=guards, success=tuple(deletes[start : start + MAX_OPS]))
         for start in range(0, len(deletes), MAX_OPS)
     )
-    return Cleaning(reason=f"generations {', '.join(map(str, due))} are cleared away", txns=txns)
+    return Plan(reason=f"generations {', '.join(map(str, due))} are cleared away", txns=txns)
 
 
 def _has_rubbish(job: JobView, generation: int) -> bool:
@@ -159,7 +152,7 @@ def plan_orphans(
     now_ms: float,
     orphan_s: float = 5.0,
     arriving: Collection[str] = (),
-) -> Cleaning:
+) -> Plan:
     """Delete the members whose replica has been gone for `orphan_s`.
 
     `calm_since_ms`: the later of taking office and of the last replica becoming ready. Members
@@ -175,7 +168,7 @@ def plan_orphans(
         and entry.name not in arriving
     ]
     if not due:
-        return Cleaning(reason=f"job {job.keys.name}: {len(found)} members without a replica")
+        return Plan(reason=f"job {job.keys.name}: {len(found)} members without a replica")
     guards = (
         created_at(keys.leader, epoch),
         none_newer_in(keys.replicas, job.view.revision),  # the replica has not come back
@@ -188,4 +181,4 @@ def plan_orphans(
         txns.append(Txn(compares=(*guards, *same), success=deletes))
     names = ", ".join(entry.name for entry in due[:4])
     more = f" and {len(due) - 4} more" if len(due) > 4 else ""
-    return Cleaning(reason=f"{names}{more}: no replica has served them for {orphan_s:g} s", txns=tuple(txns))
+    return Plan(reason=f"{names}{more}: no replica has served them for {orphan_s:g} s", txns=tuple(txns))

@@ -191,7 +191,7 @@ def _history(job: JobView) -> Iterator[str]:
     """The history ends with the head, and says of it what the head says."""
     head = job.head()
     entries = job.history()
-    current = head.record.generation if head is not None else 0
+    current = job.generation()
     for entry in entries:
         if int(entry.name) > current:
             yield f"generation {entry.name} has a history, and the head is {current}"
@@ -209,9 +209,7 @@ def _history(job: JobView) -> Iterator[str]:
 
 def _barriers(job: JobView) -> Iterator[str | Violation]:
     """The floor is the highest released round, and nothing lies below it."""
-    view, keys = job.view, job.keys
-    head = job.head()
-    current = head.record.generation if head is not None else 0
+    view, keys, current = job.view, job.keys, job.generation()
     for name in view.names(keys.barriers):
         for generation in map(int, view.names(keys.barrier_name(name))):
             what = f"barrier {name}/{generation}"
@@ -278,8 +276,7 @@ def _latest(job: JobView) -> Iterator[str]:
 
 def _catalog(job: JobView) -> Iterator[str]:
     """Records lie where they say, of generations that have been; no state without its acks."""
-    head = job.head()
-    current = head.record.generation if head is not None else 0
+    current = job.generation()
     for entry in job.checkpoints():
         record = entry.record
         what = f"checkpoint ({record.step}, {record.generation})"
@@ -353,8 +350,7 @@ def _asked(job: JobView) -> Iterator[str]:
 
 def _datasets(job: JobView) -> Iterator[str]:
     """An assignment is of its dataset and of a world, and its loads are bounded."""
-    head, world = job.head(), job.world_as_written()
-    current = head.record.generation if head is not None else 0
+    current, world = job.generation(), job.world_as_written()
     for name in job.view.names(job.keys.datasets):
         spec = job.view.record(job.keys.dataset_spec(name), DatasetSpec)
         assignment = job.view.record(job.keys.assignment(name), Assignment)

@@ -56,12 +56,6 @@ class ClusterKeys:
     def replica(self, replica: str) -> str:
         return self.replicas + checked_id("replica", replica)
 
-    ops = _Fixed("ops/")
-
-    def op(self, request_id: str) -> str:
-        return self.ops + checked_id("request", request_id)
-
-    ops_floor = _Fixed("ops-floor")
     jobs = _Fixed("jobs/")
 
     def job(self, job: str) -> JobKeys:

@@ -17,7 +17,6 @@ from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
 from strata.core.housekeeping import (
-    Cleaning,
     FirstSeen,
     Orphan,
     ended_generations,
@@ -28,7 +27,7 @@ from strata.core.housekeeping import (
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.timing import Timing
-from strata.core.txn import Event, WatchBatch
+from strata.core.txn import Event, Plan, WatchBatch
 from strata.observe import get_logger
 
 log = get_logger()
@@ -135,7 +134,7 @@ class Housekeeping(JobController):
             self._timing.orphan_s - (now_ms - max(self._calm_since_ms, at_ms)) / 1000
             for at_ms in since.values()
         ]
-        first = Cleaning(reason=plan.reason, txns=plan.txns[:1])
+        first = Plan(reason=plan.reason, txns=plan.txns[:1])
         if more := len(plan.txns) > 1:
             self._clearing_since_ms.setdefault(name, now_ms)
         try:
@@ -151,7 +150,7 @@ class Housekeeping(JobController):
         self._clearing_since_ms.pop(name, None)
         return _soonest(waits_s)
 
-    async def _executed(self, name: str, plan: Cleaning) -> bool:
+    async def _executed(self, name: str, plan: Plan) -> bool:
         """Execute a plan; return whether all of it took effect: it was outdated otherwise."""
         if plan.txns:
             results = [await self._fence.execute(txn) for txn in plan.txns]

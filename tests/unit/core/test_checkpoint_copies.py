@@ -9,7 +9,7 @@ from strata.core.checkpoint_chores import AdoptRequest, chores, decide_adopt
 from strata.core.checkpoint_copies import CopyRequest, decide_report_copy, decide_tier, next_tier
 from strata.core.checkpoint_order import newest, restore_point
 from strata.core.checkpoint_records import Copy
-from strata.core.checkpoint_tiers import PRIMARY, hosts_of, survives_a_host, tiers_of, within_reach
+from strata.core.checkpoint_tiers import PRIMARY, hosts_of, tiers_of, within_reach
 from strata.core.checkpoints import decide_delete, find
 from strata.core.records import TierState
 from strata.errors import CheckpointError, CheckpointNotFound, Conflict, InvalidArgument, Refused
@@ -191,7 +191,6 @@ def test_the_last_part_against_the_deletion(part_first: bool) -> None:
 def test_a_record_of_before_there_were_tiers_is_on_one_that_all_reach(job: KeptJob) -> None:
     record = job.save(20)
     assert list(tiers_of(record)) == [PRIMARY]
-    assert survives_a_host(record)
 
 
 def test_a_restore_point_is_on_a_shared_tier_or_on_the_one_host_of_the_world() -> None:
@@ -199,7 +198,6 @@ def test_a_restore_point_is_on_a_shared_tier_or_on_the_one_host_of_the_world() -
     record = job.save(20, tier="disk", shared=False)
     view = job.store.job()
     assert hosts_of(view, record, "disk") == {"host-a"}
-    assert not survives_a_host(record)
     assert within_reach(view, record, {"host-a"})
     assert not within_reach(view, record, {"host-a", "host-b"})
     assert not within_reach(view, record, {"host-b"})

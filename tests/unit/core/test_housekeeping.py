@@ -7,7 +7,6 @@ import pytest
 from strata.core.barriers import Arrival, BarrierBook, decide_outcome
 from strata.core.housekeeping import (
     MAX_OPS,
-    Cleaning,
     FirstSeen,
     ended_generations,
     orphans,
@@ -29,6 +28,7 @@ from strata.core.records import (
     StopNotice,
     WorldHead,
 )
+from strata.core.txn import Plan
 from tests.not_none import not_none
 from tests.unit.core.rig import (
     JOB,
@@ -111,7 +111,7 @@ class Aged:
             newest = Latest(generation=generation, step=step, attempt=attempt, record_generation=generation)
             self.store.put(JOB.latest, newest)
 
-    def clean(self, since_ms: dict[int, float], now_ms: float) -> Cleaning:
+    def clean(self, since_ms: dict[int, float], now_ms: float) -> Plan:
         plan = plan_ended_generations(
             self.store.job(), keys=KEYS, epoch=self.epoch, ended_since_ms=since_ms, now_ms=now_ms
         )
@@ -204,7 +204,7 @@ class Served:
         who = registration(worker, max_workers=2)
         self.store.settle(lambda job: decide_register(job, who, served_by=instance))
 
-    def plan(self, *, seen_ms: float = 0, calm_ms: float = 0, now_ms: float = 5000) -> Cleaning:
+    def plan(self, *, seen_ms: float = 0, calm_ms: float = 0, now_ms: float = 5000) -> Plan:
         job = self.store.job()
         return plan_orphans(
             job,

@@ -33,7 +33,6 @@ def test_a_number_that_would_break_the_order_is_refused(value: int) -> None:
         ClusterKeys,
         KEYS.job,
         KEYS.replica,
-        KEYS.op,
         JOB.worker,
         JOB.barrier_name,
         JOB.dataset,

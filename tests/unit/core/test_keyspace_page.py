@@ -157,7 +157,7 @@ EXAMPLES: dict[str, Any] = {
     JOB.pin(120, ATTEMPT): r.Pin(who="ada", why="the paper's figure 3"),
 }
 
-LATER = {"op", "ops_floor", "importing"}
+LATER = {"importing"}
 """Keys of later work: the page names them, and nothing writes them yet."""
 NEVER = {"dry_run"}
 """A key that is compared, and that nothing ever writes."""
