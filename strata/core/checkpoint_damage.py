@@ -10,7 +10,7 @@ that was read which need the owner's objects.
 2. A host that reads the object as it was saved refutes the report, if it is the only open one. The reporting host
    is not believed of this object again until it has a worker that registered later. Of another object it is a
    report like any other.
-3. A host that cannot read says so, and confirms nothing. It is asked again when a later generation waits.
+3. A host that cannot read says so once, and confirms nothing. It looks again with its next chores.
 4. A host is believed alone where the bytes are on its own disk, or while it is registered and no other host is
    that could look. A standby has no process that looks, and is not waited for.
 
@@ -130,19 +130,9 @@ def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
 def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> str | None:
     """Return the object that `host` is to read of what another reported; "": all of the copy; None: nothing."""
     reported = [entry for entry in reports(job, record, tier) if _open(entry)]
-    own = _own(job, record, tier, host)
-    if not reported or (own is not None and _open(own)):
+    if not reported or any(entry.name == host for entry in reported):
         return None
-    asked = _asked(job, record, tier, host)
-    if own is not None and own.record.unread and (own.record.incarnation, own.record.generation) >= asked:
-        return None  # it cannot read
     return reported[0].record.object
-
-
-def _asked(job: JobView, record: CheckpointRecord, tier: str, host: str) -> tuple[int, int]:
-    """Return what a host is asked by: its newest worker, and the latest generation that waits for the copy."""
-    waits = (each.record.generation for each in reports(job, record, tier) if _open(each))
-    return _incarnation(job, host), max(waits, default=0)
 
 
 def missed_by(job: JobView, record: CheckpointRecord, generation: int) -> bool:
@@ -261,19 +251,11 @@ def _take_down(
 
 
 def _note_unread(job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport) -> Decision:
-    """Note that `report.host` cannot read what others reported, once for the latest generation that waits."""
-    record, known = held.record, _own(job, held.record, tier, report.host)
-    if to_look_at(job, record, tier, report.host) is None or (known is not None and known.record.corrupt):
-        return decide_confirm(job, held, tier)  # each new reason would have it try again
-    asked = _asked(job, record, tier, report.host)
-    word = Suspect(
-        corrupt=False,
-        reason=report.reason[:MAX_REASON_CHARS],
-        unread=True,
-        incarnation=asked[0],
-        generation=asked[1],
-    )
-    return _put(job, held, tier, report.host, word, f"could not read step {record.step}")
+    """Note that `report.host` cannot read what others reported, once: it looks again with its next chores."""
+    if _own(job, held.record, tier, report.host) is not None:
+        return decide_confirm(job, held, tier)
+    word = Suspect(corrupt=False, reason=report.reason[:MAX_REASON_CHARS])
+    return _put(job, held, tier, report.host, word, f"could not read step {held.record.step}")
 
 
 def _own(job: JobView, record: CheckpointRecord, tier: str, host: str) -> Entry[Suspect] | None:
