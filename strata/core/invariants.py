@@ -24,7 +24,6 @@ from strata.core.records import (
     CheckpointState,
     DatasetSpec,
     JobPhase,
-    JobSpec,
     Leader,
     Phase,
     PoisonRecord,
@@ -42,7 +41,7 @@ _LATEST_STATES = {CheckpointState.COMMITTED, CheckpointState.CORRUPT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One thing that cannot be. `key` is a key, or the folder of keys, that it is about."""
+    """One thing that cannot be. `key` is the folder of keys, or the key, that its rule is about."""
 
     job: str
     key: str
@@ -58,7 +57,7 @@ def check_job(view: View, keys: ClusterKeys, name: str) -> list[Violation]:
     """Return what is wrong with one job."""
     job = JobView(view, keys.job(name))
     of = job.keys
-    rules: tuple[tuple[str, Callable[[JobView], Iterable[str | Violation]]], ...] = (
+    rules: tuple[tuple[str, Callable[[JobView], Iterable[str]]], ...] = (
         (of.worlds, _worlds),
         (of.worlds, _ends),
         (of.worlds, _notices),
@@ -68,28 +67,17 @@ def check_job(view: View, keys: ClusterKeys, name: str) -> list[Violation]:
         (of.checkpoints, _catalog),
         (of.root, _asked),
         (of.datasets, _datasets),
-        (of.root, _epochs),
-        (keys.leader, lambda job: _leader(job, keys)),
+        (of.root, lambda job: _epochs(job, keys)),
     )
     found: list[Violation] = []
     for key, rule in rules:
         try:
-            found += [
-                problem if isinstance(problem, Violation) else Violation(job=name, key=key, says=problem)
-                for problem in rule(job)
-            ]
+            found += [Violation(job=name, key=key, says=problem) for problem in rule(job)]
         except PoisonRecord as error:
             found.append(Violation(job=name, key=key, says=error.message))
         except ValueError:  # the name of a key is not the number that it should be
             found.append(Violation(job=name, key=key, says="a key there has a name that cannot be one"))
     return found
-
-
-def _leader(job: JobView, keys: ClusterKeys) -> Iterator[str]:
-    """Nothing was written by a leader that is still to come."""
-    leader = job.view.entry(keys.leader, Leader)
-    if leader is not None and (epoch := _highest_epoch(job)) > leader.create_revision:
-        yield f"epoch {epoch} is above the leader's own"
 
 
 # -- worlds -----------------------------------------------------------------------------------
@@ -188,9 +176,10 @@ def _notices(job: JobView) -> Iterator[str]:
 
 
 def _history(job: JobView) -> Iterator[str]:
-    """The history ends with the head, and says of it what the head says."""
-    head = job.head()
-    entries = job.history()
+    """The history ends with the head, and says of it what the head says; a job with a world has a spec."""
+    head, entries = job.head(), job.history()
+    if head is not None and job.spec() is None:
+        yield "it has a world and no spec"
     current = job.generation()
     for entry in entries:
         if int(entry.name) > current:
@@ -207,7 +196,7 @@ def _history(job: JobView) -> Iterator[str]:
 # -- barriers ---------------------------------------------------------------------------------
 
 
-def _barriers(job: JobView) -> Iterator[str | Violation]:
+def _barriers(job: JobView) -> Iterator[str]:
     """The floor is the highest released round, and nothing lies below it."""
     view, keys, current = job.view, job.keys, job.generation()
     for name in view.names(keys.barriers):
@@ -232,11 +221,7 @@ def _barriers(job: JobView) -> Iterator[str | Violation]:
                 if released and outcome.record.missing:
                     yield f"{what}: round {round_} was released without all"
             if floor and view.get(keys.outcome(name, generation, floor)) is None:
-                yield Violation(
-                    job=keys.name,
-                    key=keys.barrier_floor(name, generation),
-                    says=f"{what}: the floor is {floor}, and that round has no outcome",
-                )
+                yield f"{what}: the floor is {floor}, and that round has no outcome"
 
 
 # -- checkpoints ------------------------------------------------------------------------------
@@ -392,9 +377,9 @@ def _highest_epoch(job: JobView) -> int:
     return max(epochs)
 
 
-def _epochs(job: JobView) -> Iterator[str]:
-    """An epoch is a revision that has been; a job with anything in it has a spec."""
-    if (epoch := _highest_epoch(job)) > job.view.revision:
-        yield f"epoch {epoch} is above revision {job.view.revision}"
-    if job.head() is not None and job.view.record(job.keys.spec, JobSpec) is None:
-        yield "it has a world and no spec"
+def _epochs(job: JobView, keys: ClusterKeys) -> Iterator[str]:
+    """Nothing was written by a leader that is still to come."""
+    leader = job.view.entry(keys.leader, Leader)
+    newest = leader.create_revision if leader is not None else job.view.revision
+    if (epoch := _highest_epoch(job)) > newest:
+        yield f"epoch {epoch} is above {newest}, the newest that there was"

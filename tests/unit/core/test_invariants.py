@@ -307,11 +307,11 @@ CASES: dict[str, tuple[Doctor, str]] = {
     # epochs
     "an epoch of the future": (
         lambda s: s.change(JOB.standbys, Standbys, epoch=10**6),
-        "epoch 1000000 is above revision",
+        "epoch 1000000 is above",
     ),
     "written by a leader to come": (
         lambda s: s.change(JOB.assignment("d"), Assignment, epoch=s.epoch + 1),
-        "is above the leader's own",
+        "the newest that there was",
     ),
     # poison
     "a poison record": (lambda s: s.put(JOB.head, Restored(step=3)), "not a WorldHead record"),
