@@ -80,17 +80,8 @@ def decide_delete(
 
 
 @refusable
-def decide_entomb(
-    job: JobView,
-    held: Entry[CheckpointRecord],
-    *,
-    tier: str = "",
-    keepers: Sequence[Entry[CheckpointRecord]] = (),
-) -> Decision:
-    """Forbid the use of a checkpoint, or of one copy, unless somebody needs it.
-
-    `keepers` are records that must stay as they are for this one to go: the newer ones of a policy.
-    """
+def decide_entomb(job: JobView, held: Entry[CheckpointRecord], *, tier: str = "") -> Decision:
+    """Forbid the use of a checkpoint, or of one copy, unless somebody needs it."""
     record = held.record
     if tier and (record.state is not CheckpointState.COMMITTED or present_on(record) == [tier]):
         tier = ""  # without this copy nothing is left: the record goes with its last tier
@@ -111,7 +102,7 @@ def decide_entomb(
     return Decision(
         reason=f"step {record.step}{f' on {tier}' if tier else ''} is to be deleted",
         txn=Txn(
-            compares=(*guards, *_as_they_are(job, (*newer, *keepers))),
+            compares=(*guards, *_as_they_are(job, newer)),
             success=(Put(key=held.key, value=encode(tombstone)),),
         ),
     )
