@@ -1,6 +1,6 @@
 """What the leader clears away: keys of ended generations, and members whose replica is gone.
 
-Both go by *soft* times: since when the leader itself has seen something. A new leader begins to
+The latter go by *soft* times: since when the leader itself has seen something. A new leader begins to
 count anew, which only makes it later.
 """
 
@@ -49,43 +49,19 @@ class FirstSeen(Generic[K]):
 # -- ended generations (PROTOCOLS 6.6) --------------------------------------------------------
 
 
-def ended_generations(job: JobView) -> list[int]:
-    """Return the generations below the head's that still have keys to delete."""
-    head = job.head()
-    if head is None:
-        return []
-    view, keys = job.view, job.keys
-    found = {
-        int(name)
-        for name in view.names(keys.worlds)
-        if int(name) < head.record.generation and _has_rubbish(job, int(name))
-    }
-    for barrier in view.names(keys.barriers):
-        names = view.names(keys.barrier_name(barrier))
-        found |= {int(name) for name in names if int(name) < head.record.generation}
-    return sorted(found)
+def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Plan:
+    """Delete the worlds and barriers of all generations but the current one and the one before.
 
-
-def plan_ended_generations(
-    job: JobView,
-    *,
-    keys: ClusterKeys,
-    epoch: int,
-    ended_since_ms: Mapping[int, float],
-    now_ms: float,
-    keep_s: float = 60.0,
-) -> Plan:
-    """Delete the worlds and barriers of generations that ended `keep_s` ago.
-
-    `worlds/<gen>/restored` stays as long as a checkpoint is superseded by it (PROTOCOLS 8.4). No
-    later checkpoint can be: a record of an older generation is never begun after its world.
+    Of that one a late rank may still ask how a barrier ended. `worlds/<gen>/restored` stays as long as a
+    checkpoint is superseded by it (PROTOCOLS 8.4). No later checkpoint can be: a record of an older generation
+    is never begun after its world.
     """
-    head = job.head()
-    due = [
-        generation
-        for generation in ended_generations(job)
-        if now_ms - ended_since_ms.get(generation, now_ms) >= keep_s * 1000
-    ]
+    view, head = job.view, job.head()
+    ended = range(job.generation() - 1)
+    names = {int(name) for name in view.names(job.keys.worlds) if _has_rubbish(job, int(name))}
+    for barrier in view.names(job.keys.barriers):
+        names |= {int(name) for name in view.names(job.keys.barrier_name(barrier))}
+    due = sorted(names.intersection(ended))
     if head is None or not due:
         return Plan(reason=f"job {job.keys.name} has no generation to clear away")
     deletes: list[Operation] = []

@@ -19,7 +19,6 @@ from strata.coordinator.writes.fence import Fence
 from strata.core.housekeeping import (
     FirstSeen,
     Orphan,
-    ended_generations,
     orphans,
     plan_ended_generations,
     plan_orphans,
@@ -63,7 +62,6 @@ class Housekeeping(JobController):
         self._timing = timing
         self._spares_s = spares_s
         self._hears = hears
-        self._ended: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)
         self._orphans: dict[str, FirstSeen[Orphan]] = defaultdict(FirstSeen)
         self._clearing_since_ms: dict[str, float] = {}
         self._calm_since_ms = _now_ms()
@@ -97,19 +95,9 @@ class Housekeeping(JobController):
         )
 
     async def _clean_generations(self, name: str) -> float | None:
-        job, now_ms = JobView(self._mirror.view, self._keys.job(name)), _now_ms()
-        keep_s = self._timing.ended_generation_s
-        since = self._ended[name].update(ended_generations(job), now_ms)
-        plan = plan_ended_generations(
-            job,
-            keys=self._keys,
-            epoch=self._fence.epoch,
-            ended_since_ms=since,
-            now_ms=now_ms,
-            keep_s=keep_s,
-        )
-        waits_s = [keep_s - (now_ms - at_ms) / 1000 for at_ms in since.values()]
-        return _soonest(waits_s) if await self._executed(name, plan) else AGAIN_S
+        job = JobView(self._mirror.view, self._keys.job(name))
+        plan = plan_ended_generations(job, keys=self._keys, epoch=self._fence.epoch)
+        return None if await self._executed(name, plan) else AGAIN_S
 
     async def _clean_orphans(self, name: str) -> float | None:
         job, now_ms = JobView(self._mirror.view, self._keys.job(name)), _now_ms()
