@@ -6,9 +6,8 @@ count anew, which only makes it later.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
 
 from strata.core.checkpoint_order import supersedes_any
 from strata.core.job import JobView
@@ -26,24 +25,17 @@ from strata.core.txn import (
 )
 from strata.core.view import Entry
 
+K = TypeVar("K")
+
 MAX_OPS = 90
 """Below the 100 of PROTOCOLS 2.5 by the few compares that come with them."""
 MAX_ORPHANS = 30
 """In one transaction: a hand-over that comes between makes all of it fail."""
 
-K = TypeVar("K", bound=Hashable)
 
-
-@dataclass(slots=True)
-class FirstSeen(Generic[K]):
-    """Since when each of a changing set of things has been there, as far as one process saw."""
-
-    since_ms: dict[K, float] = field(default_factory=dict)
-
-    def update(self, present: Iterable[K], now_ms: float) -> Mapping[K, float]:
-        """Take over what is there now; what went is forgotten."""
-        self.since_ms = {key: self.since_ms.get(key, now_ms) for key in present}
-        return self.since_ms
+def first_seen(before: Mapping[K, float], present: Iterable[K], now: float) -> dict[K, float]:
+    """Return since when each thing that is there now has been; what went is forgotten."""
+    return {key: before.get(key, now) for key in present}
 
 
 # -- ended generations (PROTOCOLS 6.6) --------------------------------------------------------

@@ -9,7 +9,6 @@ an etcd that is slow to write down that it is served here.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
@@ -17,8 +16,8 @@ from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
 from strata.core.housekeeping import (
-    FirstSeen,
     Orphan,
+    first_seen,
     orphans,
     plan_ended_generations,
     plan_orphans,
@@ -62,7 +61,7 @@ class Housekeeping(JobController):
         self._timing = timing
         self._spares_s = spares_s
         self._hears = hears
-        self._orphans: dict[str, FirstSeen[Orphan]] = defaultdict(FirstSeen)
+        self._orphans: dict[str, dict[Orphan, float]] = {}
         self._clearing_since_ms: dict[str, float] = {}
         self._calm_since_ms = _now_ms()
 
@@ -105,7 +104,7 @@ class Housekeeping(JobController):
             self._clearing_since_ms.pop(name, None)
             return spares_s  # what this replica has not seen may be its own fault
         found = orphans(job, keys=self._keys)
-        since = self._orphans[name].update(found, now_ms)
+        since = self._orphans[name] = first_seen(self._orphans.get(name, {}), found, now_ms)
         plan = plan_orphans(
             job,
             keys=self._keys,

@@ -7,7 +7,6 @@ import pytest
 from strata.core.barriers import Arrival, BarrierBook, decide_outcome
 from strata.core.housekeeping import (
     MAX_OPS,
-    FirstSeen,
     orphans,
     plan_ended_generations,
     plan_orphans,
@@ -52,14 +51,6 @@ def aged() -> Aged:
 @pytest.fixture
 def served() -> Served:
     return Served()
-
-
-def test_first_seen_remembers_since_when_and_forgets_what_went() -> None:
-    seen: FirstSeen[str] = FirstSeen()
-    assert seen.update(["a"], 10) == {"a": 10}
-    assert seen.update(["a", "b"], 20) == {"a": 10, "b": 20}
-    assert seen.update(["b"], 30) == {"b": 20}
-    assert seen.update(["a", "b"], 40) == {"a": 40, "b": 20}
 
 
 # -- ended generations ------------------------------------------------------------------------
