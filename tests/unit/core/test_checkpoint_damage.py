@@ -76,9 +76,14 @@ def test_a_second_host_that_reads_what_was_saved_refutes_it(job: KeptJob) -> Non
     assert newest(job.store.job()) is not None
 
 
-def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: KeptJob) -> None:
+def refuted(job: KeptJob) -> None:
+    """Let host-a report damage of one object, and host-b read it as it was saved."""
     job.damage(40, "host-a", object=ONE)
     job.damage(40, "host-b", sound=True, object=ONE)
+
+
+def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: KeptJob) -> None:
+    refuted(job)
     with pytest.raises(Refused, match=f"host-b read {ONE}, which host-a reported of step 40") as refusal:
         job.damage(40, "host-a", object=ONE)
     assert "memory" in refusal.value.hint
@@ -91,8 +96,7 @@ def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: Kep
 
 def test_another_object_is_another_report_and_is_looked_at(job: KeptJob) -> None:
     """Of a host that was refuted as of any other: neither stands for the other one."""
-    job.damage(40, "host-a", object=ONE)
-    job.damage(40, "host-b", sound=True, object=ONE)
+    refuted(job)
     job.damage(40, "host-a", object=TWO)
     assert [c.object for c in chores(job.store.job(), "host-b")] == [TWO]
     job.damage(40, "host-b", sound=True, object=TWO)
@@ -102,8 +106,7 @@ def test_another_object_is_another_report_and_is_looked_at(job: KeptJob) -> None
 
 
 def test_a_second_host_that_finds_the_refuted_object_damaged_confirms_it(job: KeptJob) -> None:
-    job.damage(40, "host-a", object=ONE)
-    job.damage(40, "host-b", sound=True, object=ONE)
+    refuted(job)
     assert job.damage(40, "host-b", object=ONE).state is CORRUPT
 
 

@@ -31,7 +31,7 @@ from strata.core.records import CheckpointRecord, CheckpointState, CheckpointTyp
 from strata.core.txn import Decision, Txn
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT, Job
-from tests.unit.core.rig import JOB, Observer, carry_out, leave, register
+from tests.unit.core.rig import JOB, Observer, author_of, carry_out, leave, register
 
 STEPS = (20, 40, 60)
 
@@ -93,10 +93,7 @@ class Race(Job):
         world = job.world()
         if world is None or world.head.forming:
             return None
-        member = world.member_of(rank)
-        return Author(
-            worker=member.worker, incarnation=member.incarnation, generation=world.head.generation, rank=rank
-        )
+        return author_of(job, rank)
 
     def rank_acts(self, job: JobView, rank: int, step: int, what: str, variant: int) -> None:
         author = self.author_of(job, rank)

@@ -136,15 +136,6 @@ def test_what_somebody_needs_stays_whatever_the_policy_says(job: KeptJob, need: 
         job.delete(20)
 
 
-def test_what_was_read_goes_once_the_reader_is_gone(job: KeptJob) -> None:
-    job.open(20)
-    job.policy(latest=1)
-    job.mark()
-    job.reader_goes()
-    job.mark()
-    assert job.steps() == [100]
-
-
 def test_age_is_counted_by_the_clock(job: KeptJob) -> None:
     job.policy(latest=1, age_ms=1000)  # all were made at 7 ms
     assert job.mark(now_unix_ms=1006) == []
