@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,6 @@ from strata.core.records import (
     Phase,
     WorldHead,
 )
-from strata.core.txn import Txn
 from strata.errors import (
     CheckpointNotFound,
     Conflict,
@@ -58,11 +58,6 @@ def fork(job: KeptJob, *, into: str = "new", source: str = "job", **which: Any) 
         lambda v: decide_fork(JobView(v.view, keys), JobView(v.view, KEYS.job(source)), **fields)
     )
     job.sound()
-
-
-def txn_of_fork(job: KeptJob) -> Txn:
-    view = job.store.view()
-    return not_none(decide_fork(JobView(view, NEW), JobView(view, JOB), step=20).txn)
 
 
 # -- forks ------------------------------------------------------------------------------------
@@ -140,16 +135,22 @@ def test_what_is_no_whole_committed_checkpoint_is_no_beginning(
         fork(job, **which)
 
 
-@pytest.mark.parametrize("meanwhile", ["deleted", "begun", "forgotten"])
-def test_what_comes_between_the_look_and_the_fork_stops_it(job: KeptJob, meanwhile: str) -> None:
-    txn = txn_of_fork(job)
-    if meanwhile == "deleted":
-        job.delete(20)
-    elif meanwhile == "begun":
-        fork(job, step=40)
-    else:
-        leave(job.store, "a")
-        job.store.settle(forget)
+def forgotten(job: KeptJob) -> None:
+    leave(job.store, "a")
+    job.store.settle(forget)
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [lambda job: job.delete(20), lambda job: fork(job, step=40), forgotten],
+    ids=["deleted", "begun", "forgotten"],
+)
+def test_what_comes_between_the_look_and_the_fork_stops_it(
+    job: KeptJob, meanwhile: Callable[[KeptJob], object]
+) -> None:
+    view = job.store.view()
+    txn = not_none(decide_fork(JobView(view, NEW), JobView(view, JOB), step=20).txn)
+    meanwhile(job)
     assert not job.store.execute(txn).succeeded
 
 
