@@ -11,24 +11,23 @@ one took is under `discarded/`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from strata.core.checkpoint_attempt import refuse
+from strata.core.checkpoint_attempt import named
 from strata.core.checkpoint_begin import bases_of, references
 from strata.core.checkpoint_damage import to_look_at
 from strata.core.checkpoint_deletion import dying_tiers
-from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, find, order
-from strata.core.checkpoint_pins import not_found
+from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, order
 from strata.core.checkpoint_records import Discarded
 from strata.core.checkpoint_tiers import hosts_of, present_on, tiers_of
 from strata.core.ids import AttemptId
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, Tier, encode
-from strata.core.txn import Decision, Put, Txn, unchanged
+from strata.core.txn import Decision, Put, Txn, refusable, unchanged
 from strata.core.view import Entry
-from strata.errors import InvalidArgument, Refused, StrataError
+from strata.errors import InvalidArgument, Refused
 
 
 class ChoreKind(Enum):
@@ -70,9 +69,9 @@ def chores(job: JobView, host: str) -> Iterator[Chore]:
         if record.origin is not None:
             continue  # its bytes are another job's, to remove; a rank of this one may find them damaged
         if record.state is CheckpointState.ABORTED and order(record) < newest:
-            yield from _each_tier(job, record, ChoreKind.CLEAR, host)
+            yield from _each(job, record, tiers_of(record), ChoreKind.CLEAR, host)
         elif record.state in {CheckpointState.DELETING, CheckpointState.COMMITTED}:
-            yield from _removals(job, record, host)
+            yield from _each(job, record, dying_tiers(record), ChoreKind.REMOVE, host)
     for note in job.view.entries(job.keys.discarded, Discarded):
         for name, tier in note.record.tiers.items():
             yield Chore(
@@ -85,19 +84,14 @@ def chores(job: JobView, host: str) -> Iterator[Chore]:
             )
 
 
-def _removals(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Chore]:
-    where = (record.step, record.generation, record.attempt)
-    for name in dying_tiers(record):
+def _each(
+    job: JobView, record: CheckpointRecord, tiers: Iterable[str], kind: ChoreKind, host: str
+) -> Iterator[Chore]:
+    """Yield the work on those of these copies that `host` reaches and has not removed."""
+    for name in tiers:
         tier = tiers_of(record)[name]
-        if _reaches(job, record, name, tier, host):
-            if host in job.view.names(job.keys.removed(*where, name)):
-                continue
-            yield _chore(ChoreKind.REMOVE, record, name, tier)
-
-
-def _each_tier(job: JobView, record: CheckpointRecord, kind: ChoreKind, host: str) -> Iterator[Chore]:
-    for name, tier in tiers_of(record).items():
-        if _reaches(job, record, name, tier, host):
+        done = job.view.names(job.keys.removed(*record.where, name))
+        if _reaches(job, record, name, tier, host) and host not in done:
             yield _chore(kind, record, name, tier)
 
 
@@ -144,6 +138,7 @@ class AdoptRequest:
     model_hash: str = ""
 
 
+@refusable
 def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
     """Take a save that was given up here, and is committed in storage, back into the catalog.
 
@@ -152,18 +147,14 @@ def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
     refers to its bases anew, as at its begin: it is refused once one of them is going, or not there
     yet (it is adopted itself, perhaps, and then this one with the next pass).
     """
-    held = find(job, request.step, request.attempt) if request.attempt else None
-    if held is None:
-        return refuse(not_found(request.step, request.attempt))
+    held = named(job, request.step, request.attempt)
     record = held.record
     if record.state is CheckpointState.COMMITTED and record.manifest_digest == request.manifest_digest:
         return Decision(reason=f"step {record.step} is committed")
     if record.state is not CheckpointState.ABORTED:
-        return refuse(
-            Refused(f"step {record.step} is {record.state.value}, and only one given up is adopted")
-        )
+        raise Refused(f"step {record.step} is {record.state.value}, and only one given up is adopted")
     if not request.manifest_digest:
-        return refuse(InvalidArgument("an adoption names the digest of the manifest that the marker names"))
+        raise InvalidArgument("an adoption names the digest of the manifest that the marker names")
     adopted = dataclasses.replace(
         record,
         state=CheckpointState.COMMITTED,
@@ -172,11 +163,9 @@ def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
         model_hash=request.model_hash,
         reason=f"adopted: {record.reason}",
     )
-    bases: list[Entry[CheckpointRecord]] | StrataError = []
+    bases: list[Entry[CheckpointRecord]] = []
     if record.base_step is not None and record.base_attempt is not None:
         bases = bases_of(job, record.base_step, record.base_attempt, present_on(record))
-    if isinstance(bases, StrataError):
-        return refuse(bases)
     return Decision(
         reason=f"step {record.step} was committed in storage: it is adopted",
         txn=Txn(

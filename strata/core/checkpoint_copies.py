@@ -12,17 +12,16 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from strata.core.checkpoint_attempt import bases, refuse
-from strata.core.checkpoint_order import find
+from strata.core.checkpoint_attempt import bases, named
 from strata.core.checkpoint_paths import attempt_path, check_root
 from strata.core.checkpoint_records import Copy
 from strata.core.checkpoint_tiers import BEGUN, tiers_of
 from strata.core.ids import checked_id
 from strata.core.job import JobView
 from strata.core.records import Ack, CheckpointRecord, CheckpointState, Seal, Tier, TierState, encode
-from strata.core.txn import Decision, Put, Txn, absent, present, unchanged
+from strata.core.txn import Decision, Put, Txn, absent, present, refusable, unchanged
 from strata.core.view import Entry
-from strata.errors import CheckpointError, CheckpointNotFound, Conflict, Refused
+from strata.errors import CheckpointError, Conflict, Refused
 
 _COPIED = frozenset({CheckpointState.OPEN, CheckpointState.COMMITTED})
 
@@ -45,6 +44,7 @@ class CopyRequest:
     begun: bool = False
 
 
+@refusable
 def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     """Record that a part is copied, once; with the last one the tier is in the record.
 
@@ -53,42 +53,36 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     the tier, or the checkpoint, is to be deleted: what was copied is removed with the rest. `CheckpointError`
     when what it needs of its base is lost there.
     """
-    held = find(job, request.step, request.attempt) if request.attempt else None
-    if held is None:
-        return refuse(
-            CheckpointNotFound(f"no attempt {request.attempt or '(unnamed)'} of step {request.step}")
-        )
+    held = named(job, request.step, request.attempt)
     record, name = held.record, checked_id("tier", request.tier)
     if record.state not in _COPIED:
-        return refuse(Refused(f"step {record.step} is {record.state.value}, and is not copied any more"))
+        raise Refused(f"step {record.step} is {record.state.value}, and is not copied any more")
     known = tiers_of(record).get(name)
     if known is not None and known.state is TierState.PRESENT:
         return Decision(reason=f"step {record.step} is on {name}")
     if known is not None:
-        return refuse(Refused(f"step {record.step} on {name} is {known.state.value}"))
+        raise Refused(f"step {record.step} on {name} is {known.state.value}")
     if (lost := _lost_base(job, record, name)) is not None:
-        return refuse(lost)
-    where = (record.step, record.generation, record.attempt)
+        raise lost
     key = (
-        job.keys.copied_seal(*where, name)
+        job.keys.copied_seal(*record.where, name)
         if request.rank is None
-        else job.keys.copy(*where, name, request.rank)
+        else job.keys.copy(*record.where, name, request.rank)
     )
     if request.begun:
-        key = job.keys.copies(*where, name) + BEGUN
+        key = job.keys.copies(*record.where, name) + BEGUN
     elif (wanted := _digest_of(job, record, request)) != request.digest or not wanted:
         there, acked = request.digest or "none", wanted or "none"
-        return refuse(Conflict(f"what lies on {name} has digest {there}, and {acked} was acked"))
+        raise Conflict(f"what lies on {name} has digest {there}, and {acked} was acked")
     if (copied := job.view.record(key, Copy)) is not None:
         if not request.begun and copied.digest != request.digest:
             differing = f"has digest {copied.digest}, and {request.digest} is reported"
-            return refuse(Conflict(f"the part on {name} {differing}"))
+            raise Conflict(f"the part on {name} {differing}")
         return decide_tier(job, held, name)
-    if (wrong := check_root(request.root)) is not None:
-        return refuse(wrong)
+    check_root(request.root)
     copy = Copy(
         digest=request.digest,
-        path=attempt_path(request.root, job.keys.name, *where),
+        path=attempt_path(request.root, job.keys.name, *record.where),
         shared=request.shared,
         host=request.host,
     )
@@ -109,13 +103,13 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
 
 def _digest_of(job: JobView, record: CheckpointRecord, request: CopyRequest) -> str:
     """Return the digest that must lie there, or "": it is not known, or there is no such part."""
-    where, rank = (record.step, record.generation, record.attempt), request.rank
+    rank = request.rank
     # nothing commits without its acks: where they are gone it was given up first, and adopted then
     adopted = record.state is CheckpointState.COMMITTED and record.origin is None
     if rank is None:
-        seal = job.view.record(job.keys.seal(*where), Seal)
+        seal = job.view.record(job.keys.seal(*record.where), Seal)
         return seal.digest if seal is not None else record.manifest_digest if adopted else ""
-    ack = job.view.record(job.keys.ack(*where, rank), Ack)
+    ack = job.view.record(job.keys.ack(*record.where, rank), Ack)
     if ack is not None:
         return ack.digest
     # the manifest, which the seal of the copy must match, names the parts
@@ -144,10 +138,9 @@ def _begun_beside(job: JobView, record: CheckpointRecord, request: CopyRequest) 
     A base that was saved before there was this tier has no copy of its own there that would say so.
     """
     for base in (entry.record for entry in bases(job, record)):
-        where = (base.step, base.generation, base.attempt)
-        key = job.keys.copies(*where, request.tier) + BEGUN
+        key = job.keys.copies(*base.where, request.tier) + BEGUN
         if base.origin is None and request.tier not in tiers_of(base) and job.view.get(key) is None:
-            path = attempt_path(request.root, job.keys.name, *where)
+            path = attempt_path(request.root, job.keys.name, *base.where)
             yield Put(key=key, value=encode(Copy(digest="", path=path, shared=request.shared)))
 
 
@@ -158,12 +151,11 @@ def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decis
     seal's, which a deletion would take away.
     """
     record = held.record
-    where = (record.step, record.generation, record.attempt)
     if name in tiers_of(record) or record.state is not CheckpointState.COMMITTED:
         return Decision(reason=f"step {record.step} is {record.state.value}: no part of it is waited for")
-    key = job.keys.copied_seal(*where, name)
+    key = job.keys.copied_seal(*record.where, name)
     seal = job.view.record(key, Copy)
-    there = set(job.view.names(job.keys.copies(*where, name))) - {"seal", BEGUN}
+    there = set(job.view.names(job.keys.copies(*record.where, name))) - {"seal", BEGUN}
     if seal is None or len(there) < record.ranks:
         return Decision(reason=f"{name} has {len(there)} of {record.ranks} parts of step {record.step}")
     if (lost := _lost_base(job, record, name)) is not None:
@@ -184,7 +176,7 @@ def next_tier(job: JobView) -> Decision:
         record = entry.record
         if record.state is not CheckpointState.COMMITTED:
             continue
-        copies = f"{job.keys.attempt(record.step, record.generation, record.attempt)}copies/"
+        copies = f"{job.keys.attempt(*record.where)}copies/"
         for name in job.view.names(copies):
             decision = decide_tier(job, entry, name)
             if decision.txn is not None:

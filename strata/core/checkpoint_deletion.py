@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from strata.core.checkpoint_attempt import bases, refuse, release_references
+from strata.core.checkpoint_attempt import bases, named, release_references
 from strata.core.checkpoint_damage import is_whole
 from strata.core.checkpoint_order import (
     RESTORABLE_TYPES,
@@ -25,12 +25,12 @@ from strata.core.checkpoint_order import (
     order,
     superseded,
 )
-from strata.core.checkpoint_pins import not_found, tags_of
+from strata.core.checkpoint_pins import tags_of
 from strata.core.checkpoint_records import Copy, Discarded
 from strata.core.checkpoint_tiers import hosts_of, present_on, tiers_of
 from strata.core.ids import checked_id
 from strata.core.job import JobView
-from strata.core.records import CheckpointRecord, CheckpointState, Origin, Tier, TierState, encode
+from strata.core.records import CheckpointRecord, CheckpointState, Tier, TierState, encode
 from strata.core.txn import (
     Compare,
     Decision,
@@ -42,14 +42,16 @@ from strata.core.txn import (
     delete_prefix,
     none_in,
     none_newer_in,
+    refusable,
     unchanged,
 )
 from strata.core.view import Entry
-from strata.errors import InvalidArgument, Refused, StrataError
+from strata.errors import InvalidArgument, Refused
 
 _GONE = frozenset({TierState.DELETING, TierState.REMOVED})
 
 
+@refusable
 def decide_delete(
     job: JobView, *, step: int, attempt: str, finished: bool, tier: str = "", host: str = ""
 ) -> Decision:
@@ -59,16 +61,14 @@ def decide_delete(
     there is a tombstone; for the second, once the record, the copy or the host's part is gone.
     """
     if not attempt:
-        return refuse(InvalidArgument("a deletion names the attempt it means"))
+        raise InvalidArgument("a deletion names the attempt it means")
     checked_id("attempt", attempt)
-    held = find(job, step, attempt)
-    if held is None:
-        return _forget(job, step, attempt, tier) if finished else refuse(not_found(step, attempt))
+    if finished and find(job, step, attempt) is None:
+        return _forget(job, step, attempt, tier)
+    held = named(job, step, attempt)
     record, tiers = held.record, tiers_of(held.record)
     if tier and tier not in tiers:
-        return refuse(
-            InvalidArgument(f"step {step} has no copy on {tier}", hint=f"there is {', '.join(tiers)}")
-        )
+        raise InvalidArgument(f"step {step} has no copy on {tier}", hint=f"there is {', '.join(tiers)}")
     if finished:
         return _finish(job, held, tier, host)
     if record.state is CheckpointState.DELETING or (tier and tiers[tier].state in _GONE):
@@ -79,28 +79,16 @@ def decide_delete(
 # -- the tombstone ----------------------------------------------------------------------------
 
 
-def decide_entomb(
-    job: JobView,
-    held: Entry[CheckpointRecord],
-    *,
-    tier: str = "",
-    keepers: Sequence[Entry[CheckpointRecord]] = (),
-) -> Decision:
-    """Forbid the use of a checkpoint, or of one copy, unless somebody needs it.
-
-    `keepers` are records that must stay as they are for this one to go: the newer ones of a policy.
-    """
+@refusable
+def decide_entomb(job: JobView, held: Entry[CheckpointRecord], *, tier: str = "") -> Decision:
+    """Forbid the use of a checkpoint, or of one copy, unless somebody needs it."""
     record = held.record
     if tier and (record.state is not CheckpointState.COMMITTED or present_on(record) == [tier]):
         tier = ""  # without this copy nothing is left: the record goes with its last tier
     guards = _unneeded(job, held)
-    if isinstance(guards, StrataError):
-        return refuse(guards)
     newer = _newer_commit(job, record, tier)
-    if isinstance(newer, StrataError):
-        return refuse(newer)
     if record.origin is not None:
-        return _remove(job, held, record.origin, guards=(*guards, *_as_they_are(job, newer)))
+        return _remove(job, held, guards=(*guards, *_as_they_are(job, newer)))
     tiers = {
         name: dataclasses.replace(each, state=TierState.DELETING)
         if each.state is not TierState.REMOVED and (not tier or name == tier)
@@ -114,50 +102,51 @@ def decide_entomb(
     return Decision(
         reason=f"step {record.step}{f' on {tier}' if tier else ''} is to be deleted",
         txn=Txn(
-            compares=(*guards, *_as_they_are(job, (*newer, *keepers))),
+            compares=(*guards, *_as_they_are(job, newer)),
             success=(Put(key=held.key, value=encode(tombstone)),),
         ),
     )
 
 
-def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...] | StrataError:
-    """Return what must hold for this record's bytes to go, or who needs them."""
+def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...]:
+    """Return what must hold for this record's bytes to go; raise who needs them."""
     record, keys = held.record, job.keys
-    where = (record.step, record.generation, record.attempt)
     if record.state is CheckpointState.OPEN:
-        return Refused(f"step {record.step} is being saved", hint="abort it first")
-    latest, rewind = job.latest(), asked_back(job)
-    if is_latest(latest.record if latest is not None else None, record):
-        return Refused(f"step {record.step} is the latest checkpoint")
+        raise Refused(f"step {record.step} is being saved", hint="abort it first")
+    rewind = asked_back(job)
+    if is_latest(job, record):
+        raise Refused(f"step {record.step} is the latest checkpoint")
     if rewind is not None and rewind.record.attempt == record.attempt:
-        return Refused(f"the job goes back to step {record.step}")
-    pin, refs, readers = keys.pin(record.step, record.attempt), keys.refs(*where), keys.readers(*where)
+        raise Refused(f"the job goes back to step {record.step}")
+    pin, refs, readers = (
+        keys.pin(record.step, record.attempt),
+        keys.refs(*record.where),
+        keys.readers(*record.where),
+    )
     if job.view.get(pin) is not None:
-        return Refused(f"step {record.step} is pinned", hint="unpin it first")
+        raise Refused(f"step {record.step} is pinned", hint="unpin it first")
     if names := tags_of(job, record):
-        return Refused(f"step {record.step} is tagged {names[0]}", hint="take the tag away first")
+        raise Refused(f"step {record.step} is tagged {names[0]}", hint="take the tag away first")
     if job.view.get(keys.importing) is not None:
-        return Refused("a reconciliation is in progress: nothing is deleted")
+        raise Refused("a reconciliation is in progress: nothing is deleted")
     if users := job.view.names(refs):
-        return Refused(f"step {record.step} is referenced by attempt {users[0]}")
+        raise Refused(f"step {record.step} is referenced by attempt {users[0]}")
     if users := job.view.names(readers):
-        return Refused(f"step {record.step} is being read by {users[0]}")
+        raise Refused(f"step {record.step} is being read by {users[0]}")
     return (
         unchanged(held.key, held.mod_revision),
-        unchanged(keys.latest, latest.mod_revision if latest is not None else 0),
+        unchanged(keys.latest, job.view.mod_revision(keys.latest)),
         unchanged(keys.rewind, job.view.mod_revision(keys.rewind)),
         absent(pin),
-        none_in(keys.tags_of(*where)),
+        none_in(keys.tags_of(*record.where)),
         absent(keys.importing),
         none_in(refs),
         none_in(readers),
     )
 
 
-def _newer_commit(
-    job: JobView, record: CheckpointRecord, tier: str
-) -> Sequence[Entry[CheckpointRecord]] | StrataError:
-    """Return the newer commits that must stay as they are for this one to go.
+def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> Sequence[Entry[CheckpointRecord]]:
+    """Return the newer commits that must stay as they are for this one to go; raise where one is missing.
 
     There is always one; and one on each shared tier that this goes from, so that what survives the
     loss of a host is never gone before something newer survives it too. An ABORTED one is no restore
@@ -167,7 +156,7 @@ def _newer_commit(
         return ()
     newer = [e for e in job.checkpoints() if _newer(job, e.record, record)]
     if not newer:
-        return Refused(f"no newer checkpoint than step {record.step} is committed")
+        raise Refused(f"no newer checkpoint than step {record.step} is committed")
     newest = max(newer, key=lambda e: counts(job, e.record))
     kept = {newest.key: newest}
     for name, each in tiers_of(record).items():
@@ -175,7 +164,7 @@ def _newer_commit(
             continue
         there = [e for e in newer if name in present_on(e.record)]
         if not there:
-            return Refused(f"no newer checkpoint than step {record.step} is on {name}")
+            raise Refused(f"no newer checkpoint than step {record.step} is on {name}")
         safe = max(there, key=lambda e: counts(job, e.record))
         kept[safe.key] = safe
     return tuple(kept.values())
@@ -189,7 +178,7 @@ def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> li
     return [
         *(unchanged(entry.key, entry.mod_revision) for entry in stay.values()),
         *(
-            none_newer_in(f"{job.keys.attempt(r.step, r.generation, r.attempt)}suspects/", job.view.revision)
+            none_newer_in(f"{job.keys.attempt(*r.where)}suspects/", job.view.revision)
             for r in needed.values()
         ),
     ]
@@ -201,19 +190,16 @@ def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:
         return False
     if one.attempt == than.attempt or not is_whole(job, one):
         return False
-    latest = job.latest()
-    taken = is_latest(latest.record if latest is not None else None, one)
-    if superseded(job, one) and not taken:
+    if superseded(job, one):
         return False
-    return counts(job, one) > order(than) or (taken and superseded(job, than))
+    return counts(job, one) > order(than) or (is_latest(job, one) and superseded(job, than))
 
 
 def _half_copied(job: JobView, record: CheckpointRecord) -> dict[str, Tier]:
     """Return the tiers that a copy was begun on and that are in no record: what is there goes as well."""
-    where = (record.step, record.generation, record.attempt)
     found = {}
-    for name in job.view.names(f"{job.keys.attempt(*where)}copies/"):
-        copies = list(job.view.entries(job.keys.copies(*where, name), Copy))
+    for name in job.view.names(f"{job.keys.attempt(*record.where)}copies/"):
+        copies = list(job.view.entries(job.keys.copies(*record.where, name), Copy))
         if name not in tiers_of(record) and copies:
             first = copies[0].record
             found[name] = Tier(path=first.path, shared=first.shared, state=TierState.DELETING)
@@ -229,18 +215,14 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
     if tier and tiers[tier].state is TierState.REMOVED:
         return Decision(reason=f"step {record.step} is gone from {tier}")
     if record.state is not CheckpointState.DELETING and tier not in dying:
-        return refuse(
-            Refused(
-                f"step {record.step} is {record.state.value}, not deleting",
-                hint="ask for its deletion first, then remove its bytes",
-            )
+        raise Refused(
+            f"step {record.step} is {record.state.value}, not deleting",
+            hint="ask for its deletion first, then remove its bytes",
         )
     if not tier:
-        return _remove(job, held, None)
+        return _remove(job, held)
     if waiting := _other_hosts(job, record, tier, host):
-        key = job.keys.removed(record.step, record.generation, record.attempt, tier) + checked_id(
-            "host", host
-        )
+        key = job.keys.removed(*record.where, tier) + checked_id("host", host)
         if job.view.get(key) is not None:
             return Decision(
                 reason=f"{tier} of step {record.step} is still on {', '.join(sorted(waiting)[:4])}"
@@ -253,18 +235,17 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
             ),
         )
     if record.state is CheckpointState.DELETING and dying == [tier]:
-        return _remove(job, held, None)
+        return _remove(job, held)
     tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.REMOVED)
-    where = (record.step, record.generation, record.attempt)
     return Decision(
         reason=f"the bytes of step {record.step} are gone from {tier}",
         txn=Txn(
             compares=(unchanged(held.key, held.mod_revision),),
             success=(
                 Put(key=held.key, value=encode(dataclasses.replace(record, tiers=tiers))),
-                delete_prefix(job.keys.copies(*where, tier)),
-                delete_prefix(job.keys.removed(*where, tier)),
-                delete_prefix(job.keys.suspects(*where, tier)),
+                delete_prefix(job.keys.copies(*record.where, tier)),
+                delete_prefix(job.keys.removed(*record.where, tier)),
+                delete_prefix(job.keys.suspects(*record.where, tier)),
             ),
         ),
     )
@@ -282,25 +263,24 @@ def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -
     """
     if not host:
         return set()
-    done = job.view.names(job.keys.removed(record.step, record.generation, record.attempt, tier))
+    done = job.view.names(job.keys.removed(*record.where, tier))
     return hosts_of(job, record, tier) - {host, *done}
 
 
-def _remove(
-    job: JobView, held: Entry[CheckpointRecord], origin: Origin | None, guards: tuple[Compare, ...] = ()
-) -> Decision:
+def _remove(job: JobView, held: Entry[CheckpointRecord], guards: tuple[Compare, ...] = ()) -> Decision:
     """No new reader or reference can appear: they refuse a tombstone, so none is compared."""
     record, keys = held.record, job.keys
     operations: list[Operation] = [
         Delete(key=held.key),
-        delete_prefix(keys.attempt(record.step, record.generation, record.attempt)),
+        delete_prefix(keys.attempt(*record.where)),
         *release_references(job, record),
     ]
-    if origin is not None:
+    what = "bytes"
+    if record.origin is not None:
         operations.append(Delete(key=fork_reference(job, record)))
-    what = "the fork of" if origin is not None else "the bytes of"
+        what = "fork"
     return Decision(
-        reason=f"{what} step {record.step} {'is' if origin is not None else 'are'} gone, and so is its record",
+        reason=f"step {record.step}: its {what} and its record are gone",
         txn=Txn(
             compares=guards or (unchanged(held.key, held.mod_revision),),
             success=tuple(operations),

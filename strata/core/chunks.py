@@ -8,20 +8,22 @@ chunk it adopts unwritten is compared one by one, and nothing may have come sinc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from strata.core.job import JobView
 from strata.core.records import Member, MembersChunk, encode
 from strata.core.txn import (
     Compare,
     Delete,
-    Operation,
     Put,
     Txn,
     none_in,
     none_newer_in,
     unchanged,
 )
+
+T = TypeVar("T")
 
 MAX_CHUNK_MEMBERS = 400
 MAX_CHUNK_BYTES = 56 * 1024
@@ -35,19 +37,13 @@ _FIXED_BYTES = 120
 
 def chunks_of(members: Sequence[Member]) -> list[bytes]:
     """Return the encoded chunks, each of at most 400 members and well below a value's limit."""
-    chunks: list[bytes] = []
-    batch: list[Member] = []
-    size = 0
-    for member in members:
-        member_bytes = _FIXED_BYTES + len(member.worker)
-        if batch and (len(batch) == MAX_CHUNK_MEMBERS or size + member_bytes > MAX_CHUNK_BYTES):
-            chunks.append(encode(MembersChunk(members=tuple(batch))))
-            batch, size = [], 0
-        batch.append(member)
-        size += member_bytes
-    if batch:
-        chunks.append(encode(MembersChunk(members=tuple(batch))))
-    return chunks
+    parts = _batches(
+        members,
+        lambda member: _FIXED_BYTES + len(member.worker),
+        most=MAX_CHUNK_MEMBERS,
+        most_bytes=MAX_CHUNK_BYTES,
+    )
+    return [encode(MembersChunk(members=tuple(part))) for part in parts]
 
 
 def write_members(
@@ -74,23 +70,30 @@ def write_members(
         if key not in there or there[key].value != value
     ]
     writes: list[Put | Delete] = [*(Delete(key=key) for key in there if key not in wanted), *puts]
-    size = sum(len(put.value) for put in puts)
+    size = sum(map(_value_bytes, writes))
     if len(writes) + len(last.success) <= MAX_OPS and size <= MAX_BYTES:
         folder_is_known = none_newer_in(folder, view.revision) if there else none_in(folder)
         adopted = (unchanged(kv.key, kv.mod_revision) for kv in kept)
         return (last.and_if(folder_is_known, *adopted).then(*writes),)
-    return tuple(Txn(compares=tuple(guards), success=tuple(batch)) for batch in _batches(writes))
+    parts = _batches(writes, _value_bytes, most=MAX_OPS, most_bytes=MAX_BYTES)
+    return tuple(Txn(compares=tuple(guards), success=tuple(part)) for part in parts)
 
 
-def _batches(writes: Sequence[Put | Delete]) -> Iterator[list[Operation]]:
-    batch: list[Operation] = []
+def _value_bytes(write: Put | Delete) -> int:
+    return len(write.value) if isinstance(write, Put) else 0
+
+
+def _batches(
+    items: Iterable[T], bytes_of: Callable[[T], int], *, most: int, most_bytes: int
+) -> Iterator[list[T]]:
+    """Yield the items in their order, so many at once, and of so many bytes unless one alone has more."""
+    batch: list[T] = []
     size = 0
-    for write in writes:
-        write_bytes = len(write.value) if isinstance(write, Put) else 0
-        if batch and (len(batch) == MAX_OPS or size + write_bytes > MAX_BYTES):
+    for item in items:
+        if batch and (len(batch) == most or size + bytes_of(item) > most_bytes):
             yield batch
             batch, size = [], 0
-        batch.append(write)
-        size += write_bytes
+        batch.append(item)
+        size += bytes_of(item)
     if batch:
         yield batch

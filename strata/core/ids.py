@@ -7,7 +7,6 @@ from typing import NewType
 
 from strata.errors import InvalidArgument
 
-JobId = NewType("JobId", str)
 WorkerId = NewType("WorkerId", str)
 ReplicaId = NewType("ReplicaId", str)
 InstanceId = NewType("InstanceId", str)
@@ -21,8 +20,6 @@ Uid = NewType("Uid", str)
 Revision = NewType("Revision", int)
 Epoch = NewType("Epoch", int)
 """create_revision of the leader key: the fence of every controller write."""
-Incarnation = NewType("Incarnation", int)
-"""create_revision of a worker key: tells a process from its replacement."""
 Generation = NewType("Generation", int)
 Rank = NewType("Rank", int)
 

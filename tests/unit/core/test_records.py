@@ -27,6 +27,10 @@ from strata.core.records import (
 )
 from strata.errors import QuotaExceeded
 
+# what etcd, and those who write records, know: a revision has 64 bits, and a time is finite
+st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+
 CLASSES: list[Any] = [
     cls
     for _name, cls in inspect.getmembers(records, inspect.isclass)
@@ -96,7 +100,7 @@ def test_bytes_of_any_kind_are_a_record_or_poison(cls: Any, value: bytes) -> Non
 
 
 json_st: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.from_type(int) | st.from_type(float) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
