@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from strata.core.ids import checked_id
+from strata.core.words import ranks_text
 from strata.errors import InvalidArgument, QuotaExceeded
 
 MAX_PAYLOAD_BYTES = 4 * 1024
@@ -66,20 +67,9 @@ class Arrival:
         return BarrierKey(self.job, self.name, self.generation, self.round)
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ranks as `0-3,7`: sorted, runs joined; equal sets give equal texts."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
-
-
 def participants_digest(ranks: Iterable[int]) -> str:
-    """Return the sha256, as hex, of the ASCII text of the ranks as `ranks_text` writes them."""
-    return hashlib.sha256(ranks_text(ranks).encode("ascii")).hexdigest()
+    """Return the sha256, as hex, of the ASCII text of the ranks as runs: `0-3,7`."""
+    return hashlib.sha256(ranks_text(ranks, between=",").encode("ascii")).hexdigest()
 
 
 @lru_cache(maxsize=64)

@@ -28,7 +28,6 @@ from strata.core.arrivals import (
     OpenRound,
     participants_digest,
     payload_limit,
-    ranks_text,
 )
 from strata.core.ids import InstanceId
 from strata.core.job import JobView, World
@@ -45,6 +44,7 @@ from strata.core.records import (
 )
 from strata.core.txn import Compare, Decision, Delete, Operation, Put, Txn, absent, unchanged
 from strata.core.view import Entry
+from strata.core.words import first_few
 from strata.errors import Refused, StaleGeneration, StrataError
 
 __all__ = [
@@ -60,7 +60,6 @@ __all__ = [
     "outcome_payloads",
     "participants_digest",
     "payload_limit",
-    "ranks_text",
     "writer_delay_ms",
 ]
 
@@ -311,8 +310,6 @@ def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str
 
 def _named(ranks: Collection[int], phases: Mapping[int, str]) -> str:
     """Return the first few of the ranks with their phases, and how many more there are."""
-    names = [
-        f"{rank} ({phases[rank][:60]})" if phases.get(rank) else str(rank) for rank in islice(ranks, _NAMED)
-    ]
-    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
-    return ", ".join(names) + more
+    return first_few(
+        [f"{rank} ({phases[rank][:60]})" if phases.get(rank) else str(rank) for rank in ranks], _NAMED
+    )

@@ -13,6 +13,7 @@ from strata.core import attribution as cause_of
 from strata.core.attribution import Blame, RankReport, blame, slow_causes, slow_ranks
 from strata.core.save_hold import SaveHold, no_checkpoint
 from strata.core.stragglers import Scores, Slow, scores
+from strata.core.words import ranks_text, span
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class Finding:
     @property
     def rank_runs(self) -> str:
         """The ranks as people write them, `0-3, 7`; the first runs of them."""
-        return runs(self.ranks)
+        return ranks_text(self.ranks, most=RUNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +249,7 @@ def slow_findings(slow: Iterable[Slow], by_rank: Mapping[int, RankReport]) -> It
         first, cause = by_rank[group[0].rank], causes[group[0].rank]
         device, reason = first.throttled if cause == cause_of.CAUSE_DEVICE and first.throttled else (None, "")
         why = {
-            cause_of.CAUSE_DATA: f"slow data loading, {_span(max(each.data_more_s for each in group))} more a step",
+            cause_of.CAUSE_DATA: f"slow data loading, {span(max(each.data_more_s for each in group))} more a step",
             cause_of.CAUSE_DEVICE: f"device {device} is throttled ({reason})",
             cause_of.CAUSE_HOST: "all ranks of the host are slow",
             cause_of.CAUSE_COMPUTE: "slow compute",
@@ -295,20 +296,9 @@ def _still_ms(report: RankReport) -> int:
 
 
 def _subject(ranks: Sequence[int], host: str) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {runs(ranks)}" + (f" on host {host}" if host else "")
-
-
-def runs(ranks: Iterable[int]) -> str:
-    """Return ranks as people write them: `0-3, 7`; the first runs of them, and how many more ranks there are."""
-    found: list[list[int]] = []
-    for rank in sorted(ranks):
-        if found and rank == found[-1][-1] + 1:
-            found[-1].append(rank)
-        else:
-            found.append([rank])
-    shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found[:RUNS]]
-    more = sum(map(len, found[RUNS:]))
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks, most=RUNS)}" + (
+        f" on host {host}" if host else ""
+    )
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], object]) -> Iterator[list[T]]:
@@ -329,7 +319,3 @@ def _few(findings: Sequence[Finding], kind: str) -> list[str]:
     if len(sentences) <= NAMED:
         return sentences
     return [*sentences[:NAMED], f"{len(sentences) - NAMED} more {kind}"]
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from strata.core.words import span
+
 STEP: Final = "step"
 """The phase in which a rank does nothing but training steps; "train" is understood as the same."""
 _STEP_WORDS: Final = frozenset({"step", "train", "training", ""})
@@ -31,9 +33,6 @@ FIRST_OTHER_S: Final = 1800.0
 MIN_SAMPLES: Final = 3
 """So many durations make a median: the first step of a generation is longer than all others."""
 KEPT: Final = 64
-
-OUTLIER_FACTOR: Final = 3.0
-"""A step that took so many times the median of the rank's own is an outlier."""
 
 LATE_S: Final = 2.0
 LATE_FACTOR: Final = 3.0
@@ -67,8 +66,8 @@ class StallLimits:
             return max(first_s, self.least_s), "nothing is known yet of how long it takes"
         limit_s = self.factor * usual_s
         if limit_s < self.least_s:
-            return self.least_s, f"the least; it usually takes {_span(usual_s)}"
-        return limit_s, f"{self.factor:g} times the usual {_span(usual_s)}"
+            return self.least_s, f"the least; it usually takes {span(usual_s)}"
+        return limit_s, f"{self.factor:g} times the usual {span(usual_s)}"
 
 
 def late_after_s(usual_s: float) -> float:
@@ -161,7 +160,7 @@ class RankPace:
         if still_s <= limit_s:
             return None
         where = f"step {self.step}" + (f" ({self.phase})" if self.phase else "")
-        reason = f"no progress at {where} for {_span(still_s)}; its limit is {_span(limit_s)}: {why}"
+        reason = f"no progress at {where} for {span(still_s)}; its limit is {span(limit_s)}: {why}"
         return Stall(step=self.step, phase=self.phase, still_s=still_s, limit_s=limit_s, reason=reason)
 
     def _note(self, kind: str, seconds: float) -> None:
@@ -221,15 +220,3 @@ def _unlike_most(what: Mapping[int, str]) -> tuple[int, ...]:
     if not counted or 2 * counted[0][1] <= len(what):
         return ()
     return tuple(sorted(rank for rank, each in what.items() if each != counted[0][0]))
-
-
-def is_outlier(step_s: float, usual_s: float, *, factor: float = OUTLIER_FACTOR) -> bool:
-    """Tell whether a step took far longer than this rank's steps usually do."""
-    return usual_s > 0 and step_s > factor * usual_s
-
-
-def _span(seconds: float) -> str:
-    """Return a time as people read it; finer than a second while it is short."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

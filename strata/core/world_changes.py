@@ -34,7 +34,7 @@ Members who were asked to leave are not counted among those that are here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from strata.core import reshaping, stopping
@@ -56,6 +56,7 @@ from strata.core.records import (
 )
 from strata.core.returning import not_back, patience_ms, return_s, who_returns
 from strata.core.view import Entry
+from strata.core.words import first_few
 
 EARLY_FAILURES = 2
 """A program that fails in its first seconds is tried so often, where nobody allows more than the default."""
@@ -245,9 +246,9 @@ class Situation:
         ended = done | self.job.stopped(generation)
         left, deaths = self._deaths(world, ended)
         if deaths:
-            return self._after(_named([*deaths, *left]), failure=True)
+            return self._after(first_few([*deaths, *left], _NAMED), failure=True)
         if left:
-            return self._after(_named(left), failure=False)
+            return self._after(first_few(left, _NAMED), failure=False)
         if self.notice is not None:
             return self._stopped(self.notice, world, done, ended)
         if self.reshape is not None and reshaping.finished(self.job, generation):
@@ -390,9 +391,3 @@ _ACTS = {StopAction.PREEMPT: "preempted", StopAction.PAUSE: "paused", StopAction
 def ranks_of(member: Member) -> range:
     """Return the global ranks that a member runs."""
     return range(member.first_rank, member.first_rank + member.slots)
-
-
-def _named(causes: Iterable[str]) -> str:
-    causes = list(causes)
-    more = f" and {len(causes) - _NAMED} more" if len(causes) > _NAMED else ""
-    return ", ".join(causes[:_NAMED]) + more

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from strata.core.attribution import NOBODY, RankReport, blame
-from strata.core.findings import Device, Diagnosis, Ended, diagnose, runs
+from strata.core.findings import Device, Diagnosis, Ended, diagnose
 from strata.core.save_hold import SaveHold
 from strata.core.stragglers import StepTimes
 
@@ -246,9 +246,3 @@ def test_a_finding_stays_the_same_while_it_grows_older() -> None:
         )
 
     assert key(42) == key(43)
-
-
-def test_ranks_are_written_as_runs_and_many_of_them_counted() -> None:
-    assert runs([7, 0, 1, 2, 9]) == "0-2, 7, 9"
-    assert runs(range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
-    assert runs([]) == ""

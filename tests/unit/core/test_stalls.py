@@ -13,7 +13,6 @@ from strata.core.stalls import (
     RankPace,
     StallLimits,
     Standing,
-    is_outlier,
     kind_of,
     suspects,
 )
@@ -183,12 +182,3 @@ def test_somebody_is_always_named_and_nobody_who_does_not_stand_still(standing: 
     named, _how = suspects(standing)
     assert named
     assert set(named) <= {each.rank for each in standing}
-
-
-# -- who is slow
-
-
-def test_an_outlier_is_against_the_ranks_own_median() -> None:
-    assert is_outlier(3.1, 1.0)
-    assert not is_outlier(2.9, 1.0)
-    assert not is_outlier(1.0, 0.0), "nothing to compare with"
