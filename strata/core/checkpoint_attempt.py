@@ -18,7 +18,6 @@ from strata.errors import (
     Refused,
     StaleGeneration,
     StaleIncarnation,
-    StrataError,
 )
 
 MAX_REFERENCES = 32
@@ -81,52 +80,53 @@ def bases(job: JobView, record: CheckpointRecord) -> Iterator[Entry[CheckpointRe
         user = base.record
 
 
-def attempt_of(
-    job: JobView, generation: int, step: int, attempt: str
-) -> Entry[CheckpointRecord] | StrataError:
-    """Return the slot while it holds `attempt`; else why it does not."""
+def attempt_of(job: JobView, generation: int, step: int, attempt: str) -> Entry[CheckpointRecord]:
+    """Return the slot; raise why not, unless it holds `attempt`."""
     held = job.checkpoint(step, generation)
     if held is None:
-        return CheckpointNotFound(f"no save of step {step} was begun in generation {generation}")
+        raise CheckpointNotFound(f"no save of step {step} was begun in generation {generation}")
     if held.record.attempt != attempt:
-        return CheckpointAborted(
+        raise CheckpointAborted(
             f"attempt {attempt} of step {step} was given up; {held.record.attempt} took its place"
         )
+    return held
+
+
+def named(job: JobView, step: int, attempt: str) -> Entry[CheckpointRecord]:
+    """Return the record that a request names; `CheckpointNotFound` when there is none."""
+    held = find(job, step, attempt) if attempt else None
+    if held is None:
+        raise CheckpointNotFound(f"no attempt {attempt or '(unnamed)'} of step {step} exists")
     return held
 
 
 # -- who may act on it ------------------------------------------------------------------------
 
 
-def authorised(job: JobView, author: Author) -> tuple[Compare, ...] | StrataError:
-    """Return what a write on the author's behalf compares, or why there can be none."""
+def authorised(job: JobView, author: Author) -> tuple[Compare, ...]:
+    """Return what a write on the author's behalf compares; raise why there can be none."""
     head, world = job.head(), job.world()
     if head is None or world is None:
-        return Refused("the job has no world yet", hint="wait until the world has formed")
+        raise Refused("the job has no world yet", hint="wait until the world has formed")
     current = head.record.generation
     if author.generation < current:
-        return StaleGeneration(f"generation {author.generation} has ended; {current} is current")
+        raise StaleGeneration(f"generation {author.generation} has ended; {current} is current")
     if author.generation > current:
-        return Refused(f"generation {author.generation} does not exist yet; {current} is current")
+        raise Refused(f"generation {author.generation} does not exist yet; {current} is current")
     member = world.find(author.worker, author.incarnation)
     if member is None:
         if world.holder(author.worker) is not None:
-            return StaleIncarnation(f"{author.worker} is another incarnation in this world")
-        return Refused(f"{author.worker} has no place in generation {current}")
+            raise StaleIncarnation(f"{author.worker} is another incarnation in this world")
+        raise Refused(f"{author.worker} has no place in generation {current}")
     if not member.first_rank <= author.rank < member.first_rank + member.slots:
-        return Refused(f"rank {author.rank} does not belong to {author.worker}")
+        raise Refused(f"rank {author.rank} does not belong to {author.worker}")
     key = job.keys.worker(author.worker)
     worker = job.worker(author.worker)
     if worker is None:
-        return StaleIncarnation(f"{author.worker} was declared dead", hint="it must register again")
+        raise StaleIncarnation(f"{author.worker} was declared dead", hint="it must register again")
     if worker.create_revision != author.incarnation:
-        return StaleIncarnation(f"another process took the place of {author.worker}")
+        raise StaleIncarnation(f"another process took the place of {author.worker}")
     return unchanged(head.key, head.mod_revision), created_at(key, author.incarnation)
-
-
-def refuse(refusal: StrataError) -> Decision:
-    """Return the decision that nothing can be done, for this reason."""
-    return Decision(reason=refusal.message, refusal=refusal)
 
 
 # -- giving it up -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from strata.core.checkpoint_attempt import MAX_REFERENCES, Author, authorised, refuse, uses
+from strata.core.checkpoint_attempt import MAX_REFERENCES, Author, authorised, uses
 from strata.core.checkpoint_damage import suspected_tiers
 from strata.core.checkpoint_order import asked_back, find
 from strata.core.checkpoint_paths import attempt_path, check_root
@@ -22,14 +22,13 @@ from strata.core.records import (
     TierState,
     encode,
 )
-from strata.core.txn import Decision, Operation, Put, Txn, delete_prefix, unchanged
+from strata.core.txn import Decision, Operation, Put, Txn, delete_prefix, refusable, unchanged
 from strata.core.view import Entry
 from strata.errors import (
     CheckpointNotFound,
     InvalidArgument,
     QuotaExceeded,
     Refused,
-    StrataError,
 )
 
 
@@ -56,6 +55,7 @@ class BeginRequest:
     shared: bool = True
 
 
+@refusable
 def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> Decision:
     """Open the slot, or find the attempt that holds it; the view then shows the record.
 
@@ -63,39 +63,30 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
     does not replace. Whoever reads the result looks at `attempt` and `state`.
     """
     guards = authorised(job, request.author)
-    if isinstance(guards, StrataError):
-        return refuse(guards)
     author, step = request.author, request.step
     if step < 0:
-        return refuse(InvalidArgument(f"step {step} is below 0"))
+        raise InvalidArgument(f"step {step} is below 0")
     checked_id("attempt", request.attempt)
     checked_id("tier", request.tier)
-    if (wrong := check_root(request.root)) is not None:
-        return refuse(wrong)
+    check_root(request.root)
     key = job.keys.checkpoint(step, author.generation)
     held = job.checkpoint(step, author.generation)
     if held is not None and not _replaceable(held.record, request):
         return _joined(held.record)
     rewind = asked_back(job)
     if rewind is not None:
-        return refuse(
-            Refused(
-                f"the job goes back to step {rewind.record.step}: nothing is saved before that",
-                hint="the next generation begins there",
-            )
+        raise Refused(
+            f"the job goes back to step {rewind.record.step}: nothing is saved before that",
+            hint="the next generation begins there",
         )
     latest = job.latest()
     if latest is not None and _behind(latest.record, author.generation, step):
-        return refuse(
-            Refused(
-                f"step {step} lies before step {latest.record.step}, which generation"
-                f" {author.generation} has reached",
-                hint="going back takes a new generation that restores from the older step",
-            )
+        raise Refused(
+            f"step {step} lies before step {latest.record.step}, which generation"
+            f" {author.generation} has reached",
+            hint="going back takes a new generation that restores from the older step",
         )
     bases = _bases(job, request)
-    if isinstance(bases, StrataError):
-        return refuse(bases)
     head = job.head()
     assert head is not None  # _authorised
     path = attempt_path(request.root, job.keys.name, step, author.generation, request.attempt)
@@ -165,11 +156,9 @@ def _replaceable(record: CheckpointRecord, request: BeginRequest) -> bool:
 
 def _joined(record: CheckpointRecord) -> Decision:
     if record.state is CheckpointState.DELETING:
-        return refuse(
-            Refused(
-                f"step {record.step} of generation {record.generation} is being deleted",
-                hint="save it again once the deletion is finished",
-            )
+        raise Refused(
+            f"step {record.step} of generation {record.generation} is being deleted",
+            hint="save it again once the deletion is finished",
         )
     return Decision(reason=f"step {record.step} is attempt {record.attempt}, {record.state.value}")
 
@@ -179,33 +168,29 @@ def _behind(latest: Latest, generation: int, step: int) -> bool:
     return latest.generation == generation and step < latest.step
 
 
-def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]] | StrataError:
+def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]:
     """Return every record whose chunks the new attempt may use; none unless it is Incremental."""
     if request.type is not CheckpointType.INCREMENTAL:
         return []
     if request.base_step is None or request.base_attempt is None:
-        return InvalidArgument("an Incremental names the step and the attempt it builds on")
+        raise InvalidArgument("an Incremental names the step and the attempt it builds on")
     bases = bases_of(job, request.base_step, request.base_attempt, {request.tier})
-    if isinstance(bases, StrataError):
-        return bases
     for entry in bases:
         for name in suspected_tiers(job, entry.record):
-            return Refused(
+            raise Refused(
                 f"step {entry.record.step}, which the base needs, was found damaged on {name}",
                 hint="save a Full",
             )
         for name, tier in tiers_of(entry.record).items():
             if tier.state is not TierState.PRESENT:  # nor could the new one be copied there
-                return Refused(
+                raise Refused(
                     f"step {entry.record.step}, which the base needs, is {tier.state.value} on {name}",
                     hint="save a Full",
                 )
     return bases
 
 
-def bases_of(
-    job: JobView, step: int, attempt: str, tiers: Collection[str]
-) -> list[Entry[CheckpointRecord]] | StrataError:
+def bases_of(job: JobView, step: int, attempt: str, tiers: Collection[str]) -> list[Entry[CheckpointRecord]]:
     """Return a base, and every record that it uses, if an Incremental on `tiers` may refer to all of them.
 
     Its chunks lie beside theirs, so each must be on the tier that is written. Their records are compared as
@@ -214,20 +199,18 @@ def bases_of(
     """
     base = find(job, step, attempt)
     if base is None:
-        return CheckpointNotFound(f"no attempt {attempt} of step {step} to build on")
+        raise CheckpointNotFound(f"no attempt {attempt} of step {step} to build on")
     bases = [base, *(e for e in job.checkpoints() if uses(job, base.record, e.record))]
     if len(bases) > MAX_REFERENCES:
-        return QuotaExceeded(
-            f"the base uses {len(bases) - 1} earlier checkpoints already", hint="save a Full"
-        )
+        raise QuotaExceeded(f"the base uses {len(bases) - 1} earlier checkpoints already", hint="save a Full")
     for entry in bases:
         if entry.record.state is not CheckpointState.COMMITTED:
-            return Refused(
+            raise Refused(
                 f"step {entry.record.step}, which the base needs, is {entry.record.state.value}",
                 hint="build on a committed checkpoint, or save a Full",
             )
         if gone := sorted(set(tiers) - set(present_on(entry.record))):
-            return Refused(
+            raise Refused(
                 f"step {entry.record.step}, which the base needs, is not on {gone[0]} any more",
                 hint="save a Full",
             )

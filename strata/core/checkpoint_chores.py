@@ -15,20 +15,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from strata.core.checkpoint_attempt import refuse
+from strata.core.checkpoint_attempt import named
 from strata.core.checkpoint_begin import bases_of, references
 from strata.core.checkpoint_damage import to_look_at
 from strata.core.checkpoint_deletion import dying_tiers
-from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, find, order
-from strata.core.checkpoint_pins import not_found
+from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, order
 from strata.core.checkpoint_records import Discarded
 from strata.core.checkpoint_tiers import hosts_of, present_on, tiers_of
 from strata.core.ids import AttemptId
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, Tier, encode
-from strata.core.txn import Decision, Put, Txn, unchanged
+from strata.core.txn import Decision, Put, Txn, refusable, unchanged
 from strata.core.view import Entry
-from strata.errors import InvalidArgument, Refused, StrataError
+from strata.errors import InvalidArgument, Refused
 
 
 class ChoreKind(Enum):
@@ -144,6 +143,7 @@ class AdoptRequest:
     model_hash: str = ""
 
 
+@refusable
 def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
     """Take a save that was given up here, and is committed in storage, back into the catalog.
 
@@ -152,18 +152,14 @@ def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
     refers to its bases anew, as at its begin: it is refused once one of them is going, or not there
     yet (it is adopted itself, perhaps, and then this one with the next pass).
     """
-    held = find(job, request.step, request.attempt) if request.attempt else None
-    if held is None:
-        return refuse(not_found(request.step, request.attempt))
+    held = named(job, request.step, request.attempt)
     record = held.record
     if record.state is CheckpointState.COMMITTED and record.manifest_digest == request.manifest_digest:
         return Decision(reason=f"step {record.step} is committed")
     if record.state is not CheckpointState.ABORTED:
-        return refuse(
-            Refused(f"step {record.step} is {record.state.value}, and only one given up is adopted")
-        )
+        raise Refused(f"step {record.step} is {record.state.value}, and only one given up is adopted")
     if not request.manifest_digest:
-        return refuse(InvalidArgument("an adoption names the digest of the manifest that the marker names"))
+        raise InvalidArgument("an adoption names the digest of the manifest that the marker names")
     adopted = dataclasses.replace(
         record,
         state=CheckpointState.COMMITTED,
@@ -172,11 +168,9 @@ def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
         model_hash=request.model_hash,
         reason=f"adopted: {record.reason}",
     )
-    bases: list[Entry[CheckpointRecord]] | StrataError = []
+    bases: list[Entry[CheckpointRecord]] = []
     if record.base_step is not None and record.base_attempt is not None:
         bases = bases_of(job, record.base_step, record.base_attempt, present_on(record))
-    if isinstance(bases, StrataError):
-        return refuse(bases)
     return Decision(
         reason=f"step {record.step} was committed in storage: it is adopted",
         txn=Txn(

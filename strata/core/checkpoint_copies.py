@@ -12,17 +12,16 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from strata.core.checkpoint_attempt import bases, refuse
-from strata.core.checkpoint_order import find
+from strata.core.checkpoint_attempt import bases, named
 from strata.core.checkpoint_paths import attempt_path, check_root
 from strata.core.checkpoint_records import Copy
 from strata.core.checkpoint_tiers import BEGUN, tiers_of
 from strata.core.ids import checked_id
 from strata.core.job import JobView
 from strata.core.records import Ack, CheckpointRecord, CheckpointState, Seal, Tier, TierState, encode
-from strata.core.txn import Decision, Put, Txn, absent, present, unchanged
+from strata.core.txn import Decision, Put, Txn, absent, present, refusable, unchanged
 from strata.core.view import Entry
-from strata.errors import CheckpointError, CheckpointNotFound, Conflict, Refused
+from strata.errors import CheckpointError, Conflict, Refused
 
 _COPIED = frozenset({CheckpointState.OPEN, CheckpointState.COMMITTED})
 
@@ -45,6 +44,7 @@ class CopyRequest:
     begun: bool = False
 
 
+@refusable
 def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     """Record that a part is copied, once; with the last one the tier is in the record.
 
@@ -53,21 +53,17 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     the tier, or the checkpoint, is to be deleted: what was copied is removed with the rest. `CheckpointError`
     when what it needs of its base is lost there.
     """
-    held = find(job, request.step, request.attempt) if request.attempt else None
-    if held is None:
-        return refuse(
-            CheckpointNotFound(f"no attempt {request.attempt or '(unnamed)'} of step {request.step}")
-        )
+    held = named(job, request.step, request.attempt)
     record, name = held.record, checked_id("tier", request.tier)
     if record.state not in _COPIED:
-        return refuse(Refused(f"step {record.step} is {record.state.value}, and is not copied any more"))
+        raise Refused(f"step {record.step} is {record.state.value}, and is not copied any more")
     known = tiers_of(record).get(name)
     if known is not None and known.state is TierState.PRESENT:
         return Decision(reason=f"step {record.step} is on {name}")
     if known is not None:
-        return refuse(Refused(f"step {record.step} on {name} is {known.state.value}"))
+        raise Refused(f"step {record.step} on {name} is {known.state.value}")
     if (lost := _lost_base(job, record, name)) is not None:
-        return refuse(lost)
+        raise lost
     where = (record.step, record.generation, record.attempt)
     key = (
         job.keys.copied_seal(*where, name)
@@ -78,14 +74,13 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
         key = job.keys.copies(*where, name) + BEGUN
     elif (wanted := _digest_of(job, record, request)) != request.digest or not wanted:
         there, acked = request.digest or "none", wanted or "none"
-        return refuse(Conflict(f"what lies on {name} has digest {there}, and {acked} was acked"))
+        raise Conflict(f"what lies on {name} has digest {there}, and {acked} was acked")
     if (copied := job.view.record(key, Copy)) is not None:
         if not request.begun and copied.digest != request.digest:
             differing = f"has digest {copied.digest}, and {request.digest} is reported"
-            return refuse(Conflict(f"the part on {name} {differing}"))
+            raise Conflict(f"the part on {name} {differing}")
         return decide_tier(job, held, name)
-    if (wrong := check_root(request.root)) is not None:
-        return refuse(wrong)
+    check_root(request.root)
     copy = Copy(
         digest=request.digest,
         path=attempt_path(request.root, job.keys.name, *where),

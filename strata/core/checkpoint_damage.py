@@ -24,15 +24,14 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from strata.core.checkpoint_attempt import bases, refuse, uses
-from strata.core.checkpoint_order import find, order
+from strata.core.checkpoint_attempt import bases, named, uses
+from strata.core.checkpoint_order import order
 from strata.core.checkpoint_paths import folder_name
-from strata.core.checkpoint_pins import not_found
 from strata.core.checkpoint_records import Suspect
 from strata.core.checkpoint_tiers import present_on, tiers_of
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, TierState, encode
-from strata.core.txn import Compare, Decision, Put, Txn, created_at, none_newer_in, unchanged
+from strata.core.txn import Compare, Decision, Put, Txn, created_at, none_newer_in, refusable, unchanged
 from strata.core.view import Entry
 from strata.errors import InvalidArgument, Refused
 
@@ -161,6 +160,7 @@ def _incarnation(job: JobView, host: str) -> int:
 # -- a report ---------------------------------------------------------------------------------
 
 
+@refusable
 def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
     """Take down what a host found; once it is enough the copy is CORRUPT, or the report refuted.
 
@@ -168,13 +168,11 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
     report was refuted. A report may come after others have settled the matter: that its generation cannot begin
     is taken down all the same.
     """
-    read = find(job, report.step, report.attempt) if report.attempt else None
-    if read is None:
-        return refuse(not_found(report.step, report.attempt))
+    read = named(job, report.step, report.attempt)
     tiers = tiers_of(read.record)
     tier = report.tier or next((n for n, t in tiers.items() if t.path == read.record.path), "")
     if tier not in tiers:
-        return refuse(InvalidArgument(f"step {report.step} has no copy on {tier or 'its path'}"))
+        raise InvalidArgument(f"step {report.step} has no copy on {tier or 'its path'}")
     held = _owner(job, read, tier, report.object)
     record, state = held.record, tiers_of(held.record)[tier].state
     corrupt = record.state is CheckpointState.CORRUPT or state is TierState.CORRUPT
@@ -182,7 +180,7 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
         return Decision(reason=f"step {record.step} on {tier} is corrupt")
     if not corrupt and (record.state is not CheckpointState.COMMITTED or state is not TierState.PRESENT):
         what = state if state is not TierState.PRESENT else record.state
-        return refuse(Refused(f"step {record.step} is {what.value}: its bytes need not be there"))
+        raise Refused(f"step {record.step} is {what.value}: its bytes need not be there")
     if report.sound:
         return _refute(job, held, tier, report)
     if report.unread:
@@ -246,9 +244,7 @@ def _take_down(
         if before.incarnation >= _incarnation(job, report.host):
             what = f"{before.object or 'it'}, which {report.host} reported of step {record.step}"
             hint = f"the memory or the disk controller of {report.host} may be at fault"
-            return refuse(
-                Refused(f"{before.refuted_by} read {what}, and found it as it was saved", hint=hint)
-            )
+            raise Refused(f"{before.refuted_by} read {what}, and found it as it was saved", hint=hint)
     if known is not None and _open(known):
         same = known.record.object == report.object
         latest = max(found, _found(known)) if same else _found(known)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from strata.core.checkpoint_attempt import bases, refuse, release_references
+from strata.core.checkpoint_attempt import bases, named, release_references
 from strata.core.checkpoint_damage import is_whole
 from strata.core.checkpoint_order import (
     RESTORABLE_TYPES,
@@ -25,7 +25,7 @@ from strata.core.checkpoint_order import (
     order,
     superseded,
 )
-from strata.core.checkpoint_pins import not_found, tags_of
+from strata.core.checkpoint_pins import tags_of
 from strata.core.checkpoint_records import Copy, Discarded
 from strata.core.checkpoint_tiers import hosts_of, present_on, tiers_of
 from strata.core.ids import checked_id
@@ -42,14 +42,16 @@ from strata.core.txn import (
     delete_prefix,
     none_in,
     none_newer_in,
+    refusable,
     unchanged,
 )
 from strata.core.view import Entry
-from strata.errors import InvalidArgument, Refused, StrataError
+from strata.errors import InvalidArgument, Refused
 
 _GONE = frozenset({TierState.DELETING, TierState.REMOVED})
 
 
+@refusable
 def decide_delete(
     job: JobView, *, step: int, attempt: str, finished: bool, tier: str = "", host: str = ""
 ) -> Decision:
@@ -59,16 +61,14 @@ def decide_delete(
     there is a tombstone; for the second, once the record, the copy or the host's part is gone.
     """
     if not attempt:
-        return refuse(InvalidArgument("a deletion names the attempt it means"))
+        raise InvalidArgument("a deletion names the attempt it means")
     checked_id("attempt", attempt)
-    held = find(job, step, attempt)
-    if held is None:
-        return _forget(job, step, attempt, tier) if finished else refuse(not_found(step, attempt))
+    if finished and find(job, step, attempt) is None:
+        return _forget(job, step, attempt, tier)
+    held = named(job, step, attempt)
     record, tiers = held.record, tiers_of(held.record)
     if tier and tier not in tiers:
-        return refuse(
-            InvalidArgument(f"step {step} has no copy on {tier}", hint=f"there is {', '.join(tiers)}")
-        )
+        raise InvalidArgument(f"step {step} has no copy on {tier}", hint=f"there is {', '.join(tiers)}")
     if finished:
         return _finish(job, held, tier, host)
     if record.state is CheckpointState.DELETING or (tier and tiers[tier].state in _GONE):
@@ -79,6 +79,7 @@ def decide_delete(
 # -- the tombstone ----------------------------------------------------------------------------
 
 
+@refusable
 def decide_entomb(
     job: JobView,
     held: Entry[CheckpointRecord],
@@ -94,11 +95,7 @@ def decide_entomb(
     if tier and (record.state is not CheckpointState.COMMITTED or present_on(record) == [tier]):
         tier = ""  # without this copy nothing is left: the record goes with its last tier
     guards = _unneeded(job, held)
-    if isinstance(guards, StrataError):
-        return refuse(guards)
     newer = _newer_commit(job, record, tier)
-    if isinstance(newer, StrataError):
-        return refuse(newer)
     if record.origin is not None:
         return _remove(job, held, record.origin, guards=(*guards, *_as_they_are(job, newer)))
     tiers = {
@@ -120,28 +117,28 @@ def decide_entomb(
     )
 
 
-def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...] | StrataError:
-    """Return what must hold for this record's bytes to go, or who needs them."""
+def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...]:
+    """Return what must hold for this record's bytes to go; raise who needs them."""
     record, keys = held.record, job.keys
     where = (record.step, record.generation, record.attempt)
     if record.state is CheckpointState.OPEN:
-        return Refused(f"step {record.step} is being saved", hint="abort it first")
+        raise Refused(f"step {record.step} is being saved", hint="abort it first")
     latest, rewind = job.latest(), asked_back(job)
     if is_latest(latest.record if latest is not None else None, record):
-        return Refused(f"step {record.step} is the latest checkpoint")
+        raise Refused(f"step {record.step} is the latest checkpoint")
     if rewind is not None and rewind.record.attempt == record.attempt:
-        return Refused(f"the job goes back to step {record.step}")
+        raise Refused(f"the job goes back to step {record.step}")
     pin, refs, readers = keys.pin(record.step, record.attempt), keys.refs(*where), keys.readers(*where)
     if job.view.get(pin) is not None:
-        return Refused(f"step {record.step} is pinned", hint="unpin it first")
+        raise Refused(f"step {record.step} is pinned", hint="unpin it first")
     if names := tags_of(job, record):
-        return Refused(f"step {record.step} is tagged {names[0]}", hint="take the tag away first")
+        raise Refused(f"step {record.step} is tagged {names[0]}", hint="take the tag away first")
     if job.view.get(keys.importing) is not None:
-        return Refused("a reconciliation is in progress: nothing is deleted")
+        raise Refused("a reconciliation is in progress: nothing is deleted")
     if users := job.view.names(refs):
-        return Refused(f"step {record.step} is referenced by attempt {users[0]}")
+        raise Refused(f"step {record.step} is referenced by attempt {users[0]}")
     if users := job.view.names(readers):
-        return Refused(f"step {record.step} is being read by {users[0]}")
+        raise Refused(f"step {record.step} is being read by {users[0]}")
     return (
         unchanged(held.key, held.mod_revision),
         unchanged(keys.latest, latest.mod_revision if latest is not None else 0),
@@ -154,10 +151,8 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
     )
 
 
-def _newer_commit(
-    job: JobView, record: CheckpointRecord, tier: str
-) -> Sequence[Entry[CheckpointRecord]] | StrataError:
-    """Return the newer commits that must stay as they are for this one to go.
+def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> Sequence[Entry[CheckpointRecord]]:
+    """Return the newer commits that must stay as they are for this one to go; raise where one is missing.
 
     There is always one; and one on each shared tier that this goes from, so that what survives the
     loss of a host is never gone before something newer survives it too. An ABORTED one is no restore
@@ -167,7 +162,7 @@ def _newer_commit(
         return ()
     newer = [e for e in job.checkpoints() if _newer(job, e.record, record)]
     if not newer:
-        return Refused(f"no newer checkpoint than step {record.step} is committed")
+        raise Refused(f"no newer checkpoint than step {record.step} is committed")
     newest = max(newer, key=lambda e: counts(job, e.record))
     kept = {newest.key: newest}
     for name, each in tiers_of(record).items():
@@ -175,7 +170,7 @@ def _newer_commit(
             continue
         there = [e for e in newer if name in present_on(e.record)]
         if not there:
-            return Refused(f"no newer checkpoint than step {record.step} is on {name}")
+            raise Refused(f"no newer checkpoint than step {record.step} is on {name}")
         safe = max(there, key=lambda e: counts(job, e.record))
         kept[safe.key] = safe
     return tuple(kept.values())
@@ -229,11 +224,9 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
     if tier and tiers[tier].state is TierState.REMOVED:
         return Decision(reason=f"step {record.step} is gone from {tier}")
     if record.state is not CheckpointState.DELETING and tier not in dying:
-        return refuse(
-            Refused(
-                f"step {record.step} is {record.state.value}, not deleting",
-                hint="ask for its deletion first, then remove its bytes",
-            )
+        raise Refused(
+            f"step {record.step} is {record.state.value}, not deleting",
+            hint="ask for its deletion first, then remove its bytes",
         )
     if not tier:
         return _remove(job, held, None)

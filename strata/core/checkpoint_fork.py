@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from strata.core.checkpoint_attempt import refuse
 from strata.core.checkpoint_deletion import fork_reference
 from strata.core.checkpoint_order import RESTORABLE_TYPES, asked_back, find, newest, restorations
 from strata.core.checkpoint_pins import tagged
@@ -21,7 +20,7 @@ from strata.core.checkpoint_records import Reference, Rewind
 from strata.core.checkpoint_tiers import tiers_of
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, Latest, Origin, TierState, encode
-from strata.core.txn import Decision, Put, Txn, absent, none_in, unchanged
+from strata.core.txn import Decision, Put, Txn, absent, none_in, refusable, unchanged
 from strata.core.view import Entry
 from strata.errors import (
     CheckpointNotFound,
@@ -29,7 +28,6 @@ from strata.errors import (
     InvalidArgument,
     Refused,
     StaleGeneration,
-    StrataError,
 )
 
 FORK_GENERATION = 0
@@ -37,23 +35,22 @@ FORK_GENERATION = 0
 
 def choose(
     job: JobView, *, step: int, attempt: str = "", tag: str = "", latest: bool = False
-) -> Entry[CheckpointRecord] | StrataError:
-    """Return the committed whole checkpoint that is meant, or why there is none."""
+) -> Entry[CheckpointRecord]:
+    """Return the committed whole checkpoint that is meant; raise why there is none."""
     name = job.keys.name
     if latest:
-        entry = newest(job)
-        return entry if entry is not None else CheckpointNotFound(f"job {name} has no committed checkpoint")
-    if tag:
-        entry, what = tagged(job, tag), f"tagged {tag}"
+        entry, what = newest(job), ""
+    elif tag:
+        entry, what = tagged(job, tag), f" tagged {tag}"
     else:
-        entry, what = find_committed(job, step, attempt), f"of step {step}"
+        entry, what = find_committed(job, step, attempt), f" of step {step}"
     if entry is None:
-        return CheckpointNotFound(f"job {name} has no committed checkpoint {what}")
+        raise CheckpointNotFound(f"job {name} has no committed checkpoint{what}")
     record = entry.record
     if record.state is not CheckpointState.COMMITTED:
-        return Refused(f"step {record.step} of job {name} is {record.state.value}")
+        raise Refused(f"step {record.step} of job {name} is {record.state.value}")
     if record.type not in RESTORABLE_TYPES:
-        return Refused(
+        raise Refused(
             f"step {record.step} of job {name} is {record.type.value}: a part of a state",
             hint="a job begins from a full or an incremental checkpoint",
         )
@@ -72,6 +69,7 @@ def find_committed(job: JobView, step: int, attempt: str = "") -> Entry[Checkpoi
 # -- from another job -------------------------------------------------------------------------
 
 
+@refusable
 def decide_fork(
     target: JobView, source: JobView, *, step: int, attempt: str = "", tag: str = "", latest: bool = False
 ) -> Decision:
@@ -82,20 +80,16 @@ def decide_fork(
     """
     name = target.keys.name
     if target.keys.root == source.keys.root:
-        return refuse(
-            InvalidArgument("a job cannot be forked from itself", hint="rewind goes back in one job")
-        )
-    held = _fork_of(target)
-    if held is not None and held.record.origin is not None:
-        return _again(
-            held.record, held.record.origin, source, step=step, attempt=attempt, tag=tag, latest=latest
-        )
-    if target.head() is not None or target.latest() is not None or target.view.names(target.keys.checkpoints):
-        return refuse(Refused(f"job {name} has begun already", hint="fork into a job of a new name"))
+        raise InvalidArgument("a job cannot be forked from itself", hint="rewind goes back in one job")
     chosen = choose(source, step=step, attempt=attempt, tag=tag, latest=latest)
-    if isinstance(chosen, StrataError):
-        return refuse(chosen)
-    record = chosen.record
+    record, origin = chosen.record, _forked_from(target)
+    if origin is not None:
+        here = f"step {origin.step} of job {origin.job}"
+        if origin == Origin(job=source.keys.name, step=record.step, generation=record.generation):
+            return Decision(reason=f"it begins from {here}")
+        raise Conflict(f"it was forked already, from {here}", hint="delete the job, or take another name")
+    if target.head() is not None or target.latest() is not None or target.view.names(target.keys.checkpoints):
+        raise Refused(f"job {name} has begun already", hint="fork into a job of a new name")
     fork = dataclasses.replace(
         record,
         generation=FORK_GENERATION,
@@ -130,36 +124,10 @@ def decide_fork(
     )
 
 
-def _fork_of(job: JobView) -> Entry[CheckpointRecord] | None:
-    """Return the record that a job was forked by, while nothing else has happened in it."""
-    entries = list(job.checkpoints())
-    if job.head() is None and len(entries) == 1 and entries[0].record.origin is not None:
-        return entries[0]
-    return None
-
-
-def _again(
-    fork: CheckpointRecord,
-    origin: Origin,
-    source: JobView,
-    *,
-    step: int,
-    attempt: str,
-    tag: str,
-    latest: bool,
-) -> Decision:
-    """Say of a job that was forked before whether it was from the same: a request may come twice."""
-    asked = choose(source, step=step, attempt=attempt, tag=tag, latest=latest)
-    here = f"step {origin.step} of job {origin.job}"
-    if (
-        origin.job == source.keys.name
-        and not isinstance(asked, StrataError)
-        and asked.record.attempt == fork.attempt
-    ):
-        return Decision(reason=f"it begins from {here}")
-    return refuse(
-        Conflict(f"it was forked already, from {here}", hint="delete the job, or take another name")
-    )
+def _forked_from(job: JobView) -> Origin | None:
+    """Return what a job was forked from, while nothing else has happened in it."""
+    records = [entry.record for entry in job.checkpoints()]
+    return records[0].origin if job.head() is None and len(records) == 1 else None
 
 
 def forks_of(job: JobView) -> list[str]:
@@ -175,6 +143,7 @@ def forks_of(job: JobView) -> list[str]:
 # -- back in the same job ---------------------------------------------------------------------
 
 
+@refusable
 def decide_rewind(job: JobView, *, generation: int, step: int, attempt: str = "", who: str = "") -> Decision:
     """Have the generation after `generation`, the current one, begin from this checkpoint.
 
@@ -183,16 +152,14 @@ def decide_rewind(job: JobView, *, generation: int, step: int, attempt: str = ""
     """
     head = job.head()
     if head is None:
-        return refuse(Refused("the job has no world yet", hint="fork begins a new job from a checkpoint"))
+        raise Refused("the job has no world yet", hint="fork begins a new job from a checkpoint")
     current = head.record.generation
     if current != generation:
         begun = {g for g, s in restorations(job) if g > generation and s == step}
         if begun:
             return Decision(reason=f"generation {min(begun)} began from step {step}")
-        return refuse(StaleGeneration(f"generation {generation} was meant; {current} is current"))
+        raise StaleGeneration(f"generation {generation} was meant; {current} is current")
     chosen = choose(job, step=step, attempt=attempt)
-    if isinstance(chosen, StrataError):
-        return refuse(chosen)
     record, rewind = chosen.record, asked_back(job)
     wanted = Rewind(step=record.step, attempt=record.attempt, record_generation=record.generation, who=who)
     if rewind is not None and rewind.record == wanted:

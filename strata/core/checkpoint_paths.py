@@ -22,11 +22,10 @@ def attempt_path(root: str, job: str, step: int, generation: int, attempt: str) 
     return f"{root.rstrip('/')}/{job}/{folder_name(step, generation, attempt)}"
 
 
-def check_root(root: str) -> InvalidArgument | None:
-    """Return why `root` is not the URI of a storage root, or None."""
-    if len(root) <= MAX_ROOT_CHARS and _ROOT.match(root):
-        return None
-    return InvalidArgument(
-        f"{root[:100]!r} is not the URI of a storage root",
-        hint="write file:///folder or s3://bucket/prefix, percent-encoded, with no user and no query",
-    )
+def check_root(root: str) -> None:
+    """Return if `root` is the URI of a storage root; else raise `InvalidArgument`."""
+    if len(root) > MAX_ROOT_CHARS or not _ROOT.match(root):
+        raise InvalidArgument(
+            f"{root[:100]!r} is not the URI of a storage root",
+            hint="write file:///folder or s3://bucket/prefix, percent-encoded, with no user and no query",
+        )

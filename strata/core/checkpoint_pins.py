@@ -9,15 +9,15 @@ of them: so of the two, one comes first, and the other is refused.
 
 from __future__ import annotations
 
-from strata.core.checkpoint_attempt import refuse
+from strata.core.checkpoint_attempt import named
 from strata.core.checkpoint_order import find
 from strata.core.checkpoint_records import Reader, Tag
 from strata.core.ids import checked_id
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, Pin, encode
-from strata.core.txn import Decision, Delete, Operation, Put, Txn, absent, unchanged
+from strata.core.txn import Decision, Delete, Operation, Put, Txn, absent, refusable, unchanged
 from strata.core.view import Entry
-from strata.errors import CheckpointNotFound, Conflict, QuotaExceeded, Refused, StrataError
+from strata.errors import Conflict, QuotaExceeded, Refused
 
 MAX_TAGS = 256
 """Tags of one checkpoint: every message about it has them all."""
@@ -26,20 +26,19 @@ _KEPT = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
 _READ = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT, CheckpointState.PREPARED})
 
 
+@refusable
 def decide_pin(job: JobView, *, step: int, attempt: str, who: str, why: str) -> Decision:
     """Protect a checkpoint from deletion until it is unpinned. One pin a checkpoint."""
-    held = find(job, step, attempt) if attempt else None
-    if held is None:
-        return refuse(not_found(step, attempt))
+    held = named(job, step, attempt)
     if held.record.state not in _KEPT:
-        return refuse(Refused(f"step {step} is {held.record.state.value} and cannot be pinned"))
+        raise Refused(f"step {step} is {held.record.state.value} and cannot be pinned")
     key = job.keys.pin(step, held.record.attempt)
     pin = job.view.record(key, Pin)
     wanted = Pin(who=who, why=why)
     if pin == wanted:
         return Decision(reason=f"step {step} is pinned by {who}")
     if pin is not None:
-        return refuse(Conflict(f"step {step} is pinned already, by {pin.who}: {pin.why}"))
+        raise Conflict(f"step {step} is pinned already, by {pin.who}: {pin.why}")
     return Decision(
         reason=f"{who} pins step {step}",
         txn=Txn(
@@ -78,22 +77,21 @@ def tags_of(job: JobView, record: CheckpointRecord) -> list[str]:
     return job.view.names(job.keys.tags_of(record.step, record.generation, record.attempt))
 
 
+@refusable
 def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> Decision:
     """Let `tag` name this checkpoint, and no other one any more.
 
     The name lies at two places: where it points from, which is compared so that it names one checkpoint at
     a time, and under the attempt, where a deletion finds it by one range.
     """
-    held = find(job, step, attempt) if attempt else None
-    if held is None:
-        return refuse(not_found(step, attempt))
+    held = named(job, step, attempt)
     record, key = held.record, job.keys.tag(tag)
     if record.state not in _KEPT:
-        return refuse(Refused(f"step {step} is {record.state.value} and cannot be tagged"))
+        raise Refused(f"step {step} is {record.state.value} and cannot be tagged")
     before = job.view.entry(key, Tag)
     if len(tags := tags_of(job, record)) >= MAX_TAGS and tag not in tags:
         why = f"step {step} has {len(tags)} tags, the limit"
-        return refuse(QuotaExceeded(why, hint="take one away: strata checkpoints untag"))
+        raise QuotaExceeded(why, hint="take one away: strata checkpoints untag")
     wanted = Tag(step=step, generation=record.generation, attempt=record.attempt, who=who)
     if before is not None and _same(before.record, wanted):
         return Decision(reason=f"{tag} names step {step}")
@@ -115,6 +113,7 @@ def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> 
     )
 
 
+@refusable
 def decide_untag(job: JobView, *, tag: str, step: int = 0, attempt: str = "") -> Decision:
     """Take a name away; settled when nothing has it. With an `attempt`, `Conflict` if the name is another one's."""
     before = job.view.entry(job.keys.tag(tag), Tag)
@@ -123,7 +122,7 @@ def decide_untag(job: JobView, *, tag: str, step: int = 0, attempt: str = "") ->
     named = before.record
     if attempt and (named.step, named.attempt) != (step, attempt):
         why = f"{tag} names step {named.step} (attempt {named.attempt}), not attempt {attempt} of step {step}"
-        return refuse(Conflict(why))
+        raise Conflict(why)
     return Decision(
         reason=f"step {named.step} is not {tag} any more",
         txn=Txn(
@@ -144,21 +143,20 @@ def _same(one: Tag, other: Tag) -> bool:
 # -- readers ----------------------------------------------------------------------------------
 
 
+@refusable
 def decide_open(job: JobView, *, step: int, attempt: str, reader: str, who: str, lease: int) -> Decision:
     """Register a reader on `lease`: while that lives the bytes stay. Settled once it hangs on it.
 
     `Refused` for what is being saved, was given up, or is being deleted.
     """
-    held = find(job, step, attempt) if attempt else None
-    if held is None:
-        return refuse(not_found(step, attempt))
+    held = named(job, step, attempt)
     record = held.record
     key = job.keys.reader(step, record.generation, record.attempt, checked_id("reader", reader))
     known = job.view.get(key)
     if known is not None and known.lease == lease:
         return Decision(reason=f"{who or reader} reads step {step}")
     if record.state not in _READ:
-        return refuse(Refused(f"step {step} is {record.state.value} and cannot be read"))
+        raise Refused(f"step {step} is {record.state.value} and cannot be read")
     return Decision(
         reason=f"{who or reader} begins to read step {step}",
         txn=Txn(
@@ -190,8 +188,3 @@ def decide_close_reader(job: JobView, *, step: int, attempt: str, reader: str) -
             txn = Txn(compares=(unchanged(key, revision),), success=(Delete(key=key),))
             return Decision(reason=f"{reader} has read step {step}", txn=txn)
     return Decision(reason=f"{reader} does not read step {step}")
-
-
-def not_found(step: int, attempt: str) -> StrataError:
-    """Return the error that a request names nothing that exists."""
-    return CheckpointNotFound(f"no attempt {attempt or '(unnamed)'} of step {step} exists")

@@ -28,7 +28,6 @@ from strata.core.checkpoint_attempt import (
     authorised,
     complete,
     missing,
-    refuse,
     sealed,
 )
 from strata.core.checkpoint_begin import BeginRequest, decide_begin
@@ -64,6 +63,7 @@ from strata.core.txn import (
     Txn,
     absent,
     none_newer_in,
+    refusable,
     unchanged,
 )
 from strata.core.view import Entry
@@ -141,22 +141,19 @@ class SealRequest:
 # -- acks and the seal ------------------------------------------------------------------------
 
 
+@refusable
 def decide_ack(job: JobView, request: AckRequest) -> Decision:
     """Record that one rank's part is durable, once; a second digest ends the attempt."""
     author = request.author
     held = attempt_of(job, author.generation, request.step, request.attempt)
-    if isinstance(held, StrataError):
-        return refuse(held)
     key = job.keys.ack(request.step, author.generation, request.attempt, author.rank)
     ack = job.view.record(key, Ack)
     if ack is not None and ack.digest == request.digest:
         return Decision(reason=f"rank {author.rank} acked step {request.step}")
     who = f"rank {author.rank}"
     if held.record.state is not CheckpointState.OPEN:
-        return refuse(_ended(held.record, who))
+        raise _ended(held.record, who)
     guards = authorised(job, author)
-    if isinstance(guards, StrataError):
-        return refuse(guards)
     if ack is not None:
         return abort_attempt(job, held, f"{who} acked two different digests", guards)
     worker = job.worker(author.worker)
@@ -176,6 +173,7 @@ def decide_ack(job: JobView, request: AckRequest) -> Decision:
     )
 
 
+@refusable
 def decide_seal(job: JobView, request: SealRequest) -> Decision:
     """Record that the global manifest is durable, once, and only after every rank's ack.
 
@@ -184,29 +182,23 @@ def decide_seal(job: JobView, request: SealRequest) -> Decision:
     """
     author = request.author
     held = attempt_of(job, author.generation, request.step, request.attempt)
-    if isinstance(held, StrataError):
-        return refuse(held)
     seal = sealed(job, held.record)
     if seal is not None and seal.digest == request.digest:
         return Decision(reason=f"step {request.step} is sealed")
     who = f"rank {author.rank} as sealer"
     if held.record.state is not CheckpointState.OPEN:
-        return refuse(_ended(held.record, who))
+        raise _ended(held.record, who)
     guards = authorised(job, author)
-    if isinstance(guards, StrataError):
-        return refuse(guards)
     if seal is not None:
         return abort_attempt(job, held, f"step {request.step} was sealed with two digests", guards)
     waiting = missing(job, held.record)
     if waiting:
-        return refuse(
-            Refused(
-                f"step {request.step} cannot be sealed: {len(waiting)} of {held.record.ranks}"
-                f" ranks have not acked, the first is rank {waiting[0]}"
-            )
+        raise Refused(
+            f"step {request.step} cannot be sealed: {len(waiting)} of {held.record.ranks}"
+            f" ranks have not acked, the first is rank {waiting[0]}"
         )
     if request.part_digests and (complaint := _differing(job, held.record, request.part_digests)):
-        return refuse(Conflict(f"step {request.step} cannot be sealed: {complaint}"))
+        raise Conflict(f"step {request.step} cannot be sealed: {complaint}")
     key = job.keys.seal(request.step, author.generation, request.attempt)
     record = Seal(
         digest=request.digest,
@@ -295,20 +287,18 @@ def decide_commit(job: JobView, entry: Entry[CheckpointRecord]) -> Decision:
     )
 
 
+@refusable
 def decide_abort(job: JobView, *, author: Author, step: int, attempt: str, reason: str) -> Decision:
     """Give the attempt up for all ranks; settled when it is over, refused once it is committed."""
-    held = attempt_of(job, author.generation, step, attempt)
-    if isinstance(held, CheckpointAborted):
-        return Decision(reason=held.message)
-    if isinstance(held, StrataError):
-        return refuse(held)
+    try:
+        held = attempt_of(job, author.generation, step, attempt)
+    except CheckpointAborted as over:
+        return Decision(reason=over.message)
     if held.record.state is CheckpointState.ABORTED:
         return Decision(reason=f"step {step} was given up: {held.record.reason}")
     if held.record.state is not CheckpointState.OPEN:
-        return refuse(Conflict(f"step {step} is {held.record.state.value} already"))
+        raise Conflict(f"step {step} is {held.record.state.value} already")
     guards = authorised(job, author)
-    if isinstance(guards, StrataError):
-        return refuse(guards)
     return abort_attempt(job, held, reason, guards)
 
 

@@ -17,7 +17,7 @@ from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.records import Assignment, DatasetSpec, Phase, encode
 from strata.core.ring import RING, assign, owners
-from strata.core.txn import Decision, Put, Txn, absent, created_at, unchanged
+from strata.core.txn import Decision, Put, Txn, absent, created_at, refusable, unchanged
 from strata.errors import Conflict, InvalidArgument, QuotaExceeded
 
 MAX_SHARDS = 100_000
@@ -32,6 +32,7 @@ class AssignmentPlan:
     txns: tuple[Txn, ...] = ()
 
 
+@refusable
 def decide_register_dataset(job: JobView, name: str, spec: DatasetSpec) -> Decision:
     """Create a dataset. The same spec again is fine; another one is refused as a `Conflict`."""
     checked_id("dataset", name)
@@ -42,8 +43,10 @@ def decide_register_dataset(job: JobView, name: str, spec: DatasetSpec) -> Decis
     if there == spec:
         return Decision(reason=f"dataset {name} is registered")
     if there is not None:
-        why = f"dataset {name} of job {job.keys.name} is registered with another spec"
-        return Decision(reason=why, refusal=Conflict(why, hint="register the new one under a new name"))
+        raise Conflict(
+            f"dataset {name} of job {job.keys.name} is registered with another spec",
+            hint="register the new one under a new name",
+        )
     return Decision(
         reason=f"dataset {name} is registered with {spec.shards} shards",
         txn=Txn(compares=(absent(key),), success=(Put(key=key, value=encode(spec)),)),

@@ -6,10 +6,12 @@ finds them in the view and does what follows.
 
 from __future__ import annotations
 
+import dataclasses
+
 from strata.core.checkpoint_deletion import fork_reference
 from strata.core.checkpoint_fork import forks_of
 from strata.core.job import JobView
-from strata.core.records import JobPhase, JobSpec, Phase, encode
+from strata.core.records import JobPhase, Phase, encode
 from strata.core.registration import check_spec
 from strata.core.stopping import active_world
 from strata.core.txn import (
@@ -21,24 +23,27 @@ from strata.core.txn import (
     delete_prefix,
     none_in,
     none_newer_in,
+    refusable,
     unchanged,
 )
 from strata.errors import NotFound, Refused
 
 
+@refusable
 def decide_resume(job: JobView) -> Decision:
     """Let a paused job train again. Refusals: `Refused` for one that has ended, or is being paused."""
     name, phase = job.keys.name, job.view.entry(job.keys.phase, JobPhase)
     now = phase.record.phase if phase is not None else Phase.RUNNING
     if now in {Phase.DONE, Phase.FAILED}:
-        why = f"job {name} is {now.value}, not paused"
-        return Decision(reason=why, refusal=Refused(why, hint="take it up by strata run --resume"))
+        raise Refused(f"job {name} is {now.value}, not paused", hint="take it up by strata run --resume")
     if phase is None or now is Phase.RUNNING:
         head = job.head()
         notice = job.notice(head.record.generation) if head is not None else None
         if notice is not None and notice.record.pauses and active_world(job) is not None:
-            why = f"job {name} is being paused: its ranks save and stop"
-            return Decision(reason=why, refusal=Refused(why, hint="resume it once its phase is paused"))
+            raise Refused(
+                f"job {name} is being paused: its ranks save and stop",
+                hint="resume it once its phase is paused",
+            )
         return Decision(reason=f"job {name} is running")
     again = JobPhase(phase=Phase.RUNNING, reason="resumed", attempt=job.attempt())
     put = Put(key=job.keys.phase, value=encode(again))
@@ -46,6 +51,7 @@ def decide_resume(job: JobView) -> Decision:
     return Decision(reason=f"job {name} is resumed", txn=txn)
 
 
+@refusable
 def decide_scale(job: JobView, *, min_workers: int = 0, max_workers: int = 0) -> Decision:
     """Change how many members the job needs and takes; 0 keeps what it is.
 
@@ -54,15 +60,12 @@ def decide_scale(job: JobView, *, min_workers: int = 0, max_workers: int = 0) ->
     """
     spec = job.spec()
     if spec is None:
-        why = f"no job {job.keys.name} exists"
-        return Decision(reason=why, refusal=NotFound(why, hint="a job begins with its first member"))
+        raise NotFound(f"no job {job.keys.name} exists", hint="a job begins with its first member")
     before = spec.record
-    wanted = JobSpec(
+    wanted = dataclasses.replace(
+        before,
         min_workers=min_workers or before.min_workers,
         max_workers=max_workers or before.max_workers,
-        settle_s=before.settle_s,
-        max_fruitless_generations=before.max_fruitless_generations,
-        max_generations=before.max_generations,
     )
     check_spec(wanted)
     limits = f"{wanted.min_workers} to {wanted.max_workers} members"
@@ -77,6 +80,7 @@ def decide_scale(job: JobView, *, min_workers: int = 0, max_workers: int = 0) ->
     )
 
 
+@refusable
 def decide_delete(job: JobView) -> Decision:
     """Forget a job: all its keys, in one transaction. The files of its checkpoints stay where they are.
 
@@ -88,20 +92,23 @@ def decide_delete(job: JobView) -> Decision:
     if not job.exists and job.latest() is None:
         return Decision(reason=f"no job {name} exists (any more)")
     workers, pins = view.names(keys.workers), view.names(keys.pins)
-    why = hint = ""
     if workers:
-        why = f"job {name} has {len(workers)} members: {', '.join(workers[:4])}"
-        hint = "end their strata run first: strata jobs preempt has all of them leave"
-    elif pins:
-        why = f"job {name} has pinned checkpoints, of step {', '.join(str(int(pin)) for pin in pins[:4])}"
-        hint = "whoever pinned them keeps them: unpin them first"
-    elif forks := forks_of(job):
-        why = f"job {', '.join(forks[:4])} was forked from job {name}, and its bytes are here"
-        hint = "delete that job, or the checkpoint that it began from"
-    elif view.get(keys.importing) is not None:
-        why, hint = f"job {name} is being imported", "wait until that is done"
-    if why:
-        return Decision(reason=why, refusal=Refused(why, hint=hint))
+        raise Refused(
+            f"job {name} has {len(workers)} members: {', '.join(workers[:4])}",
+            hint="end their strata run first: strata jobs preempt has all of them leave",
+        )
+    if pins:
+        raise Refused(
+            f"job {name} has pinned checkpoints, of step {', '.join(str(int(pin)) for pin in pins[:4])}",
+            hint="whoever pinned them keeps them: unpin them first",
+        )
+    if forks := forks_of(job):
+        raise Refused(
+            f"job {', '.join(forks[:4])} was forked from job {name}, and its bytes are here",
+            hint="delete that job, or the checkpoint that it began from",
+        )
+    if view.get(keys.importing) is not None:
+        raise Refused(f"job {name} is being imported", hint="wait until that is done")
     read = (keys.spec, keys.head, keys.phase, keys.latest)
     compares = (
         *(unchanged(key, view.mod_revision(key)) for key in read),

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from strata.core.checkpoint_attempt import Author, authorised, refuse
+from strata.core.checkpoint_attempt import Author, authorised
 from strata.core.checkpoint_damage import is_suspect, is_whole
 from strata.core.checkpoint_deletion import decide_entomb
 from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, is_latest, superseded
@@ -20,9 +20,9 @@ from strata.core.checkpoint_tiers import present_on, tiers_of
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, encode
 from strata.core.retention_rules import Candidate, check_keep, kept
-from strata.core.txn import Compare, Decision, Put, Txn, unchanged
+from strata.core.txn import Compare, Decision, Put, Txn, refusable, unchanged
 from strata.core.view import Entry
-from strata.errors import Conflict, StrataError
+from strata.errors import Conflict
 
 _DEAD = frozenset({CheckpointState.CORRUPT, CheckpointState.PREPARED})
 SUSPECTED = "a host found it damaged, and another one is to look"
@@ -44,6 +44,7 @@ def retention(job: JobView) -> Entry[Retention] | None:
     return job.view.entry(job.keys.retention, Retention)
 
 
+@refusable
 def decide_set_retention(
     job: JobView, wanted: Retention, *, author: Author | None = None, if_revision: int | None = None
 ) -> Decision:
@@ -57,8 +58,6 @@ def decide_set_retention(
     for keep in wanted.tiers.values():
         check_keep(keep)
     held, guards = retention(job), () if author is None else authorised(job, author)
-    if isinstance(guards, StrataError):
-        return refuse(guards)
     if held is not None and author is not None:
         wanted = dataclasses.replace(wanted, tiers={**held.record.tiers, **wanted.tiers})
     if held is not None and held.record == wanted:
@@ -66,11 +65,9 @@ def decide_set_retention(
     revision = held.mod_revision if held is not None else 0
     if if_revision not in {None, revision}:
         by = f" by {held.record.who}" if held is not None and held.record.who else ""
-        return refuse(
-            Conflict(
-                f"the policy of job {job.keys.name} was changed meanwhile{by}",
-                hint="look at it, and say again what shall hold",
-            )
+        raise Conflict(
+            f"the policy of job {job.keys.name} was changed meanwhile{by}",
+            hint="look at it, and say again what shall hold",
         )
     return Decision(
         reason=f"{wanted.who or 'somebody'} sets the policy of job {job.keys.name}",

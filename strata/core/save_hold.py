@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from strata.core.checkpoint_attempt import Author, authorised, refuse
+from strata.core.checkpoint_attempt import Author, authorised
 from strata.core.checkpoint_records import SavesHeld
 from strata.core.job import JobView
 from strata.core.records import encode
-from strata.core.txn import Decision, Put, Txn, absent
+from strata.core.txn import Decision, Put, Txn, absent, refusable
 from strata.core.words import first_few
-from strata.errors import InvalidArgument, StrataError
+from strata.errors import InvalidArgument
 
 MAX_REASON_CHARS: Final = 200
 MAX_HOST_CHARS: Final = 128
@@ -65,13 +65,12 @@ def no_checkpoint(*holds: SaveHold, committed_step: int | None) -> str:
     return f"{since}, {_span(longest_s)}: {'; '.join(where)}"
 
 
+@refusable
 def decide_hold_saves(job: JobView, *, author: Author, step: int, reason: str, host: str) -> Decision:
     """Record that a rank has trained and cannot save; the first of its generation to say so counts."""
     guards = authorised(job, author)
-    if isinstance(guards, StrataError):
-        return refuse(guards)
     if step < 0:
-        return refuse(InvalidArgument(f"step {step} is below 0"))
+        raise InvalidArgument(f"step {step} is below 0")
     key, began = job.keys.held(author.generation), job.restored(author.generation) or 0
     who = f"rank {author.rank} of generation {author.generation}"
     if job.held(author.generation) is not None:

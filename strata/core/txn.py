@@ -9,10 +9,16 @@ Keys are `str` here (ours are ASCII, see `core.keys`), values are `bytes`.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import ParamSpec
 
+from strata.core.codec import PoisonRecord
 from strata.errors import StrataError
+
+P = ParamSpec("P")
 
 MAX_OPS = 128
 """etcd's default `--max-txn-ops`: compares, success and failure operations are each bounded."""
@@ -189,6 +195,24 @@ class Decision:
     reason: str
     txn: Txn | None = None
     refusal: StrataError | None = None
+
+
+def refusable(decide: Callable[P, Decision]) -> Callable[P, Decision]:
+    """Make an error that `decide` raises its refusal, so that the caller gives it from a fresh view only (2.2).
+
+    A poison record refuses nothing: it is raised at once.
+    """
+
+    @functools.wraps(decide)
+    def decided(*args: P.args, **kwargs: P.kwargs) -> Decision:
+        try:
+            return decide(*args, **kwargs)
+        except PoisonRecord:
+            raise
+        except StrataError as error:
+            return Decision(reason=error.message, refusal=error)
+
+    return decided
 
 
 # -- conditions by the names the protocols use them -------------------------------------------

@@ -10,12 +10,11 @@ import msgspec
 
 from strata.core.authority import Identity
 from strata.core.checkpoint_order import find
-from strata.core.checkpoint_pins import not_found
 from strata.core.job import JobView
 from strata.dashboard.api import model
 from strata.dashboard.api.saves import checkpoint
 from strata.dashboard.source import Source
-from strata.errors import InvalidArgument, NotFound
+from strata.errors import CheckpointNotFound, InvalidArgument, NotFound
 from strata.v1 import checkpoints_pb2 as pb
 
 MAX_BODY: Final = 16 * 1024
@@ -76,7 +75,7 @@ async def act(
     if not action.attempt:
         there = find(JobView(source.view, source.keys.job(job)), step)
         if there is None:
-            raise not_found(step, "")
+            raise CheckpointNotFound(f"no checkpoint of step {step} exists")
         action = dataclasses.replace(action, attempt=there.record.attempt)
     who = str(identity) if identity is not None else "dashboard"
     await source.call(*make(job, step, action, who), identity)

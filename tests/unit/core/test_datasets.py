@@ -75,9 +75,9 @@ def test_of_two_registrations_at_once_one_is_a_conflict(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("name", "shards"), [("d", 0), ("d", MAX_SHARDS + 1), ("a/b", 1)])
-def test_nonsense_is_refused(name: str, shards: int) -> None:
+def test_nonsense_is_refused(store: Store, name: str, shards: int) -> None:
     with pytest.raises(InvalidArgument):
-        decide_register_dataset(Store().job(), name, DatasetSpec(shards=shards))
+        store.settle(lambda job: decide_register_dataset(job, name, DatasetSpec(shards=shards)))
 
 
 # -- assignment -------------------------------------------------------------------------------
