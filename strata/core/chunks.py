@@ -8,7 +8,8 @@ chunk it adopts unwritten is compared one by one, and nothing may have come sinc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from strata.core.job import JobView
 from strata.core.records import Member, MembersChunk, encode
@@ -23,6 +24,8 @@ from strata.core.txn import (
     unchanged,
 )
 
+T = TypeVar("T")
+
 MAX_CHUNK_MEMBERS = 400
 MAX_CHUNK_BYTES = 56 * 1024
 MAX_OPS = 100
@@ -33,21 +36,32 @@ _FIXED_BYTES = 120
 """Of a member as JSON, beside its name, with every number as long as it can be."""
 
 
+def parts_of(
+    items: Iterable[T], size: Callable[[T], int], *, most_bytes: int, most: int | None = None
+) -> Iterator[list[T]]:
+    """Divide items, in their order, into parts of at most `most`, and of `most_bytes` unless one item alone is larger."""
+    part: list[T] = []
+    part_bytes = 0
+    for item in items:
+        item_bytes = size(item)
+        if part and (len(part) == most or part_bytes + item_bytes > most_bytes):
+            yield part
+            part, part_bytes = [], 0
+        part.append(item)
+        part_bytes += item_bytes
+    if part:
+        yield part
+
+
 def chunks_of(members: Sequence[Member]) -> list[bytes]:
     """Return the encoded chunks, each of at most 400 members and well below a value's limit."""
-    chunks: list[bytes] = []
-    batch: list[Member] = []
-    size = 0
-    for member in members:
-        member_bytes = _FIXED_BYTES + len(member.worker)
-        if batch and (len(batch) == MAX_CHUNK_MEMBERS or size + member_bytes > MAX_CHUNK_BYTES):
-            chunks.append(encode(MembersChunk(members=tuple(batch))))
-            batch, size = [], 0
-        batch.append(member)
-        size += member_bytes
-    if batch:
-        chunks.append(encode(MembersChunk(members=tuple(batch))))
-    return chunks
+    parts = parts_of(
+        members,
+        lambda member: _FIXED_BYTES + len(member.worker),
+        most=MAX_CHUNK_MEMBERS,
+        most_bytes=MAX_CHUNK_BYTES,
+    )
+    return [encode(MembersChunk(members=tuple(part))) for part in parts]
 
 
 def write_members(
@@ -73,24 +87,14 @@ def write_members(
         for key, value in wanted.items()
         if key not in there or there[key].value != value
     ]
-    writes: list[Put | Delete] = [*(Delete(key=key) for key in there if key not in wanted), *puts]
-    size = sum(len(put.value) for put in puts)
-    if len(writes) + len(last.success) <= MAX_OPS and size <= MAX_BYTES:
+    writes: list[Operation] = [*(Delete(key=key) for key in there if key not in wanted), *puts]
+    if len(writes) + len(last.success) <= MAX_OPS and sum(map(_value_bytes, writes)) <= MAX_BYTES:
         folder_is_known = none_newer_in(folder, view.revision) if there else none_in(folder)
         adopted = (unchanged(kv.key, kv.mod_revision) for kv in kept)
         return (last.and_if(folder_is_known, *adopted).then(*writes),)
-    return tuple(Txn(compares=tuple(guards), success=tuple(batch)) for batch in _batches(writes))
+    parts = parts_of(writes, _value_bytes, most=MAX_OPS, most_bytes=MAX_BYTES)
+    return tuple(Txn(compares=tuple(guards), success=tuple(part)) for part in parts)
 
 
-def _batches(writes: Sequence[Put | Delete]) -> Iterator[list[Operation]]:
-    batch: list[Operation] = []
-    size = 0
-    for write in writes:
-        write_bytes = len(write.value) if isinstance(write, Put) else 0
-        if batch and (len(batch) == MAX_OPS or size + write_bytes > MAX_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(write)
-        size += write_bytes
-    if batch:
-        yield batch
+def _value_bytes(write: Operation) -> int:
+    return len(write.value) if isinstance(write, Put) else 0

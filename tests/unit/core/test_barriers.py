@@ -26,6 +26,7 @@ from strata.core.records import (
     BarrierResult,
 )
 from strata.core.txn import MAX_TXN_BYTES, Put
+from strata.core.view import Entry
 from strata.errors import Refused, StaleGeneration
 from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, Store, carry_out, crowd, lead, leave, register
@@ -107,9 +108,9 @@ def test_the_full_set_releases_with_its_payloads(meeting: Meeting) -> None:
     assert outcome.result is BarrierResult.RELEASED
     assert outcome.digest == participants_digest(range(3))
     assert (outcome.generation, outcome.round, outcome.missing) == (1, 1, ())
-    found = not_none(ended(meeting.store.job(), entry.key))
-    assert found.outcome is not None
-    assert outcome_payloads(meeting.store.job(), found.outcome) == {0: b"zero", 2: b"\xff\x00"}
+    found = ended(meeting.store.job(), entry.key)
+    assert isinstance(found, Entry)
+    assert outcome_payloads(meeting.store.job(), found) == {0: b"zero", 2: b"\xff\x00"}
     assert meeting.floor() == 1
     assert meeting.store.problems() == []
 
@@ -154,11 +155,11 @@ def test_large_payloads_are_chunked_beside_the_outcome_in_its_transaction(
     assert all(len(put.value) <= MAX_VALUE_BYTES for put in puts)
     assert sum(len(put.key) + len(put.value) for put in puts) < MAX_TXN_BYTES
     meeting.settle(entry)
-    found = not_none(ended(meeting.store.job(), entry.key))
-    assert found.outcome is not None
-    assert (found.outcome.record.payload_chunks > 0) == (size * payload_bytes > 48 * 1024)
+    found = ended(meeting.store.job(), entry.key)
+    assert isinstance(found, Entry)
+    assert (found.record.payload_chunks > 0) == (size * payload_bytes > 48 * 1024)
     expected = dict.fromkeys(range(size), b"\xab" * payload_bytes)
-    assert outcome_payloads(meeting.store.job(), found.outcome) == expected
+    assert outcome_payloads(meeting.store.job(), found) == expected
     meeting.release(2)
     assert meeting.store.problems() == []
 

@@ -12,6 +12,7 @@ from strata.core.ids import WorkerId
 from strata.core.members import decide_rank_exit
 from strata.core.records import BarrierFloor, BarrierOutcome, BarrierResult
 from strata.core.txn import Txn
+from strata.errors import StrataError
 from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, Store, carry_out, crowd, lead, leave
 
@@ -54,7 +55,7 @@ class Race:
         key = BarrierKey("job", "b", generation, self.round_of(rank))
         end = ended(replica.observer.job, key)
         if end is not None:
-            assert end.outcome is not None, f"{key} was lost: {end.refusal}"
+            assert not isinstance(end, StrataError), f"{key} was lost: {end}"
             self.told.setdefault((rank, generation), set()).add(key.round)
             return
         sent = Arrival(
