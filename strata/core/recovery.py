@@ -34,7 +34,7 @@ class RecoveryPoint:
 def ranks_of(world: World, worker: str) -> list[int]:
     """Return the ranks that a worker runs; none for a standby."""
     member = world.holder(worker)
-    return [] if member is None else list(range(member.first_rank, member.first_rank + member.slots))
+    return [] if member is None else list(member.ranks)
 
 
 def recovery_point(job: JobView, worker: str) -> RecoveryPoint | None:

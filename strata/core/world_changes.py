@@ -319,7 +319,7 @@ class Situation:
         """Return, in words, who left as asked but before its ranks had ended, and what failed."""
         left, found = [], []
         for member in world.members:
-            if self.alive(member) or all(rank in ended for rank in ranks_of(member)):
+            if self.alive(member) or all(rank in ended for rank in member.ranks):
                 continue
             gone = "was replaced" if member.worker in self.registered else "is gone"
             if stopping.asked_notice(self.asked, member.worker, member.incarnation) is not None:
@@ -368,7 +368,7 @@ class Situation:
         """Return what follows once all who were asked to have stopped, or had their time."""
         record = notice.record
         asked = [m for m in world.members if not record.workers or m.worker in record.workers]
-        ranks = {rank for member in asked for rank in ranks_of(member)}
+        ranks = {rank for member in asked for rank in member.ranks}
         if ranks <= done:
             return None  # they finished before they stopped
         why = f"{_ACTS[record.action]}: {record.reason}"
@@ -386,8 +386,3 @@ class Situation:
 
 
 _ACTS = {StopAction.PREEMPT: "preempted", StopAction.PAUSE: "paused", StopAction.DRAIN: "drained"}
-
-
-def ranks_of(member: Member) -> range:
-    """Return the global ranks that a member runs."""
-    return range(member.first_rank, member.first_rank + member.slots)

@@ -11,8 +11,7 @@ import pytest
 from strata.core.ids import InstanceId
 from strata.core.members import decide_rank_exit, decide_register
 from strata.core.records import Command, JobPhase, JobRun, Phase
-from strata.core.registration import MAX_COMMAND_CHARS, MAX_RUN_ID_CHARS
-from strata.errors import Conflict, InvalidArgument, JobDone, JobFailed, Refused
+from strata.errors import Conflict, JobDone, JobFailed, Refused
 from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, Store, carry_out, lead, leave, registration
 from tests.unit.core.test_worlds import commit, ends, head
@@ -430,13 +429,3 @@ def test_the_loss_of_a_member_is_no_failure_of_the_program(store: Store, epoch: 
     carry_out(store, epoch)
     fail(store, epoch)
     assert store.live.phase() is Phase.RUNNING
-
-
-# -- what cannot be
-
-
-def test_a_command_or_an_identity_without_an_end_is_no_registration(store: Store) -> None:
-    with pytest.raises(InvalidArgument):
-        come(store, command=Command(program="x" * (MAX_COMMAND_CHARS + 1)))
-    with pytest.raises(InvalidArgument):
-        come(store, run_id="x" * (MAX_RUN_ID_CHARS + 1))

@@ -13,7 +13,13 @@ from strata.core.members import (
     decide_remove,
 )
 from strata.core.records import Command, JobPhase, JobSpec, Phase
-from strata.core.registration import MAX_SLOTS, MAX_WORKERS, Registration
+from strata.core.registration import (
+    MAX_COMMAND_CHARS,
+    MAX_RUN_ID_CHARS,
+    MAX_SLOTS,
+    MAX_WORKERS,
+    Registration,
+)
 from strata.core.txn import Decision
 from strata.errors import (
     Conflict,
@@ -41,7 +47,7 @@ def incarnation(store: Store, worker: str = "w1") -> int:
 def test_the_first_member_creates_the_job_with_its_spec(store: Store) -> None:
     decision = decide_register(store.job(), registration("w1", max_workers=3), served_by=R1)
     assert "creates job job" in decision.reason
-    enter(store, registration("w1", max_workers=3))
+    enter(store, registration("w1", max_workers=3, slots=MAX_SLOTS))
     spec = not_none(store.job().spec())
     assert spec.record == JobSpec(max_workers=3)
     held = not_none(store.job().worker("w1"))
@@ -91,6 +97,10 @@ def test_two_first_members_create_one_job(store: Store) -> None:
         {"worker": ""},
         {"worker": "a/b"},
         {"boot": ""},
+        {"boot": BootId("no good")},
+        {"command": Command(program="x" * (MAX_COMMAND_CHARS + 1))},
+        {"run_id": "x" * (MAX_RUN_ID_CHARS + 1)},
+        {"attempt": -1},
         {"slots": 0},
         {"slots": MAX_SLOTS + 1},
         {"spec": JobSpec(min_workers=0)},
@@ -104,11 +114,7 @@ def test_two_first_members_create_one_job(store: Store) -> None:
 def test_a_malformed_registration_is_refused_whatever_the_state(changes: dict[str, object]) -> None:
     wrong = dataclasses.replace(registration("w1"), **changes)  # type: ignore[arg-type]  # a table
     with pytest.raises(InvalidArgument):
-        decide_register(Store().job(), wrong, served_by=R1)
-
-
-def test_the_most_slots_are_fine() -> None:
-    enter(Store(), registration("w1", slots=MAX_SLOTS))
+        enter(Store(), wrong)
 
 
 def test_registering_again_changes_nothing(store: Store) -> None:
@@ -301,11 +307,6 @@ def test_removing_the_dead_spares_one_that_came_back_elsewhere(store: Store) -> 
     assert not store.execute(not_none(stale.txn)).succeeded
     remove(store, store.job().view.mod_revision(JOB.worker("w1")))
     assert store.job().worker("w1") is None
-
-
-def test_a_boot_is_an_identifier() -> None:
-    with pytest.raises(InvalidArgument, match="boot"):
-        enter(Store(), dataclasses.replace(registration("w1"), boot=BootId("no good")))
 
 
 def test_who_is_leaving_takes_its_key_over_and_makes_no_new_one(store: Store) -> None:

@@ -128,7 +128,7 @@ def test_a_generation_that_is_not_there_yet_is_refused(trained: Trained) -> None
 @pytest.mark.parametrize(("generation", "rank"), [(1, -1), (-1, 0)])
 def test_nonsense_is_refused(generation: int, rank: int) -> None:
     with pytest.raises(InvalidArgument):
-        decide_rank_exit(Store().job(), WorkerId("w1"), 5, generation, rank, 1)
+        Store().settle(lambda job: decide_rank_exit(job, WorkerId("w1"), 5, generation, rank, 1))
 
 
 def test_a_long_reason_is_cut(trained: Trained) -> None:
