@@ -20,7 +20,6 @@ from itertools import islice
 import xxhash
 
 from strata.core.arrivals import (
-    Added,
     Arrival,
     BarrierBook,
     BarrierKey,
@@ -48,7 +47,6 @@ from strata.core.words import first_few
 from strata.errors import Refused, StaleGeneration, StrataError
 
 __all__ = [
-    "Added",
     "Arrival",
     "BarrierBook",
     "BarrierKey",

@@ -152,19 +152,19 @@ class Barriers:
                 raise Refused(f"{key}: there is no such generation yet")
             self._keep_for_later(arrival)
             return
-        added = self._book.add(arrival, size=index.head.size, now_ms=self._now_ms())
+        entry = self._book.add(arrival, size=index.head.size, now_ms=self._now_ms())
         watched = self._watched.get(key)
         if watched is None:
             watched = self._watched[key] = _Watched()
         if waiter is not None:
             watched.waiters[waiter] = None
-            self.forwarding.add(key, arrival.ranks, partial(self._served_of, added.round))
-        if added.round.complete:
+            self.forwarding.add(key, arrival.ranks, partial(self._served_of, entry))
+        if entry.complete:
             self._write_soon(key, watched)
         elif opened and index.wounded:
-            self._reconsider(added.round, watched)
-        if added.round.deadline_ms is not None:
-            self._set_alarm(added.round, watched)
+            self._reconsider(entry, watched)
+        if entry.deadline_ms is not None:
+            self._set_alarm(entry, watched)
 
     def _keep_for_later(self, arrival: Arrival) -> None:
         """A peer may be ahead of this view. What is dropped here, it forwards again."""

@@ -65,7 +65,7 @@ class Meeting:
             timeout_ms=timeout_ms,
             participants=participants,
         )
-        return self.book.add(sent, size=self.size, now_ms=0).round
+        return self.book.add(sent, size=self.size, now_ms=0)
 
     def settle(self, entry: OpenRound, *, now_ms: float = 0) -> str:
         return self.store.settle(lambda job: decide_outcome(job, entry, now_ms=now_ms)).reason
@@ -118,7 +118,7 @@ def test_the_full_set_releases_with_its_payloads(meeting: Meeting) -> None:
 def test_a_subset_releases_alone(meeting: Meeting) -> None:
     entry = meeting.arrive(2, 0, participants=(0, 2))
     assert "released" in meeting.settle(entry)
-    assert not_none(meeting.outcome()).digest == participants_digest([0, 2])
+    assert not_none(meeting.outcome()).digest == participants_digest((0, 2))
 
 
 def test_a_release_is_one_commit_and_deletes_the_older_rounds(meeting: Meeting) -> None:
@@ -136,7 +136,7 @@ def test_a_release_is_one_commit_and_deletes_the_older_rounds(meeting: Meeting) 
 
 def test_other_barriers_keep_their_rounds(meeting: Meeting) -> None:
     other = Arrival(job="job", name="b2", generation=1, round=1, ranks=(0, 1, 2))
-    meeting.settle(meeting.book.add(other, size=3, now_ms=0).round)
+    meeting.settle(meeting.book.add(other, size=3, now_ms=0))
     meeting.release(1)
     meeting.release(2)
     assert ended(meeting.store.job(), other.key) is not None
@@ -340,7 +340,7 @@ def test_the_counter_shows_who_is_missing_and_never_goes_back(meeting: Meeting) 
         Arrival(job="job", name="b", generation=1, round=1, ranks=(1,)), size=3, now_ms=0
     )
     before = meeting.store.revision
-    show(behind.round)
+    show(behind)
     assert meeting.store.revision == before
     entry = meeting.arrive(1)
     meeting.settle(entry)

@@ -84,7 +84,7 @@ class Aged:
             ranks=tuple(range(head.record.size)),
             payloads=(b"p",) * head.record.size,
         )
-        entry = BarrierBook().add(sent, size=head.record.size, now_ms=0).round
+        entry = BarrierBook().add(sent, size=head.record.size, now_ms=0)
         self.store.settle(lambda job: decide_outcome(job, entry, now_ms=0))
 
     def next_generation(self) -> None:
