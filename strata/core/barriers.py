@@ -261,23 +261,23 @@ def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str
     No transaction compares these facts: a `failed`, `done` or `stopped` key stays while the head does, and
     an incarnation that is gone never returns.
     """
-    generation, dead = world.head.generation, {}
-    failed, done = job.failed(generation), job.done(generation)
+    generation = world.head.generation
+    failed, done, stopped = job.failed(generation), job.done(generation), job.stopped(generation)
     waited_for = set(missing)
-    for rank in sorted(waited_for & failed.keys()):
-        dead[rank] = f"rank {rank} of {failed[rank].worker} failed ({failed[rank].reason[:200]})"
-    for rank in sorted(waited_for & done):
-        dead[rank] = f"rank {rank} is done and will not arrive"
-    for rank in sorted(waited_for & job.stopped(generation)):
-        dead[rank] = f"rank {rank} has stopped, as asked, and will not arrive"
+    dead = {
+        rank: f"rank {rank} of {failed[rank].worker} failed ({failed[rank].reason[:200]})"
+        for rank in sorted(waited_for & failed.keys())
+    }
+    dead |= {rank: f"rank {rank} is done and will not arrive" for rank in sorted(waited_for & done)}
+    dead |= {
+        rank: f"rank {rank} has stopped, as asked, and will not arrive"
+        for rank in sorted(waited_for & stopped)
+    }
     for member in world.members:
-        ranks = range(member.first_rank, member.first_rank + member.slots)
-        if waited_for.isdisjoint(ranks):
-            continue
-        worker = job.worker(member.worker)
+        own = waited_for.intersection(member.ranks) - dead.keys()
+        worker = job.worker(member.worker) if own else None
         if worker is None or worker.create_revision != member.incarnation:
-            for rank in sorted(waited_for.intersection(ranks) - dead.keys()):
-                dead[rank] = f"rank {rank} went with {member.worker}"
+            dead |= {rank: f"rank {rank} went with {member.worker}" for rank in sorted(own)}
     return dead
 
 

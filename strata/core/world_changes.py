@@ -136,21 +136,21 @@ class Situation:
         """What kept the current generation from a commit though it had trained, if that is so."""
         return None if self.committed() else self.job.held(self.generation)
 
-    def fruitless(self, *, failure: bool) -> int:
-        """Return the count that the next head carries."""
-        if self.head is None or self.resumed:
-            return 0
-        if self.active is None:
-            return self.head.record.fruitless
-        if self.committed():
-            return 0
-        return self.head.record.fruitless + (1 if failure and self.held is None else 0)
+    def counts(self, *, failure: bool) -> tuple[int, int, bool]:
+        """Return what the next head carries, if `failure` ended this generation or something else did.
 
-    def failures(self, *, failure: bool) -> int:
-        """Return how many generations a failure has ended, as the next head carries it."""
+        How many generations in a row were fruitless, how many a failure has ended, and whether one so far may have
+        made a step.
+        """
         if self.head is None or self.resumed:
-            return 0
-        return self.head.record.failures + (1 if failure else 0)
+            return 0, 0, False
+        before = self.head.record
+        if self.active is None:
+            return before.fruitless, before.failures, before.began
+        more = 1 if failure else 0
+        fruitless = before.fruitless + (more if self.held is None else 0)
+        began = before.began or not (failure and self.failed_early())
+        return 0 if self.committed() else fruitless, before.failures + more, began
 
     def failed_early(self) -> bool:
         """Tell whether nothing but ranks has failed, each by itself in its first seconds, before a step was reported."""
@@ -158,14 +158,6 @@ class Situation:
         members = self.active.members if self.active is not None else ()
         gone = any(not self.alive(member) for member in members)
         return bool(failed) and not gone and all(one.early for one in failed.values())
-
-    def began(self, *, failure: bool) -> bool:
-        """Tell, for the next head, whether some generation so far may have made a step."""
-        if self.head is None or self.resumed:
-            return False
-        if self.active is None:
-            return self.head.record.began
-        return self.head.record.began or not (failure and self.failed_early())
 
     def still_asked(self) -> tuple[Asked, ...]:
         """Return the requests to leave that the next head carries on: those who are meant are here."""
@@ -306,9 +298,8 @@ class Situation:
         entry = self.job.checkpoint(point.step, point.record_generation)
         if entry is None or entry.record.attempt != point.attempt:
             return None
-        if entry.record.state is not CheckpointState.CORRUPT:
-            return None
-        if not missed_by(self.job, entry.record, self.generation):
+        corrupt = entry.record.state is CheckpointState.CORRUPT
+        if not corrupt or not missed_by(self.job, entry.record, self.generation):
             return None  # they had read it before it was damaged
         why = f"step {point.step}, where it began, is corrupt: {entry.record.reason}"
         if newest(self.job) is None:
@@ -345,11 +336,11 @@ class Situation:
         return Change(why=why, failure=failure)
 
     def _too_many(self, why: str) -> Change | None:
-        fruitless, failures = self.fruitless(failure=True), self.failures(failure=True)
+        fruitless, failures, began = self.counts(failure=True)
         most = self.spec.max_fruitless_generations
         early = self.latest is None and self.failed_early()
         tried = EARLY_FAILURES if most <= JobSpec().max_fruitless_generations else most
-        if early and failures >= tried and not self.began(failure=True):
+        if early and failures >= tried and not began:
             sentence = (
                 f"{failures} generations failed in their first seconds, before a step was reported;"
                 f" the last: {why}"
