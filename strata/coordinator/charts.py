@@ -68,11 +68,6 @@ UNITS: Final[Mapping[str, str]] = {
 """Those of the other series are seconds, but for what programs report."""
 
 
-def series_kind(name: str) -> Kind:
-    """Return what becomes of several values of a series in one interval."""
-    return KINDS.get(name, Kind.LAST if name.startswith(GOODPUT_PREFIX) else Kind.MEAN)
-
-
 def series_unit(name: str) -> str:
     """Return the unit of a series; an empty string for numbers without one."""
     return "" if name.startswith(REPORTED_PREFIX) else UNITS.get(name, "s")
@@ -309,9 +304,7 @@ class Charts:
             if len(each.name) <= MAX_NAME_CHARS and len(each.values) <= INTERVALS[told.interval_s]
         }
         excerpt = Excerpt(interval_s=told.interval_s, from_unix_s=told.from_unix_s, series=series)
-        self._charts(told.job).history.fill(
-            excerpt, {name: series_kind(name) for name in series}, before_s=self._since_s
-        )
+        self._charts(told.job).history.fill(excerpt, before_s=self._since_s)
         self._bound(int(self._unix_now()))
 
 

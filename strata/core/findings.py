@@ -87,12 +87,8 @@ class Diagnosis:
     stalled: tuple[RankReport, ...] = ()
     suspects: tuple[int, ...] = ()
     """The ranks that hold up the stalled ones, as far as it shows."""
-    how: str = ""
-    """How that shows."""
     slow: tuple[Slow, ...] = ()
     sick: tuple[Device, ...] = ()
-    impossible: tuple[str, ...] = ()
-    """What the job's keys say and cannot be (`core.invariants`)."""
     held: tuple[RankReport, ...] = ()
     """The ranks that train on and cannot save for now, the one that cannot for longest first."""
     held_up: tuple[int, ...] = ()
@@ -142,17 +138,21 @@ def diagnose(
         (list(_stalls(found, by_rank)) if not ended else [], "groups of ranks that stand still"),
         (list(throttled), "groups of slow ranks"),
         (list(_devices(known, {(each.worker_id, each.device) for each in throttled})), "sick devices"),
-        ([_impossible(each) for each in impossible], "things that cannot be"),
+        (
+            [
+                Finding(kind=INVARIANT, text=f"its keys hold what cannot be: {each}", cause=each)
+                for each in impossible
+            ],
+            "things that cannot be",
+        ),
     )
     late = tuple(each.rank for each in reports if each.reported_late)
     return Diagnosis(
         findings=tuple(each for findings, _ in kinds for each in findings)[:MAX_FINDINGS],
         stalled=stalled,
         suspects=tuple(sorted(found.ranks)) if found.is_stall else (),
-        how=found.how if found.is_stall else "",
         slow=slow,
         sick=tuple(each for each in known if each.fault),
-        impossible=tuple(impossible),
         held=held,
         held_up=late if ended else found.others,
         scores=scores({each.rank: each.times for each in reports if each.times is not None}),
@@ -271,21 +271,17 @@ def slow_findings(slow: Iterable[Slow], by_rank: Mapping[int, RankReport]) -> It
 
 def _devices(devices: Iterable[Device], told: set[tuple[str, int | None]]) -> Iterator[Finding]:
     for each in devices:
-        where = f"device {each.index} of {each.worker}" + (f" on host {each.host}" if each.host else "")
-        if each.fault:
-            yield _device(each, f"{where}: {each.fault}", each.fault)
-        elif each.throttled and (each.worker, each.index) not in told:
-            yield _device(each, f"{where} is throttled ({each.throttled})", "throttled")
-
-
-def _device(device: Device, text: str, cause: str) -> Finding:
-    return Finding(
-        kind=DEVICE, text=text, worker_id=device.worker, host=device.host, device=device.index, cause=cause
-    )
-
-
-def _impossible(violation: str) -> Finding:
-    return Finding(kind=INVARIANT, text=f"its keys hold what cannot be: {violation}", cause=violation)
+        throttled = each.throttled and (each.worker, each.index) not in told
+        if each.fault or throttled:
+            where = f"device {each.index} of {each.worker}" + (f" on host {each.host}" if each.host else "")
+            yield Finding(
+                kind=DEVICE,
+                text=f"{where}: {each.fault}" if each.fault else f"{where} is throttled ({each.throttled})",
+                worker_id=each.worker,
+                host=each.host,
+                device=each.index,
+                cause=each.fault or "throttled",
+            )
 
 
 # -- words

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from statistics import median, median_low
@@ -37,8 +37,6 @@ MIN_RANKS: Final = 3
 """Of two ranks nobody can say which one is slow."""
 MOST_SUSPECTS: Final = 64
 """So many of the slowest are compared with all others: more slow ranks than that are no stragglers."""
-OVERLAP_STEPS: Final = 1
-"""Two ranks are compared if the steps of both cost what they do now at a step that both have made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +87,7 @@ class StepWindow:
     def __init__(self) -> None:
         self._step = -1
         self._seen = 0
-        self._steps: deque[tuple[float, float, float]] = deque(maxlen=MOST_STEPS)
+        self._steps: deque[tuple[float, float, float]] = deque()
         """(when it was complete, compute time, wait for data) of the newest steps."""
         self._computes_s: list[float] = []
         self._waits_s: list[float] = []
@@ -130,12 +128,10 @@ class StepWindow:
             self._changed_step = step + 1
             return
         steps = self._steps
-        if len(steps) == MOST_STEPS:
-            self._forget_oldest()
         steps.append((now_s, compute_s, data_wait_s))
         insort(self._computes_s, compute_s)
         insort(self._waits_s, data_wait_s)
-        while len(steps) > LEAST_STEPS and steps[0][0] < now_s - WINDOW_S:
+        while len(steps) > MOST_STEPS or (len(steps) > LEAST_STEPS and steps[0][0] < now_s - WINDOW_S):
             self._forget_oldest()
         self._note_best(compute_s, data_wait_s)
         if len(steps) < LEAST_STEPS:
@@ -214,7 +210,6 @@ class Slow:
     """A rank whose steps cost it more than others pay."""
 
     rank: int
-    step_s: float
     times: float
     """How many times the median of the others."""
     compute_more_s: float
@@ -223,8 +218,8 @@ class Slow:
     slowed_s: float
 
 
-def stragglers(ranks: Sequence[Paced], *, factor: float = SLOW_FACTOR) -> list[Slow]:
-    """Return the ranks whose steps cost `factor` times what those of most others cost, the slowest first.
+def stragglers(ranks: Sequence[Paced]) -> list[Slow]:
+    """Return the ranks whose steps cost `SLOW_FACTOR` times what those of most others cost, the slowest first.
 
     What is known of ranks is of different ages, and all may have become slower since: a rank is compared with those
     that were as they are now at a step at which it was as it is now. These have to be half of all.
@@ -234,31 +229,25 @@ def stragglers(ranks: Sequence[Paced], *, factor: float = SLOW_FACTOR) -> list[S
     if len(known) < MIN_RANKS:
         return []
     least_s = min(each.times.median_s for each in known)
-    suspects = [each for each in known if _is_slow(each.times.median_s, least_s, factor)]
-    if len(suspects) > MOST_SUSPECTS:
-        suspects = nlargest(MOST_SUSPECTS, suspects, key=lambda each: each.times.median_s)
-    slow = [found for each in suspects if (found := _compared(each, known, factor)) is not None]
+    suspects = [each for each in known if _is_slow(each.times.median_s, least_s)]
+    slowest = nlargest(MOST_SUSPECTS, suspects, key=lambda each: each.times.median_s)
+    slow = [found for each in slowest if (found := _compared(each, known)) is not None]
     return sorted(slow, key=lambda each: (-each.times, each.rank))
 
 
-def _compared(rank: Paced, known: Iterable[Paced], factor: float) -> Slow | None:
-    others, all_of_them = [], 0
-    for each in known:
-        all_of_them += 1
-        if each is not rank and _overlap(rank, each) >= OVERLAP_STEPS:
-            others.append(each.times)
-    if len(others) < MIN_RANKS - 1 or 2 * len(others) < all_of_them - 1:
+def _compared(rank: Paced, known: Sequence[Paced]) -> Slow | None:
+    others = [each.times for each in known if each is not rank and _overlap(rank, each)]
+    if len(others) < MIN_RANKS - 1 or 2 * len(others) < len(known) - 1:
         return None
     usual_s = median_low([*(each.median_s for each in others), rank.times.median_s])
-    if usual_s <= 0 or not _is_slow(rank.times.median_s, usual_s, factor):
+    if usual_s <= 0 or not _is_slow(rank.times.median_s, usual_s):
         return None
     # medians follow a change that all ranks share within a step or two of each other; last steps show it at once
     last_s = median_low(each.last_s for each in others)
-    if rank.times.median_s < factor * last_s or rank.times.cheaper_s < SLOWED_FACTOR * usual_s:
+    if rank.times.median_s < SLOW_FACTOR * last_s or rank.times.cheaper_s < SLOWED_FACTOR * usual_s:
         return None
     return Slow(
         rank=rank.rank,
-        step_s=rank.times.median_s,
         times=rank.times.median_s / usual_s,
         compute_more_s=rank.times.median_compute_s - median_low(each.median_compute_s for each in others),
         data_more_s=rank.times.median_data_wait_s - median_low(each.median_data_wait_s for each in others),
@@ -266,10 +255,10 @@ def _compared(rank: Paced, known: Iterable[Paced], factor: float) -> Slow | None
     )
 
 
-def _is_slow(step_s: float, usual_s: float, factor: float) -> bool:
-    return step_s >= factor * usual_s and step_s - usual_s >= SLOW_LEAST_S
+def _is_slow(step_s: float, usual_s: float) -> bool:
+    return step_s >= SLOW_FACTOR * usual_s and step_s - usual_s >= SLOW_LEAST_S
 
 
-def _overlap(one: Paced, other: Paced) -> int:
-    """Return how many steps both made while they were as they are now."""
-    return min(one.step, other.step) - max(one.since_step, other.since_step) + 1
+def _overlap(one: Paced, other: Paced) -> bool:
+    """Tell whether the steps of both cost what they do now at a step that both have made."""
+    return max(one.since_step, other.since_step) <= min(one.step, other.step)
