@@ -25,7 +25,7 @@ from enum import Enum
 from strata.core.ids import Epoch, InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.records import Leader, encode
-from strata.core.txn import Compare, Delete, Put, Txn, absent, created_at
+from strata.core.txn import Delete, Put, Txn, absent, created_at
 from strata.core.view import Entry, View
 
 ASKED_TTL_S = 6
@@ -36,11 +36,6 @@ _ACTS = 2 / 3
 
 
 # -- transactions -----------------------------------------------------------------------------
-
-
-def fence(keys: ClusterKeys, epoch: int) -> Compare:
-    """Hold while the leader of `epoch` leads."""
-    return created_at(keys.leader, epoch)
 
 
 def campaign_txn(

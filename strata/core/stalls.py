@@ -95,7 +95,7 @@ def kind_of(phase: str) -> str:
 class RankPace:
     """What one rank of one generation said, and how long it usually takes. All times are arguments."""
 
-    __slots__ = ("_durations", "_entered_s", "_moved_s", "_said", "_step_s", "phase", "step")
+    __slots__ = ("_durations", "_entered_s", "_moved_s", "_said", "last_step_s", "phase", "step")
 
     def __init__(self) -> None:
         self.step = 0
@@ -103,7 +103,8 @@ class RankPace:
         self._said = False
         self._moved_s = 0.0
         self._entered_s = 0.0
-        self._step_s: float | None = None
+        self.last_step_s: float | None = None
+        """How long the last step took, as far as it could be told."""
         self._durations: dict[str, deque[float]] = {}
 
     def hear(self, step: int, phase: str, now_s: float) -> bool:
@@ -113,8 +114,8 @@ class RankPace:
         before, now = kind_of(self.phase), kind_of(phase)
         if self._said:
             if before == now == STEP and step > self.step:
-                self._step_s = max(0.0, now_s - self._moved_s) / (step - self.step)
-                self._note(STEP, self._step_s)
+                self.last_step_s = max(0.0, now_s - self._moved_s) / (step - self.step)
+                self._note(STEP, self.last_step_s)
             elif before not in {STEP, now}:
                 self._note(before, max(0.0, now_s - self._entered_s))
         if before != now or not self._said:
@@ -131,11 +132,6 @@ class RankPace:
         """Return the median of what a step, or a stay in another phase, took; None before it is known."""
         known = self._durations.get(kind, ())
         return median(known) if len(known) >= (MIN_SAMPLES if kind == STEP else 1) else None
-
-    @property
-    def last_step_s(self) -> float | None:
-        """How long the last step took, as far as it could be told."""
-        return self._step_s
 
     def still_s(self, now_s: float) -> float:
         """Return for how long the rank has not moved."""

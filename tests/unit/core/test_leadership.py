@@ -13,7 +13,6 @@ from strata.core.leadership import (
     Standing,
     Step,
     campaign_txn,
-    fence,
     leader_of,
     next_step,
     resign_txn,
@@ -183,15 +182,10 @@ def test_one_of_two_campaigns_wins() -> None:
     assert not_none(store.view().get(KEYS.leader)).lease == 5
 
 
-def test_a_fence_holds_for_its_epoch_only() -> None:
+def test_who_resigns_deletes_the_key_of_its_own_epoch_only() -> None:
     store, epoch = store_led_by(ME)
-    guarded = Txn(compares=(fence(KEYS, epoch),))
-    assert store.execute(guarded).succeeded
     assert not store.execute(resign_txn(KEYS, epoch + 1)).succeeded
-    store.delete(KEYS.leader)
-    assert not store.execute(guarded).succeeded
-    with pytest.raises(ValueError, match="above 0"):
-        fence(KEYS, 0)
+    assert store.execute(resign_txn(KEYS, epoch)).succeeded
 
 
 # -- what must hold over time -----------------------------------------------------------------
