@@ -180,28 +180,3 @@ def leave_or_fail(store: Store, rank: int) -> None:
             job, WorkerId(member.worker), member.incarnation, world.head.generation, rank, 1
         )
     )
-
-
-def test_a_release_that_lands_twice_counts_once() -> None:
-    race = Race()
-    for rank in range(SIZE):
-        race.arrive(rank, 0, 0)
-    race.decide(0, 0, 0)
-    release = race.replicas[0].under_way[0]
-    assert race.store.execute(release).succeeded
-    assert not race.store.execute(release).succeeded
-    race.judge()
-
-
-def test_two_full_sets_write_one_outcome() -> None:
-    race = Race()
-    for rank in range(SIZE):
-        race.arrive(rank, rank, 0)
-    for one in range(SIZE):
-        for other in range(SIZE):
-            race.forward(one, other)
-    decisions = [
-        decide_outcome(replica.observer.job, next(replica.book.open()), now_ms=0) for replica in race.replicas
-    ]
-    written = [race.store.execute(d.txn).succeeded for d in decisions if d.txn is not None]
-    assert written == [True, False]
