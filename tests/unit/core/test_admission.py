@@ -98,6 +98,7 @@ OWN_HINTS = ("give the job another name", "strata jobs delete job")
         # a job that is done: of the same run, or of nobody knows which
         (done, {"run_id": "r1"}, JobDone, (), ("--job",)),
         (done, {"command": None, "run_id": ""}, JobDone, (), OWN_HINTS),
+        (done, {"resume": True, "incarnation": 9}, JobDone, (), ("--job",)),  # a reconnect takes nothing up
         # ... of another run, or with another command
         (done, {}, Refused, (FINISHED,), ("--new", "--job")),
         (done, {"command": None}, Refused, (FINISHED,), OWN_HINTS),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,22 +26,10 @@ def workers(**incarnations: int | tuple[int, int]) -> dict[str, Entry[Worker]]:
     return found
 
 
-def names(before: World | None, here: dict[str, Entry[Worker]], *, most: int = 10) -> list[str]:
-    return [member.worker for member in placed(before, here, most=most)]
-
-
 def world(members: tuple[Member, ...]) -> World:
     size = sum(member.slots for member in members)
     head = WorldHead(generation=1, epoch=1, members=len(members), size=size, reason="")
     return World(head, members)
-
-
-def test_the_first_world_is_in_order_of_registration() -> None:
-    assert names(None, workers(c=5, a=7, b=6)) == ["c", "b", "a"]
-
-
-def test_the_earliest_are_in_and_the_rest_stand_by() -> None:
-    assert names(None, workers(a=7, b=6, c=5, d=8), most=2) == ["c", "b"]
 
 
 def test_first_ranks_are_sums_of_slots() -> None:
@@ -52,22 +41,26 @@ def five() -> World:
     return world(placed(None, workers(a=1, b=2, c=3, d=4, e=5), most=5))
 
 
-def test_on_a_shrink_the_highest_ranks_fill_the_holes() -> None:
-    assert names(five(), workers(a=1, d=4, e=5)) == ["a", "e", "d"]
-    assert names(five(), workers(a=1, b=2, e=5)) == ["a", "b", "e"]
-    assert names(five(), workers(c=3)) == ["c"]
-
-
-def test_a_newcomer_fills_a_hole_and_everybody_else_stays() -> None:
-    assert names(five(), workers(a=1, c=3, d=4, e=5, n=9), most=5) == ["a", "n", "c", "d", "e"]
-
-
-def test_a_replacement_is_a_newcomer() -> None:
-    assert names(five(), workers(a=1, b=9, c=3, d=4, e=5, n=8), most=6) == list("ancdeb")
-
-
-def test_survivors_go_before_newcomers_that_are_too_many() -> None:
-    assert names(five(), workers(a=1, b=2, e=5, n=8, m=9), most=4) == ["a", "b", "n", "e"]
+@pytest.mark.parametrize(
+    ("before", "here", "most", "places"),
+    [
+        (None, workers(c=5, a=7, b=6), 10, "cba"),  # in the order of their registration
+        (None, workers(a=7, b=6, c=5, d=8), 2, "cb"),
+        # on a shrink the highest ranks fill the holes
+        (five(), workers(a=1, d=4, e=5), 10, "aed"),
+        (five(), workers(a=1, b=2, e=5), 10, "abe"),
+        (five(), workers(c=3), 10, "c"),
+        # a newcomer fills a hole, everybody else stays; a replacement is a newcomer
+        (five(), workers(a=1, c=3, d=4, e=5, n=9), 5, "ancde"),
+        (five(), workers(a=1, b=9, c=3, d=4, e=5, n=8), 6, "ancdeb"),
+        # survivors go before newcomers that are too many
+        (five(), workers(a=1, b=2, e=5, n=8, m=9), 4, "abne"),
+    ],
+)
+def test_who_gets_which_place(
+    before: World | None, here: dict[str, Entry[Worker]], most: int, places: str
+) -> None:
+    assert [member.worker for member in placed(before, here, most=most)] == list(places)
 
 
 names_st = st.text("abcdefghij", min_size=1, max_size=2)

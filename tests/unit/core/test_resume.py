@@ -12,7 +12,7 @@ from strata.core.ids import InstanceId
 from strata.core.members import decide_register
 from strata.core.records import CheckpointState, JobPhase, Phase
 from strata.core.stopping import waits_for
-from strata.errors import JobFailed, Refused
+from strata.errors import JobFailed
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job as SavingJob
 from tests.unit.core.rig import JOB, Store, carry_out, lead, leave, register, registration
@@ -124,12 +124,6 @@ def test_a_save_of_the_run_before_does_not_come_back() -> None:
     carry_out(job.store, job.epoch)
     assert (head(job.store).generation, head(job.store).restore) == (2, None)
     assert job.store.problems() == []
-
-
-def test_a_reconnect_never_resumes(store: Store) -> None:
-    finished(store, 0)
-    with pytest.raises(Refused, match="is done"):
-        resume(store, "w0", incarnation=9)
 
 
 def test_resuming_a_running_job_only_joins_it(store: Store) -> None:

@@ -73,12 +73,10 @@ def test_a_rank_that_slows_down_tells_since_when() -> None:
     assert 4 <= again.steady_steps <= 7
 
 
-def test_the_best_needs_many_steps_in_a_row() -> None:
-    few = window([(0.1, 0.0)] * (WARM_UP_STEPS + BEST_OF_STEPS - 1)).times
-    enough = window([(0.1, 0.0)] * (WARM_UP_STEPS + BEST_OF_STEPS)).times
-    assert few is not None
-    assert enough is not None
-    assert (few.best_compute_s, enough.best_compute_s) == (0.0, 0.1)
+@pytest.mark.parametrize(("steps", "best_s"), [(BEST_OF_STEPS - 1, 0.0), (BEST_OF_STEPS, 0.1)])
+def test_the_best_needs_many_steps_in_a_row(steps: int, best_s: float) -> None:
+    times = window([(0.1, 0.0)] * (WARM_UP_STEPS + steps)).times
+    assert not_none(times).best_compute_s == best_s
 
 
 def test_a_step_told_again_and_one_that_cost_nothing_do_not_count() -> None:
@@ -129,25 +127,22 @@ def test_scores_are_against_the_fastest_and_against_the_own_best_without_the_wai
     assert scores({}) == {}
 
 
-def test_a_straggler_is_slower_than_most() -> None:
-    slow = stragglers(paced(1.0, 1.1, 0.9, 2.0, 4.0))
-    assert [(each.rank, round(each.times, 2)) for each in slow] == [(4, 3.64), (3, 1.82)]
-
-
-def test_of_two_nobody_is_slow_and_equal_ranks_are_none() -> None:
-    assert stragglers(paced(1.0, 9.0)) == []
-    assert stragglers(paced(*[1.0] * 8)) == []
-    assert stragglers([]) == []
-
-
-def test_a_few_milliseconds_accuse_nobody() -> None:
-    assert stragglers(paced(0.004, 0.004, 0.004, 0.012)) == []
-    assert [each.rank for each in stragglers(paced(0.004, 0.004, 0.004, 0.018))] == [3]
-
-
-def test_half_of_all_may_be_slow_and_more_than_half_are_not() -> None:
-    assert [each.rank for each in stragglers(paced(1, 1, 2, 2))] == [2, 3]
-    assert stragglers(paced(1, 2, 2)) == []
+@pytest.mark.parametrize(
+    ("costs_s", "named"),
+    [
+        ((1.0, 1.1, 0.9, 2.0, 4.0), {4: 3.64, 3: 1.82}),
+        ((), {}),
+        ((1.0, 9.0), {}),  # of two nobody can say which one is slow
+        ((1.0,) * 8, {}),
+        ((0.004, 0.004, 0.004, 0.012), {}),  # a few milliseconds accuse nobody
+        ((0.004, 0.004, 0.004, 0.018), {3: 4.5}),
+        ((1, 1, 2, 2), {2: 2.0, 3: 2.0}),  # half of all may be slow
+        ((1, 2, 2), {}),  # more than half are not
+    ],
+)
+def test_a_straggler_is_slower_than_most(costs_s: tuple[float, ...], named: dict[int, float]) -> None:
+    slow = stragglers(paced(*costs_s))
+    assert [(each.rank, round(each.times, 2)) for each in slow] == list(named.items())
 
 
 def test_what_a_rank_takes_longer_for_is_told_apart() -> None:
