@@ -164,10 +164,8 @@ def test_a_pace_is_that_of_the_last_ten_seconds_and_falls_while_nothing_happens(
 
 
 def test_a_pace_of_long_steps_is_known_from_two_of_them_and_begins_anew_with_a_generation() -> None:
-    pace = Pace()
-    pace.note(0.0, 7)
-    pace.note(60.0, 8)
-    pace.note(60.0, 8)
-    assert pace.per_s(61.0) == pytest.approx(1 / 60)
-    pace.note(100.0, 4)
-    assert pace.per_s(101.0) is None
+    pace, found = Pace(), []
+    for now_s, step in ((0.0, 7), (60.0, 8), (60.0, 8), (100.0, 4)):
+        pace.note(now_s, step)
+        found.append(pace.per_s(now_s + 1))
+    assert found == [None, pytest.approx(1 / 60), pytest.approx(1 / 60), None]

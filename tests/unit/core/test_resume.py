@@ -72,8 +72,8 @@ def test_a_failed_job_begins_with_a_clean_count(store: Store) -> None:
     epoch = finished(store, 1)
     with pytest.raises(JobFailed, match="in a row"):
         register(store, "w0")
-    resume(store, "w0")
-    resume(store, "w1")
+    for worker in ("w0", "w1"):
+        resume(store, worker)
     carry_out(store, epoch)
     assert (head(store).generation, head(store).fruitless) == (2, 0)
     assert store.problems() == []
