@@ -17,7 +17,6 @@ from strata.core.deposition import (
     PROBE_EVERY_S,
     REFUSALS,
     Act,
-    Memory,
     Probe,
     Verdict,
     probed,
@@ -65,22 +64,15 @@ class Deposition:
         self._keys = keys
         self._probe = probe
         self._clock = clock
-        self._memory = Memory()
+        self._deposed_s = float("-inf")
+        """When it deposed a leader last, or may have."""
         self._linked: set[InstanceId] = set()
         self._case: Entry[Leader] | None = None
         self._opened = asyncio.Event()
 
-    def met(self, instance: InstanceId) -> None:
-        """Take note that this instance shook hands, on a link of its own or of ours."""
-        before = self._memory
-        self._memory = before.met(instance, self._clock())
-        if self._memory is not before:
-            log.warning("deposed_leader_lives", instance=instance)
-
     def linked(self, instance: InstanceId) -> None:
         """Take note that our link to this instance is up: it shook hands under that uuid."""
         self._linked.add(instance)
-        self.met(instance)
 
     def unlinked(self, instance: InstanceId, *, broke: bool) -> None:
         """Take note that our link to this instance, which was up, ended; `broke`: it was ended or reset by the other side.
@@ -89,8 +81,8 @@ class Deposition:
         """
         self._linked.discard(instance)
         view, now_s = self._mirror.view, self._clock()
-        case = suspect(instance, view, self._keys, self._memory, now_s=now_s) if broke else None
-        if case is not None:
+        case = suspect(instance, view, self._keys, deposed_s=self._deposed_s, now_s=now_s)
+        if broke and case is not None:
             self._case = case
             self._opened.set()
 
@@ -134,13 +126,7 @@ class Deposition:
 
     def _verdict(self, case: Entry[Leader], probes: Sequence[Probe]) -> Verdict:
         return probed(
-            case,
-            probes,
-            self._mirror.view,
-            self._keys,
-            self._memory,
-            linked=case.record.instance in self._linked,
-            now_s=self._clock(),
+            case, probes, self._mirror.view, self._keys, linked=case.record.instance in self._linked
         )
 
     async def _depose(self, case: Entry[Leader]) -> None:
@@ -148,7 +134,7 @@ class Deposition:
 
         If etcd does not answer for longer, the lease ends the epoch.
         """
-        self._memory = self._memory.has_deposed(case.record.instance)
+        self._deposed_s = self._clock()
         for _attempt in range(ATTEMPTS):
             try:
                 result = await self._store.execute(resign_txn(self._keys, case.create_revision))
