@@ -178,6 +178,7 @@ def step_times(said: RankProgress) -> StepTimes | None:
             median_compute_s=times.median_compute_us / 1e6,
             median_data_wait_s=times.median_data_wait_us / 1e6,
             best_compute_s=times.best_compute_us / 1e6,
+            step=said.step,
             cheaper_s=times.cheaper_us / 1e6,
             steady_steps=times.steady_steps,
             slowed_s=(times.slowed_ms + said.age_ms) / 1000 if times.slowed_ms else 0.0,
@@ -190,6 +191,7 @@ def step_times(said: RankProgress) -> StepTimes | None:
         median_compute_s=said.median_step_us / 1e6,
         median_data_wait_s=0.0,
         cheaper_s=said.median_step_us / 1e6,
+        step=said.step,
         steady_steps=1,
     )
 

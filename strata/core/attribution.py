@@ -20,7 +20,7 @@ from typing import Final
 from strata.core import stacks
 from strata.core.save_hold import SaveHold
 from strata.core.stalls import Standing, kind_of, late_after_s, suspects
-from strata.core.stragglers import Paced, Slow, StepTimes, stragglers
+from strata.core.stragglers import Slow, StepTimes
 
 SILENT_S: Final = 2.3
 """How long it takes at most until a late rank is reported: its agent looks, and reports it before it asks for stacks."""
@@ -165,17 +165,6 @@ def _cause(report: RankReport, *, silent: bool) -> str:
     if report.held_up:
         return CAUSE_COLLECTIVE
     return CAUSE_CODE if report.activity else CAUSE_UNKNOWN
-
-
-def slow_ranks(reports: Iterable[RankReport]) -> list[Slow]:
-    """Return the ranks whose steps cost them more than those of others, the slowest first."""
-    return stragglers(
-        [
-            Paced(rank=each.rank, step=each.step, times=each.times)
-            for each in reports
-            if each.times is not None
-        ]
-    )
 
 
 def slow_causes(slow: Iterable[Slow], reports: Mapping[int, RankReport]) -> dict[int, str]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from strata.core import attribution as cause_of
-from strata.core.attribution import Blame, RankReport, blame, slow_causes, slow_ranks
+from strata.core.attribution import Blame, RankReport, blame, slow_causes
 from strata.core.save_hold import SaveHold, no_checkpoint
-from strata.core.stragglers import Scores, Slow, scores
+from strata.core.stragglers import Scores, Slow, scores, stragglers
 from strata.core.words import ranks_text, span
 
 T = TypeVar("T")
@@ -128,7 +128,8 @@ def diagnose(
     known = sorted(devices, key=lambda each: (each.worker, each.index))
     stalled = tuple(each for each in reports if each.stalled_ms > 0)
     found = blame([each for each in reports if each.rank not in {one.rank for one in ended}])
-    slow = tuple(slow_ranks(reports))
+    times = {each.rank: each.times for each in reports if each.times is not None}
+    slow = tuple(stragglers(times))
     holds = {each: each.hold for each in reports if each.hold is not None}
     held = tuple(sorted(holds, key=lambda each: (-holds[each].held_s, each.rank)))
     throttled = tuple(slow_findings(slow, by_rank))
@@ -155,7 +156,7 @@ def diagnose(
         sick=tuple(each for each in known if each.fault),
         held=held,
         held_up=late if ended else found.others,
-        scores=scores({each.rank: each.times for each in reports if each.times is not None}),
+        scores=scores(times),
         says="; ".join(sentence for findings, kind in kinds for sentence in _few(findings, kind)),
     )
 

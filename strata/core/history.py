@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -113,15 +113,10 @@ class JobHistory:
         self.oldest_s = self.newest_s = 0
         """The seconds of the oldest value that there was, and of the newest."""
 
-    def __len__(self) -> int:
-        return len(self._series)
-
-    def names(self) -> Iterator[str]:
-        """Yield the names of the series."""
-        yield from self._series
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._series
+    @property
+    def names(self) -> KeysView[str]:
+        """The names of the series."""
+        return self._series.keys()
 
     def put(self, second: int, name: str, value: float, kind: Kind) -> None:
         """Take note of a value; one that is not finite is left out."""

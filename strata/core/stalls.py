@@ -82,7 +82,6 @@ class Stall:
     step: int
     phase: str
     still_s: float
-    limit_s: float
     reason: str
 
 
@@ -157,7 +156,7 @@ class RankPace:
             return None
         where = f"step {self.step}" + (f" ({self.phase})" if self.phase else "")
         reason = f"no progress at {where} for {span(still_s)}; its limit is {span(limit_s)}: {why}"
-        return Stall(step=self.step, phase=self.phase, still_s=still_s, limit_s=limit_s, reason=reason)
+        return Stall(step=self.step, phase=self.phase, still_s=still_s, reason=reason)
 
     def _note(self, kind: str, seconds: float) -> None:
         self._durations.setdefault(kind, deque(maxlen=KEPT)).append(seconds)

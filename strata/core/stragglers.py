@@ -41,13 +41,14 @@ MOST_SUSPECTS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What its steps cost a rank; medians are over its newest ones. `best_compute_s`: 0 while unknown."""
+    """What its steps up to `step` cost a rank; medians are over its newest ones. `best_compute_s`: 0 while unknown."""
 
     compute_s: float
     data_wait_s: float
     median_compute_s: float
     median_data_wait_s: float
     best_compute_s: float = 0.0
+    step: int = 0
     cheaper_s: float = 0.0
     """What the cheaper one of its last two steps cost it."""
     steady_steps: int = 0
@@ -59,6 +60,11 @@ class StepTimes:
     def median_s(self) -> float:
         """What a step costs it, of whatever kind."""
         return self.median_compute_s + self.median_data_wait_s
+
+    @property
+    def since_step(self) -> int:
+        """The first step at which it was as it is now."""
+        return self.step - self.steady_steps + 1
 
     @property
     def last_s(self) -> float:
@@ -113,6 +119,7 @@ class StepWindow:
             median_compute_s=_median_of_sorted(self._computes_s),
             median_data_wait_s=_median_of_sorted(self._waits_s),
             best_compute_s=self._best_compute_s,
+            step=self._step,
             cheaper_s=min(compute_s + data_wait_s, sum(steps[-2][1:])),
             steady_steps=self._step - self._changed_step + 1,
             slowed_s=max(1e-6, at_s - self._slowed_since_s) if self._slowed else 0.0,
@@ -192,20 +199,6 @@ def _scores(times: StepTimes, fastest_s: float) -> Scores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paced:
-    """A rank with what its steps cost it, as of step `step`."""
-
-    rank: int
-    step: int
-    times: StepTimes
-
-    @property
-    def since_step(self) -> int:
-        """The first step at which it was as it is now."""
-        return self.step - self.times.steady_steps + 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
     """A rank whose steps cost it more than others pay."""
 
@@ -218,40 +211,41 @@ class Slow:
     slowed_s: float
 
 
-def stragglers(ranks: Sequence[Paced]) -> list[Slow]:
+def stragglers(times: Mapping[int, StepTimes]) -> list[Slow]:
     """Return the ranks whose steps cost `SLOW_FACTOR` times what those of most others cost, the slowest first.
 
     What is known of ranks is of different ages, and all may have become slower since: a rank is compared with those
     that were as they are now at a step at which it was as it is now. These have to be half of all.
     Nobody is slow if more than half of all are as slow.
     """
-    known = [each for each in ranks if each.times.median_s > 0]
+    known = {rank: each for rank, each in times.items() if each.median_s > 0}
     if len(known) < MIN_RANKS:
         return []
-    least_s = min(each.times.median_s for each in known)
-    suspects = [each for each in known if _is_slow(each.times.median_s, least_s)]
-    slowest = nlargest(MOST_SUSPECTS, suspects, key=lambda each: each.times.median_s)
-    slow = [found for each in slowest if (found := _compared(each, known)) is not None]
+    least_s = min(each.median_s for each in known.values())
+    suspects = [rank for rank, each in known.items() if _is_slow(each.median_s, least_s)]
+    slowest = nlargest(MOST_SUSPECTS, suspects, key=lambda rank: known[rank].median_s)
+    slow = [found for rank in slowest if (found := _compared(rank, known)) is not None]
     return sorted(slow, key=lambda each: (-each.times, each.rank))
 
 
-def _compared(rank: Paced, known: Sequence[Paced]) -> Slow | None:
-    others = [each.times for each in known if each is not rank and _overlap(rank, each)]
+def _compared(rank: int, known: Mapping[int, StepTimes]) -> Slow | None:
+    mine = known[rank]
+    others = [each for each in known.values() if each is not mine and _overlap(mine, each)]
     if len(others) < MIN_RANKS - 1 or 2 * len(others) < len(known) - 1:
         return None
-    usual_s = median_low([*(each.median_s for each in others), rank.times.median_s])
-    if usual_s <= 0 or not _is_slow(rank.times.median_s, usual_s):
+    usual_s = median_low([*(each.median_s for each in others), mine.median_s])
+    if usual_s <= 0 or not _is_slow(mine.median_s, usual_s):
         return None
     # medians follow a change that all ranks share within a step or two of each other; last steps show it at once
     last_s = median_low(each.last_s for each in others)
-    if rank.times.median_s < SLOW_FACTOR * last_s or rank.times.cheaper_s < SLOWED_FACTOR * usual_s:
+    if mine.median_s < SLOW_FACTOR * last_s or mine.cheaper_s < SLOWED_FACTOR * usual_s:
         return None
     return Slow(
-        rank=rank.rank,
-        times=rank.times.median_s / usual_s,
-        compute_more_s=rank.times.median_compute_s - median_low(each.median_compute_s for each in others),
-        data_more_s=rank.times.median_data_wait_s - median_low(each.median_data_wait_s for each in others),
-        slowed_s=rank.times.slowed_s,
+        rank=rank,
+        times=mine.median_s / usual_s,
+        compute_more_s=mine.median_compute_s - median_low(each.median_compute_s for each in others),
+        data_more_s=mine.median_data_wait_s - median_low(each.median_data_wait_s for each in others),
+        slowed_s=mine.slowed_s,
     )
 
 
@@ -259,6 +253,6 @@ def _is_slow(step_s: float, usual_s: float) -> bool:
     return step_s >= SLOW_FACTOR * usual_s and step_s - usual_s >= SLOW_LEAST_S
 
 
-def _overlap(one: Paced, other: Paced) -> bool:
+def _overlap(one: StepTimes, other: StepTimes) -> bool:
     """Tell whether the steps of both cost what they do now at a step that both have made."""
     return max(one.since_step, other.since_step) <= min(one.step, other.step)

