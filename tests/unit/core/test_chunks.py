@@ -8,7 +8,7 @@ from strata.core import chunks
 from strata.core.chunks import MAX_CHUNK_MEMBERS, chunks_of
 from strata.core.ids import WorkerId
 from strata.core.records import MAX_VALUE_BYTES, JobSpec, Member, MembersChunk, decode
-from strata.core.txn import Delete, Put, Txn
+from strata.core.txn import Put, Txn
 from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Store, carry_out, crowd, lead, plan, world_of
 
@@ -107,29 +107,6 @@ def test_a_chunk_that_comes_late_makes_the_head_fail(store: Store, epoch: int) -
     for txn in lost:
         assert not store.execute(txn).succeeded, "after the head nothing is overwritten"
     assert store.problems() == []
-
-
-@pytest.mark.usefixtures("tiny")
-def test_a_chunk_that_is_deleted_late_makes_the_head_fail(store: Store, epoch: int) -> None:
-    """The delete was planned when there were fewer members; its answer was lost."""
-    crowd(store, 20)
-    write(store, plan(store, epoch).txns)
-    late = [not_none(store.job().view.get(JOB.worker(f"node-{index:05d}"))) for index in range(9, 20)]
-    gone(store, *range(9, 20))
-    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=9))
-    (fewer,) = plan(store, epoch).txns
-    lost = Txn(
-        compares=fewer.compares[:3], success=tuple(op for op in fewer.success if isinstance(op, Delete))
-    )
-    assert lost.success
-    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=20))
-    write(store, [Txn(success=(Put(key=kv.key, value=kv.value),)) for kv in late])
-    write(store, plan(store, epoch).txns)
-    (head,) = plan(store, epoch).txns
-    assert any(op.key == JOB.head for op in head.success)
-    assert store.execute(lost).succeeded
-    assert not store.execute(head).succeeded
-    assert first_world(store, epoch) == 20
 
 
 @pytest.mark.usefixtures("tiny")
