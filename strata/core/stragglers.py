@@ -54,7 +54,7 @@ class StepTimes:
     steady_steps: int = 0
     """For how many steps they have cost as much as they do, give or take `SLOWED_FACTOR`."""
     slowed_s: float = 0.0
-    """Since when its steps have been slower than its best; 0 if they are not, or if that is unknown."""
+    """For how long its steps have cost more than those before; 0 if they do not, or if that is unknown."""
 
     @property
     def median_s(self) -> float:
@@ -77,13 +77,11 @@ class StepWindow:
 
     __slots__ = (
         "_best_compute_s",
-        "_best_s",
         "_block",
         "_changed_step",
         "_computes_s",
         "_level_s",
         "_seen",
-        "_slowed",
         "_slowed_since_s",
         "_step",
         "_steps",
@@ -98,10 +96,9 @@ class StepWindow:
         self._computes_s: list[float] = []
         self._waits_s: list[float] = []
         """The compute times and the waits of `_steps`, sorted: a median costs no sorting for each step."""
-        self._block: list[tuple[float, float]] = []
-        self._best_s = self._best_compute_s = 0.0
-        self._slowed = False
-        self._slowed_since_s = 0.0
+        self._block: list[float] = []
+        self._best_compute_s = 0.0
+        self._slowed_since_s: float | None = None
         self._level_s = 0.0
         """What a step cost when that changed last, in `_changed_step`."""
         self._changed_step = 0
@@ -113,6 +110,7 @@ class StepWindow:
         if len(steps) < LEAST_STEPS:
             return None
         at_s, compute_s, data_wait_s = steps[-1]
+        since_s = self._slowed_since_s
         return StepTimes(
             compute_s=compute_s,
             data_wait_s=data_wait_s,
@@ -122,7 +120,7 @@ class StepWindow:
             step=self._step,
             cheaper_s=min(compute_s + data_wait_s, sum(steps[-2][1:])),
             steady_steps=self._step - self._changed_step + 1,
-            slowed_s=max(1e-6, at_s - self._slowed_since_s) if self._slowed else 0.0,
+            slowed_s=max(1e-6, at_s - since_s) if since_s is not None else 0.0,
         )
 
     def note(self, step: int, compute_s: float, data_wait_s: float, now_s: float) -> None:
@@ -140,35 +138,31 @@ class StepWindow:
         insort(self._waits_s, data_wait_s)
         while len(steps) > MOST_STEPS or (len(steps) > LEAST_STEPS and steps[0][0] < now_s - WINDOW_S):
             self._forget_oldest()
-        self._note_best(compute_s, data_wait_s)
-        if len(steps) < LEAST_STEPS:
-            return
-        median_s = _median_of_sorted(self._computes_s) + _median_of_sorted(self._waits_s)
-        self._note_level(step, median_s)
-        slowed = 0 < self._best_s * SLOWED_FACTOR < median_s
-        if slowed != self._slowed:
-            self._slowed, self._slowed_since_s = slowed, now_s
+        self._note_best(compute_s)
+        if len(steps) >= LEAST_STEPS:
+            self._note_level(step, now_s)
 
     def _forget_oldest(self) -> None:
         _, compute_s, data_wait_s = self._steps.popleft()
         del self._computes_s[bisect_left(self._computes_s, compute_s)]
         del self._waits_s[bisect_left(self._waits_s, data_wait_s)]
 
-    def _note_level(self, step: int, median_s: float) -> None:
-        if not self._level_s / SLOWED_FACTOR <= median_s <= self._level_s * SLOWED_FACTOR:
-            if self._level_s:
-                self._changed_step = step
-            self._level_s = median_s
-
-    def _note_best(self, compute_s: float, data_wait_s: float) -> None:
-        self._block.append((compute_s, data_wait_s))
-        if len(self._block) < BEST_OF_STEPS:
+    def _note_level(self, step: int, now_s: float) -> None:
+        median_s = _median_of_sorted(self._computes_s) + _median_of_sorted(self._waits_s)
+        before_s = self._level_s
+        if before_s / SLOWED_FACTOR <= median_s <= before_s * SLOWED_FACTOR:
             return
-        block_compute_s = median(each[0] for each in self._block)
-        block_s = median(sum(each) for each in self._block)
-        self._block.clear()
-        self._best_compute_s = min(self._best_compute_s or block_compute_s, block_compute_s)
-        self._best_s = min(self._best_s or block_s, block_s)
+        self._level_s = median_s
+        if before_s:
+            self._changed_step = step
+            self._slowed_since_s = now_s if median_s > before_s else None
+
+    def _note_best(self, compute_s: float) -> None:
+        self._block.append(compute_s)
+        if len(self._block) == BEST_OF_STEPS:
+            block_s = median(self._block)
+            self._block.clear()
+            self._best_compute_s = min(self._best_compute_s or block_s, block_s)
 
 
 def _median_of_sorted(values: Sequence[float]) -> float:

@@ -37,8 +37,6 @@ class Timing:
 
     heartbeat_s: float
     """How often a client without a session calls Heartbeat."""
-    newcomer_hold_s: float
-    """How long another boot under a live name is held before it is refused (PROTOCOLS 5.2)."""
 
     tick_s: float = 1.0
     """Both ends of a session say this often that their event loops turn."""
@@ -73,7 +71,6 @@ class Timing:
             keepalive_time_s=ping_s * 3 / 8,
             keepalive_timeout_s=ping_s * 5 / 8,
             heartbeat_s=min(detect_s / 5, MAX_HEARTBEAT_S),
-            newcomer_hold_s=detect_s,
         )
 
     def server_options(self) -> ChannelOptions:

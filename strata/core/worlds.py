@@ -172,7 +172,8 @@ class _Planner:
         if not change.forming:
             members = placed(situation.active, situation.present, most=situation.spec.max_workers)
         chunks = chunks_of(members)
-        restore = None if change.forming else restore_point(self.job, self._hosts(members))
+        hosts = {situation.registered[member.worker].record.host for member in members}
+        restore = None if change.forming else restore_point(self.job, hosts)
         if not change.forming and restore is None and (lost := newest(self.job)) is not None:
             where = f"step {lost.record.step} lies on the disks of other hosts"
             if situation.active is None and not situation.runs_on():
@@ -243,11 +244,6 @@ class _Planner:
             *(unchanged(floor, view.mod_revision(floor)) for floor in floors),
             none_newer_in(keys.done(generation), view.revision),
         ]
-
-    def _hosts(self, members: tuple[Member, ...]) -> set[str]:
-        """Return where these members run."""
-        registered = self.situation.registered
-        return {registered[m.worker].record.host for m in members if m.worker in registered}
 
     def _history(self, head: WorldHead, change: Change) -> list[Operation]:
         """Write down why this generation begins and what the one before committed; forget old ones.
