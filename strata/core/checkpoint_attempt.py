@@ -39,13 +39,13 @@ class Author:
 
 def acked(job: JobView, record: CheckpointRecord) -> set[int]:
     """Return the ranks whose part of this attempt is durable."""
-    acks = job.keys.acks(record.step, record.generation, record.attempt)
+    acks = job.keys.acks(*record.where)
     return {int(name) for name in job.view.names(acks) if name != "seal"}
 
 
 def sealed(job: JobView, record: CheckpointRecord) -> Seal | None:
     """Return the seal of this attempt, or None."""
-    return job.view.record(job.keys.seal(record.step, record.generation, record.attempt), Seal)
+    return job.view.record(job.keys.seal(*record.where), Seal)
 
 
 def missing(job: JobView, record: CheckpointRecord) -> list[int]:
@@ -60,7 +60,7 @@ def complete(job: JobView, record: CheckpointRecord) -> bool:
 
 def uses(job: JobView, user: CheckpointRecord, used: CheckpointRecord) -> bool:
     """Tell whether the attempt `user` has a reference under `used`."""
-    refs = job.keys.refs(used.step, used.generation, used.attempt)
+    refs = job.keys.refs(*used.where)
     return job.view.get(refs + user.attempt) is not None
 
 
@@ -135,7 +135,7 @@ def authorised(job: JobView, author: Author) -> tuple[Compare, ...]:
 def release_references(job: JobView, record: CheckpointRecord) -> tuple[Delete, ...]:
     """Return what takes back this attempt's references to the checkpoints it builds on."""
     return tuple(
-        Delete(key=job.keys.refs(e.record.step, e.record.generation, e.record.attempt) + record.attempt)
+        Delete(key=job.keys.refs(*e.record.where) + record.attempt)
         for e in job.checkpoints()
         if uses(job, record, e.record)
     )
@@ -163,4 +163,4 @@ def _forget_acks(job: JobView, record: CheckpointRecord) -> tuple[Delete, ...]:
     """Return what takes an attempt's acks away; nothing where they tell on whose disks its parts are."""
     if not all(tier.shared for tier in record.tiers.values()):
         return ()
-    return (delete_prefix(job.keys.acks(record.step, record.generation, record.attempt)),)
+    return (delete_prefix(job.keys.acks(*record.where)),)

@@ -17,7 +17,6 @@ from strata.core.records import (
     CheckpointRecord,
     CheckpointState,
     CheckpointType,
-    Latest,
     Tier,
     TierState,
     encode,
@@ -80,7 +79,8 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
             hint="the next generation begins there",
         )
     latest = job.latest()
-    if latest is not None and _behind(latest.record, author.generation, step):
+    # behind this generation's own progress: somebody went back without a new world
+    if latest is not None and latest.record.generation == author.generation and step < latest.record.step:
         raise Refused(
             f"step {step} lies before step {latest.record.step}, which generation"
             f" {author.generation} has reached",
@@ -113,8 +113,8 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
         txn=Txn(
             compares=(
                 *guards,
-                unchanged(key, held.mod_revision if held is not None else 0),
-                unchanged(job.keys.latest, latest.mod_revision if latest is not None else 0),
+                unchanged(key, job.view.mod_revision(key)),
+                unchanged(job.keys.latest, job.view.mod_revision(job.keys.latest)),
                 unchanged(job.keys.rewind, job.view.mod_revision(job.keys.rewind)),
                 *(unchanged(b.key, b.mod_revision) for b in bases),
             ),
@@ -130,7 +130,7 @@ def references(
     reference = encode(Reference(step=user.step, generation=user.generation))
     return [
         Put(
-            key=job.keys.refs(b.record.step, b.record.generation, b.record.attempt) + user.attempt,
+            key=job.keys.refs(*b.record.where) + user.attempt,
             value=reference,
         )
         for b in bases
@@ -141,7 +141,7 @@ def _discard(job: JobView, record: CheckpointRecord) -> list[Operation]:
     """Take an ABORTED attempt's keys away, and leave a note of its bytes for those who remove them."""
     note = Discarded(step=record.step, generation=record.generation, tiers=tiers_of(record))
     return [
-        delete_prefix(job.keys.attempt(record.step, record.generation, record.attempt)),
+        delete_prefix(job.keys.attempt(*record.where)),
         Put(key=job.keys.discard(record.attempt), value=encode(note)),
     ]
 
@@ -161,11 +161,6 @@ def _joined(record: CheckpointRecord) -> Decision:
             hint="save it again once the deletion is finished",
         )
     return Decision(reason=f"step {record.step} is attempt {record.attempt}, {record.state.value}")
-
-
-def _behind(latest: Latest, generation: int, step: int) -> bool:
-    """A save behind this generation's own progress: somebody went back without a new world."""
-    return latest.generation == generation and step < latest.step
 
 
 def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]:

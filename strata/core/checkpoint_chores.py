@@ -11,7 +11,7 @@ one took is under `discarded/`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -69,9 +69,9 @@ def chores(job: JobView, host: str) -> Iterator[Chore]:
         if record.origin is not None:
             continue  # its bytes are another job's, to remove; a rank of this one may find them damaged
         if record.state is CheckpointState.ABORTED and order(record) < newest:
-            yield from _each_tier(job, record, ChoreKind.CLEAR, host)
+            yield from _each(job, record, tiers_of(record), ChoreKind.CLEAR, host)
         elif record.state in {CheckpointState.DELETING, CheckpointState.COMMITTED}:
-            yield from _removals(job, record, host)
+            yield from _each(job, record, dying_tiers(record), ChoreKind.REMOVE, host)
     for note in job.view.entries(job.keys.discarded, Discarded):
         for name, tier in note.record.tiers.items():
             yield Chore(
@@ -84,19 +84,14 @@ def chores(job: JobView, host: str) -> Iterator[Chore]:
             )
 
 
-def _removals(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Chore]:
-    where = (record.step, record.generation, record.attempt)
-    for name in dying_tiers(record):
+def _each(
+    job: JobView, record: CheckpointRecord, tiers: Iterable[str], kind: ChoreKind, host: str
+) -> Iterator[Chore]:
+    """Yield the work on those of these copies that `host` reaches and has not removed."""
+    for name in tiers:
         tier = tiers_of(record)[name]
-        if _reaches(job, record, name, tier, host):
-            if host in job.view.names(job.keys.removed(*where, name)):
-                continue
-            yield _chore(ChoreKind.REMOVE, record, name, tier)
-
-
-def _each_tier(job: JobView, record: CheckpointRecord, kind: ChoreKind, host: str) -> Iterator[Chore]:
-    for name, tier in tiers_of(record).items():
-        if _reaches(job, record, name, tier, host):
+        done = job.view.names(job.keys.removed(*record.where, name))
+        if _reaches(job, record, name, tier, host) and host not in done:
             yield _chore(kind, record, name, tier)
 
 

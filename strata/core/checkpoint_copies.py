@@ -64,14 +64,13 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
         raise Refused(f"step {record.step} on {name} is {known.state.value}")
     if (lost := _lost_base(job, record, name)) is not None:
         raise lost
-    where = (record.step, record.generation, record.attempt)
     key = (
-        job.keys.copied_seal(*where, name)
+        job.keys.copied_seal(*record.where, name)
         if request.rank is None
-        else job.keys.copy(*where, name, request.rank)
+        else job.keys.copy(*record.where, name, request.rank)
     )
     if request.begun:
-        key = job.keys.copies(*where, name) + BEGUN
+        key = job.keys.copies(*record.where, name) + BEGUN
     elif (wanted := _digest_of(job, record, request)) != request.digest or not wanted:
         there, acked = request.digest or "none", wanted or "none"
         raise Conflict(f"what lies on {name} has digest {there}, and {acked} was acked")
@@ -83,7 +82,7 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     check_root(request.root)
     copy = Copy(
         digest=request.digest,
-        path=attempt_path(request.root, job.keys.name, *where),
+        path=attempt_path(request.root, job.keys.name, *record.where),
         shared=request.shared,
         host=request.host,
     )
@@ -104,13 +103,13 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
 
 def _digest_of(job: JobView, record: CheckpointRecord, request: CopyRequest) -> str:
     """Return the digest that must lie there, or "": it is not known, or there is no such part."""
-    where, rank = (record.step, record.generation, record.attempt), request.rank
+    rank = request.rank
     # nothing commits without its acks: where they are gone it was given up first, and adopted then
     adopted = record.state is CheckpointState.COMMITTED and record.origin is None
     if rank is None:
-        seal = job.view.record(job.keys.seal(*where), Seal)
+        seal = job.view.record(job.keys.seal(*record.where), Seal)
         return seal.digest if seal is not None else record.manifest_digest if adopted else ""
-    ack = job.view.record(job.keys.ack(*where, rank), Ack)
+    ack = job.view.record(job.keys.ack(*record.where, rank), Ack)
     if ack is not None:
         return ack.digest
     # the manifest, which the seal of the copy must match, names the parts
@@ -139,10 +138,9 @@ def _begun_beside(job: JobView, record: CheckpointRecord, request: CopyRequest) 
     A base that was saved before there was this tier has no copy of its own there that would say so.
     """
     for base in (entry.record for entry in bases(job, record)):
-        where = (base.step, base.generation, base.attempt)
-        key = job.keys.copies(*where, request.tier) + BEGUN
+        key = job.keys.copies(*base.where, request.tier) + BEGUN
         if base.origin is None and request.tier not in tiers_of(base) and job.view.get(key) is None:
-            path = attempt_path(request.root, job.keys.name, *where)
+            path = attempt_path(request.root, job.keys.name, *base.where)
             yield Put(key=key, value=encode(Copy(digest="", path=path, shared=request.shared)))
 
 
@@ -153,12 +151,11 @@ def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decis
     seal's, which a deletion would take away.
     """
     record = held.record
-    where = (record.step, record.generation, record.attempt)
     if name in tiers_of(record) or record.state is not CheckpointState.COMMITTED:
         return Decision(reason=f"step {record.step} is {record.state.value}: no part of it is waited for")
-    key = job.keys.copied_seal(*where, name)
+    key = job.keys.copied_seal(*record.where, name)
     seal = job.view.record(key, Copy)
-    there = set(job.view.names(job.keys.copies(*where, name))) - {"seal", BEGUN}
+    there = set(job.view.names(job.keys.copies(*record.where, name))) - {"seal", BEGUN}
     if seal is None or len(there) < record.ranks:
         return Decision(reason=f"{name} has {len(there)} of {record.ranks} parts of step {record.step}")
     if (lost := _lost_base(job, record, name)) is not None:
@@ -179,7 +176,7 @@ def next_tier(job: JobView) -> Decision:
         record = entry.record
         if record.state is not CheckpointState.COMMITTED:
             continue
-        copies = f"{job.keys.attempt(record.step, record.generation, record.attempt)}copies/"
+        copies = f"{job.keys.attempt(*record.where)}copies/"
         for name in job.view.names(copies):
             decision = decide_tier(job, entry, name)
             if decision.txn is not None:

@@ -10,7 +10,7 @@ that was read which need the owner's objects.
 2. A host that reads the object as it was saved refutes the report, if it is the only open one. The reporting host
    is not believed of this object again until it has a worker that registered later. Of another object it is a
    report like any other.
-3. A host that cannot read says so, and confirms nothing. It is asked again when a later generation waits.
+3. A host that cannot read says so once, and confirms nothing. It looks again with its next chores.
 4. A host is believed alone where the bytes are on its own disk, or while it is registered and no other host is
    that could look. A standby has no process that looks, and is not waited for.
 
@@ -65,11 +65,7 @@ class DamageReport:
 
 def reports(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Suspect]]:
     """Return what hosts said of the objects that this attempt owns on `tier`."""
-    return list(job.view.entries(_folder(job, record, tier), Suspect))
-
-
-def _folder(job: JobView, record: CheckpointRecord, tier: str) -> str:
-    return job.keys.suspects(record.step, record.generation, record.attempt, tier)
+    return list(job.view.entries(job.keys.suspects(*record.where, tier), Suspect))
 
 
 def _open(entry: Entry[Suspect]) -> bool:
@@ -133,14 +129,10 @@ def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
 
 def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> str | None:
     """Return the object that `host` is to read of what another reported; "": all of the copy; None: nothing."""
-    reported = {entry.name: entry.record for entry in reports(job, record, tier) if _open(entry)}
-    if not reported or host in reported:
+    reported = [entry for entry in reports(job, record, tier) if _open(entry)]
+    if not reported or any(entry.name == host for entry in reported):
         return None
-    own = _own(job, record, tier, host)
-    asked = _incarnation(job, host), max(each.generation for each in reported.values())
-    if own is not None and own.record.unread and (own.record.incarnation, own.record.generation) >= asked:
-        return None  # it cannot read
-    return next(iter(reported.values())).object
+    return reported[0].record.object
 
 
 def missed_by(job: JobView, record: CheckpointRecord, generation: int) -> bool:
@@ -198,7 +190,7 @@ def _owner(job: JobView, read: Entry[CheckpointRecord], tier: str, damaged: str)
     folder = damaged.partition("/")[0]
     for base in bases(job, read.record):
         record = base.record
-        named = folder == folder_name(record.step, record.generation, record.attempt)
+        named = folder == folder_name(*record.where)
         if named and record.state is CheckpointState.COMMITTED and tier in present_on(record):
             return base
     return read
@@ -219,7 +211,7 @@ def _refute(job: JobView, held: Entry[CheckpointRecord], tier: str, report: Dama
             compares=(
                 unchanged(held.key, held.mod_revision),
                 unchanged(refuted.key, refuted.mod_revision),
-                none_newer_in(_folder(job, held.record, tier), job.view.revision),
+                none_newer_in(job.keys.suspects(*held.record.where, tier), job.view.revision),
             ),
             success=(Put(key=refuted.key, value=encode(word)),),
         ),
@@ -239,47 +231,35 @@ def _take_down(
         found_step=found[1],
         generation=report.generation,
     )
-    if known is not None and known.record.object == report.object and known.record.refuted_by:
-        before = known.record
-        if before.incarnation >= _incarnation(job, report.host):
+    if known is not None:
+        before, same = known.record, known.record.object == report.object
+        if same and before.refuted_by and before.incarnation >= _incarnation(job, report.host):
             what = f"{before.object or 'it'}, which {report.host} reported of step {record.step}"
             hint = f"the memory or the disk controller of {report.host} may be at fault"
             raise Refused(f"{before.refuted_by} read {what}, and found it as it was saved", hint=hint)
-    if known is not None and _open(known):
-        same = known.record.object == report.object
-        latest = max(found, _found(known)) if same else _found(known)
-        word = dataclasses.replace(
-            known.record,
-            generation=max(report.generation, known.record.generation),
-            found_generation=latest[0],
-            found_step=latest[1],
-        )
-    if known is not None and known.record == word:
-        return decide_confirm(job, held, tier)
+        if _open(known):
+            latest = max(found, _found(known)) if same else _found(known)
+            word = dataclasses.replace(
+                before,
+                generation=max(report.generation, before.generation),
+                found_generation=latest[0],
+                found_step=latest[1],
+            )
+        if before == word:
+            return decide_confirm(job, held, tier)
     return _put(job, held, tier, report.host, word, f"found damage in step {record.step}")
 
 
 def _note_unread(job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport) -> Decision:
-    """Note that `report.host` cannot read what others reported, once for the latest generation that waits."""
-    record, known = held.record, _own(job, held.record, tier, report.host)
-    waits = (each.record.generation for each in reports(job, record, tier) if _open(each))
-    asked = _incarnation(job, report.host), max(waits, default=0)
-    if known is not None and (
-        known.record.corrupt or (known.record.incarnation, known.record.generation) >= asked
-    ):
-        return decide_confirm(job, held, tier)  # each new reason would have it try again
-    word = Suspect(
-        corrupt=False,
-        reason=report.reason[:MAX_REASON_CHARS],
-        unread=True,
-        incarnation=asked[0],
-        generation=asked[1],
-    )
-    return _put(job, held, tier, report.host, word, f"could not read step {record.step}")
+    """Note that `report.host` cannot read what others reported, once: it looks again with its next chores."""
+    if _own(job, held.record, tier, report.host) is not None:
+        return decide_confirm(job, held, tier)
+    word = Suspect(corrupt=False, reason=report.reason[:MAX_REASON_CHARS])
+    return _put(job, held, tier, report.host, word, f"could not read step {held.record.step}")
 
 
 def _own(job: JobView, record: CheckpointRecord, tier: str, host: str) -> Entry[Suspect] | None:
-    key = job.keys.suspect(record.step, record.generation, record.attempt, tier, host)
+    key = job.keys.suspect(*record.where, tier, host)
     return job.view.entry(key, Suspect)
 
 
@@ -287,7 +267,7 @@ def _put(
     job: JobView, held: Entry[CheckpointRecord], tier: str, host: str, word: Suspect, what: str
 ) -> Decision:
     record = held.record
-    key = job.keys.suspect(record.step, record.generation, record.attempt, tier, host)
+    key = job.keys.suspect(*record.where, tier, host)
     return Decision(
         reason=f"{host} {what} on {tier}",
         txn=Txn(
@@ -374,20 +354,13 @@ def _others(job: JobView, host: str) -> list[str]:
     that looks. While a world forms, or is about to end with a member, the next one is waited for. So is any
     host while this one is not registered: whoever comes first looks.
     """
-    registered = {worker.name: worker for worker in job.workers()}
-    hosts = {worker.record.host for worker in registered.values()}
-    if host not in hosts:
-        return sorted(hosts - {""}) or ["the next host"]
-    others, world = hosts - {host, ""}, job.world()
-    if not others or world is None or world.head.forming:
-        return sorted(others)
-    inside = [registered.get(member.worker) for member in world.members]
-    if any(
-        worker is None or worker.create_revision != member.incarnation
-        for worker, member in zip(inside, world.members, strict=True)
-    ):
-        return sorted(others)
-    return sorted({worker.record.host for worker in inside if worker is not None} - {host, ""})
+    registered, world = job.workers(), job.world()
+    if all(worker.record.host != host for worker in registered):
+        return sorted({worker.record.host for worker in registered} - {""}) or ["the next host"]
+    places = {(member.worker, member.incarnation) for member in world.members} if world is not None else set()
+    inside = [worker for worker in registered if (worker.name, worker.create_revision) in places]
+    begun = bool(inside) and len(inside) == len(places)
+    return sorted({worker.record.host for worker in (inside if begun else registered)} - {host, ""})
 
 
 def next_confirmation(job: JobView) -> Decision:

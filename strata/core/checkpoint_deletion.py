@@ -30,7 +30,7 @@ from strata.core.checkpoint_records import Copy, Discarded
 from strata.core.checkpoint_tiers import hosts_of, present_on, tiers_of
 from strata.core.ids import checked_id
 from strata.core.job import JobView
-from strata.core.records import CheckpointRecord, CheckpointState, Origin, Tier, TierState, encode
+from strata.core.records import CheckpointRecord, CheckpointState, Tier, TierState, encode
 from strata.core.txn import (
     Compare,
     Decision,
@@ -80,24 +80,15 @@ def decide_delete(
 
 
 @refusable
-def decide_entomb(
-    job: JobView,
-    held: Entry[CheckpointRecord],
-    *,
-    tier: str = "",
-    keepers: Sequence[Entry[CheckpointRecord]] = (),
-) -> Decision:
-    """Forbid the use of a checkpoint, or of one copy, unless somebody needs it.
-
-    `keepers` are records that must stay as they are for this one to go: the newer ones of a policy.
-    """
+def decide_entomb(job: JobView, held: Entry[CheckpointRecord], *, tier: str = "") -> Decision:
+    """Forbid the use of a checkpoint, or of one copy, unless somebody needs it."""
     record = held.record
     if tier and (record.state is not CheckpointState.COMMITTED or present_on(record) == [tier]):
         tier = ""  # without this copy nothing is left: the record goes with its last tier
     guards = _unneeded(job, held)
     newer = _newer_commit(job, record, tier)
     if record.origin is not None:
-        return _remove(job, held, record.origin, guards=(*guards, *_as_they_are(job, newer)))
+        return _remove(job, held, guards=(*guards, *_as_they_are(job, newer)))
     tiers = {
         name: dataclasses.replace(each, state=TierState.DELETING)
         if each.state is not TierState.REMOVED and (not tier or name == tier)
@@ -111,7 +102,7 @@ def decide_entomb(
     return Decision(
         reason=f"step {record.step}{f' on {tier}' if tier else ''} is to be deleted",
         txn=Txn(
-            compares=(*guards, *_as_they_are(job, (*newer, *keepers))),
+            compares=(*guards, *_as_they_are(job, newer)),
             success=(Put(key=held.key, value=encode(tombstone)),),
         ),
     )
@@ -120,15 +111,18 @@ def decide_entomb(
 def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...]:
     """Return what must hold for this record's bytes to go; raise who needs them."""
     record, keys = held.record, job.keys
-    where = (record.step, record.generation, record.attempt)
     if record.state is CheckpointState.OPEN:
         raise Refused(f"step {record.step} is being saved", hint="abort it first")
-    latest, rewind = job.latest(), asked_back(job)
-    if is_latest(latest.record if latest is not None else None, record):
+    rewind = asked_back(job)
+    if is_latest(job, record):
         raise Refused(f"step {record.step} is the latest checkpoint")
     if rewind is not None and rewind.record.attempt == record.attempt:
         raise Refused(f"the job goes back to step {record.step}")
-    pin, refs, readers = keys.pin(record.step, record.attempt), keys.refs(*where), keys.readers(*where)
+    pin, refs, readers = (
+        keys.pin(record.step, record.attempt),
+        keys.refs(*record.where),
+        keys.readers(*record.where),
+    )
     if job.view.get(pin) is not None:
         raise Refused(f"step {record.step} is pinned", hint="unpin it first")
     if names := tags_of(job, record):
@@ -141,10 +135,10 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
         raise Refused(f"step {record.step} is being read by {users[0]}")
     return (
         unchanged(held.key, held.mod_revision),
-        unchanged(keys.latest, latest.mod_revision if latest is not None else 0),
+        unchanged(keys.latest, job.view.mod_revision(keys.latest)),
         unchanged(keys.rewind, job.view.mod_revision(keys.rewind)),
         absent(pin),
-        none_in(keys.tags_of(*where)),
+        none_in(keys.tags_of(*record.where)),
         absent(keys.importing),
         none_in(refs),
         none_in(readers),
@@ -184,7 +178,7 @@ def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> li
     return [
         *(unchanged(entry.key, entry.mod_revision) for entry in stay.values()),
         *(
-            none_newer_in(f"{job.keys.attempt(r.step, r.generation, r.attempt)}suspects/", job.view.revision)
+            none_newer_in(f"{job.keys.attempt(*r.where)}suspects/", job.view.revision)
             for r in needed.values()
         ),
     ]
@@ -196,19 +190,16 @@ def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:
         return False
     if one.attempt == than.attempt or not is_whole(job, one):
         return False
-    latest = job.latest()
-    taken = is_latest(latest.record if latest is not None else None, one)
-    if superseded(job, one) and not taken:
+    if superseded(job, one):
         return False
-    return counts(job, one) > order(than) or (taken and superseded(job, than))
+    return counts(job, one) > order(than) or (is_latest(job, one) and superseded(job, than))
 
 
 def _half_copied(job: JobView, record: CheckpointRecord) -> dict[str, Tier]:
     """Return the tiers that a copy was begun on and that are in no record: what is there goes as well."""
-    where = (record.step, record.generation, record.attempt)
     found = {}
-    for name in job.view.names(f"{job.keys.attempt(*where)}copies/"):
-        copies = list(job.view.entries(job.keys.copies(*where, name), Copy))
+    for name in job.view.names(f"{job.keys.attempt(*record.where)}copies/"):
+        copies = list(job.view.entries(job.keys.copies(*record.where, name), Copy))
         if name not in tiers_of(record) and copies:
             first = copies[0].record
             found[name] = Tier(path=first.path, shared=first.shared, state=TierState.DELETING)
@@ -229,11 +220,9 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
             hint="ask for its deletion first, then remove its bytes",
         )
     if not tier:
-        return _remove(job, held, None)
+        return _remove(job, held)
     if waiting := _other_hosts(job, record, tier, host):
-        key = job.keys.removed(record.step, record.generation, record.attempt, tier) + checked_id(
-            "host", host
-        )
+        key = job.keys.removed(*record.where, tier) + checked_id("host", host)
         if job.view.get(key) is not None:
             return Decision(
                 reason=f"{tier} of step {record.step} is still on {', '.join(sorted(waiting)[:4])}"
@@ -246,18 +235,17 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
             ),
         )
     if record.state is CheckpointState.DELETING and dying == [tier]:
-        return _remove(job, held, None)
+        return _remove(job, held)
     tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.REMOVED)
-    where = (record.step, record.generation, record.attempt)
     return Decision(
         reason=f"the bytes of step {record.step} are gone from {tier}",
         txn=Txn(
             compares=(unchanged(held.key, held.mod_revision),),
             success=(
                 Put(key=held.key, value=encode(dataclasses.replace(record, tiers=tiers))),
-                delete_prefix(job.keys.copies(*where, tier)),
-                delete_prefix(job.keys.removed(*where, tier)),
-                delete_prefix(job.keys.suspects(*where, tier)),
+                delete_prefix(job.keys.copies(*record.where, tier)),
+                delete_prefix(job.keys.removed(*record.where, tier)),
+                delete_prefix(job.keys.suspects(*record.where, tier)),
             ),
         ),
     )
@@ -275,25 +263,24 @@ def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -
     """
     if not host:
         return set()
-    done = job.view.names(job.keys.removed(record.step, record.generation, record.attempt, tier))
+    done = job.view.names(job.keys.removed(*record.where, tier))
     return hosts_of(job, record, tier) - {host, *done}
 
 
-def _remove(
-    job: JobView, held: Entry[CheckpointRecord], origin: Origin | None, guards: tuple[Compare, ...] = ()
-) -> Decision:
+def _remove(job: JobView, held: Entry[CheckpointRecord], guards: tuple[Compare, ...] = ()) -> Decision:
     """No new reader or reference can appear: they refuse a tombstone, so none is compared."""
     record, keys = held.record, job.keys
     operations: list[Operation] = [
         Delete(key=held.key),
-        delete_prefix(keys.attempt(record.step, record.generation, record.attempt)),
+        delete_prefix(keys.attempt(*record.where)),
         *release_references(job, record),
     ]
-    if origin is not None:
+    what = "bytes"
+    if record.origin is not None:
         operations.append(Delete(key=fork_reference(job, record)))
-    what = "the fork of" if origin is not None else "the bytes of"
+        what = "fork"
     return Decision(
-        reason=f"{what} step {record.step} {'is' if origin is not None else 'are'} gone, and so is its record",
+        reason=f"step {record.step}: its {what} and its record are gone",
         txn=Txn(
             compares=guards or (unchanged(held.key, held.mod_revision),),
             success=tuple(operations),

@@ -135,7 +135,7 @@ def forks_of(job: JobView) -> list[str]:
     found = set()
     for entry in job.checkpoints():
         record = entry.record
-        refs = job.keys.refs(record.step, record.generation, record.attempt)
+        refs = job.keys.refs(*record.where)
         found |= {name.removeprefix("fork:") for name in job.view.names(refs) if name.startswith("fork:")}
     return sorted(found)
 

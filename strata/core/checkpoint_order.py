@@ -41,9 +41,13 @@ def restorations(job: JobView) -> Iterator[tuple[int, int]]:
 
 
 def superseded(job: JobView, record: CheckpointRecord) -> bool:
-    """Tell whether a later world went back behind this record, or the job was begun anew after it."""
-    return record.generation <= job.anew() or any(
-        g > record.generation and record.step > s for g, s in restorations(job)
+    """Tell whether a later world went back behind this record, or the job was begun anew after it.
+
+    The record that `latest` names counts, whatever it was before a world took it over.
+    """
+    return not is_latest(job, record) and (
+        record.generation <= job.anew()
+        or any(g > record.generation and record.step > s for g, s in restorations(job))
     )
 
 
@@ -68,12 +72,13 @@ def find(job: JobView, step: int, attempt: str = "") -> Entry[CheckpointRecord] 
     return max(entries, key=lambda e: e.record.generation, default=None)
 
 
-def is_latest(latest: Latest | None, record: CheckpointRecord) -> bool:
+def is_latest(job: JobView, record: CheckpointRecord) -> bool:
     """Tell whether `latest` names this very record."""
-    return (
-        latest is not None
-        and (latest.step, latest.record_generation) == (record.step, record.generation)
-        and latest.attempt == record.attempt
+    entry = job.latest()
+    return entry is not None and record.where == (
+        entry.record.step,
+        entry.record.record_generation,
+        entry.record.attempt,
     )
 
 
@@ -86,14 +91,12 @@ def newest(
     has turned out to be CORRUPT. With `before`, the newest one that counts less than that. With `hosts`,
     the newest that a world on these hosts can read.
     """
-    latest = job.latest()
-    taken = latest.record if latest is not None else None  # it counts, whatever it was before it was restored
     good = (
         (counts(job, e.record), e)
         for e in job.checkpoints()
         if e.record.state is CheckpointState.COMMITTED
         and e.record.type in RESTORABLE_TYPES
-        and (is_latest(taken, e.record) or not superseded(job, e.record))
+        and not superseded(job, e.record)
         and (hosts is None or within_reach(job, e.record, hosts))
     )
     wanted = (pair for pair in good if before is None or pair[0] < before)
@@ -103,7 +106,7 @@ def newest(
 def counts(job: JobView, record: CheckpointRecord) -> tuple[int, int]:
     """Return what a record counts as: its own order, or where the world that took it over has it."""
     latest = job.latest()
-    if latest is not None and is_latest(latest.record, record):
+    if latest is not None and is_latest(job, record):
         return latest.record.generation, latest.record.step
     return order(record)
 

@@ -74,7 +74,7 @@ def tagged(job: JobView, tag: str) -> Entry[CheckpointRecord] | None:
 
 def tags_of(job: JobView, record: CheckpointRecord) -> list[str]:
     """Return the names that a checkpoint has."""
-    return job.view.names(job.keys.tags_of(record.step, record.generation, record.attempt))
+    return job.view.names(job.keys.tags_of(*record.where))
 
 
 @refusable
@@ -93,14 +93,14 @@ def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> 
         why = f"step {step} has {len(tags)} tags, the limit"
         raise QuotaExceeded(why, hint="take one away: strata checkpoints untag")
     wanted = Tag(step=step, generation=record.generation, attempt=record.attempt, who=who)
-    if before is not None and _same(before.record, wanted):
+    if before is not None and before.record.where == wanted.where:
         return Decision(reason=f"{tag} names step {step}")
     operations: list[Operation] = [
         Put(key=key, value=encode(wanted)),
-        Put(key=job.keys.tags_of(step, record.generation, record.attempt) + tag, value=encode(wanted)),
+        Put(key=job.keys.tags_of(*record.where) + tag, value=encode(wanted)),
     ]
     if before is not None:
-        operations.append(Delete(key=_under(job, before.record) + tag))
+        operations.append(Delete(key=job.keys.tags_of(*before.record.where) + tag))
     return Decision(
         reason=f"{who or 'somebody'} tags step {step} as {tag}",
         txn=Txn(
@@ -127,17 +127,9 @@ def decide_untag(job: JobView, *, tag: str, step: int = 0, attempt: str = "") ->
         reason=f"step {named.step} is not {tag} any more",
         txn=Txn(
             compares=(unchanged(before.key, before.mod_revision),),
-            success=(Delete(key=before.key), Delete(key=_under(job, named) + tag)),
+            success=(Delete(key=before.key), Delete(key=job.keys.tags_of(*named.where) + tag)),
         ),
     )
-
-
-def _under(job: JobView, tag: Tag) -> str:
-    return job.keys.tags_of(tag.step, tag.generation, tag.attempt)
-
-
-def _same(one: Tag, other: Tag) -> bool:
-    return (one.step, one.generation, one.attempt) == (other.step, other.generation, other.attempt)
 
 
 # -- readers ----------------------------------------------------------------------------------
@@ -151,7 +143,7 @@ def decide_open(job: JobView, *, step: int, attempt: str, reader: str, who: str,
     """
     held = named(job, step, attempt)
     record = held.record
-    key = job.keys.reader(step, record.generation, record.attempt, checked_id("reader", reader))
+    key = job.keys.reader(*record.where, checked_id("reader", reader))
     known = job.view.get(key)
     if known is not None and known.lease == lease:
         return Decision(reason=f"{who or reader} reads step {step}")
@@ -174,7 +166,7 @@ def reader_lease(job: JobView, *, step: int, attempt: str, reader: str) -> int:
     held = find(job, step, attempt)
     if held is None:
         return 0
-    known = job.view.get(job.keys.reader(step, held.record.generation, held.record.attempt, reader))
+    known = job.view.get(job.keys.reader(*held.record.where, reader))
     return known.lease if known is not None else 0
 
 
@@ -182,7 +174,7 @@ def decide_close_reader(job: JobView, *, step: int, attempt: str, reader: str) -
     """Take a reader away; settled when there is none."""
     held = find(job, step, attempt)
     if held is not None:
-        key = job.keys.reader(step, held.record.generation, held.record.attempt, reader)
+        key = job.keys.reader(*held.record.where, reader)
         revision = job.view.mod_revision(key)
         if revision:
             txn = Txn(compares=(unchanged(key, revision),), success=(Delete(key=key),))

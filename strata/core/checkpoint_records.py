@@ -44,13 +44,13 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """What a host found on one tier, past every cache: damage (`corrupt`), or that it could not read (`unread`).
+    """What a host found on one tier, past every cache: damage (`corrupt`), or that it could not read.
 
     `object`: the one that it read and that differs, as "folder/file"; "": it is not known which.
     `found_generation`, `found_step`: the checkpoint that was read; newer ones need not have these bytes.
     `generation`: the one that could not begin because of it, 0 when nothing waited for these bytes.
     `refuted_by`: the host that read this object and found it as it was saved. `incarnation`: the newest of
-    the host's own workers, when it was refuted or could not read.
+    the reporting host's own workers then.
     """
 
     corrupt: bool
@@ -61,7 +61,6 @@ class Suspect:
     generation: int = 0
     refuted_by: str = ""
     incarnation: int = 0
-    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +71,10 @@ class Tag:
     generation: int
     attempt: AttemptId
     who: str = ""
+
+    @property
+    def where(self) -> tuple[int, int, AttemptId]:
+        return self.step, self.generation, self.attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,11 +31,6 @@ def present_on(record: CheckpointRecord) -> list[str]:
     return [name for name, tier in tiers_of(record).items() if tier.state is TierState.PRESENT]
 
 
-def survives_a_host(record: CheckpointRecord) -> bool:
-    """Tell whether a shared tier holds it."""
-    return any(t.shared and t.state is TierState.PRESENT for t in tiers_of(record).values())
-
-
 def home(job: JobView, record: CheckpointRecord) -> tuple[JobView, CheckpointRecord]:
     """Return the job and the record whose bytes these are: another one's, where it is a fork.
 
@@ -53,7 +48,7 @@ def home(job: JobView, record: CheckpointRecord) -> tuple[JobView, CheckpointRec
 def ack_of(job: JobView, record: CheckpointRecord, rank: int) -> Ack | None:
     """Return what a rank of the saving world acked; also of a fork."""
     job, record = home(job, record)
-    return job.view.record(job.keys.ack(record.step, record.generation, record.attempt, rank), Ack)
+    return job.view.record(job.keys.ack(*record.where, rank), Ack)
 
 
 def hosts_of(job: JobView, record: CheckpointRecord, name: str) -> set[str]:
@@ -62,15 +57,16 @@ def hosts_of(job: JobView, record: CheckpointRecord, name: str) -> set[str]:
     tier = tiers_of(record).get(name)
     if tier is None or tier.shared:
         return set()
-    where = (record.step, record.generation, record.attempt)
     if tier.path == record.path:
         acks = (
-            job.view.record(job.keys.ack(*where, int(rank)), Ack)
-            for rank in job.view.names(job.keys.acks(*where))
+            job.view.record(job.keys.ack(*record.where, int(rank)), Ack)
+            for rank in job.view.names(job.keys.acks(*record.where))
             if rank != "seal"
         )
         return {ack.host for ack in acks if ack is not None}
-    return {e.record.host for e in job.view.entries(job.keys.copies(*where, name), Copy) if e.name != BEGUN}
+    return {
+        e.record.host for e in job.view.entries(job.keys.copies(*record.where, name), Copy) if e.name != BEGUN
+    }
 
 
 def within_reach(job: JobView, record: CheckpointRecord, hosts: Collection[str]) -> bool:

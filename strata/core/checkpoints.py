@@ -221,7 +221,7 @@ def _differing(job: JobView, record: CheckpointRecord, digests: Sequence[str]) -
     if len(digests) != record.ranks:
         return f"its manifest names {len(digests)} parts, and {record.ranks} ranks save"
     for rank, digest in enumerate(digests):
-        ack = job.view.record(job.keys.ack(record.step, record.generation, record.attempt, rank), Ack)
+        ack = job.view.record(job.keys.ack(*record.where, rank), Ack)
         if ack is not None and ack.digest != digest:
             return f"rank {rank} acked {ack.digest}, and its manifest names {digest}"
     return ""
@@ -315,7 +315,7 @@ def decide_close(job: JobView, *, through_generation: int, reason: str) -> Decis
             return decision
     if opened:
         record = opened[0].record
-        acks = job.keys.acks(record.step, record.generation, record.attempt)
+        acks = job.keys.acks(*record.where)
         # Nothing came that would make it complete; acks never go while it is OPEN.
         return abort_attempt(job, opened[0], reason, (none_newer_in(acks, job.view.revision),))
     return Decision(reason="no save is open")

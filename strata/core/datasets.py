@@ -9,7 +9,6 @@ of the same members moves nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import chain, count
 
 from strata.core.ids import WorkerId, checked_id
@@ -17,19 +16,11 @@ from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.records import Assignment, DatasetSpec, Phase, encode
 from strata.core.ring import RING, assign, owners
-from strata.core.txn import Decision, Put, Txn, absent, created_at, refusable, unchanged
+from strata.core.txn import Decision, Plan, Put, Txn, absent, created_at, refusable, unchanged
 from strata.errors import Conflict, InvalidArgument, QuotaExceeded
 
 MAX_SHARDS = 100_000
 """Dividing so many for the first time takes a leader about a third of a second."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignmentPlan:
-    """What to write, a transaction a dataset, each of which may fail for itself."""
-
-    reason: str
-    txns: tuple[Txn, ...] = ()
 
 
 @refusable
@@ -97,11 +88,11 @@ def shards_of(assignment: Assignment) -> dict[str, list[int]]:
     return found
 
 
-def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> AssignmentPlan:
+def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> Plan:
     """Say what the leader of `epoch` writes so that every dataset is divided among the world."""
     world = job.world()
     if world is None or world.head.forming or job.phase() is not Phase.RUNNING:
-        return AssignmentPlan(reason=f"job {job.keys.name} has no world to divide datasets among")
+        return Plan(reason=f"job {job.keys.name} has no world to divide datasets among")
     workers = tuple(sorted(member.worker for member in world.members))
     view = job.view
     txns, reasons = [], []
@@ -135,7 +126,7 @@ def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> Assignmen
         txns.append(Txn(compares=compares, success=(Put(key=key, value=value),)))
         reasons.append(f"{name} is divided among {len(workers)} members")
     reason = "; ".join(reasons) or f"all datasets of job {job.keys.name} are assigned"
-    return AssignmentPlan(reason=reason, txns=tuple(txns))
+    return Plan(reason=reason, txns=tuple(txns))
 
 
 def _divided(

@@ -1,14 +1,13 @@
 """What the leader clears away: keys of ended generations, and members whose replica is gone.
 
-Both go by *soft* times: since when the leader itself has seen something. A new leader begins to
+The latter go by *soft* times: since when the leader itself has seen something. A new leader begins to
 count anew, which only makes it later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
 
 from strata.core.checkpoint_order import supersedes_any
 from strata.core.job import JobView
@@ -17,6 +16,7 @@ from strata.core.records import Leader, Replica, Worker
 from strata.core.txn import (
     Delete,
     Operation,
+    Plan,
     Txn,
     created_at,
     delete_prefix,
@@ -25,76 +25,37 @@ from strata.core.txn import (
 )
 from strata.core.view import Entry
 
+K = TypeVar("K")
+
 MAX_OPS = 90
 """Below the 100 of PROTOCOLS 2.5 by the few compares that come with them."""
 MAX_ORPHANS = 30
 """In one transaction: a hand-over that comes between makes all of it fail."""
 
-K = TypeVar("K", bound=Hashable)
 
-
-@dataclass(slots=True)
-class FirstSeen(Generic[K]):
-    """Since when each of a changing set of things has been there, as far as one process saw."""
-
-    since_ms: dict[K, float] = field(default_factory=dict)
-
-    def update(self, present: Iterable[K], now_ms: float) -> Mapping[K, float]:
-        """Take over what is there now; what went is forgotten."""
-        self.since_ms = {key: self.since_ms.get(key, now_ms) for key in present}
-        return self.since_ms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cleaning:
-    """What to delete, each transaction for itself: one that fails is planned anew."""
-
-    reason: str
-    txns: tuple[Txn, ...] = ()
+def first_seen(before: Mapping[K, float], present: Iterable[K], now: float) -> dict[K, float]:
+    """Return since when each thing that is there now has been; what went is forgotten."""
+    return {key: before.get(key, now) for key in present}
 
 
 # -- ended generations (PROTOCOLS 6.6) --------------------------------------------------------
 
 
-def ended_generations(job: JobView) -> list[int]:
-    """Return the generations below the head's that still have keys to delete."""
-    head = job.head()
-    if head is None:
-        return []
-    view, keys = job.view, job.keys
-    found = {
-        int(name)
-        for name in view.names(keys.worlds)
-        if int(name) < head.record.generation and _has_rubbish(job, int(name))
-    }
-    for barrier in view.names(keys.barriers):
-        names = view.names(keys.barrier_name(barrier))
-        found |= {int(name) for name in names if int(name) < head.record.generation}
-    return sorted(found)
+def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Plan:
+    """Delete the worlds and barriers of all generations but the current one and the one before.
 
-
-def plan_ended_generations(
-    job: JobView,
-    *,
-    keys: ClusterKeys,
-    epoch: int,
-    ended_since_ms: Mapping[int, float],
-    now_ms: float,
-    keep_s: float = 60.0,
-) -> Cleaning:
-    """Delete the worlds and barriers of generations that ended `keep_s` ago.
-
-    `worlds/<gen>/restored` stays as long as a checkpoint is superseded by it (PROTOCOLS 8.4). No
-    later checkpoint can be: a record of an older generation is never begun after its world.
+    Of that one a late rank may still ask how a barrier ended. `worlds/<gen>/restored` stays as long as a
+    checkpoint is superseded by it (PROTOCOLS 8.4). No later checkpoint can be: a record of an older generation
+    is never begun after its world.
     """
-    head = job.head()
-    due = [
-        generation
-        for generation in ended_generations(job)
-        if now_ms - ended_since_ms.get(generation, now_ms) >= keep_s * 1000
-    ]
+    view, head = job.view, job.head()
+    ended = range(job.generation() - 1)
+    names = {int(name) for name in view.names(job.keys.worlds) if _has_rubbish(job, int(name))}
+    for barrier in view.names(job.keys.barriers):
+        names |= {int(name) for name in view.names(job.keys.barrier_name(barrier))}
+    due = sorted(names.intersection(ended))
     if head is None or not due:
-        return Cleaning(reason=f"job {job.keys.name} has no generation to clear away")
+        return Plan(reason=f"job {job.keys.name} has no generation to clear away")
     deletes: list[Operation] = []
     for generation in due:
         folder, restored = job.keys.generation(generation), job.keys.restored(generation)
@@ -119,7 +80,7 @@ def plan_ended_generations(
         Txn(compares=guards, success=tuple(deletes[start : start + MAX_OPS]))
         for start in range(0, len(deletes), MAX_OPS)
     )
-    return Cleaning(reason=f"generations {', '.join(map(str, due))} are cleared away", txns=txns)
+    return Plan(reason=f"generations {', '.join(map(str, due))} are cleared away", txns=txns)
 
 
 def _has_rubbish(job: JobView, generation: int) -> bool:
@@ -159,7 +120,7 @@ def plan_orphans(
     now_ms: float,
     orphan_s: float = 5.0,
     arriving: Collection[str] = (),
-) -> Cleaning:
+) -> Plan:
     """Delete the members whose replica has been gone for `orphan_s`.
 
     `calm_since_ms`: the later of taking office and of the last replica becoming ready. Members
@@ -175,7 +136,7 @@ def plan_orphans(
         and entry.name not in arriving
     ]
     if not due:
-        return Cleaning(reason=f"job {job.keys.name}: {len(found)} members without a replica")
+        return Plan(reason=f"job {job.keys.name}: {len(found)} members without a replica")
     guards = (
         created_at(keys.leader, epoch),
         none_newer_in(keys.replicas, job.view.revision),  # the replica has not come back
@@ -188,4 +149,4 @@ def plan_orphans(
         txns.append(Txn(compares=(*guards, *same), success=deletes))
     names = ", ".join(entry.name for entry in due[:4])
     more = f" and {len(due) - 4} more" if len(due) > 4 else ""
-    return Cleaning(reason=f"{names}{more}: no replica has served them for {orphan_s:g} s", txns=tuple(txns))
+    return Plan(reason=f"{names}{more}: no replica has served them for {orphan_s:g} s", txns=tuple(txns))

@@ -24,7 +24,6 @@ from strata.core.records import (
     CheckpointState,
     DatasetSpec,
     JobPhase,
-    JobSpec,
     Leader,
     Phase,
     PoisonRecord,
@@ -42,7 +41,7 @@ _LATEST_STATES = {CheckpointState.COMMITTED, CheckpointState.CORRUPT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One thing that cannot be. `key` is a key, or the folder of keys, that it is about."""
+    """One thing that cannot be. `key` is the folder of keys, or the key, that its rule is about."""
 
     job: str
     key: str
@@ -58,7 +57,7 @@ def check_job(view: View, keys: ClusterKeys, name: str) -> list[Violation]:
     """Return what is wrong with one job."""
     job = JobView(view, keys.job(name))
     of = job.keys
-    rules: tuple[tuple[str, Callable[[JobView], Iterable[str | Violation]]], ...] = (
+    rules: tuple[tuple[str, Callable[[JobView], Iterable[str]]], ...] = (
         (of.worlds, _worlds),
         (of.worlds, _ends),
         (of.worlds, _notices),
@@ -68,28 +67,17 @@ def check_job(view: View, keys: ClusterKeys, name: str) -> list[Violation]:
         (of.checkpoints, _catalog),
         (of.root, _asked),
         (of.datasets, _datasets),
-        (of.root, _epochs),
-        (keys.leader, lambda job: _leader(job, keys)),
+        (of.root, lambda job: _epochs(job, keys)),
     )
     found: list[Violation] = []
     for key, rule in rules:
         try:
-            found += [
-                problem if isinstance(problem, Violation) else Violation(job=name, key=key, says=problem)
-                for problem in rule(job)
-            ]
+            found += [Violation(job=name, key=key, says=problem) for problem in rule(job)]
         except PoisonRecord as error:
             found.append(Violation(job=name, key=key, says=error.message))
         except ValueError:  # the name of a key is not the number that it should be
             found.append(Violation(job=name, key=key, says="a key there has a name that cannot be one"))
     return found
-
-
-def _leader(job: JobView, keys: ClusterKeys) -> Iterator[str]:
-    """Nothing was written by a leader that is still to come."""
-    leader = job.view.entry(keys.leader, Leader)
-    if leader is not None and (epoch := _highest_epoch(job)) > leader.create_revision:
-        yield f"epoch {epoch} is above the leader's own"
 
 
 # -- worlds -----------------------------------------------------------------------------------
@@ -188,10 +176,11 @@ def _notices(job: JobView) -> Iterator[str]:
 
 
 def _history(job: JobView) -> Iterator[str]:
-    """The history ends with the head, and says of it what the head says."""
-    head = job.head()
-    entries = job.history()
-    current = head.record.generation if head is not None else 0
+    """The history ends with the head, and says of it what the head says; a job with a world has a spec."""
+    head, entries = job.head(), job.history()
+    if head is not None and job.spec() is None:
+        yield "it has a world and no spec"
+    current = job.generation()
     for entry in entries:
         if int(entry.name) > current:
             yield f"generation {entry.name} has a history, and the head is {current}"
@@ -207,11 +196,9 @@ def _history(job: JobView) -> Iterator[str]:
 # -- barriers ---------------------------------------------------------------------------------
 
 
-def _barriers(job: JobView) -> Iterator[str | Violation]:
+def _barriers(job: JobView) -> Iterator[str]:
     """The floor is the highest released round, and nothing lies below it."""
-    view, keys = job.view, job.keys
-    head = job.head()
-    current = head.record.generation if head is not None else 0
+    view, keys, current = job.view, job.keys, job.generation()
     for name in view.names(keys.barriers):
         for generation in map(int, view.names(keys.barrier_name(name))):
             what = f"barrier {name}/{generation}"
@@ -234,11 +221,7 @@ def _barriers(job: JobView) -> Iterator[str | Violation]:
                 if released and outcome.record.missing:
                     yield f"{what}: round {round_} was released without all"
             if floor and view.get(keys.outcome(name, generation, floor)) is None:
-                yield Violation(
-                    job=keys.name,
-                    key=keys.barrier_floor(name, generation),
-                    says=f"{what}: the floor is {floor}, and that round has no outcome",
-                )
+                yield f"{what}: the floor is {floor}, and that round has no outcome"
 
 
 # -- checkpoints ------------------------------------------------------------------------------
@@ -278,8 +261,7 @@ def _latest(job: JobView) -> Iterator[str]:
 
 def _catalog(job: JobView) -> Iterator[str]:
     """Records lie where they say, of generations that have been; no state without its acks."""
-    head = job.head()
-    current = head.record.generation if head is not None else 0
+    current = job.generation()
     for entry in job.checkpoints():
         record = entry.record
         what = f"checkpoint ({record.step}, {record.generation})"
@@ -291,11 +273,10 @@ def _catalog(job: JobView) -> Iterator[str]:
             yield f"{what} is committed without a manifest's digest"
         if record.state is CheckpointState.COMMITTED and not present_on(record):
             yield f"{what} is committed and on no tier"
-        where = (record.step, record.generation, record.attempt)
         if (
             record.state is CheckpointState.ABORTED
             and all(tier.shared for tier in record.tiers.values())
-            and job.view.names(job.keys.acks(*where))
+            and job.view.names(job.keys.acks(*record.where))
         ):
             yield f"{what} was given up and has acks"
         if (record.origin is not None) != (record.generation == 0):
@@ -307,19 +288,18 @@ def _catalog(job: JobView) -> Iterator[str]:
 
 def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:
     """Nothing is deleted that somebody needs; whoever refers to it is there."""
-    where = (record.step, record.generation, record.attempt)
-    users = [e.record for e in job.view.entries(job.keys.refs(*where), Reference) if not e.record.job]
-    attempts = set(job.view.names(job.keys.refs(*where)))
+    users = [e.record for e in job.view.entries(job.keys.refs(*record.where), Reference) if not e.record.job]
+    attempts = set(job.view.names(job.keys.refs(*record.where)))
     for user in users:
         entry = job.checkpoint(user.step, user.generation)
         if entry is None or entry.record.attempt not in attempts:
             yield f"{what} is referenced by ({user.step}, {user.generation}), which is not there"
         elif lost := _gone_from(record, entry.record):
             yield f"{what} is referenced by ({user.step}, {user.generation}) and is going from {lost}"
-    tags = job.view.names(job.keys.tags_of(*where))
+    tags = job.view.names(job.keys.tags_of(*record.where))
     for tag in tags:
         named = job.view.record(job.keys.tag(tag), Tag)
-        if named is None or (named.step, named.generation, named.attempt) != where:
+        if named is None or named.where != record.where:
             yield f"{what} has the tag {tag}, which names another"
     if record.state is CheckpointState.DELETING:
         pinned = job.view.get(job.keys.pin(record.step, record.attempt)) is not None
@@ -346,10 +326,7 @@ def _asked(job: JobView) -> Iterator[str]:
             yield f"the job goes back to step {step}, and generation {begun} has begun since"
     for entry in job.view.entries(job.keys.tags, Tag):
         record = entry.record
-        if (
-            job.view.get(job.keys.tags_of(record.step, record.generation, record.attempt) + entry.name)
-            is None
-        ):
+        if job.view.get(job.keys.tags_of(*record.where) + entry.name) is None:
             yield f"the tag {entry.name} names a checkpoint that does not have it"
 
 
@@ -358,8 +335,7 @@ def _asked(job: JobView) -> Iterator[str]:
 
 def _datasets(job: JobView) -> Iterator[str]:
     """An assignment is of its dataset and of a world, and its loads are bounded."""
-    head, world = job.head(), job.world_as_written()
-    current = head.record.generation if head is not None else 0
+    current, world = job.generation(), job.world_as_written()
     for name in job.view.names(job.keys.datasets):
         spec = job.view.record(job.keys.dataset_spec(name), DatasetSpec)
         assignment = job.view.record(job.keys.assignment(name), Assignment)
@@ -401,9 +377,9 @@ def _highest_epoch(job: JobView) -> int:
     return max(epochs)
 
 
-def _epochs(job: JobView) -> Iterator[str]:
-    """An epoch is a revision that has been; a job with anything in it has a spec."""
-    if (epoch := _highest_epoch(job)) > job.view.revision:
-        yield f"epoch {epoch} is above revision {job.view.revision}"
-    if job.head() is not None and job.view.record(job.keys.spec, JobSpec) is None:
-        yield "it has a world and no spec"
+def _epochs(job: JobView, keys: ClusterKeys) -> Iterator[str]:
+    """Nothing was written by a leader that is still to come."""
+    leader = job.view.entry(keys.leader, Leader)
+    newest = leader.create_revision if leader is not None else job.view.revision
+    if (epoch := _highest_epoch(job)) > newest:
+        yield f"epoch {epoch} is above {newest}, the newest that there was"

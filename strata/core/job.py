@@ -96,6 +96,11 @@ class JobView:
     def head(self) -> Entry[WorldHead] | None:
         return self.view.entry(self.keys.head, WorldHead)
 
+    def generation(self) -> int:
+        """Return the current generation; 0 before the first one."""
+        head = self.head()
+        return head.record.generation if head is not None else 0
+
     def world(self) -> World | None:
         """Return the current world, or None before the first one.
 

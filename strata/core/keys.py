@@ -23,6 +23,16 @@ def number(value: int) -> str:
     return f"{value:0{_WIDTH}d}"
 
 
+class _Fixed:
+    """A key at a fixed place below the root; that of a folder ends with a slash."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __get__(self, keys: ClusterKeys | JobKeys, _cls: type) -> str:
+        return keys.root + self._place
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterKeys:
     """The keys of one cluster: `P` in the protocols."""
@@ -37,40 +47,16 @@ class ClusterKeys:
         """The prefix of everything, with its closing slash."""
         return f"/strata/v1/{self.cluster}/"
 
-    @property
-    def uid(self) -> str:
-        return f"{self.root}uid"
-
-    @property
-    def dry_run(self) -> str:
-        """The key that a dry run would write, and that nobody ever does."""
-        return f"{self.root}dry-run"
-
-    @property
-    def leader(self) -> str:
-        return f"{self.root}leader"
-
-    @property
-    def replicas(self) -> str:
-        return f"{self.root}replicas/"
+    uid = _Fixed("uid")
+    dry_run = _Fixed("dry-run")
+    """The key that a dry run would write, and that nobody ever does."""
+    leader = _Fixed("leader")
+    replicas = _Fixed("replicas/")
 
     def replica(self, replica: str) -> str:
         return self.replicas + checked_id("replica", replica)
 
-    @property
-    def ops(self) -> str:
-        return f"{self.root}ops/"
-
-    def op(self, request_id: str) -> str:
-        return self.ops + checked_id("request", request_id)
-
-    @property
-    def ops_floor(self) -> str:
-        return f"{self.root}ops-floor"
-
-    @property
-    def jobs(self) -> str:
-        return f"{self.root}jobs/"
+    jobs = _Fixed("jobs/")
 
     def job(self, job: str) -> JobKeys:
         """Return the keys of one job; `InvalidArgument` when the name cannot be one."""
@@ -107,40 +93,22 @@ class JobKeys:
         """Where the cluster's jobs lie, this one among them."""
         return self.root.rstrip("/").rpartition("/")[0] + "/"
 
-    @property
-    def spec(self) -> str:
-        return f"{self.root}spec"
-
-    @property
-    def standbys(self) -> str:
-        return f"{self.root}standbys"
-
-    @property
-    def phase(self) -> str:
-        return f"{self.root}phase"
-
-    @property
-    def run(self) -> str:
-        """Which run the job belongs to, and what that runs."""
-        return f"{self.root}run"
+    spec = _Fixed("spec")
+    standbys = _Fixed("standbys")
+    phase = _Fixed("phase")
+    run = _Fixed("run")
+    """Which run the job belongs to, and what that runs."""
 
     # -- members and worlds
 
-    @property
-    def workers(self) -> str:
-        return f"{self.root}workers/"
+    workers = _Fixed("workers/")
 
     def worker(self, worker: str) -> str:
         return self.workers + checked_id("worker", worker)
 
-    @property
-    def head(self) -> str:
-        """The world's head, Put once a generation."""
-        return f"{self.root}world"
-
-    @property
-    def worlds(self) -> str:
-        return f"{self.root}worlds/"
+    head = _Fixed("world")
+    """The world's head, Put once a generation."""
+    worlds = _Fixed("worlds/")
 
     def generation(self, generation: int) -> str:
         return f"{self.worlds}{number(generation)}/"
@@ -181,9 +149,7 @@ class JobKeys:
         """What has the ranks of a generation save before a world of another size follows."""
         return f"{self.generation(generation)}reshape"
 
-    @property
-    def history(self) -> str:
-        return f"{self.root}history/"
+    history = _Fixed("history/")
 
     def history_of(self, generation: int) -> str:
         return self.history + number(generation)
@@ -193,9 +159,7 @@ class JobKeys:
 
     # -- barriers
 
-    @property
-    def barriers(self) -> str:
-        return f"{self.root}barriers/"
+    barriers = _Fixed("barriers/")
 
     def barrier_name(self, name: str) -> str:
         return f"{self.barriers}{checked_id('barrier', name)}/"
@@ -220,9 +184,7 @@ class JobKeys:
 
     # -- datasets
 
-    @property
-    def datasets(self) -> str:
-        return f"{self.root}datasets/"
+    datasets = _Fixed("datasets/")
 
     def dataset(self, name: str) -> str:
         return f"{self.datasets}{checked_id('dataset', name)}/"
@@ -235,9 +197,7 @@ class JobKeys:
 
     # -- checkpoints
 
-    @property
-    def checkpoints(self) -> str:
-        return f"{self.root}checkpoints/"
+    checkpoints = _Fixed("checkpoints/")
 
     def checkpoint_step(self, step: int) -> str:
         return f"{self.checkpoints}{number(step)}/"
@@ -292,50 +252,30 @@ class JobKeys:
     def tags_of(self, step: int, generation: int, attempt: str) -> str:
         return f"{self.attempt(step, generation, attempt)}tags/"
 
-    @property
-    def tags(self) -> str:
-        return f"{self.root}tags/"
+    tags = _Fixed("tags/")
 
     def tag(self, tag: str) -> str:
         """Which checkpoint a tag names."""
         return self.tags + checked_id("tag", tag)
 
-    @property
-    def retention(self) -> str:
-        return f"{self.root}retention"
-
-    @property
-    def rewind(self) -> str:
-        """The checkpoint that the next generation shall begin from, though it is not the newest."""
-        return f"{self.root}rewind"
-
-    @property
-    def discarded(self) -> str:
-        return f"{self.root}discarded/"
+    retention = _Fixed("retention")
+    rewind = _Fixed("rewind")
+    """The checkpoint that the next generation shall begin from, though it is not the newest."""
+    discarded = _Fixed("discarded/")
 
     def discard(self, attempt: str) -> str:
         """Bytes of an attempt that has no record any more."""
         return self.discarded + checked_id("attempt", attempt)
 
-    @property
-    def latest(self) -> str:
-        return f"{self.root}latest"
-
-    @property
-    def anew(self) -> str:
-        """Up to which generation what was saved is given up."""
-        return f"{self.root}anew"
-
-    @property
-    def pins(self) -> str:
-        return f"{self.root}pins/"
+    latest = _Fixed("latest")
+    anew = _Fixed("anew")
+    """Up to which generation what was saved is given up."""
+    pins = _Fixed("pins/")
 
     def pin(self, step: int, attempt: str) -> str:
         return f"{self.pins}{number(step)}/{checked_id('attempt', attempt)}"
 
-    @property
-    def importing(self) -> str:
-        return f"{self.root}import"
+    importing = _Fixed("import")
 
 
 @lru_cache(maxsize=1024)

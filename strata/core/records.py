@@ -451,6 +451,11 @@ class CheckpointRecord:
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     origin: Origin | None = None
 
+    @property
+    def where(self) -> tuple[int, int, AttemptId]:
+        """What the keys of its attempt are built of."""
+        return self.step, self.generation, self.attempt
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from datetime import UTC, datetime
 from typing import Final
 
 from strata.errors import InvalidArgument
@@ -43,17 +44,4 @@ def timeout(value: object, *, zero: bool = False) -> float | None:
 
 def utc_text(unix_ms: int) -> str:
     """Return a time since 1970 as people read it: `14:02 UTC on 2026-11-25`."""
-    minutes = unix_ms // 60_000
-    year, month, day = _civil(minutes // 1440)
-    return f"{minutes // 60 % 24:02}:{minutes % 60:02} UTC on {year:04}-{month:02}-{day:02}"
-
-
-def _civil(days: int) -> tuple[int, int, int]:
-    """Return year, month and day of a number of days since 1970-01-01, in the Gregorian calendar."""
-    days += 719_468  # since 0000-03-01: the leap day is a year's last then
-    era, of_era = divmod(days, 146_097)
-    year = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
-    of_year = of_era - (365 * year + year // 4 - year // 100)
-    shifted = (5 * of_year + 2) // 153
-    month = shifted + 3 if shifted < 10 else shifted - 9
-    return era * 400 + year + (month <= 2), month, of_year - (153 * shifted + 2) // 5 + 1
+    return f"{datetime.fromtimestamp(unix_ms / 1000, UTC):%H:%M UTC on %Y-%m-%d}"

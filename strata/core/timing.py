@@ -52,7 +52,6 @@ class Timing:
     counter_after_s: float = 0.1
     counter_every_s: float = 0.5
     """An open barrier's visible counter: first written after, then at most every (6.5)."""
-    ended_generation_s: float = 60.0
     """The keys of a generation are deleted this long after it ended (6.6)."""
 
     @classmethod

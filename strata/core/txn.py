@@ -197,6 +197,14 @@ class Decision:
     refusal: StrataError | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a leader writes, and why: each transaction for itself, so that one that fails is planned anew."""
+
+    reason: str
+    txns: tuple[Txn, ...] = ()
+
+
 def refusable(decide: Callable[P, Decision]) -> Callable[P, Decision]:
     """Make an error that `decide` raises its refusal, so that the caller gives it from a fresh view only (2.2).
 

@@ -29,8 +29,6 @@ DOUBT_CHARS: Final = 200
 def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoints_pb2.Checkpoint:
     """Return a record with what lies around it: its acks, its pin, whether it is the latest."""
     record = entry.record
-    latest = job.latest()
-    where = (record.step, record.generation, record.attempt)
     return checkpoints_pb2.Checkpoint(
         attempt=record.attempt,
         step=record.step,
@@ -48,15 +46,15 @@ def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoi
         created_unix_ms=record.created_unix_ms,
         metadata=record.metadata,
         reason=record.reason,
-        latest=is_latest(latest.record if latest is not None else None, record),
+        latest=is_latest(job, record),
         pinned=job.view.get(job.keys.pin(record.step, record.attempt)) is not None,
         base_step=record.base_step or 0,
         base_attempt=record.base_attempt or "",
         mod_revision=entry.mod_revision,
         tiers=tier_messages(record),
         tags=tags_of(job, record),
-        references=job.view.names(job.keys.refs(*where))[:SHOWN],
-        readers=job.view.names(job.keys.readers(*where))[:SHOWN],
+        references=job.view.names(job.keys.refs(*record.where))[:SHOWN],
+        readers=job.view.names(job.keys.readers(*record.where))[:SHOWN],
         suspected=suspected_tiers(job, record),
         origin_job=record.origin.job if record.origin is not None else "",
     )

@@ -19,9 +19,7 @@ from tests.unit.core.rig import JOB
 def a_job() -> KeptJob:
     """Return one with commits of steps 20, 40 and 60, all of them on two tiers."""
     job = KeptJob(a=1, b=1)
-    for step in (20, 40, 60):
-        job.save(step)
-        job.copy(step)
+    job.save_and_copy(20, 40, 60)
     return job
 
 

@@ -9,7 +9,6 @@ an etcd that is slow to write down that it is served here.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
@@ -17,10 +16,8 @@ from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
 from strata.core.housekeeping import (
-    Cleaning,
-    FirstSeen,
     Orphan,
-    ended_generations,
+    first_seen,
     orphans,
     plan_ended_generations,
     plan_orphans,
@@ -28,7 +25,7 @@ from strata.core.housekeeping import (
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.timing import Timing
-from strata.core.txn import Event, WatchBatch
+from strata.core.txn import Event, Plan, WatchBatch
 from strata.observe import get_logger
 
 log = get_logger()
@@ -64,8 +61,7 @@ class Housekeeping(JobController):
         self._timing = timing
         self._spares_s = spares_s
         self._hears = hears
-        self._ended: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)
-        self._orphans: dict[str, FirstSeen[Orphan]] = defaultdict(FirstSeen)
+        self._orphans: dict[str, dict[Orphan, float]] = {}
         self._clearing_since_ms: dict[str, float] = {}
         self._calm_since_ms = _now_ms()
 
@@ -98,19 +94,9 @@ class Housekeeping(JobController):
         )
 
     async def _clean_generations(self, name: str) -> float | None:
-        job, now_ms = JobView(self._mirror.view, self._keys.job(name)), _now_ms()
-        keep_s = self._timing.ended_generation_s
-        since = self._ended[name].update(ended_generations(job), now_ms)
-        plan = plan_ended_generations(
-            job,
-            keys=self._keys,
-            epoch=self._fence.epoch,
-            ended_since_ms=since,
-            now_ms=now_ms,
-            keep_s=keep_s,
-        )
-        waits_s = [keep_s - (now_ms - at_ms) / 1000 for at_ms in since.values()]
-        return _soonest(waits_s) if await self._executed(name, plan) else AGAIN_S
+        job = JobView(self._mirror.view, self._keys.job(name))
+        plan = plan_ended_generations(job, keys=self._keys, epoch=self._fence.epoch)
+        return None if await self._executed(name, plan) else AGAIN_S
 
     async def _clean_orphans(self, name: str) -> float | None:
         job, now_ms = JobView(self._mirror.view, self._keys.job(name)), _now_ms()
@@ -118,7 +104,7 @@ class Housekeeping(JobController):
             self._clearing_since_ms.pop(name, None)
             return spares_s  # what this replica has not seen may be its own fault
         found = orphans(job, keys=self._keys)
-        since = self._orphans[name].update(found, now_ms)
+        since = self._orphans[name] = first_seen(self._orphans.get(name, {}), found, now_ms)
         plan = plan_orphans(
             job,
             keys=self._keys,
@@ -135,7 +121,7 @@ class Housekeeping(JobController):
             self._timing.orphan_s - (now_ms - max(self._calm_since_ms, at_ms)) / 1000
             for at_ms in since.values()
         ]
-        first = Cleaning(reason=plan.reason, txns=plan.txns[:1])
+        first = Plan(reason=plan.reason, txns=plan.txns[:1])
         if more := len(plan.txns) > 1:
             self._clearing_since_ms.setdefault(name, now_ms)
         try:
@@ -151,7 +137,7 @@ class Housekeeping(JobController):
         self._clearing_since_ms.pop(name, None)
         return _soonest(waits_s)
 
-    async def _executed(self, name: str, plan: Cleaning) -> bool:
+    async def _executed(self, name: str, plan: Plan) -> bool:
         """Execute a plan; return whether all of it took effect: it was outdated otherwise."""
         if plan.txns:
             results = [await self._fence.execute(txn) for txn in plan.txns]

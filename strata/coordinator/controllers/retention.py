@@ -1,8 +1,8 @@
 """Marks what a job's policy gives up, and what two hosts found damaged (PROTOCOLS 8.6, 8.8).
 
 Marking is all that a coordinator does: the bytes are removed by hosts that have them, which ask for
-their chores. Level-triggered, like everything a leader does: on each change of what the policy looks at,
-and when the next checkpoint has grown too old.
+their chores. Level-triggered, like everything a leader does: on each change of what the policy looks at.
+A checkpoint that has grown too old goes with the next look at every job, half a minute later at most.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strata.coordinator.writes.fence import Fence
 from strata.core.checkpoint_damage import next_confirmation
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
-from strata.core.retention_plan import next_age_ms, next_tombstone
+from strata.core.retention_plan import next_tombstone
 from strata.core.txn import Decision
 from strata.observe import get_logger
 
@@ -45,13 +45,12 @@ class RetentionController(JobController):
         self._unix_now = unix_now
 
     async def work(self, name: str) -> float | None:
-        """Mark what is due in one job; return when the next checkpoint is too old."""
+        """Mark what is due in one job; return when to go on, if there is more than for one turn."""
         for _ in range(MAX_ROUNDS):
             job, now = JobView(self._mirror.view, self._keys.job(name)), int(self._unix_now() * 1000)
             decision = _next(job, now)
             if decision.txn is None:
-                wait_ms = next_age_ms(job, now_unix_ms=now)
-                return None if wait_ms is None else wait_ms / 1000 + AGAIN_S
+                return None
             result = await self._fence.execute(decision.txn)
             if not result.succeeded:
                 return AGAIN_S

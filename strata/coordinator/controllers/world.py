@@ -10,7 +10,6 @@ others are given up. One that began after that and before the head is given up a
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -19,7 +18,7 @@ from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
 from strata.core.checkpoints import decide_close
-from strata.core.housekeeping import FirstSeen
+from strata.core.housekeeping import first_seen
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.reshaping import SAVED_BARRIER
@@ -64,7 +63,7 @@ class Worlds(JobController):
         self._unix_now = unix_now
         self._is_clearing = is_clearing
         self._settling_since: dict[str, float] = {}
-        self._asked: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)
+        self._asked: dict[str, dict[int, float]] = {}
 
     async def turn(self) -> float | None:
         self._heartbeat.beat()
@@ -117,9 +116,9 @@ class Worlds(JobController):
 
     def _asked_s(self, job: JobView) -> Mapping[int, float]:
         """Return for how long this leader has known of each request to leave: a soft time as well."""
-        now = asyncio.get_running_loop().time()
-        since_ms = self._asked[job.keys.name].update(revisions(job), now * 1000)
-        return {revision: now - at_ms / 1000 for revision, at_ms in since_ms.items()}
+        name, now = job.keys.name, asyncio.get_running_loop().time()
+        since = self._asked[name] = first_seen(self._asked.get(name, {}), revisions(job), now)
+        return {revision: now - at for revision, at in since.items()}
 
     def _settling_s(self, job: JobView, asked_s: Mapping[int, float]) -> float | None:
         """Return how long the members of this job still settle; None when none is awaited.

@@ -41,9 +41,8 @@ def _token(entry: Entry[CheckpointRecord]) -> str:
 
 def checkpoint(job: JobView, entry: Entry[CheckpointRecord]) -> model.Checkpoint:
     """Return a record of the catalog, with what lies around it."""
-    record, latest = entry.record, job.latest()
+    record = entry.record
     acks = acked(job, record)
-    where = (record.step, record.generation, record.attempt)
     is_open = record.state in (CheckpointState.OPEN, CheckpointState.PREPARED)
     return model.Checkpoint(
         step=record.step,
@@ -59,7 +58,7 @@ def checkpoint(job: JobView, entry: Entry[CheckpointRecord]) -> model.Checkpoint
         created_unix_ms=record.created_unix_ms,
         path=record.path,
         reason=record.reason,
-        latest=is_latest(latest.record if latest is not None else None, record),
+        latest=is_latest(job, record),
         pinned=job.view.get(job.keys.pin(record.step, record.attempt)) is not None,
         tags=tuple(tags_of(job, record)),
         base_step=record.base_step,
@@ -68,8 +67,8 @@ def checkpoint(job: JobView, entry: Entry[CheckpointRecord]) -> model.Checkpoint
             for tier, copy in sorted(tiers_of(record).items())
         ),
         origin_job=record.origin.job if record.origin is not None else "",
-        references=job.view.count(job.keys.refs(*where)),
-        readers=job.view.count(job.keys.readers(*where)),
+        references=job.view.count(job.keys.refs(*record.where)),
+        readers=job.view.count(job.keys.readers(*record.where)),
         suspected=tuple(suspected_tiers(job, record)),
     )
 

@@ -38,7 +38,9 @@ async def test_a_floor_without_its_outcome_is_reported_once_and_shown_until_it_i
             await asyncio.sleep(TWICE_S)
     found = [entry for entry in logs if entry["event"] == "invariant_violated"]
     what = "barrier epoch/1: the floor is 3, and that round has no outcome"
-    assert [(entry["job"], entry["key"], entry["what"]) for entry in found] == [("job", floor, what)] * 3
+    assert [(entry["job"], entry["key"], entry["what"]) for entry in found] == [
+        ("job", JOB.barriers, what)
+    ] * 3
     for name in THREE:
         assert c[name].alive
         assert counted(c, name) == 1

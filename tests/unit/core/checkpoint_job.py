@@ -20,7 +20,7 @@ from strata.core.checkpoints import (
 from strata.core.ids import AttemptId
 from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType
 from tests.not_none import not_none
-from tests.unit.core.rig import Store, carry_out, lead, leave, register
+from tests.unit.core.rig import Store, author_of, carry_out, lead, leave, register
 
 ROOT = "file:///data"
 
@@ -38,14 +38,7 @@ class Job:
         carry_out(self.store, self.epoch, settled=True)
 
     def author(self, rank: int) -> Author:
-        world = not_none(self.store.job().world())
-        member = world.member_of(rank)
-        return Author(
-            worker=member.worker,
-            incarnation=member.incarnation,
-            generation=world.head.generation,
-            rank=rank,
-        )
+        return author_of(self.store.job(), rank)
 
     def begin(self, rank: int = 0, step: int = 20, attempt: str = "x", **more: Any) -> CheckpointRecord:
         author = more.pop("author", None) or self.author(rank)
@@ -111,6 +104,11 @@ class Job:
         self.seal(step, attempt)
         self.commit()
         return not_none(find(self.store.job(), step, attempt)).record
+
+    def saves(self, *steps: int, **more: Any) -> None:
+        """Save these steps, one after the other."""
+        for step in steps:
+            self.save(step, **more)
 
     def close(self) -> None:
         """Do what the leader does before a new head."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from strata.core.checkpoint_copies import CopyRequest, decide_report_copy, next_tier
 from strata.core.checkpoint_damage import DamageReport, decide_report_damage, next_confirmation
-from strata.core.checkpoint_pins import decide_open, decide_tag
+from strata.core.checkpoint_pins import decide_open, decide_pin, decide_tag
 from strata.core.checkpoint_records import Keep, Retention
 from strata.core.checkpoints import decide_delete, find
 from strata.core.ids import AttemptId
@@ -18,10 +18,11 @@ from tests.unit.core.rig import JOB, carry_out, leave, register
 
 
 class KeptJob(Job):
-    """A job of one rank, unless told otherwise."""
+    """A job of one rank, unless told otherwise, that has saved these steps."""
 
-    def __init__(self, **slots: int) -> None:
+    def __init__(self, *steps: int, **slots: int) -> None:
         super().__init__(**(slots or {"a": 1}))
+        self.saves(*steps)
 
     def record(self, step: int, attempt: str = "") -> CheckpointRecord:
         return not_none(find(self.store.job(), step, attempt or f"x{step}")).record
@@ -47,11 +48,18 @@ class KeptJob(Job):
     def sound(self) -> None:
         assert self.store.problems() == []
 
+    def delete(self, step: int, *, finished: bool = False, **more: Any) -> None:
+        """Have a checkpoint deleted; or, with its bytes removed, forgotten."""
+        which = {"step": step, "attempt": f"x{step}", "finished": finished, **more}
+        self.store.settle(lambda job: decide_delete(job, **which))
+        self.sound()
+
     def removed(self, step: int, **more: Any) -> None:
         """Let somebody remove the bytes of a tombstone."""
-        self.store.settle(
-            lambda job: decide_delete(job, step=step, attempt=f"x{step}", finished=True, **more)
-        )
+        self.delete(step, finished=True, **more)
+
+    def pin(self, step: int, *, who: str = "me") -> None:
+        self.store.settle(lambda job: decide_pin(job, step=step, attempt=f"x{step}", who=who, why="paper"))
         self.sound()
 
     def incremental(self, step: int, base: int) -> CheckpointRecord:
@@ -115,6 +123,11 @@ class KeptJob(Job):
         self.store.settle(lambda job: decide_report_damage(job, report))
         self.sound()
         return self.record(step)
+
+    def damage_confirmed(self, step: int, **more: Any) -> CheckpointRecord:
+        """Let two hosts find the same damage."""
+        self.damage(step, "host-a", **more)
+        return self.damage(step, "host-b", **more)
 
     def another_generation(self) -> None:
         """End the generation by the death of its only member, who comes back."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from strata.core import invariants, stopping
+from strata.core.checkpoint_attempt import Author
 from strata.core.ids import BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
@@ -206,6 +207,15 @@ def carry_out(store: Store, epoch: int, *, settled: bool = False, asked_s: float
         for txn in planned.txns:
             assert store.execute(txn).succeeded, planned.reason
     raise AssertionError(f"the plans do not end: {reasons[-3:]}")
+
+
+def author_of(job: JobView, rank: int) -> Author:
+    """Return `rank` of the current world as one that asks."""
+    world = not_none(job.world())
+    member = world.member_of(rank)
+    return Author(
+        worker=member.worker, incarnation=member.incarnation, generation=world.head.generation, rank=rank
+    )
 
 
 def world_of(store: Store) -> dict[str, tuple[int, int]]:

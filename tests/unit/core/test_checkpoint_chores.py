@@ -43,8 +43,8 @@ def test_a_save_that_was_given_up_is_cleared_once_there_is_a_newer_commit(job: K
     assert due(job) == [], "a slow rank may still write"
     job.save(60)
     assert due(job) == [("clear", 40, "primary")]
-    for finished in (False, True):
-        job.store.settle(lambda v, f=finished: decide_delete(v, step=40, attempt="x40", finished=f))  # type: ignore[misc]  # a bound loop variable
+    job.delete(40)
+    job.delete(40, finished=True)
     assert due(job) == []
 
 
@@ -62,33 +62,21 @@ def test_the_bytes_of_an_attempt_whose_slot_another_one_took_are_not_forgotten(j
         path=path,
     )
     for _ in range(2):
-        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=True, tier="primary"))
+        job.removed(20, tier="primary")
     assert due(job) == []
     with pytest.raises(CheckpointNotFound):
-        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+        job.delete(20)
 
 
 def test_a_hosts_own_disk_is_cleared_by_that_host() -> None:
     job = KeptJob(a=1, b=1)
-    for step in (20, 40):
-        job.save(step, tier="disk", shared=False)
+    job.saves(20, 40, tier="disk", shared=False)
     job.policy(latest=1)
     job.mark()
     assert due(job, "host-c") == []
     job.removed(20, tier="disk", host="host-a")
     assert due(job, "host-a") == []
     assert due(job, "host-b") == [("remove", 20, "disk")]
-
-
-def test_a_suspicion_asks_every_other_host_to_look() -> None:
-    job = KeptJob(a=1, b=1)
-    job.save(20)
-    job.damage(20, "host-a")
-    assert due(job, "host-a") == []
-    assert due(job, "") == []
-    assert due(job, "host-b") == [("verify", 20, "primary")]
-    job.damage(20, "host-b", sound=True)
-    assert due(job, "host-b") == []
 
 
 def test_a_fork_has_no_bytes_to_remove(job: KeptJob) -> None:
@@ -122,8 +110,7 @@ def test_a_commit_that_the_catalog_has_forgotten_is_taken_back_and_moves_no_late
 
 def given_up_incremental() -> KeptJob:
     """Return a job with a Full 20, an Incremental 40 of it, and one of that, 60, that was given up."""
-    job = KeptJob()
-    job.save(20)
+    job = KeptJob(20)
     kind = CheckpointType.INCREMENTAL
     job.save(40, "x40", type=kind, base_step=20, base_attempt="x20")
     job.begin(step=60, attempt="x60", type=kind, base_step=40, base_attempt="x40")
@@ -141,9 +128,7 @@ def test_an_adopted_incremental_keeps_what_it_uses() -> None:
     assert [job.record(step).state for step in (20, 40, 60)] == [CheckpointState.COMMITTED] * 3
     for step in (20, 40):
         with pytest.raises(Refused):
-            job.store.settle(
-                lambda v, s=step: decide_delete(v, step=s, attempt=f"x{s}", finished=False)  # type: ignore[misc]  # a bound loop variable
-            )
+            job.delete(step)
 
 
 def test_an_incremental_is_not_adopted_once_what_it_uses_is_going() -> None:
@@ -155,34 +140,18 @@ def test_an_incremental_is_not_adopted_once_what_it_uses_is_going() -> None:
     assert job.record(60).state is CheckpointState.ABORTED
 
 
-def test_an_adoption_against_the_deletion_of_what_it_uses() -> None:
-    for first in (0, 1):
-        job = given_up_incremental()
-        view = job.store.job()
-        request = AdoptRequest(step=60, attempt="x60", manifest_digest="m", size_bytes=5)
-        both = (
-            decide_adopt(view, request).txn,
-            decide_delete(view, step=40, attempt="x40", finished=False).txn,
-        )
-        done = [job.store.execute(t).succeeded for t in (both[first], both[1 - first]) if t is not None]
-        assert done == [True, False]
-        job.sound()
-
-
-def test_an_adoption_against_the_deletion_of_the_same() -> None:
-    for first in (0, 1):
-        job = KeptJob()
-        job.begin(step=40, attempt="x40")
-        job.abort(step=40, attempt="x40")
-        job.save(60)
-        view = job.store.job()
-        request = AdoptRequest(step=40, attempt="x40", manifest_digest="m", size_bytes=5)
-        both = (
-            decide_adopt(view, request).txn,
-            decide_delete(view, step=40, attempt="x40", finished=False).txn,
-        )
-        done = [job.store.execute(t).succeeded for t in (both[first], both[1 - first]) if t is not None]
-        assert done == [True, False]
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("deleted", [40, 60])
+def test_an_adoption_against_the_deletion_of_the_same_or_of_what_it_uses(deleted: int, first: int) -> None:
+    job = given_up_incremental()
+    view = job.store.job()
+    request = AdoptRequest(step=60, attempt="x60", manifest_digest="m", size_bytes=5)
+    both = (
+        not_none(decide_adopt(view, request).txn),
+        not_none(decide_delete(view, step=deleted, attempt=f"x{deleted}", finished=False).txn),
+    )
+    assert [job.store.execute(txn).succeeded for txn in (both[first], both[1 - first])] == [True, False]
+    job.sound()
 
 
 def test_only_what_was_given_up_is_adopted(job: KeptJob) -> None:

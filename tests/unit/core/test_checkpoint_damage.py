@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,13 @@ from strata.core.checkpoint_damage import (
 )
 from strata.core.checkpoint_paths import folder_name
 from strata.core.checkpoint_records import Suspect
-from strata.core.checkpoints import decide_delete, newest
+from strata.core.checkpoints import newest
 from strata.core.records import CheckpointState, JobPhase, Origin, Phase, TierState, WorldHead
 from strata.core.retention_plan import next_tombstone
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused
+from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
-from tests.unit.core.rig import JOB, carry_out, leave, plan, register
+from tests.unit.core.rig import JOB, leave, plan, register
 
 CORRUPT = CheckpointState.CORRUPT
 
@@ -28,9 +30,7 @@ ONE, TWO = "f/rank-00000.safetensors", "f/rank-00001.safetensors"
 
 
 def head(job: KeptJob) -> WorldHead:
-    found = job.store.job().head()
-    assert found is not None
-    return found.record
+    return not_none(job.store.job().head()).record
 
 
 def begins_at(job: KeptJob) -> int | None:
@@ -38,12 +38,20 @@ def begins_at(job: KeptJob) -> int | None:
     return restore.step if restore is not None else None
 
 
+def reported(job: KeptJob, step: int, *hosts: str, generation: int | None = None, **more: Any) -> None:
+    """Leave what these hosts found in the view, as if all had decided before they saw each other's."""
+    where = job.record(step).where if generation is None else (step, generation, f"x{step}")
+    for host in hosts:
+        word = Suspect(
+            **{"corrupt": True, "reason": "a bit", "found_generation": 1, "found_step": step, **more}
+        )
+        job.store.put(JOB.suspect(*where, "primary", host), word)
+
+
 @pytest.fixture
 def job() -> KeptJob:
     """A job on two hosts that began its second generation at step 40."""
-    job = KeptJob(a=1, b=1)
-    for step in (20, 40):
-        job.save(step)
+    job = KeptJob(20, 40, a=1, b=1)
     job.next_world()
     assert begins_at(job) == 40
     return job
@@ -68,9 +76,14 @@ def test_a_second_host_that_reads_what_was_saved_refutes_it(job: KeptJob) -> Non
     assert newest(job.store.job()) is not None
 
 
-def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: KeptJob) -> None:
+def refuted(job: KeptJob) -> None:
+    """Let host-a report damage of one object, and host-b read it as it was saved."""
     job.damage(40, "host-a", object=ONE)
     job.damage(40, "host-b", sound=True, object=ONE)
+
+
+def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: KeptJob) -> None:
+    refuted(job)
     with pytest.raises(Refused, match=f"host-b read {ONE}, which host-a reported of step 40") as refusal:
         job.damage(40, "host-a", object=ONE)
     assert "memory" in refusal.value.hint
@@ -83,8 +96,7 @@ def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: Kep
 
 def test_another_object_is_another_report_and_is_looked_at(job: KeptJob) -> None:
     """Of a host that was refuted as of any other: neither stands for the other one."""
-    job.damage(40, "host-a", object=ONE)
-    job.damage(40, "host-b", sound=True, object=ONE)
+    refuted(job)
     job.damage(40, "host-a", object=TWO)
     assert [c.object for c in chores(job.store.job(), "host-b")] == [TWO]
     job.damage(40, "host-b", sound=True, object=TWO)
@@ -94,34 +106,25 @@ def test_another_object_is_another_report_and_is_looked_at(job: KeptJob) -> None
 
 
 def test_a_second_host_that_finds_the_refuted_object_damaged_confirms_it(job: KeptJob) -> None:
-    job.damage(40, "host-a", object=ONE)
-    job.damage(40, "host-b", sound=True, object=ONE)
+    refuted(job)
     assert job.damage(40, "host-b", object=ONE).state is CORRUPT
 
 
 def test_one_sound_read_refutes_no_two_hosts(job: KeptJob) -> None:
     """Both have reported, and the transaction that confirms it is under way."""
-    record = job.record(40)
-    for host in ("host-a", "host-c"):
-        word = Suspect(corrupt=True, reason="a bit", object=ONE, found_generation=1, found_step=40)
-        job.store.put(JOB.suspect(40, record.generation, "x40", "primary", host), word)
+    reported(job, 40, "host-a", "host-c", object=ONE)
     assert job.damage(40, "host-b", sound=True, object=ONE).state is CORRUPT
 
 
 def test_hosts_without_number_that_find_the_same_make_no_transaction_too_large(job: KeptJob) -> None:
-    record = job.record(40)
-    for host in range(200):
-        word = Suspect(corrupt=True, reason="a bit", object=ONE, found_generation=1, found_step=40)
-        job.store.put(JOB.suspect(40, record.generation, "x40", "primary", f"host-{host}"), word)
-    txn = next_confirmation(job.store.job()).txn
-    assert txn is not None
+    reported(job, 40, *(f"host-{host}" for host in range(200)), object=ONE)
+    txn = not_none(next_confirmation(job.store.job()).txn)
     assert len(txn.compares) + len(txn.success) < 100
 
 
 def test_nobody_is_believed_alone_while_no_host_is_there() -> None:
     """Whoever comes back first may be the one that can look."""
-    job = KeptJob(a=1, b=1)
-    job.save(20)
+    job = KeptJob(20, a=1, b=1)
     job.damage(20, "host-a")
     for name in ("a", "b"):
         leave(job.store, name)
@@ -132,9 +135,7 @@ def test_nobody_is_believed_alone_while_no_host_is_there() -> None:
 
 
 def test_alone_where_there_is_no_other_host() -> None:
-    job = KeptJob(a=2)
-    for step in (20, 40):
-        job.save(step)
+    job = KeptJob(20, 40, a=2)
     assert job.damage(40, "host-a").state is CORRUPT
 
 
@@ -151,8 +152,7 @@ def test_a_host_that_comes_meanwhile_may_look_first(job: KeptJob) -> None:
     job.damage(40, "host-a")
     leave(job.store, "b")
     report = DamageReport(step=40, attempt="x40", host="host-a", reason="a bit")
-    txn = decide_report_damage(job.store.job(), report).txn
-    assert txn is not None
+    txn = not_none(decide_report_damage(job.store.job(), report).txn)
     job.store.put(JOB.worker("c"), job.store.job().workers()[0].record)
     assert not job.store.execute(txn).succeeded
 
@@ -176,7 +176,7 @@ def test_a_host_is_alone_with_what_lies_on_its_own_disk() -> None:
 
 
 def test_missing_bytes_of_a_tombstone_are_no_damage(job: KeptJob) -> None:
-    job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+    job.delete(20)
     with pytest.raises(Refused, match="need not be there"):
         job.damage(20)
     job.removed(20)
@@ -192,8 +192,7 @@ def test_missing_bytes_of_a_tombstone_are_no_damage(job: KeptJob) -> None:
 
 
 def test_a_generation_that_cannot_begin_is_followed_by_one_that_begins_before(job: KeptJob) -> None:
-    for host in ("host-a", "host-b"):
-        job.damage(40, host, generation=2)
+    job.damage_confirmed(40, generation=2)
     reason = plan(job.store, job.epoch).reason
     assert "step 40, where it began, is corrupt" in reason
     job.plan()
@@ -204,46 +203,36 @@ def test_a_generation_that_cannot_begin_is_followed_by_one_that_begins_before(jo
 
 
 def test_a_generation_that_had_read_it_goes_on(job: KeptJob) -> None:
-    for host in ("host-a", "host-b"):
-        job.damage(40, host)
+    job.damage_confirmed(40)
     job.plan()
     assert head(job).generation == 2
     job.next_world()
     assert begins_at(job) == 20, "the next one begins from the one before"
 
 
-def test_a_job_whose_every_checkpoint_is_corrupt_fails_and_does_not_begin_from_nothing(job: KeptJob) -> None:
+@pytest.mark.parametrize("waits", [2, 0])
+def test_a_job_whose_every_checkpoint_is_corrupt_fails_and_does_not_begin_from_nothing(
+    job: KeptJob, waits: int
+) -> None:
+    """The generation waits for the bytes; or nobody did when they were found damaged, and then a member dies."""
     for step in (20, 40):
-        for host in ("host-a", "host-b"):
-            job.damage(step, host, generation=2)
+        job.damage_confirmed(step, generation=waits)
+    if not waits:
+        leave(job.store, "b")
+        register(job.store, "b")
     job.plan()
-    phase = job.store.job().view.record(JOB.phase, JobPhase)
-    assert phase is not None
-    assert phase.phase is Phase.FAILED
+    phase = not_none(job.store.job().view.record(JOB.phase, JobPhase))
+    assert (phase.phase, head(job).generation) == (Phase.FAILED, 2)
     assert "no good checkpoint is left" in phase.reason
 
 
 def test_a_corrupt_one_keeps_its_bytes_until_the_job_has_gone_on_without_it(job: KeptJob) -> None:
-    for host in ("host-a", "host-b"):
-        job.damage(40, host, generation=2)
+    job.damage_confirmed(40, generation=2)
     with pytest.raises(Refused, match="is the latest"):
-        job.store.settle(lambda v: decide_delete(v, step=40, attempt="x40", finished=False))
+        job.delete(40)
     job.plan()
-    job.store.settle(lambda v: decide_delete(v, step=40, attempt="x40", finished=False))
+    job.delete(40)
     job.sound()
-
-
-def test_a_world_never_begins_from_nothing_because_all_is_corrupt(job: KeptJob) -> None:
-    """Nobody was waiting for the bytes when they were found damaged; then a member dies."""
-    for step in (20, 40):
-        for host in ("host-a", "host-b"):
-            job.damage(step, host)
-    leave(job.store, "b")
-    register(job.store, "b")
-    carry_out(job.store, job.epoch, settled=True)
-    phase = job.store.job().view.record(JOB.phase, JobPhase)
-    assert phase is not None
-    assert (phase.phase, head(job).generation) == (Phase.FAILED, 2)
 
 
 # -- who must look, and who cannot ----------------------------------------------------------------
@@ -251,9 +240,7 @@ def test_a_world_never_begins_from_nothing_because_all_is_corrupt(job: KeptJob) 
 
 def test_a_standby_is_not_waited_for() -> None:
     """It has no process that looks: only hosts with a rank in the world do."""
-    job = KeptJob(a=1)
-    for step in (20, 40):
-        job.save(step)
+    job = KeptJob(20, 40, a=1)
     register(job.store, "b")
     job.plan()
     assert {worker.record.host for worker in job.store.job().workers()} == {"host-a", "host-b"}
@@ -261,14 +248,10 @@ def test_a_standby_is_not_waited_for() -> None:
 
 
 def test_who_comes_into_the_world_meanwhile_is_waited_for() -> None:
-    job = KeptJob(a=1)
-    job.save(20)
+    job = KeptJob(20, a=1)
     register(job.store, "b")
-    word = Suspect(corrupt=True, reason="a bit")
-    record = job.record(20)
-    job.store.put(JOB.suspect(20, record.generation, "x20", "primary", "host-a"), word)
-    confirm = next_confirmation(job.store.job()).txn
-    assert confirm is not None
+    reported(job, 20, "host-a")
+    confirm = not_none(next_confirmation(job.store.job()).txn)
     job.another_generation()
     assert not job.store.execute(confirm).succeeded
 
@@ -292,8 +275,7 @@ def test_ranks_of_one_host_make_one_report_and_its_generation_is_kept(job: KeptJ
 
 def test_a_generation_whose_word_comes_last_is_ended_too(job: KeptJob) -> None:
     """Two who read it by step had confirmed the damage before the rank that waits for it said so."""
-    for host in ("host-a", "host-b"):
-        job.damage(40, host)
+    job.damage_confirmed(40)
     assert job.record(40).state is CORRUPT
     job.plan()
     assert head(job).generation == 2
@@ -305,7 +287,7 @@ def test_a_generation_whose_word_comes_last_is_ended_too(job: KeptJob) -> None:
 def test_a_fork_that_a_rank_finds_damaged_is_looked_at_by_another_host(job: KeptJob) -> None:
     fork = replace(job.record(40), origin=Origin(job="other", step=40, generation=1), generation=0)
     job.store.put(JOB.checkpoint(40, 0), fork)
-    job.store.put(JOB.suspect(40, 0, "x40", "primary", "host-a"), Suspect(corrupt=True, reason="a bit"))
+    reported(job, 40, "host-a", generation=0)
     assert [c.kind for c in chores(job.store.job(), "host-b") if c.generation == 0] == [ChoreKind.VERIFY]
 
 
@@ -321,7 +303,6 @@ def test_another_host_reads_the_object_that_was_reported_once(job: KeptJob) -> N
 def test_a_host_that_cannot_read_says_so_and_confirms_nothing(job: KeptJob) -> None:
     job.damage(40, "host-a", object=ONE)
     job.damage(40, "host-b", unread=True, reason="the disk is away")
-    assert list(chores(job.store.job(), "host-b")) == [], "it has said what it can"
     assert list(told(job.store.job(), job.record(40))) == [
         "host-a on primary: found damage: a bit",
         "host-b on primary: could not read it: the disk is away",
@@ -329,15 +310,7 @@ def test_a_host_that_cannot_read_says_so_and_confirms_nothing(job: KeptJob) -> N
     before = job.store.revision
     job.damage(40, "host-b", unread=True, reason="still away, request 2")
     assert job.store.revision == before, "else each try would bring about the next one"
-    leave(job.store, "b")
-    register(job.store, "b")
     assert [chore.object for chore in chores(job.store.job(), "host-b")] == [ONE], "it may be back"
-    job.damage(40, "host-b", unread=True, reason="the disk is away")
-    assert list(chores(job.store.job(), "host-b")) == []
-    job.damage(40, "host-a", object=ONE, generation=3)
-    assert [chore.object for chore in chores(job.store.job(), "host-b")] == [ONE], (
-        "a later world waits for it"
-    )
     job.damage(40, "host-a", unread=True)
     assert is_suspect(job.store.job(), job.record(40)), "it takes no damage away"
     job.damage(40, "host-b", sound=True, object=ONE)
@@ -352,9 +325,7 @@ def test_a_host_that_cannot_read_says_so_and_confirms_nothing(job: KeptJob) -> N
 @pytest.fixture
 def chain() -> KeptJob:
     """A Full of step 40 with Incrementals at 60, 80 and 100, each on the one before; all copied but the last."""
-    job = KeptJob(a=1, b=1)
-    for step in (20, 40):
-        job.save(step)
+    job = KeptJob(20, 40, a=1, b=1)
     for step in (60, 80, 100):
         job.incremental(step, step - 20)
     for step in (20, 40, 60, 80):
@@ -380,8 +351,7 @@ def test_the_report_lies_at_the_attempt_that_owns_the_object(chain: KeptJob) -> 
 
 
 def test_all_that_need_the_object_are_corrupt_at_once_and_only_on_that_tier(chain: KeptJob) -> None:
-    for host in ("host-a", "host-b"):
-        chain.damage(80, host, object=in_step(chain, 40), generation=1)
+    chain.damage_confirmed(80, object=in_step(chain, 40), generation=1)
     states = {
         step: (chain.record(step).state, chain.record(step).tiers["primary"].state)
         for step in (20, 40, 60, 80, 100)
@@ -391,21 +361,18 @@ def test_all_that_need_the_object_are_corrupt_at_once_and_only_on_that_tier(chai
         (CheckpointState.COMMITTED, TierState.CORRUPT),
     )
     assert states == {20: good, 40: damaged, 60: damaged, 80: damaged, 100: good}
-    for host in ("host-a", "host-b"):
-        chain.damage(80, host, tier="s3", object=in_step(chain, 40), generation=1)
+    chain.damage_confirmed(80, tier="s3", object=in_step(chain, 40), generation=1)
     assert chain.steps() == [20, 100]
 
 
 def test_the_generation_that_waits_for_an_incremental_is_ended_by_damage_of_its_base(chain: KeptJob) -> None:
     chain.next_world()
     assert begins_at(chain) == 100
-    for host in ("host-a", "host-b"):
-        chain.damage(100, host, object=in_step(chain, 40), generation=2)
+    chain.damage_confirmed(100, object=in_step(chain, 40), generation=2)
     chain.plan()
     assert (head(chain).generation, begins_at(chain)) == (3, 80), "80 has a copy in s3"
     for tier in ("primary", "s3"):
-        for host in ("host-a", "host-b"):
-            chain.damage(80, host, tier=tier, object=in_step(chain, 80), generation=3)
+        chain.damage_confirmed(80, tier=tier, object=in_step(chain, 80), generation=3)
     chain.plan()
     assert (head(chain).generation, begins_at(chain)) == (4, 60)
 
@@ -413,8 +380,7 @@ def test_the_generation_that_waits_for_an_incremental_is_ended_by_damage_of_its_
 def test_what_a_base_that_is_corrupt_already_holds_is_reported_of_the_one_that_was_read(
     chain: KeptJob,
 ) -> None:
-    for host in ("host-a", "host-b"):
-        chain.damage(40, host, object=in_step(chain, 40))
+    chain.damage_confirmed(40, object=in_step(chain, 40))
     assert chain.record(60).tiers["primary"].state is TierState.PRESENT, "it need not have those bytes"
     chain.damage(60, "host-a", object=in_step(chain, 40))
     assert [c.step for c in chores(chain.store.job(), "host-b")] == [60]
@@ -422,9 +388,7 @@ def test_what_a_base_that_is_corrupt_already_holds_is_reported_of_the_one_that_w
 
 
 def test_what_is_reported_does_not_go_before_it_is_known_what_it_is() -> None:
-    job = KeptJob(a=1, b=1)
-    for step in (20, 40, 60):
-        job.save(step)
+    job = KeptJob(20, 40, 60, a=1, b=1)
     job.damage(40, "host-a", object=ONE)
     job.policy(latest=1)
     job.mark()
@@ -447,12 +411,9 @@ def test_the_other_copy_of_what_is_reported_does_not_go_either() -> None:
 
 def test_what_refers_to_a_corrupt_base_counts_for_nothing_and_a_policy_lets_it_go() -> None:
     """It was under way when the base was found damaged, and need not have those bytes; or it has them."""
-    job = KeptJob(a=1, b=1)
-    for step in (20, 40):
-        job.save(step)
+    job = KeptJob(20, 40, a=1, b=1)
     job.incremental(60, 40)
-    for host in ("host-a", "host-b"):
-        job.damage(40, host, object=in_step(job, 40))
+    job.damage_confirmed(40, object=in_step(job, 40))
     job.policy(latest=1)
     assert job.mark() == []
     assert job.steps() == [20, 60]
@@ -473,12 +434,9 @@ def test_an_answer_is_for_the_attempt_that_was_reported(chain: KeptJob) -> None:
 
 
 def test_no_deletion_rests_on_what_needs_a_base_that_is_reported_meanwhile() -> None:
-    job = KeptJob(a=1, b=1)
-    for step in (20, 40):
-        job.save(step)
+    job = KeptJob(20, 40, a=1, b=1)
     job.incremental(60, 40)
     job.policy(latest=1)
-    txn = next_tombstone(job.store.job(), now_unix_ms=0).txn
-    assert txn is not None
+    txn = not_none(next_tombstone(job.store.job(), now_unix_ms=0).txn)
     job.damage(60, "host-a", object=in_step(job, 40))
     assert not job.store.execute(txn).succeeded, "60 was why 20 could go"

@@ -9,7 +9,7 @@ from strata.core.checkpoint_fork import decide_fork, decide_rewind, forks_of
 from strata.core.checkpoint_order import asked_back, newest, superseded
 from strata.core.checkpoint_records import Rewind
 from strata.core.checkpoint_tiers import ack_of
-from strata.core.checkpoints import BeginRequest, decide_begin, decide_delete, decide_pin
+from strata.core.checkpoints import BeginRequest, decide_begin
 from strata.core.ids import AttemptId, InstanceId
 from strata.core.job import JobView
 from strata.core.job_requests import decide_delete as forget
@@ -43,10 +43,7 @@ NEW = KEYS.job("new")
 
 @pytest.fixture
 def job() -> KeptJob:
-    job = KeptJob(a=2)
-    for step in (20, 40):
-        job.save(step)
-    return job
+    return KeptJob(20, 40, a=2)
 
 
 def new_job(store: Store) -> JobView:
@@ -68,34 +65,34 @@ def txn_of_fork(job: KeptJob) -> Txn:
     return not_none(decide_fork(JobView(view, NEW), JobView(view, JOB), step=20).txn)
 
 
-def delete(job: KeptJob, step: int, *, finished: bool = False) -> None:
-    job.store.settle(lambda v: decide_delete(v, step=step, attempt=f"x{step}", finished=finished))
-    job.sound()
-
-
 # -- forks ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", [{"step": 20}, {"step": 20, "attempt": "x20"}, {"tag": "paper"}])
-def test_a_new_job_begins_from_a_checkpoint_of_another(job: KeptJob, which: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("which", "step"),
+    [
+        ({"step": 20}, 20),
+        ({"step": 20, "attempt": "x20"}, 20),
+        ({"tag": "paper"}, 20),
+        ({"latest": True}, 40),
+    ],
+)
+def test_a_new_job_begins_from_a_checkpoint_of_another(
+    job: KeptJob, which: dict[str, Any], step: int
+) -> None:
     job.tag("paper", 20)
     for _ in range(2):
         fork(job, **which)
     record = not_none(newest(new_job(job.store))).record
-    assert (record.step, record.generation, record.path) == (20, 0, job.record(20).path)
+    assert (record.step, record.generation, record.path) == (step, 0, job.record(step).path)
     assert not_none(ack_of(new_job(job.store), record, 1)).digest == "d1"
     assert forks_of(job.store.job()) == ["new"]
-
-
-def test_the_newest_is_forked_when_none_is_named(job: KeptJob) -> None:
-    fork(job, latest=True)
-    assert not_none(new_job(job.store).latest()).record.step == 40
 
 
 def test_the_source_stays_as_long_as_its_fork(job: KeptJob) -> None:
     fork(job)
     with pytest.raises(Refused, match="referenced by attempt fork:new"):
-        delete(job, 20)
+        job.delete(20)
     job.policy(latest=1)
     assert job.mark() == []
     leave(job.store, "a")
@@ -103,7 +100,7 @@ def test_the_source_stays_as_long_as_its_fork(job: KeptJob) -> None:
         job.store.settle(forget)
     job.store.settle(lambda v: forget(JobView(v.view, NEW)))
     assert not list(job.store.view().walk(NEW.root))
-    delete(job, 20)
+    job.delete(20)
 
 
 def test_a_fork_of_a_fork_leads_to_the_same_bytes(job: KeptJob) -> None:
@@ -147,7 +144,7 @@ def test_what_is_no_whole_committed_checkpoint_is_no_beginning(
 def test_what_comes_between_the_look_and_the_fork_stops_it(job: KeptJob, meanwhile: str) -> None:
     txn = txn_of_fork(job)
     if meanwhile == "deleted":
-        delete(job, 20)
+        job.delete(20)
     elif meanwhile == "begun":
         fork(job, step=40)
     else:
@@ -156,14 +153,10 @@ def test_what_comes_between_the_look_and_the_fork_stops_it(job: KeptJob, meanwhi
     assert not job.store.execute(txn).succeeded
 
 
-def test_a_fork_between_the_look_and_the_end_of_its_source_stops_that(job: KeptJob) -> None:
-    tombstone = decide_delete(job.store.job(), step=20, attempt="x20", finished=False).txn
+def test_a_fork_between_the_look_and_the_end_of_its_job_stops_that(job: KeptJob) -> None:
     leave(job.store, "a")
-    end = forget(job.store.job()).txn
-    assert tombstone is not None
-    assert end is not None
+    end = not_none(forget(job.store.job()).txn)
     fork(job)
-    assert not job.store.execute(tombstone).succeeded
     assert not job.store.execute(end).succeeded
 
 
@@ -234,18 +227,6 @@ def test_a_rewind_comes_before_a_save_that_is_under_way_or_after_it(job: KeptJob
     begin = not_none(decide_begin(job.store.job(), request, now_unix_ms=0).txn)
     rewind(job, 20)
     assert not job.store.execute(begin).succeeded
-
-
-def test_what_is_to_be_restored_is_not_deleted_and_a_corrupt_target_is_passed_over(job: KeptJob) -> None:
-    job.store.settle(lambda v: decide_pin(v, step=40, attempt="x40", who="me", why=""))
-    rewind(job, 20)
-    with pytest.raises(Refused, match="goes back to step 20"):
-        delete(job, 20)
-    assert job.damage(20, "host-a").state is CheckpointState.CORRUPT
-    job.plan()
-    assert generation(job) == (1, None), "there is nothing to go back to"
-    with pytest.raises(Refused):
-        rewind(job, 20)
 
 
 # -- a fork counts as what was saved --------------------------------------------------------------

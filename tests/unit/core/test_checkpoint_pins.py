@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from strata.core.checkpoint_pins import (
@@ -12,7 +14,6 @@ from strata.core.checkpoint_pins import (
     tagged,
     tags_of,
 )
-from strata.core.checkpoints import decide_delete
 from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, QuotaExceeded, Refused
 from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
@@ -20,14 +21,7 @@ from tests.unit.core.keeping_job import KeptJob
 
 @pytest.fixture
 def job() -> KeptJob:
-    job = KeptJob()
-    for step in (20, 40, 60):
-        job.save(step)
-    return job
-
-
-def entomb(job: KeptJob, step: int) -> None:
-    job.store.settle(lambda v: decide_delete(v, step=step, attempt=f"x{step}", finished=False))
+    return KeptJob(20, 40, 60)
 
 
 def test_a_tag_names_one_checkpoint_at_a_time(job: KeptJob) -> None:
@@ -37,13 +31,13 @@ def test_a_tag_names_one_checkpoint_at_a_time(job: KeptJob) -> None:
     assert not_none(tagged(view, "paper")).record.step == 40
     assert tags_of(view, job.record(20)) == []
     assert tags_of(view, job.record(40)) == ["paper"]
-    entomb(job, 20)
+    job.delete(20)
     with pytest.raises(Refused, match="tagged paper"):
-        entomb(job, 40)
+        job.delete(40)
     for _ in range(2):
         job.store.settle(lambda v: decide_untag(v, tag="paper"))
     assert tagged(job.store.job(), "paper") is None
-    entomb(job, 40)
+    job.delete(40)
 
 
 def test_a_tag_is_taken_from_the_checkpoint_that_is_meant_and_from_no_other(job: KeptJob) -> None:
@@ -78,23 +72,11 @@ def test_two_who_tag_at_once_leave_one_that_is_named(job: KeptJob) -> None:
     job.tag("t", 40)
 
 
-def test_a_tag_against_the_deletion_of_what_it_names(job: KeptJob) -> None:
-    for first in (0, 1):
-        view, tag = job.store.job(), f"t{first}"
-        step = (20, 40)[first]
-        txns = [
-            decide_tag(view, tag=tag, step=step, attempt=f"x{step}", who="").txn,
-            decide_delete(view, step=step, attempt=f"x{step}", finished=False).txn,
-        ]
-        done = [job.store.execute(txn).succeeded for txn in (txns[first], txns[1 - first]) if txn is not None]
-        assert done == [True, False]
-        job.sound()
-
-
-def test_what_is_going_takes_no_tag_and_no_reader(job: KeptJob) -> None:
-    entomb(job, 20)
-    with pytest.raises(Refused):
-        job.tag("t", 20)
+def test_what_is_going_takes_no_tag_no_pin_no_incremental_and_no_reader(job: KeptJob) -> None:
+    job.delete(20)
+    for needs in (partial(job.tag, "t", 20), partial(job.pin, 20), partial(job.incremental, 80, 20)):
+        with pytest.raises(Refused, match="is deleting"):
+            needs()
     with pytest.raises(Refused, match="deleting and cannot be read"):
         job.open(20)
     job.begin(step=80, attempt="x80")
@@ -118,9 +100,9 @@ def test_a_reader_keeps_what_it_reads_and_is_renewed_on_its_lease(job: KeptJob) 
     job.open(20, lease=8)
     assert reader_lease(job.store.job(), step=20, attempt="x20", reader="r") == 8
     with pytest.raises(Refused, match="being read by r"):
-        entomb(job, 20)
+        job.delete(20)
     for _ in range(2):
         job.store.settle(lambda v: decide_close_reader(v, step=20, attempt="x20", reader="r"))
     assert reader_lease(job.store.job(), step=20, attempt="x20", reader="r") == 0
     assert reader_lease(job.store.job(), step=21, attempt="x21", reader="r") == 0
-    entomb(job, 20)
+    job.delete(20)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from strata.core.checkpoints import (
-    Author,
     Reference,
     acked,
     complete,
@@ -15,7 +14,6 @@ from strata.core.checkpoints import (
     decide_commit,
     decide_delete,
     find,
-    folder_name,
     sealed,
 )
 from strata.core.ids import WorkerId
@@ -33,7 +31,7 @@ from strata.errors import (
 )
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT, Job
-from tests.unit.core.rig import JOB, Store, leave, plan, register
+from tests.unit.core.rig import JOB, leave, plan, register
 
 # -- begin ------------------------------------------------------------------------------------
 
@@ -55,34 +53,38 @@ def test_the_first_opens_the_slot_and_the_others_join_its_attempt(job: Job) -> N
 @pytest.mark.parametrize(
     "root", ["file:///", "file://localhost/a%20b", "s3://bucket", "s3://b.c/p/q", "gs://b/%3C"]
 )
-def test_a_root_is_where_a_storage_may_be(root: str) -> None:
-    assert Job().begin(root=root).path.startswith(root.rstrip("/") + "/")
+def test_a_root_is_where_a_storage_may_be(job: Job, root: str) -> None:
+    assert job.begin(root=root).path.startswith(root.rstrip("/") + "/")
 
 
 @pytest.mark.parametrize(
-    "root",
+    ("wrong", "why"),
     [
-        "",
-        "/data",
-        "relative",
-        "file://host/data",
-        "file:///da\nta",
-        "file:///data?x",
-        "s3://user:secret@bucket/p",
-        "s3:///p",
-        "https://host/p",
-        "javascript:alert(1)",
-        "file:///" + "x" * 5000,
+        *(
+            ({"root": root}, "not the URI of a storage root")
+            for root in (
+                "",
+                "/data",
+                "relative",
+                "file://host/data",
+                "file:///da\nta",
+                "file:///data?x",
+                "s3://user:secret@bucket/p",
+                "s3:///p",
+                "https://host/p",
+                "javascript:alert(1)",
+                "file:///" + "x" * 5000,
+            )
+        ),
+        ({"step": -1}, "below 0"),
+        ({"attempt": "a/b"}, "cannot name a attempt"),
+        ({"type": CheckpointType.INCREMENTAL}, "names the step and the attempt it builds on"),
     ],
 )
-def test_what_no_storage_is_at_is_refused(root: str) -> None:
+def test_what_no_begin_may_name_is_refused(job: Job, wrong: dict[str, Any], why: str) -> None:
     """The catalog's paths are shown, and read by people: no foreign scheme, no secret, no control."""
-    with pytest.raises(InvalidArgument, match="not the URI of a storage root"):
-        Job().begin(root=root)
-
-
-def test_folder_names_sort_like_numbers_and_hold_the_attempt() -> None:
-    assert folder_name(20, 3, "abc") == "step-000000000020-gen-000003-abc"
+    with pytest.raises(InvalidArgument, match=why):
+        job.begin(**wrong)
 
 
 def test_steps_and_generations_have_slots_of_their_own(job: Job) -> None:
@@ -145,16 +147,11 @@ def test_a_member_that_was_declared_dead_begins_and_acks_nothing(job: Job) -> No
         job.ack(2, author=dead)
 
 
-def test_there_is_no_save_before_a_world() -> None:
-    author = Author(worker=WorkerId("a"), incarnation=1, generation=1, rank=0)
+def test_there_is_no_save_before_a_world(job: Job) -> None:
+    author = job.author(0)
+    job.store.delete(JOB.head)
     with pytest.raises(Refused, match="no world"):
-        Job.begin(_without_world(), author=author)
-
-
-def _without_world() -> Job:
-    job = Job.__new__(Job)
-    job.store = Store()
-    return job
+        job.begin(author=author)
 
 
 def test_going_back_inside_a_generation_is_refused(job: Job) -> None:
@@ -166,13 +163,6 @@ def test_going_back_inside_a_generation_is_refused(job: Job) -> None:
     job.begin(step=40, attempt="z")
     with pytest.raises(Refused, match="new generation"):
         job.begin(step=39, attempt="y")
-
-
-def test_a_negative_step_or_an_attempt_that_is_no_name_is_refused(job: Job) -> None:
-    with pytest.raises(InvalidArgument):
-        job.begin(step=-1)
-    with pytest.raises(InvalidArgument):
-        job.begin(attempt="a/b")
 
 
 # -- an Incremental's bases -------------------------------------------------------------------
@@ -218,8 +208,6 @@ def test_an_incremental_needs_a_committed_base(job: Job) -> None:
         incremental(job, 40, opened)
     with pytest.raises(CheckpointNotFound):
         incremental(job, 40, dataclasses.replace(opened, step=30))
-    with pytest.raises(InvalidArgument):
-        job.begin(step=40, type=CheckpointType.INCREMENTAL)
 
 
 def test_a_chain_of_references_ends_and_fits_a_transaction() -> None:
@@ -243,23 +231,19 @@ def test_a_rank_acks_once_whatever_is_repeated(job: Job) -> None:
     assert acked(job.store.job(), record) == {1}
 
 
-def test_a_second_digest_ends_the_attempt(job: Job) -> None:
-    job.begin()
-    job.ack(1, digest="one")
-    with pytest.raises(CheckpointAborted, match="two different digests"):
-        job.ack(1, digest="other")
-    with pytest.raises(CheckpointAborted):
-        job.ack(0)
-
-
-def test_a_second_seal_with_another_digest_ends_the_attempt() -> None:
+def test_a_second_digest_of_a_part_or_of_the_seal_ends_the_attempt() -> None:
     job = Job(a=1)
-    job.begin()
-    job.ack(0)
-    job.seal(digest="one")
-    job.seal(digest="one")
+    for step in (20, 40):
+        job.begin(step=step)
+        job.ack(0, step, digest="one")
+    with pytest.raises(CheckpointAborted, match="two different digests"):
+        job.ack(0, 20, digest="other")
+    with pytest.raises(CheckpointAborted):
+        job.ack(0, 20, digest="one more")
+    job.seal(40, digest="one")
+    job.seal(40, digest="one")
     with pytest.raises(CheckpointAborted, match="sealed with two"):
-        job.seal(digest="other")
+        job.seal(40, digest="other")
 
 
 def test_an_ack_after_the_abort_or_of_a_replaced_attempt_is_refused(job: Job) -> None:

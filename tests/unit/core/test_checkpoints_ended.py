@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -12,6 +11,7 @@ from strata.core.checkpoints import BeginRequest, decide_begin, decide_delete
 from strata.core.ids import AttemptId
 from strata.core.records import Ack, CheckpointState, CheckpointType, TierState
 from strata.errors import CheckpointAborted, Refused
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT, Job
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB
@@ -56,60 +56,47 @@ def test_acks_stay_where_they_alone_say_on_whose_disks_the_parts_are() -> None:
 # -- an Incremental and its base ----------------------------------------------------------------
 
 
-def test_an_incremental_needs_its_base_on_the_tier_that_it_is_written_to() -> None:
-    """The base is committed, and lies far away only: the chunks beside it are gone, or on their way out."""
+@pytest.mark.parametrize(
+    ("tier", "why"),
+    [
+        ("primary", "step 20, which the base needs, is not on primary any more"),
+        ("s3", r"step 20, which the base needs, is (deleting|removed) on s3"),
+    ],
+)
+def test_an_incremental_is_not_begun_on_what_leaves_a_tier(tier: str, why: str) -> None:
+    """Its chunks lie beside those of its base; and where the base leaves, it could never be copied to."""
     job = KeptJob()
     job.save_and_copy(20, 40)
     for finished in (False, True):
-        job.store.settle(partial(decide_delete, step=20, attempt="x20", finished=finished, tier="primary"))
-        base = job.record(20)
-        assert base.state is CheckpointState.COMMITTED
-        with pytest.raises(Refused, match="not on primary any more"):
-            job.begin(
-                step=60,
-                attempt="x60",
-                type=CheckpointType.INCREMENTAL,
-                base_step=20,
-                base_attempt=base.attempt,
-            )
-    assert job.incremental(60, 40).state is CheckpointState.COMMITTED
-
-
-def test_a_copy_that_goes_while_an_incremental_begins_stops_it_and_the_other_way_round() -> None:
-    for first in ("begin", "mark"):
-        job = KeptJob()
-        job.save_and_copy(20, 40)
-        request = BeginRequest(
-            author=job.author(0),
-            step=60,
-            type=CheckpointType.INCREMENTAL,
-            root=ROOT,
-            attempt=AttemptId("x60"),
-            base_step=20,
-            base_attempt=AttemptId("x20"),
-        )
-        begin = decide_begin(job.store.job(), request, now_unix_ms=0).txn
-        mark = decide_delete(job.store.job(), step=20, attempt="x20", finished=False, tier="primary").txn
-        assert begin is not None
-        assert mark is not None
-        order = [begin, mark] if first == "begin" else [mark, begin]
-        assert [job.store.execute(txn).succeeded for txn in order] == [True, False]
-        job.sound()
-
-
-def test_an_incremental_is_not_begun_on_what_leaves_another_tier() -> None:
-    """It could never be copied there: the images that it needs of its base are on their way out, for good."""
-    job = KeptJob()
-    job.save_and_copy(20, 40)
-    for finished in (False, True):
-        job.store.settle(partial(decide_delete, step=20, attempt="x20", finished=finished, tier="s3"))
-        with pytest.raises(
-            Refused, match=r"step 20, which the base needs, is (deleting|removed) on s3"
-        ) as told:
+        job.delete(20, finished=finished, tier=tier)
+        assert job.record(20).state is CheckpointState.COMMITTED
+        with pytest.raises(Refused, match=why) as told:
             job.incremental(60, 20)
         assert told.value.hint == "save a Full"
-    job.incremental(60, 40)
+    assert job.incremental(60, 40).state is CheckpointState.COMMITTED
     job.copy(60)
+
+
+@pytest.mark.parametrize("first", ["begin", "mark"])
+def test_a_copy_that_goes_while_an_incremental_begins_stops_it_and_the_other_way_round(first: str) -> None:
+    job = KeptJob()
+    job.save_and_copy(20, 40)
+    request = BeginRequest(
+        author=job.author(0),
+        step=60,
+        type=CheckpointType.INCREMENTAL,
+        root=ROOT,
+        attempt=AttemptId("x60"),
+        base_step=20,
+        base_attempt=AttemptId("x20"),
+    )
+    begin = not_none(decide_begin(job.store.job(), request, now_unix_ms=0).txn)
+    mark = not_none(
+        decide_delete(job.store.job(), step=20, attempt="x20", finished=False, tier="primary").txn
+    )
+    order = [begin, mark] if first == "begin" else [mark, begin]
+    assert [job.store.execute(txn).succeeded for txn in order] == [True, False]
+    job.sound()
 
 
 def test_an_incremental_is_not_begun_on_what_somebody_doubts() -> None:
@@ -126,8 +113,7 @@ def test_an_incremental_is_not_begun_on_what_somebody_doubts() -> None:
 
 
 def test_an_incremental_whose_base_goes_from_its_tier_is_no_sound_keyspace() -> None:
-    job = KeptJob()
-    job.save(20)
+    job = KeptJob(20)
     job.copy(20)
     job.incremental(40, 20)
     base = job.record(20)

@@ -31,7 +31,7 @@ from strata.core.records import CheckpointRecord, CheckpointState, CheckpointTyp
 from strata.core.txn import Decision, Txn
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT, Job
-from tests.unit.core.rig import JOB, Observer, carry_out, leave, register
+from tests.unit.core.rig import JOB, Observer, author_of, carry_out, leave, register
 
 STEPS = (20, 40, 60)
 
@@ -64,8 +64,7 @@ class History:
         was = before.checkpoint(*slot)
         becomes_tombstone = was is not None and was.record.state is not CheckpointState.DELETING
         if record.state is CheckpointState.DELETING and becomes_tombstone:
-            latest = before.latest()
-            assert not is_latest(latest.record if latest is not None else None, record)
+            assert not is_latest(before, record)
             assert before.view.get(JOB.pin(record.step, record.attempt)) is None
 
 
@@ -94,10 +93,7 @@ class Race(Job):
         world = job.world()
         if world is None or world.head.forming:
             return None
-        member = world.member_of(rank)
-        return Author(
-            worker=member.worker, incarnation=member.incarnation, generation=world.head.generation, rank=rank
-        )
+        return author_of(job, rank)
 
     def rank_acts(self, job: JobView, rank: int, step: int, what: str, variant: int) -> None:
         author = self.author_of(job, rank)

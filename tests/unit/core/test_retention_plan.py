@@ -4,18 +4,16 @@ import pytest
 
 from strata.core.checkpoint_fork import decide_rewind
 from strata.core.checkpoint_records import Keep, Retention
-from strata.core.checkpoints import decide_delete, decide_pin
 from strata.core.records import CheckpointState, TierState
 from strata.core.retention_plan import (
     decide_set_retention,
-    next_age_ms,
     next_tombstone,
     pending,
     reasons,
     retention,
 )
 from strata.core.txn import Txn
-from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, Refused, StaleGeneration
+from strata.errors import Conflict, InvalidArgument, Refused, StaleGeneration
 from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB
@@ -26,16 +24,11 @@ GOING = CheckpointState.DELETING
 @pytest.fixture
 def job() -> KeptJob:
     """A job with five commits: 20 to 100."""
-    job = KeptJob()
-    for step in (20, 40, 60, 80, 100):
-        job.save(step)
-    return job
+    return KeptJob(20, 40, 60, 80, 100)
 
 
 def tombstone(job: KeptJob) -> Txn:
-    decision = next_tombstone(job.store.job(), now_unix_ms=0)
-    assert decision.txn is not None, decision.reason
-    return decision.txn
+    return not_none(next_tombstone(job.store.job(), now_unix_ms=0).txn)
 
 
 def test_nothing_goes_without_a_policy_and_then_what_no_rule_keeps(job: KeptJob) -> None:
@@ -110,12 +103,22 @@ def retention_revision(job: KeptJob) -> int:
     return held.mod_revision if held is not None else 0
 
 
-@pytest.mark.parametrize("need", ["pin", "tag", "reader", "reference", "import", "rewind"])
-def test_what_somebody_needs_stays_whatever_the_policy_says(job: KeptJob, need: str) -> None:
+@pytest.mark.parametrize(
+    ("need", "words"),
+    [
+        ("pin", "is pinned"),
+        ("tag", "tagged paper"),
+        ("reader", "being read by r"),
+        ("reference", "referenced by attempt x120"),
+        ("import", "reconciliation"),
+        ("rewind", "goes back to step 20"),
+    ],
+)
+def test_what_somebody_needs_stays_whatever_the_policy_says(job: KeptJob, need: str, words: str) -> None:
     generation = job.author(0).generation
     match need:
         case "pin":
-            job.store.settle(lambda v: decide_pin(v, step=20, attempt="x20", who="me", why="w"))
+            job.pin(20)
         case "tag":
             job.tag("paper", 20)
         case "reader":
@@ -129,35 +132,14 @@ def test_what_somebody_needs_stays_whatever_the_policy_says(job: KeptJob, need: 
     job.policy(latest=1)
     job.mark()
     assert 20 in job.steps()
-    with pytest.raises(Refused):
-        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
-
-
-def test_what_was_read_goes_once_the_reader_is_gone(job: KeptJob) -> None:
-    job.open(20)
-    job.policy(latest=1)
-    job.mark()
-    job.reader_goes()
-    job.mark()
-    assert job.steps() == [100]
+    with pytest.raises(Refused, match=words):
+        job.delete(20)
 
 
 def test_age_is_counted_by_the_clock(job: KeptJob) -> None:
     job.policy(latest=1, age_ms=1000)  # all were made at 7 ms
-    assert next_age_ms(job.store.job(), now_unix_ms=7) == 1000
     assert job.mark(now_unix_ms=1006) == []
     assert len(job.mark(now_unix_ms=1007)) == 4
-    assert next_age_ms(job.store.job(), now_unix_ms=1007) is None
-
-
-def test_a_deletion_rests_on_the_newer_ones_that_the_policy_counted(job: KeptJob) -> None:
-    """Between the leader's look and its write somebody deletes one of those that it counted."""
-    job.policy(latest=2)
-    txn = tombstone(job)
-    job.store.settle(lambda v: decide_delete(v, step=80, attempt="x80", finished=False))
-    assert not job.store.execute(txn).succeeded
-    job.mark()
-    assert job.steps() == [60, 100], "two stay, whichever"
 
 
 def test_a_policy_that_changes_meanwhile_stops_the_deletion(job: KeptJob) -> None:
@@ -168,10 +150,8 @@ def test_a_policy_that_changes_meanwhile_stops_the_deletion(job: KeptJob) -> Non
     assert job.mark() == []
 
 
-def test_what_is_suspected_counts_for_nothing_and_a_corrupt_one_goes_last() -> None:
-    job = KeptJob(a=1, b=1)
-    for step in (20, 40, 60, 80):
-        job.save(step)
+def test_what_is_suspected_counts_for_nothing_and_a_corrupt_one_goes_once_a_newer_one_is_good() -> None:
+    job = KeptJob(20, 40, 60, 80, a=1, b=1)
     job.damage(60, "host-a")
     job.policy(latest=2)
     job.mark()
@@ -179,11 +159,7 @@ def test_what_is_suspected_counts_for_nothing_and_a_corrupt_one_goes_last() -> N
     job.damage(60, "host-b")
     job.mark()
     assert job.steps() == [40, 80]
-    assert job.record(60).state is CheckpointState.CORRUPT
-    job.save(100)
-    job.mark()
-    assert job.steps() == [80, 100]
-    assert job.record(60).state is GOING
+    assert job.record(60).state is GOING, "80 is newer, and good"
 
 
 # -- tiers ------------------------------------------------------------------------------------
@@ -239,7 +215,7 @@ def test_the_newest_on_a_tier_that_survives_a_host_stays_until_a_newer_one_is_th
     assert job.record(20).tiers["disk"].state is TierState.DELETING
     assert job.record(20).tiers["s3"].state is TierState.PRESENT
     with pytest.raises(Refused, match="no newer checkpoint than step 20 is on s3"):
-        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+        job.delete(20)
     job.copy(40)
     job.mark()
     assert job.steps() == [40]
@@ -247,8 +223,7 @@ def test_the_newest_on_a_tier_that_survives_a_host_stays_until_a_newer_one_is_th
 
 def test_a_tier_of_two_hosts_disks_is_gone_when_both_have_removed_their_part() -> None:
     job = KeptJob(a=1, b=1)
-    for step in (20, 40):
-        job.save(step, tier="disk", shared=False)
+    job.saves(20, 40, tier="disk", shared=False)
     job.policy(latest=1)
     job.mark()
     job.removed(20, tier="disk", host="host-a")
@@ -259,18 +234,9 @@ def test_a_tier_of_two_hosts_disks_is_gone_when_both_have_removed_their_part() -
         job.record(20)
 
 
-def test_a_deletion_names_a_tier_that_there_is(job: KeptJob) -> None:
-    with pytest.raises(InvalidArgument, match="no copy on s4"):
-        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False, tier="s4"))
-    with pytest.raises(CheckpointNotFound):
-        job.store.settle(lambda v: decide_delete(v, step=21, attempt="x", finished=False))
-
-
 def test_a_doubt_that_comes_between_the_look_and_the_mark_stops_it() -> None:
     """The newest one is what lets the others go. Found damaged meanwhile, it would leave nothing."""
-    job = KeptJob(a=1, b=1)
-    for step in (20, 40):
-        job.save(step)
+    job = KeptJob(20, 40, a=1, b=1)
     job.policy(latest=1)
     txn = tombstone(job)
     job.damage(40, "host-a")

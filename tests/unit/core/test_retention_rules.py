@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,21 +25,36 @@ def made(step: int, *, generation: int = 1, superseded: bool = False, **more: ob
     )
 
 
-def stay(steps: list[Candidate], now_h: int = 1000, **keep: object) -> list[int]:
-    rules = Keep(**keep)  # type: ignore[arg-type]  # named fields
-    names = kept(steps, rules, now_unix_ms=now_h * HOUR_MS)
+def stay(steps: list[Candidate], now_h: int = 1000, **keep: Any) -> list[int]:
+    names = kept(steps, Keep(**keep), now_unix_ms=now_h * HOUR_MS)
     return sorted(int(name.rpartition("/")[2]) for name in names)
 
 
 EVERY_20 = [made(step) for step in range(20, 220, 20)]
 
 
-def test_without_a_rule_everything_stays() -> None:
-    assert len(stay(EVERY_20)) == len(EVERY_20)
+MODELS = [made(s, generation=2, type=CheckpointType.MODEL_ONLY) for s in (1, 2)]
+INCREMENTALS = [made(s, generation=3, type=CheckpointType.INCREMENTAL) for s in (4, 5)]
+BACK_AT_20 = [made(20, generation=2), made(40, superseded=True), made(60, superseded=True)]
 
 
-def test_the_newest_stay() -> None:
-    assert stay(EVERY_20, latest=3) == [160, 180, 200]
+@pytest.mark.parametrize(
+    ("candidates", "keep", "stays"),
+    [
+        (EVERY_20, {}, list(range(20, 220, 20))),
+        (EVERY_20, {"latest": 3}, [160, 180, 200]),
+        (EVERY_20, {"latest": 1, "every_steps": 50}, [60, 100, 160, 200]),
+        ([made(0), *EVERY_20], {"latest": 1, "every_steps": 100}, [0, 100, 200]),
+        (EVERY_20, {"latest": 1, "age_ms": 50 * HOUR_MS, "now_h": 200}, [160, 180, 200]),
+        # parts are counted beside whole states
+        ([made(3, generation=3), *MODELS, *INCREMENTALS], {"latest": 1}, [2, 5]),
+        # of a history that was given up: 20 counts in generation 2, and as many newer ones as wanted must be there
+        (BACK_AT_20, {"latest": 2}, [20, 40, 60]),
+        ([*BACK_AT_20, made(30, generation=2)], {"latest": 2}, [20, 30]),
+    ],
+)
+def test_what_stays(candidates: list[Candidate], keep: dict[str, int], stays: list[int]) -> None:
+    assert stay(candidates, **keep) == stays
 
 
 def test_of_the_attempts_at_a_step_the_one_that_counts_as_newest_is_the_steps() -> None:
@@ -52,11 +69,6 @@ def test_of_the_attempts_at_a_step_the_one_that_counts_as_newest_is_the_steps() 
     assert [c.key for c in newest_of_each_step(attempts)] == ["3/5", "1/6", "4/6"]
 
 
-def test_the_first_from_each_multiple_on_stays() -> None:
-    assert stay(EVERY_20, latest=1, every_steps=50) == [60, 100, 160, 200]
-    assert stay([made(0), *EVERY_20], latest=1, every_steps=100) == [0, 100, 200]
-
-
 def test_the_best_by_a_number_of_their_metadata_stay() -> None:
     scored = [
         made(s, metadata={"loss": str(v)}) for s, v in ((1, 0.5), (2, 0.1), (3, 0.1), (4, "nan"), (5, "x"))
@@ -64,10 +76,6 @@ def test_the_best_by_a_number_of_their_metadata_stay() -> None:
     scored.append(made(6))
     assert stay(scored, latest=1, best=2, metric="loss") == [2, 3, 6]
     assert stay(scored, latest=1, best=1, metric="loss", highest=True) == [1, 6]
-
-
-def test_the_young_stay() -> None:
-    assert stay(EVERY_20, latest=1, age_ms=50 * HOUR_MS, now_h=200) == [160, 180, 200]
 
 
 def test_rules_add_up_and_each_says_why() -> None:
@@ -78,19 +86,6 @@ def test_rules_add_up_and_each_says_why() -> None:
         "1/180": "younger than 30 h",
         "1/200": "one of the 1 newest",
     }
-
-
-def test_parts_are_counted_beside_whole_states() -> None:
-    models = [made(s, generation=2, type=CheckpointType.MODEL_ONLY) for s in (1, 2)]
-    increments = [made(s, generation=3, type=CheckpointType.INCREMENTAL) for s in (4, 5)]
-    assert stay([made(3, generation=3), *models, *increments], latest=1) == [2, 5]
-
-
-def test_what_was_given_up_stays_until_as_many_newer_ones_are_there() -> None:
-    """Gone back to 20: 40 and 60 are of a history that was given up, and 20 counts in generation 2."""
-    before = [made(20, generation=2), made(40, superseded=True), made(60, superseded=True)]
-    assert stay(before, latest=2) == [20, 40, 60]
-    assert stay([*before, made(30, generation=2)], latest=2) == [20, 30]
 
 
 @pytest.mark.parametrize(

@@ -6,28 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from strata.core.checkpoint_attempt import Author
 from strata.core.records import Phase
 from strata.core.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS, SaveHold, decide_hold_saves, no_checkpoint
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StaleIncarnation
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job as Saving
-from tests.unit.core.rig import plan
+from tests.unit.core.rig import author_of, plan
 from tests.unit.core.test_worlds import Job, head, phase
 
 FULL = "disk full"
 
 
-def author(job: Job | Saving, rank: int = 0) -> Author:
-    world = not_none(job.store.live.world())
-    member = world.member_of(rank)
-    return Author(
-        worker=member.worker, incarnation=member.incarnation, generation=world.head.generation, rank=rank
-    )
-
-
 def hold(job: Job | Saving, step: int, *, rank: int = 0, host: str = "a", reason: str = FULL) -> str:
-    who = author(job, rank)
+    who = author_of(job.store.live, rank)
     decision = job.store.settle(
         lambda view: decide_hold_saves(view, author=who, step=step, reason=reason, host=host)
     )
@@ -61,7 +52,7 @@ def test_a_rank_that_has_not_trained_since_its_generation_began_is_not_on_record
 
 
 def test_only_a_rank_of_the_current_world_is_heard(job: Saving) -> None:
-    old = author(job)
+    old = author_of(job.store.live, 0)
     stranger = replace(old, rank=2)
     with pytest.raises(Refused):
         job.store.settle(lambda view: decide_hold_saves(view, author=stranger, step=9, reason=FULL, host="a"))
