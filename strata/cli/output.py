@@ -15,8 +15,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from strata.cli.completion import complete_jobs
+from strata.core.words import ranks_text as ranks
 from strata.errors import StrataError
-from strata.observe.words import age, printable, ranks, size
+from strata.observe.words import age, printable, size
 
 __all__ = ["age", "printable", "ranks", "size"]
 

@@ -22,8 +22,9 @@ from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.sharing import Exchange
 from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_port import SessionPort
-from strata.core.arrivals import payload_limit, ranks_text
+from strata.core.arrivals import payload_limit
 from strata.core.checkpoints import COMPARE_BARRIER
+from strata.core.words import ranks_text
 from strata.errors import BarrierBroken, BarrierTimeout, CheckpointAborted, CheckpointError, Unavailable
 
 ROUND_S: Final = 2.0

@@ -68,11 +68,6 @@ UNITS: Final[Mapping[str, str]] = {
 """Those of the other series are seconds, but for what programs report."""
 
 
-def series_kind(name: str) -> Kind:
-    """Return what becomes of several values of a series in one interval."""
-    return KINDS.get(name, Kind.LAST if name.startswith(GOODPUT_PREFIX) else Kind.MEAN)
-
-
 def series_unit(name: str) -> str:
     """Return the unit of a series; an empty string for numbers without one."""
     return "" if name.startswith(REPORTED_PREFIX) else UNITS.get(name, "s")
@@ -112,7 +107,7 @@ class JobCharts:
         return found.after(down_s, DOWN if down_s >= FRESH_S else self._phase)
 
     def _put(self, second: int, name: str, value: float, kind: Kind) -> None:
-        if name in self.history or not self.full:
+        if name in self.history.names or not self.full:
             self.history.put(second, name, value, kind)
 
     def take(
@@ -154,11 +149,11 @@ class JobCharts:
         rate = self.samples.per_s(now_s)
         if rate is not None and report.samples:
             put(second, "samples_per_s", rate, Kind.MEAN)
-        known = sum(name.startswith(REPORTED_PREFIX) for name in self.history.names())
+        known = sum(name.startswith(REPORTED_PREFIX) for name in self.history.names)
         for name, value in report.reported.items():
             series = f"{REPORTED_PREFIX}{name}"
-            if series in self.history or known < MAX_NAMES:
-                known += series not in self.history
+            if series in self.history.names or known < MAX_NAMES:
+                known += series not in self.history.names
                 put(second, series, value, Kind.MEAN)
         if not report.goodput_s:
             return
@@ -238,12 +233,12 @@ class Charts:
         """Forget the job that has been idle for longest, while there are too many series."""
         for name in [name for name in self._jobs if not self._exists(name)]:
             del self._jobs[name]
-        count = sum(len(each.history) for each in self._jobs.values())
+        count = sum(len(each.history.names) for each in self._jobs.values())
         while count > MAX_SERIES * 3 // 4:
             name, idle = min(self._jobs.items(), key=lambda each: each[1].history.newest_s)
             if idle.history.newest_s > second - IDLE_S:
                 break
-            count -= len(idle.history)
+            count -= len(idle.history.names)
             del self._jobs[name]
         full = count >= MAX_SERIES
         if full and not self._full:
@@ -289,7 +284,7 @@ class Charts:
     def before(self, second: int) -> Iterator[PeerHistory]:
         """Yield what was recorded before `second`, in messages of bounded size."""
         for name, charts in list(self._jobs.items()):
-            series = list(charts.history.names())
+            series = list(charts.history.names)
             for interval_s, kept in INTERVALS.items():
                 count = MESSAGE_VALUES // kept
                 for start in range(0, len(series), count):
@@ -309,9 +304,7 @@ class Charts:
             if len(each.name) <= MAX_NAME_CHARS and len(each.values) <= INTERVALS[told.interval_s]
         }
         excerpt = Excerpt(interval_s=told.interval_s, from_unix_s=told.from_unix_s, series=series)
-        self._charts(told.job).history.fill(
-            excerpt, {name: series_kind(name) for name in series}, before_s=self._since_s
-        )
+        self._charts(told.job).history.fill(excerpt, before_s=self._since_s)
         self._bound(int(self._unix_now()))
 
 

@@ -14,7 +14,7 @@ from strata.core.job import JobView, World
 from strata.core.records import Phase
 from strata.core.save_hold import SaveHold
 from strata.core.stacks import ACTIVITIES, activity, innermost
-from strata.core.stragglers import OVERLAP_STEPS, StepTimes
+from strata.core.stragglers import StepTimes
 from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress
 
 DIAGNOSIS_S: Final = 0.9
@@ -178,6 +178,7 @@ def step_times(said: RankProgress) -> StepTimes | None:
             median_compute_s=times.median_compute_us / 1e6,
             median_data_wait_s=times.median_data_wait_us / 1e6,
             best_compute_s=times.best_compute_us / 1e6,
+            step=said.step,
             cheaper_s=times.cheaper_us / 1e6,
             steady_steps=times.steady_steps,
             slowed_s=(times.slowed_ms + said.age_ms) / 1000 if times.slowed_ms else 0.0,
@@ -190,7 +191,8 @@ def step_times(said: RankProgress) -> StepTimes | None:
         median_compute_s=said.median_step_us / 1e6,
         median_data_wait_s=0.0,
         cheaper_s=said.median_step_us / 1e6,
-        steady_steps=OVERLAP_STEPS,
+        step=said.step,
+        steady_steps=1,
     )
 
 

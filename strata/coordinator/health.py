@@ -63,14 +63,16 @@ class Health:
     def spares_s(self) -> float:
         """Return for how long this replica deletes nobody; 0 when it may."""
         if self._outage():
-            self._diagnosis.unwritable(self._clock())
+            self._diagnosis.spare(
+                self._clock(), "etcd takes no writes"
+            )  # who is deleted now could not register again
         return self._diagnosis.spares_s(
             self._clock(), etcd_silence_s=self.etcd_silence_s(), behind_s=self._mirror.behind_s()
         )
 
     def alone(self) -> None:
         """Take note that no peer is ready any more."""
-        self._diagnosis.alone(self._clock())
+        self._diagnosis.spare(self._clock(), "it lost every peer that was ready")
 
     def lost(self, *, left: int) -> None:
         """Take note that a session broke, and how many are left."""

@@ -38,94 +38,90 @@ _TAKE_UP = (
 )
 NAME_IT = "give this run a name of its own by --job, or stop that one first"
 _OTHER_JOB = "choose another name by --job"
+_HOW_TO_GO_ON = "start again with --new, or choose another --job; --resume goes on from its last checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """How a newcomer joins: refused; or else what its registration writes of the job.
+    """What a newcomer's registration writes of the job.
 
-    `taken_up`: how the job is taken up by it, for people; "" where it goes on as it is. `anew`: from nothing.
-    `run`: what `J/run` is from now on; None: as it was. `alone`: it rests on nobody being a member.
+    `run`: what `J/run` is from now on. `taken_up`: how the job is taken up by it, for people; "" where it goes on
+    as it is. `anew`: from nothing. `alone`: it rests on nobody being a member.
     """
 
-    refusal: StrataError | None = None
+    run: JobRun
     taken_up: str = ""
     anew: bool = False
     brings_spec: bool = False
-    run: JobRun | None = None
     alone: bool = False
 
 
 def admit(job: JobView, registration: Registration) -> Admission:
-    """Return what follows from a registration under a name that no key holds."""
+    """Return what follows from a registration under a name that no key holds, or raise why it is refused."""
     admission = _admission(job, registration)
-    if admission.refusal is not None or not registration.sole:
+    if not registration.sole:
         return admission
     for other in job.workers():
         where = f" on {other.record.host}" if other.record.host else ""
-        return Admission(refusal=Conflict(f"job {job.keys.name} runs{where} already", hint=NAME_IT))
+        raise Conflict(f"job {job.keys.name} runs{where} already", hint=NAME_IT)
     return replace(admission, alone=True)
+
+
+def refuse_other_command(job: JobView, registration: Registration) -> None:
+    """Raise `Conflict` if this is another command than that of a job that members train."""
+    if (commands := _other_commands(job, registration)) is not None:
+        before, now = commands
+        raise Conflict(
+            f"job {job.keys.name} runs `{before.text}`, and this is `{now.text}`",
+            hint=f"{_OTHER_JOB}, or stop that run first",
+        )
 
 
 def _admission(job: JobView, registration: Registration) -> Admission:
     phase = job.view.record(job.keys.phase, JobPhase)
-    fresh = not registration.incarnation
-    newer = fresh and registration.attempt > job.attempt()
+    newer = not registration.incarnation and registration.attempt > job.attempt()
     if phase is not None and phase.phase in {Phase.DONE, Phase.FAILED}:
         return _finished(job, registration, phase, newer=newer)
     if newer:
         taken_up = f"attempt {registration.attempt} begun by {registration.worker}"
         return Admission(taken_up=taken_up, brings_spec=True, run=_brought(job, registration))
     here = job.view.count(job.keys.workers)
-    if _differs(job.run().command, registration.command):
-        return _with_another_command(job, registration, here)
-    if not fresh:
-        return Admission()
-    return Admission(run=_brought(job, registration) if not here else _filled_in(job, registration))
-
-
-def other_command(job: JobView, registration: Registration) -> Conflict | None:
-    """Return the refusal of who brings another command to a job that members train; None if it is the same."""
-    before = job.run().command
-    if before is None or registration.command is None or before.same_as(registration.command):
-        return None
-    return Conflict(
-        f"job {job.keys.name} runs `{before.text}`, and this is `{registration.command.text}`",
-        hint=f"{_OTHER_JOB}, or stop that run first",
-    )
-
-
-def _differs(before: Command | None, now: Command | None) -> bool:
-    return before is not None and now is not None and not before.same_as(now)
-
-
-def _brought(job: JobView, registration: Registration) -> JobRun | None:
-    """Return the run that the job belongs to from now on; None where that says nothing new."""
-    before = job.run()
-    run = JobRun(run_id=registration.run_id or before.run_id, command=registration.command or before.command)
-    return None if run == before else run
-
-
-def _filled_in(job: JobView, registration: Registration) -> JobRun | None:
-    """Return the job's run with what its members have not said; None where that says nothing new."""
-    before = job.run()
-    run = JobRun(run_id=before.run_id or registration.run_id, command=before.command or registration.command)
-    return None if run == before else run
-
-
-def _with_another_command(job: JobView, registration: Registration, here: int) -> Admission:
-    before, now = job.run().command, registration.command
-    if before is None or now is None:
-        raise AssertionError("two commands that are not known do not differ")
     if here or registration.incarnation:
-        return Admission(refusal=other_command(job, registration))
+        refuse_other_command(job, registration)
+    elif (commands := _other_commands(job, registration)) is not None:
+        return _with_another_command(job, registration, *commands)
+    if registration.incarnation:
+        return Admission(run=job.run())
+    return Admission(run=_filled_in(job, registration) if here else _brought(job, registration))
+
+
+def _other_commands(job: JobView, registration: Registration) -> tuple[Command, Command] | None:
+    """Return the job's command and the newcomer's, if both are known and they differ."""
+    before, now = job.run().command, registration.command
+    return None if before is None or now is None or before.same_as(now) else (before, now)
+
+
+def _brought(job: JobView, registration: Registration) -> JobRun:
+    """Return the newcomer's run and command, and of what it does not say the job's."""
+    before = job.run()
+    return JobRun(run_id=registration.run_id or before.run_id, command=registration.command or before.command)
+
+
+def _filled_in(job: JobView, registration: Registration) -> JobRun:
+    """Return the job's run and command, and of what its members have not said the newcomer's."""
+    before = job.run()
+    return JobRun(run_id=before.run_id or registration.run_id, command=before.command or registration.command)
+
+
+def _with_another_command(
+    job: JobView, registration: Registration, before: Command, now: Command
+) -> Admission:
     if before.program != now.program and not (registration.anew or registration.resume):
-        refusal = Refused(
+        raise Refused(
             f"job {job.keys.name} is unfinished and runs `{before.text}`, and this is `{now.text}`",
             hint=f"{_OTHER_JOB}; or begin the job anew with this program by --new (its checkpoints stay),"
             " or go on from its checkpoint with it by --resume",
         )
-        return Admission(refusal=refusal)
     how = "begun anew" if registration.anew else "going on"
     return Admission(
         taken_up=f"{how} with `{now.text}` by {registration.worker}, after `{before.text}`",
@@ -137,54 +133,44 @@ def _with_another_command(job: JobView, registration: Registration, here: int) -
 
 
 def _finished(job: JobView, registration: Registration, phase: JobPhase, *, newer: bool) -> Admission:
-    run, worker = job.run(), registration.worker
-    same_run = not registration.run_id or registration.run_id == run.run_id
-    taken_up = ""
-    if registration.anew:
-        taken_up = f"begun anew by {worker}"
+    same_run = registration.run_id in {"", job.run().run_id}
+    how = ""
+    if registration.incarnation:
+        pass  # a reconnect takes nothing up
+    elif registration.anew:
+        how = "begun anew"
     elif newer:
-        taken_up = f"attempt {registration.attempt} begun by {worker}"
+        how = f"attempt {registration.attempt} begun"
     elif registration.resume:
-        taken_up = f"resumed by {worker}"
+        how = "resumed"
     elif phase.phase is Phase.FAILED and phase.early and not same_run:
-        taken_up = f"started again by {worker}"
-    if taken_up and not registration.incarnation:
-        return Admission(
-            taken_up=taken_up,
-            anew=registration.anew,
-            brings_spec=newer or registration.anew or not registration.resume,
-            run=_brought(job, registration),
-        )
-    return Admission(refusal=_over(job, registration, phase, same_run=same_run))
+        how = "started again"
+    if not how:
+        raise _over(job, registration, phase, same_run=same_run)
+    return Admission(
+        taken_up=f"{how} by {registration.worker}",
+        anew=registration.anew,
+        brings_spec=newer or registration.anew or not registration.resume,
+        run=_brought(job, registration),
+    )
 
 
 def _over(job: JobView, registration: Registration, phase: JobPhase, *, same_run: bool) -> StrataError:
-    name = job.keys.name
+    name, latest = job.keys.name, job.latest()
     # who names no command is a program of its own, which has no options of `strata run`
     own = registration.command is None
     optionless = f"give the job another name, or delete this one by strata jobs delete {name}" if own else ""
     if phase.phase is Phase.FAILED:
-        latest = job.latest()
         if own and latest is not None:
             optionless = (
                 f"give the job another name to begin anew, or delete this one by strata jobs delete {name}, which"
                 f" forgets its checkpoints; step {latest.record.step} is there to go on from by strata run --resume"
             )
         return JobFailed(f"job {name} has failed: {phase.reason}", hint=optionless or _TAKE_UP)
-    ran, now = job.run().command, registration.command
-    both = ""
-    if ran is not None and now is not None and not ran.same_as(now):
-        both = f"; it ran `{ran.text}`, and this is `{now.text}`"
-    if (both or not same_run) and not registration.incarnation:
-        return Refused(f"job {name} {_how_it_finished(job, phase)}{both}", hint=optionless or _HOW_TO_GO_ON)
-    return JobDone(f"job {name} is done: {phase.reason}", hint=optionless or _TAKE_UP)
-
-
-_HOW_TO_GO_ON = "start again with --new, or choose another --job; --resume goes on from its last checkpoint"
-
-
-def _how_it_finished(job: JobView, phase: JobPhase) -> str:
-    latest = job.latest()
+    commands = _other_commands(job, registration)
+    if registration.incarnation or (same_run and commands is None):
+        return JobDone(f"job {name} is done: {phase.reason}", hint=optionless or _TAKE_UP)
     when = f" at {utc_text(phase.ended_unix_ms)}" if phase.ended_unix_ms else ""
     after = f" after {latest.record.step:,} steps" if latest is not None else ""
-    return f"finished{when}{after}"
+    both = f"; it ran `{commands[0].text}`, and this is `{commands[1].text}`" if commands is not None else ""
+    return Refused(f"job {name} finished{when}{after}{both}", hint=optionless or _HOW_TO_GO_ON)

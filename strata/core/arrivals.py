@@ -10,12 +10,13 @@ Times are milliseconds of one clock of the caller's; they travel as ages.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from strata.core.ids import checked_id
+from strata.core.words import ranks_text
 from strata.errors import InvalidArgument, QuotaExceeded
 
 MAX_PAYLOAD_BYTES = 4 * 1024
@@ -66,25 +67,10 @@ class Arrival:
         return BarrierKey(self.job, self.name, self.generation, self.round)
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ranks as `0-3,7`: sorted, runs joined; equal sets give equal texts."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
-
-
-def participants_digest(ranks: Iterable[int]) -> str:
-    """Return the sha256, as hex, of the ASCII text of the ranks as `ranks_text` writes them."""
-    return hashlib.sha256(ranks_text(ranks).encode("ascii")).hexdigest()
-
-
 @lru_cache(maxsize=64)
-def _digest_of_all(size: int) -> str:
-    return participants_digest(range(size))
+def participants_digest(ranks: tuple[int, ...] | range) -> str:
+    """Return the sha256, as hex, of the ASCII text of the ranks as runs: `0-3,7`."""
+    return hashlib.sha256(ranks_text(ranks, between=",").encode("ascii")).hexdigest()
 
 
 def payload_limit(participants: int) -> int:
@@ -110,7 +96,7 @@ class OpenRound:
         self.key = key
         self.stated = stated
         self.participants: Collection[int] = _participants(stated, size)
-        self.digest = participants_digest(stated) if stated else _digest_of_all(size)
+        self.digest = participants_digest(stated or range(size))
         self.arrived: dict[int, bytes] = {}
         self.phases: dict[int, str] = {}
         self.since_ms = float("inf")
@@ -143,62 +129,51 @@ class OpenRound:
         )
 
 
-class Added(NamedTuple):
-    """The round after an arrival, and which of its ranks were new."""
-
-    round: OpenRound
-    new: tuple[int, ...]
-
-
 class BarrierBook:
     """All open rounds that one replica knows of."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, dict[BarrierKey, OpenRound]] = {}
 
-    def add(self, arrival: Arrival, *, size: int, now_ms: float) -> Added:
-        """Merge an arrival into its round; a rank that is known already changes nothing.
+    def add(self, arrival: Arrival, *, size: int, now_ms: float) -> OpenRound:
+        """Merge an arrival into its round, and return that; a rank that is known already changes nothing.
 
         `size` is the number of ranks of the generation. All or nothing: `InvalidArgument` for a
         malformed one or one of other participants than those before, `QuotaExceeded` for a
         payload or a number of open rounds above the limit.
         """
-        rounds = self._jobs.get(arrival.job)
-        found = rounds.get(arrival.key) if rounds is not None else None
-        if found is None:
+        rounds = self._jobs.get(arrival.job, {})
+        entry = rounds.get(arrival.key)
+        if entry is None:
             _check_shape(arrival)
-            if rounds is not None and len(rounds) >= MAX_OPEN_ROUNDS:
+            if len(rounds) >= MAX_OPEN_ROUNDS:
                 raise QuotaExceeded(
                     f"job {arrival.job} has {len(rounds)} barriers open at once",
                     hint="wait for some of them before you open more",
                 )
             entry = OpenRound(arrival.key, arrival.participants, size)
-        else:
-            entry = found
-            if arrival.participants != entry.stated:
-                _check_same_participants(entry, arrival, size)
+        elif arrival.participants != entry.stated:
+            _check_same_participants(entry, arrival, size)
         _check_ranks(entry, arrival)
-        if found is None:
-            self._jobs.setdefault(arrival.job, {})[entry.key] = entry
-        return Added(entry, _merge(entry, arrival, now_ms))
+        rounds[entry.key] = entry
+        self._jobs[arrival.job] = rounds
+        _merge(entry, arrival, now_ms)
+        return entry
 
     def get(self, key: BarrierKey) -> OpenRound | None:
         return self._jobs.get(key.job, {}).get(key)
 
     def open(self, job: str | None = None) -> Iterator[OpenRound]:
         """Yield the open rounds, of one job or of all; the book may change meanwhile."""
-        books = list(self._jobs.values()) if job is None else [self._jobs.get(job, {})]
-        for rounds in books:
-            yield from list(rounds.values())
+        for name in list(self._jobs) if job is None else [job]:
+            yield from list(self._jobs.get(name, {}).values())
 
-    def drop(self, key: BarrierKey) -> bool:
-        """Forget a round that has ended; tell whether it was known."""
-        rounds = self._jobs.get(key.job)
-        if rounds is None or rounds.pop(key, None) is None:
-            return False
+    def drop(self, key: BarrierKey) -> None:
+        """Forget a round that has ended."""
+        rounds = self._jobs.get(key.job, {})
+        rounds.pop(key, None)
         if not rounds:
-            del self._jobs[key.job]
-        return True
+            self._jobs.pop(key.job, None)
 
     def __len__(self) -> int:
         return sum(map(len, self._jobs.values()))
@@ -259,7 +234,7 @@ def _check_ranks(entry: OpenRound, arrival: Arrival) -> None:
         )
 
 
-def _merge(entry: OpenRound, arrival: Arrival, now_ms: float) -> tuple[int, ...]:
+def _merge(entry: OpenRound, arrival: Arrival, now_ms: float) -> None:
     """Add the ranks; the first payload of a rank and the oldest age stand."""
     came_ms = now_ms - arrival.age_ms
     entry.since_ms = min(entry.since_ms, came_ms)
@@ -267,20 +242,9 @@ def _merge(entry: OpenRound, arrival: Arrival, now_ms: float) -> tuple[int, ...]
         deadline_ms = came_ms + arrival.timeout_ms
         if entry.deadline_ms is None or deadline_ms < entry.deadline_ms:
             entry.deadline_ms = deadline_ms
-    arrived, ranks = entry.arrived, arrival.ranks
     if arrival.phases:
         shown = (phase[:MAX_PHASE_CHARS] for phase in arrival.phases)
-        entry.phases.update(zip(ranks, shown, strict=True))
-    if len(ranks) == 1:
-        rank = ranks[0]
-        if rank in arrived:
-            return ()
-        arrived[rank] = arrival.payloads[0] if arrival.payloads else b""
-        return ranks
-    new = tuple(rank for rank in ranks if rank not in arrived)
-    if arrival.payloads:
-        brought = dict(zip(ranks, arrival.payloads, strict=True))
-        arrived.update((rank, brought[rank]) for rank in new)
-    else:
-        arrived.update(dict.fromkeys(new, b""))
-    return new
+        entry.phases.update(zip(arrival.ranks, shown, strict=True))
+    payloads = arrival.payloads or (b"",) * len(arrival.ranks)
+    for rank, payload in zip(arrival.ranks, payloads, strict=True):
+        entry.arrived.setdefault(rank, payload)

@@ -20,7 +20,7 @@ from typing import Final
 from strata.core import stacks
 from strata.core.save_hold import SaveHold
 from strata.core.stalls import Standing, kind_of, late_after_s, suspects
-from strata.core.stragglers import Paced, Slow, StepTimes, stragglers
+from strata.core.stragglers import Slow, StepTimes
 
 SILENT_S: Final = 2.3
 """How long it takes at most until a late rank is reported: its agent looks, and reports it before it asks for stacks."""
@@ -90,7 +90,6 @@ class Blame:
     """The ranks that hold up `others`, with the cause of each; `ranks` is empty if nobody is to be named."""
 
     ranks: Mapping[int, str]
-    how: str = ""
     others: tuple[int, ...] = ()
     is_stall: bool = False
     """Whether any rank has stood still for long enough to be a stall."""
@@ -101,18 +100,14 @@ NOBODY: Final = Blame(ranks={})
 
 def blame(reports: Sequence[RankReport]) -> Blame:
     """Return who holds up the others at this moment."""
-    late = [each for each in reports if each.reported_late and each.located]
-    if not late:
+    standing = [each for each in reports if each.reported_late and each.located]
+    if not standing:
         return NOBODY
-    is_stall = any(each.stalled_ms > 0 for each in late)
-    standing = [each for each in late if each.stalled_ms > 0] if is_stall else late
-    if is_stall:  # those that are late as well by now, and have the same words
-        seen = {each.rank for each in standing}
-        standing += [each for each in late if each.rank not in seen]
+    is_stall = any(each.stalled_ms > 0 for each in standing)
     silent = _silent(reports)
     if not silent and len(standing) < len(reports) and all(each.held_up for each in standing):
         return NOBODY  # they wait for one that moves: it evaluates, or writes
-    named, how = suspects(
+    named, _how = suspects(
         [_standing(each, silent=each.rank in silent) for each in [*standing, *silent.values()]]
     )
     by_rank = {each.rank: each for each in standing} | silent
@@ -120,7 +115,7 @@ def blame(reports: Sequence[RankReport]) -> Blame:
     others = tuple(sorted(by_rank.keys() - blamed.keys()))
     if not is_stall and not _evident(blamed, [by_rank[rank] for rank in others], len(reports)):
         return NOBODY
-    return Blame(ranks=blamed, how=how, others=others, is_stall=is_stall)
+    return Blame(ranks=blamed, others=others, is_stall=is_stall)
 
 
 def _evident(blamed: Mapping[int, str], others: Sequence[RankReport], size: int) -> bool:
@@ -170,17 +165,6 @@ def _cause(report: RankReport, *, silent: bool) -> str:
     if report.held_up:
         return CAUSE_COLLECTIVE
     return CAUSE_CODE if report.activity else CAUSE_UNKNOWN
-
-
-def slow_ranks(reports: Iterable[RankReport]) -> list[Slow]:
-    """Return the ranks whose steps cost them more than those of others, the slowest first."""
-    return stragglers(
-        [
-            Paced(rank=each.rank, step=each.step, times=each.times)
-            for each in reports
-            if each.times is not None
-        ]
-    )
 
 
 def slow_causes(slow: Iterable[Slow], reports: Mapping[int, RankReport]) -> dict[int, str]:

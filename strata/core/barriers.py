@@ -15,21 +15,19 @@ without a write. Only a release moves the floor, to its own round, and deletes t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import islice
 
 import xxhash
 
 from strata.core.arrivals import (
-    Added,
     Arrival,
     BarrierBook,
     BarrierKey,
     OpenRound,
     participants_digest,
     payload_limit,
-    ranks_text,
 )
+from strata.core.chunks import parts_of
 from strata.core.ids import InstanceId
 from strata.core.job import JobView, World
 from strata.core.keys import number
@@ -43,16 +41,15 @@ from strata.core.records import (
     encode,
     unb64,
 )
-from strata.core.txn import Compare, Decision, Delete, Operation, Put, Txn, absent, unchanged
+from strata.core.txn import Compare, Decision, Delete, Operation, Put, Txn, absent, refusable, unchanged
 from strata.core.view import Entry
+from strata.core.words import first_few
 from strata.errors import Refused, StaleGeneration, StrataError
 
 __all__ = [
-    "Added",
     "Arrival",
     "BarrierBook",
     "BarrierKey",
-    "Ended",
     "OpenRound",
     "decide_arrived",
     "decide_outcome",
@@ -60,7 +57,6 @@ __all__ = [
     "outcome_payloads",
     "participants_digest",
     "payload_limit",
-    "ranks_text",
     "writer_delay_ms",
 ]
 
@@ -72,16 +68,8 @@ MAX_MISSING = 2000
 _NAMED = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A round that takes no more arrivals: by its outcome, or because it is out of date."""
-
-    outcome: Entry[BarrierOutcome] | None = None
-    refusal: StrataError | None = None
-
-
-def ended(job: JobView, key: BarrierKey) -> Ended | None:
-    """Return how the round ended, or None while it may be open.
+def ended(job: JobView, key: BarrierKey) -> Entry[BarrierOutcome] | StrataError | None:
+    """Return how the round ended, or None while it may be open: by its outcome, or as out of date.
 
     An arrival for a round with an outcome gets that outcome, however late. The answer is final:
     nothing that a newer view shows can make it wrong.
@@ -89,15 +77,14 @@ def ended(job: JobView, key: BarrierKey) -> Ended | None:
     path = job.keys.outcome(key.name, key.generation, key.round)
     outcome = job.view.entry(path, BarrierOutcome)
     if outcome is not None:
-        return Ended(outcome=outcome)
+        return outcome
     head = job.head()
     if head is not None and head.record.generation > key.generation:
-        why = f"{key}: the world is generation {head.record.generation}"
-        return Ended(refusal=StaleGeneration(why))
-    floor = _floor(job, key)
-    if floor is not None and floor.record.round >= key.round:
-        why = f"{key}: rounds up to {floor.record.round} have ended"
-        return Ended(refusal=Refused(why, hint="begin at the round after the world's floor"))
+        return StaleGeneration(f"{key}: the world is generation {head.record.generation}")
+    floor = job.view.record(job.keys.barrier_floor(key.name, key.generation), BarrierFloor)
+    if floor is not None and floor.round >= key.round:
+        why = f"{key}: rounds up to {floor.round} have ended"
+        return Refused(why, hint="begin at the round after the world's floor")
     return None
 
 
@@ -127,6 +114,7 @@ def writer_delay_ms(key: BarrierKey, me: InstanceId, ready: Iterable[InstanceId]
     return WRITER_STEP_MS * sum(score(other) > mine for other in set(ready) if other != me)
 
 
+@refusable
 def decide_outcome(
     job: JobView,
     open_round: OpenRound,
@@ -141,11 +129,10 @@ def decide_outcome(
     """
     key = open_round.key
     end = ended(job, key)
+    if isinstance(end, StrataError):
+        raise end
     if end is not None:
-        if end.outcome is not None:
-            return Decision(reason=f"{key} is {end.outcome.record.result.value}")
-        assert end.refusal is not None, "a round without outcome ended by a refusal"
-        return Decision(reason=end.refusal.message, refusal=end.refusal)
+        return Decision(reason=f"{key} is {end.record.result.value}")
     world = job.world()
     if world is None or world.head.generation != key.generation:
         return Decision(reason=f"{key}: this view does not know its generation yet")
@@ -191,10 +178,6 @@ def decide_arrived(job: JobView, open_round: OpenRound) -> Decision:
 # -- what is written --------------------------------------------------------------------------
 
 
-def _floor(job: JobView, key: BarrierKey) -> Entry[BarrierFloor] | None:
-    return job.view.entry(job.keys.barrier_floor(key.name, key.generation), BarrierFloor)
-
-
 def _guards(job: JobView, key: BarrierKey) -> tuple[Compare, ...]:
     """Compare the head, the floor, and that nobody has ended the round."""
     keys, view = job.keys, job.view
@@ -209,9 +192,8 @@ def _guards(job: JobView, key: BarrierKey) -> tuple[Compare, ...]:
 def _release(job: JobView, open_round: OpenRound) -> Decision:
     key, keys = open_round.key, job.keys
     texts = {str(rank): b64(data) for rank, data in sorted(open_round.arrived.items()) if data}
-    chunks = _chunks(texts)
-    inline = chunks[0] if len(chunks) == 1 else {}
-    beside = chunks if len(chunks) > 1 else []
+    beside = [dict(part) for part in parts_of(texts.items(), _json_bytes, most_bytes=MAX_INLINE_BYTES)]
+    inline = beside.pop() if len(beside) == 1 else {}
     reason = f"all {len(open_round.participants)} arrived"
     outcome = BarrierOutcome(
         generation=key.generation,
@@ -245,20 +227,6 @@ def _release(job: JobView, open_round: OpenRound) -> Decision:
     return Decision(reason=f"{key}: {reason}", txn=txn)
 
 
-def _chunks(texts: Mapping[str, str]) -> list[dict[str, str]]:
-    """Divide the payloads, as texts by rank, into parts that each fit into one value."""
-    chunks: list[dict[str, str]] = []
-    size = MAX_INLINE_BYTES
-    for rank, text in texts.items():
-        item_bytes = len(rank) + len(text) + 6  # quotes, colon, comma
-        if size + item_bytes > MAX_INLINE_BYTES:
-            chunks.append({})
-            size = 0
-        chunks[-1][rank] = text
-        size += item_bytes
-    return chunks
-
-
 def _break(
     job: JobView,
     open_round: OpenRound,
@@ -283,36 +251,38 @@ def _break(
 # -- who is missing, and why ------------------------------------------------------------------
 
 
+def _json_bytes(item: tuple[str, str]) -> int:
+    return len(item[0]) + len(item[1]) + 6  # quotes, colon, comma
+
+
 def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str]:
     """Return those of `missing` that cannot arrive any more, with the reason.
 
     No transaction compares these facts: a `failed`, `done` or `stopped` key stays while the head does, and
     an incarnation that is gone never returns.
     """
-    generation, dead = world.head.generation, {}
-    failed, done = job.failed(generation), job.done(generation)
+    generation = world.head.generation
+    failed, done, stopped = job.failed(generation), job.done(generation), job.stopped(generation)
     waited_for = set(missing)
-    for rank in sorted(waited_for & failed.keys()):
-        dead[rank] = f"rank {rank} of {failed[rank].worker} failed ({failed[rank].reason[:200]})"
-    for rank in sorted(waited_for & done):
-        dead[rank] = f"rank {rank} is done and will not arrive"
-    for rank in sorted(waited_for & job.stopped(generation)):
-        dead[rank] = f"rank {rank} has stopped, as asked, and will not arrive"
+    dead = {
+        rank: f"rank {rank} of {failed[rank].worker} failed ({failed[rank].reason[:200]})"
+        for rank in sorted(waited_for & failed.keys())
+    }
+    dead |= {rank: f"rank {rank} is done and will not arrive" for rank in sorted(waited_for & done)}
+    dead |= {
+        rank: f"rank {rank} has stopped, as asked, and will not arrive"
+        for rank in sorted(waited_for & stopped)
+    }
     for member in world.members:
-        ranks = range(member.first_rank, member.first_rank + member.slots)
-        if waited_for.isdisjoint(ranks):
-            continue
-        worker = job.worker(member.worker)
+        own = waited_for.intersection(member.ranks) - dead.keys()
+        worker = job.worker(member.worker) if own else None
         if worker is None or worker.create_revision != member.incarnation:
-            for rank in sorted(waited_for.intersection(ranks) - dead.keys()):
-                dead[rank] = f"rank {rank} went with {member.worker}"
+            dead |= {rank: f"rank {rank} went with {member.worker}" for rank in sorted(own)}
     return dead
 
 
 def _named(ranks: Collection[int], phases: Mapping[int, str]) -> str:
     """Return the first few of the ranks with their phases, and how many more there are."""
-    names = [
-        f"{rank} ({phases[rank][:60]})" if phases.get(rank) else str(rank) for rank in islice(ranks, _NAMED)
-    ]
-    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
-    return ", ".join(names) + more
+    return first_few(
+        [f"{rank} ({phases[rank][:60]})" if phases.get(rank) else str(rank) for rank in ranks], _NAMED
+    )

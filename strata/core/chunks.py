@@ -2,8 +2,8 @@
 
 Chunks lie under (generation, epoch), so those of another leader's attempt are never adopted
 (PROTOCOLS 6.1). An earlier attempt of the *same* leader lies in the same folder, and one of its
-transactions may still be on the way. So the head's transaction compares the whole folder: each
-chunk it adopts unwritten is compared one by one, and nothing may have come since the view.
+transactions may still be on the way. So before the head chunks are only written, never deleted; the head's
+transaction compares that none came since the view, and deletes those that are too many.
 """
 
 from __future__ import annotations
@@ -13,15 +13,7 @@ from typing import TypeVar
 
 from strata.core.job import JobView
 from strata.core.records import Member, MembersChunk, encode
-from strata.core.txn import (
-    Compare,
-    Delete,
-    Put,
-    Txn,
-    none_in,
-    none_newer_in,
-    unchanged,
-)
+from strata.core.txn import Compare, Delete, Operation, Put, Txn, none_newer_in, prefix_end
 
 T = TypeVar("T")
 
@@ -35,9 +27,26 @@ _FIXED_BYTES = 120
 """Of a member as JSON, beside its name, with every number as long as it can be."""
 
 
+def parts_of(
+    items: Iterable[T], size: Callable[[T], int], *, most_bytes: int, most: int | None = None
+) -> Iterator[list[T]]:
+    """Divide items, in their order, into parts of at most `most`, and of `most_bytes` unless one item alone is larger."""
+    part: list[T] = []
+    part_bytes = 0
+    for item in items:
+        item_bytes = size(item)
+        if part and (len(part) == most or part_bytes + item_bytes > most_bytes):
+            yield part
+            part, part_bytes = [], 0
+        part.append(item)
+        part_bytes += item_bytes
+    if part:
+        yield part
+
+
 def chunks_of(members: Sequence[Member]) -> list[bytes]:
     """Return the encoded chunks, each of at most 400 members and well below a value's limit."""
-    parts = _batches(
+    parts = parts_of(
         members,
         lambda member: _FIXED_BYTES + len(member.worker),
         most=MAX_CHUNK_MEMBERS,
@@ -61,39 +70,19 @@ def write_members(
     missing of the chunks, each under `guards`; the next plan finds them in the view.
     """
     view, folder = job.view, job.keys.members(generation, epoch)
-    there = {kv.key: kv for kv in view.walk(folder)}
+    there = {kv.key: kv.value for kv in view.walk(folder)}
     wanted = {job.keys.members_chunk(generation, epoch, index): value for index, value in enumerate(chunks)}
-    kept = [kv for key, kv in there.items() if wanted.get(key) == kv.value]
-    puts = [
-        Put(key=key, value=value)
-        for key, value in wanted.items()
-        if key not in there or there[key].value != value
+    puts: list[Operation] = [
+        Put(key=key, value=value) for key, value in wanted.items() if there.get(key) != value
     ]
-    writes: list[Put | Delete] = [*(Delete(key=key) for key in there if key not in wanted), *puts]
-    size = sum(map(_value_bytes, writes))
-    if len(writes) + len(last.success) <= MAX_OPS and size <= MAX_BYTES:
-        folder_is_known = none_newer_in(folder, view.revision) if there else none_in(folder)
-        adopted = (unchanged(kv.key, kv.mod_revision) for kv in kept)
-        return (last.and_if(folder_is_known, *adopted).then(*writes),)
-    parts = _batches(writes, _value_bytes, most=MAX_OPS, most_bytes=MAX_BYTES)
+    if len(puts) + len(last.success) < MAX_OPS and sum(map(_value_bytes, puts)) <= MAX_BYTES:
+        if there.keys() - wanted.keys():
+            first = job.keys.members_chunk(generation, epoch, len(chunks))
+            puts.append(Delete(key=first, range_end=prefix_end(folder)))
+        return (last.and_if(none_newer_in(folder, view.revision)).then(*puts),)
+    parts = parts_of(puts, _value_bytes, most=MAX_OPS, most_bytes=MAX_BYTES)
     return tuple(Txn(compares=tuple(guards), success=tuple(part)) for part in parts)
 
 
-def _value_bytes(write: Put | Delete) -> int:
+def _value_bytes(write: Operation) -> int:
     return len(write.value) if isinstance(write, Put) else 0
-
-
-def _batches(
-    items: Iterable[T], bytes_of: Callable[[T], int], *, most: int, most_bytes: int
-) -> Iterator[list[T]]:
-    """Yield the items in their order, so many at once, and of so many bytes unless one alone has more."""
-    batch: list[T] = []
-    size = 0
-    for item in items:
-        if batch and (len(batch) == most or size + bytes_of(item) > most_bytes):
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += bytes_of(item)
-    if batch:
-        yield batch

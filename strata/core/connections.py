@@ -19,7 +19,7 @@ import heapq
 import ipaddress
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
@@ -110,103 +110,93 @@ class Excess(Generic[C]):
     reason: Reason
 
 
+@dataclass(slots=True)
+class _Open:
+    address: str
+    since_s: float
+    admitted: bool = False
+
+
 class Connections(Generic[C]):
     """The open connections of one port. Not thread-safe; times are of any clock that only goes forward."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._address: dict[C, str] = {}
-        self._since: dict[C, float] = {}
-        """The strangers, the oldest first, and when they came."""
-        self._strangers: dict[str, dict[C, None]] = {}
-        self._admitted: dict[str, dict[C, None]] = {}
+        self._open: dict[C, _Open] = {}
+        """The oldest first."""
 
     def __len__(self) -> int:
-        return len(self._address)
-
-    @property
-    def strangers(self) -> int:
-        return len(self._since)
+        return len(self._open)
 
     def opened(self, connection: C, address: str, now_s: float) -> None:
         """Count a new connection from `address`, a stranger."""
-        self._address[connection] = address
-        self._since[connection] = now_s
-        self._strangers.setdefault(address, {})[connection] = None
+        self._open[connection] = _Open(address, now_s)
 
     def admitted(self, connection: C) -> None:
         """Take note of an admitted call; nothing if the connection is not counted (any more)."""
-        if self._since.pop(connection, None) is None:
-            return
-        address = self._address[connection]
-        _take(self._strangers, address, connection)
-        self._admitted.setdefault(address, {})[connection] = None
+        if connection in self._open:
+            self._open[connection].admitted = True
 
     def closed(self, connection: C) -> None:
         """Count a connection no more; nothing if it is not counted."""
-        address = self._address.pop(connection, None)
-        if address is not None:
-            stranger = self._since.pop(connection, None) is not None
-            _take(self._strangers if stranger else self._admitted, address, connection)
+        self._open.pop(connection, None)
 
     def all(self) -> list[C]:
         """Return the connections that are counted."""
-        return list(self._address)
+        return list(self._open)
 
     def excess(self, now_s: float) -> list[Excess[C]]:
         """Return the connections to close, and count them no more."""
         return [*self._too_old(now_s), *self._of_addresses(), *self._of_strangers(), *self._of_all()]
 
     def _too_old(self, now_s: float) -> Iterator[Excess[C]]:
-        while self._since:
-            connection, since_s = next(iter(self._since.items()))
-            if now_s - since_s <= self.limits.stranger_s:
-                return
-            yield self._given_up(connection, Reason.UNADMITTED)
+        for connection in self._strangers():
+            if now_s - self._open[connection].since_s > self.limits.stranger_s:
+                yield self._given_up(connection, Reason.UNADMITTED)
 
     def _of_addresses(self) -> Iterator[Excess[C]]:
-        for address in [*self._strangers, *(a for a in self._admitted if a not in self._strangers)]:
-            own, known = self._strangers.get(address, {}), self._admitted.get(address, {})
-            for _ in range(len(own) + len(known) - self.limits.per_address):
-                connection = next(iter(own)) if own else next(reversed(known))
-                yield self._given_up(connection, Reason.ADDRESS)
+        for own in self._by_address([*self._admitted(), *reversed(self._strangers())]).values():
+            while len(own) > self.limits.per_address:
+                yield self._given_up(own.pop(), Reason.ADDRESS)
 
     def _of_strangers(self) -> Iterator[Excess[C]]:
-        count = len(self._since) - self.limits.strangers
-        yield from self._oldest_strangers(count, Reason.STRANGERS)
+        strangers = self._strangers()
+        yield from self._of_fullest(
+            [*reversed(strangers)], len(strangers) - self.limits.strangers, Reason.STRANGERS
+        )
 
     def _of_all(self) -> Iterator[Excess[C]]:
-        count = len(self) - self.limits.most
-        yield from self._oldest_strangers(min(count, len(self._since)), Reason.ALL)
-        for address in _fullest(self._admitted, len(self) - self.limits.most):
-            yield self._given_up(next(reversed(self._admitted[address])), Reason.ALL)
+        strangers = self._strangers()
+        count = min(len(self) - self.limits.most, len(strangers))
+        yield from self._of_fullest([*reversed(strangers)], count, Reason.ALL)
+        yield from self._of_fullest(self._admitted(), len(self) - self.limits.most, Reason.ALL)
 
-    def _oldest_strangers(self, count: int, reason: Reason) -> Iterator[Excess[C]]:
-        for address in _fullest(self._strangers, count):
-            yield self._given_up(next(iter(self._strangers[address])), reason)
+    def _strangers(self) -> list[C]:
+        return [connection for connection, each in self._open.items() if not each.admitted]
+
+    def _admitted(self) -> list[C]:
+        return [connection for connection, each in self._open.items() if each.admitted]
+
+    def _by_address(self, connections: Iterable[C]) -> dict[str, list[C]]:
+        found: dict[str, list[C]] = {}
+        for connection in connections:
+            found.setdefault(self._open[connection].address, []).append(connection)
+        return found
+
+    def _of_fullest(self, connections: Iterable[C], count: int, reason: Reason) -> Iterator[Excess[C]]:
+        """Give up `count` of these, one after the other the last of the address that has the most left."""
+        if count <= 0:
+            return
+        left = self._by_address(connections)
+        heap = [(-len(own), address) for address, own in left.items()]
+        heapq.heapify(heap)
+        for _ in range(count):
+            most, address = heap[0]
+            yield self._given_up(left[address].pop(), reason)
+            heapq.heapreplace(heap, (most + 1, address))
 
     def _given_up(self, connection: C, reason: Reason) -> Excess[C]:
-        address = self._address[connection]
-        self.closed(connection)
-        return Excess(connection=connection, address=address, reason=reason)
-
-
-def _take(of: dict[str, dict[C, None]], address: str, connection: C) -> None:
-    del of[address][connection]
-    if not of[address]:
-        del of[address]
-
-
-def _fullest(of: dict[str, dict[C, None]], count: int) -> Iterator[str]:
-    """Yield `count` times the address that has the most left, if whoever is yielded has one taken each time."""
-    if count <= 0:
-        return
-    heap = [(-len(own), address) for address, own in of.items()]
-    heapq.heapify(heap)
-    for _ in range(count):
-        most, address = heap[0]
-        yield address
-        heapq.heapreplace(heap, (most + 1, address))
+        return Excess(connection=connection, address=self._open.pop(connection).address, reason=reason)
 
 
 def plain_host(host: str) -> str:

@@ -47,12 +47,12 @@ class Debts:
 
     limits: DebtLimits = field(default_factory=DebtLimits)
     total_bytes: int = 0
-    _by_debtor: dict[str, int] = field(default_factory=dict)
+    _by_debtor: Counter[str] = field(default_factory=Counter)
     _oldest_first: dict[Debt, None] = field(default_factory=dict)
 
     def check(self, debtor: str) -> None:
         """Raise `QuotaExceeded` if nothing is to be answered to `debtor` until it has read more."""
-        owed = self._by_debtor.get(debtor, 0)
+        owed = self._by_debtor[debtor]
         if owed >= self.limits.each_bytes:
             raise QuotaExceeded(
                 f"{owed} bytes of answers are waiting for {debtor} to read them, the limit",
@@ -63,7 +63,7 @@ class Debts:
         """Return the debt of an answer."""
         debt = Debt(debtor=debtor, connection=connection, size_bytes=size_bytes, since_s=now_s)
         self._oldest_first[debt] = None
-        self._by_debtor[debtor] = self._by_debtor.get(debtor, 0) + size_bytes
+        self._by_debtor[debtor] += size_bytes
         self.total_bytes += size_bytes
         return debt
 
@@ -73,11 +73,9 @@ class Debts:
             return
         del self._oldest_first[debt]
         self.total_bytes -= debt.size_bytes
-        left = self._by_debtor.get(debt.debtor, 0) - debt.size_bytes
-        if left:
-            self._by_debtor[debt.debtor] = left
-        else:
-            self._by_debtor.pop(debt.debtor, None)
+        self._by_debtor[debt.debtor] -= debt.size_bytes
+        if not self._by_debtor[debt.debtor]:
+            del self._by_debtor[debt.debtor]
 
     def written_off(self, connection: str) -> None:
         """Forget what was owed on a connection that does not exist any more."""
@@ -93,7 +91,7 @@ class Debts:
         owed, most = Counter[str](), Counter[str]()
         for debt in self._oldest_first:
             owed[debt.connection] += debt.size_bytes
-            most[debt.connection] = max(most[debt.connection], self._by_debtor.get(debt.debtor, 0))
+            most[debt.connection] = max(most[debt.connection], self._by_debtor[debt.debtor])
         left = self.total_bytes - sum(owed[connection] for connection in found)
         old = dict.fromkeys(debt.connection for debt in self._older(self.limits.least_s, now_s))
         for connection in sorted(old, key=lambda each: (-most[each], -owed[each])):  # of equals the oldest

@@ -11,7 +11,7 @@ unknown ones drain nobody: they are shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,18 +71,16 @@ def fault(
     first: DeviceReading,
     now: DeviceReading,
     *,
-    fatal: Iterable[int] = FATAL_XIDS,
-    ignored: Iterable[int] = (),
+    ignored: Collection[int] = (),
 ) -> str:
     """Return why a device is not to be trained on, or "" while it is healthy."""
     if now.lost:
         return "its driver does not reach it any more: it has fallen off the bus"
     if now.needs_reset:
         return "its driver wants it reset"
-    passed = frozenset(ignored)
     for xid in now.xids:
-        if xid in fatal and xid not in passed:
-            return f"XID {xid}: {FATAL_XIDS.get(xid, 'named fatal by the configuration')}"
+        if xid in FATAL_XIDS and xid not in ignored:
+            return f"XID {xid}: {FATAL_XIDS[xid]}"
     if now.remap_failed:
         return "a broken row of its memory could not be replaced"
     grown = (now.ecc_uncorrected or 0) - (first.ecc_uncorrected or 0)

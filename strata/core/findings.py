@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from strata.core import attribution as cause_of
-from strata.core.attribution import Blame, RankReport, blame, slow_causes, slow_ranks
+from strata.core.attribution import Blame, RankReport, blame, slow_causes
 from strata.core.save_hold import SaveHold, no_checkpoint
-from strata.core.stragglers import Scores, Slow, scores
+from strata.core.stragglers import Scores, Slow, scores, stragglers
+from strata.core.words import ranks_text, span
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class Finding:
     @property
     def rank_runs(self) -> str:
         """The ranks as people write them, `0-3, 7`; the first runs of them."""
-        return runs(self.ranks)
+        return ranks_text(self.ranks, most=RUNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +87,8 @@ class Diagnosis:
     stalled: tuple[RankReport, ...] = ()
     suspects: tuple[int, ...] = ()
     """The ranks that hold up the stalled ones, as far as it shows."""
-    how: str = ""
-    """How that shows."""
     slow: tuple[Slow, ...] = ()
     sick: tuple[Device, ...] = ()
-    impossible: tuple[str, ...] = ()
-    """What the job's keys say and cannot be (`core.invariants`)."""
     held: tuple[RankReport, ...] = ()
     """The ranks that train on and cannot save for now, the one that cannot for longest first."""
     held_up: tuple[int, ...] = ()
@@ -131,7 +128,8 @@ def diagnose(
     known = sorted(devices, key=lambda each: (each.worker, each.index))
     stalled = tuple(each for each in reports if each.stalled_ms > 0)
     found = blame([each for each in reports if each.rank not in {one.rank for one in ended}])
-    slow = tuple(slow_ranks(reports))
+    times = {each.rank: each.times for each in reports if each.times is not None}
+    slow = tuple(stragglers(times))
     holds = {each: each.hold for each in reports if each.hold is not None}
     held = tuple(sorted(holds, key=lambda each: (-holds[each].held_s, each.rank)))
     throttled = tuple(slow_findings(slow, by_rank))
@@ -141,20 +139,24 @@ def diagnose(
         (list(_stalls(found, by_rank)) if not ended else [], "groups of ranks that stand still"),
         (list(throttled), "groups of slow ranks"),
         (list(_devices(known, {(each.worker_id, each.device) for each in throttled})), "sick devices"),
-        ([_impossible(each) for each in impossible], "things that cannot be"),
+        (
+            [
+                Finding(kind=INVARIANT, text=f"its keys hold what cannot be: {each}", cause=each)
+                for each in impossible
+            ],
+            "things that cannot be",
+        ),
     )
     late = tuple(each.rank for each in reports if each.reported_late)
     return Diagnosis(
         findings=tuple(each for findings, _ in kinds for each in findings)[:MAX_FINDINGS],
         stalled=stalled,
         suspects=tuple(sorted(found.ranks)) if found.is_stall else (),
-        how=found.how if found.is_stall else "",
         slow=slow,
         sick=tuple(each for each in known if each.fault),
-        impossible=tuple(impossible),
         held=held,
         held_up=late if ended else found.others,
-        scores=scores({each.rank: each.times for each in reports if each.times is not None}),
+        scores=scores(times),
         says="; ".join(sentence for findings, kind in kinds for sentence in _few(findings, kind)),
     )
 
@@ -248,7 +250,7 @@ def slow_findings(slow: Iterable[Slow], by_rank: Mapping[int, RankReport]) -> It
         first, cause = by_rank[group[0].rank], causes[group[0].rank]
         device, reason = first.throttled if cause == cause_of.CAUSE_DEVICE and first.throttled else (None, "")
         why = {
-            cause_of.CAUSE_DATA: f"slow data loading, {_span(max(each.data_more_s for each in group))} more a step",
+            cause_of.CAUSE_DATA: f"slow data loading, {span(max(each.data_more_s for each in group))} more a step",
             cause_of.CAUSE_DEVICE: f"device {device} is throttled ({reason})",
             cause_of.CAUSE_HOST: "all ranks of the host are slow",
             cause_of.CAUSE_COMPUTE: "slow compute",
@@ -270,21 +272,17 @@ def slow_findings(slow: Iterable[Slow], by_rank: Mapping[int, RankReport]) -> It
 
 def _devices(devices: Iterable[Device], told: set[tuple[str, int | None]]) -> Iterator[Finding]:
     for each in devices:
-        where = f"device {each.index} of {each.worker}" + (f" on host {each.host}" if each.host else "")
-        if each.fault:
-            yield _device(each, f"{where}: {each.fault}", each.fault)
-        elif each.throttled and (each.worker, each.index) not in told:
-            yield _device(each, f"{where} is throttled ({each.throttled})", "throttled")
-
-
-def _device(device: Device, text: str, cause: str) -> Finding:
-    return Finding(
-        kind=DEVICE, text=text, worker_id=device.worker, host=device.host, device=device.index, cause=cause
-    )
-
-
-def _impossible(violation: str) -> Finding:
-    return Finding(kind=INVARIANT, text=f"its keys hold what cannot be: {violation}", cause=violation)
+        throttled = each.throttled and (each.worker, each.index) not in told
+        if each.fault or throttled:
+            where = f"device {each.index} of {each.worker}" + (f" on host {each.host}" if each.host else "")
+            yield Finding(
+                kind=DEVICE,
+                text=f"{where}: {each.fault}" if each.fault else f"{where} is throttled ({each.throttled})",
+                worker_id=each.worker,
+                host=each.host,
+                device=each.index,
+                cause=each.fault or "throttled",
+            )
 
 
 # -- words
@@ -295,20 +293,9 @@ def _still_ms(report: RankReport) -> int:
 
 
 def _subject(ranks: Sequence[int], host: str) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {runs(ranks)}" + (f" on host {host}" if host else "")
-
-
-def runs(ranks: Iterable[int]) -> str:
-    """Return ranks as people write them: `0-3, 7`; the first runs of them, and how many more ranks there are."""
-    found: list[list[int]] = []
-    for rank in sorted(ranks):
-        if found and rank == found[-1][-1] + 1:
-            found[-1].append(rank)
-        else:
-            found.append([rank])
-    shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found[:RUNS]]
-    more = sum(map(len, found[RUNS:]))
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks, most=RUNS)}" + (
+        f" on host {host}" if host else ""
+    )
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], object]) -> Iterator[list[T]]:
@@ -329,7 +316,3 @@ def _few(findings: Sequence[Finding], kind: str) -> list[str]:
     if len(sentences) <= NAMED:
         return sentences
     return [*sentences[:NAMED], f"{len(sentences) - NAMED} more {kind}"]
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -43,17 +43,13 @@ class Goodput:
     spent_s: Mapping[str, float]
 
     @property
-    def useful_s(self) -> float:
-        return self.spent_s.get(STEP, 0.0)
-
-    @property
     def total_s(self) -> float:
         return sum(self.spent_s.values())
 
     @property
     def ratio(self) -> float:
         """The share of the time that counts, from 0 to 1."""
-        return self.useful_s / self.total_s if self.total_s > 0 else 0.0
+        return self.spent_s.get(STEP, 0.0) / self.total_s if self.total_s > 0 else 0.0
 
     def after(self, seconds: float, phase: str) -> Goodput:
         """Return the account `seconds` later, spent in `phase`."""

@@ -60,18 +60,12 @@ class Diagnosis:
         while losses[0] <= now_s - MASS_S:
             losses.popleft()
         if len(losses) > max(MASS_LEAST, MASS_SHARE * (left + len(losses))):
-            self._spare(now_s, f"{len(losses)} sessions broke within {MASS_S:g} s")
+            self.spare(now_s, f"{len(losses)} sessions broke within {MASS_S:g} s")
 
-    def alone(self, now_s: float) -> None:
-        """Take note that the last peer that was ready is no longer.
-
-        Perhaps this replica is cut off, from its few members as well: too few to be a mass.
-        """
-        self._spare(now_s, "it lost every peer that was ready")
-
-    def unwritable(self, now_s: float) -> None:
-        """Take note that nothing can be written: who is deleted now could not register again."""
-        self._spare(now_s, "etcd takes no writes")
+    def spare(self, now_s: float, reason: str) -> None:
+        """Delete nobody for a while, for this reason."""
+        self.spare_until_s = now_s + SPARE_S
+        self.spare_reason = reason
 
     def unready(self, now_s: float, *, etcd_silence_s: float, behind_s: float = 0.0) -> str:
         """Return why members are better served elsewhere; an empty string when they are not."""
@@ -101,12 +95,8 @@ class Diagnosis:
         lag_s = now_s - self.turned_s - TURN_S
         if lag_s > LAG_S:
             self.stalled_s = now_s
-            self._spare(now_s, f"its event loop stalled for {lag_s:.1f} s")
+            self.spare(now_s, f"its event loop stalled for {lag_s:.1f} s")
         if etcd_silence_s > ETCD_SILENT_S:
-            self._spare(now_s, "etcd was silent")
+            self.spare(now_s, "etcd was silent")
         if behind_s > BEHIND_S:
-            self._spare(now_s, "its view was late")
-
-    def _spare(self, now_s: float, reason: str) -> None:
-        self.spare_until_s = now_s + SPARE_S
-        self.spare_reason = reason
+            self.spare(now_s, "its view was late")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -95,12 +95,6 @@ class _Ring:
         self.head = interval
 
 
-@dataclass(slots=True)
-class _Series:
-    kind: Kind
-    rings: dict[int, _Ring]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
     """The values of several series, all equally long, one every `interval_s`, oldest first; NaN where there is none."""
@@ -114,25 +108,21 @@ class JobHistory:
     """The series of one job."""
 
     def __init__(self) -> None:
-        self._series: dict[str, _Series] = {}
+        self._series: dict[str, dict[int, _Ring]] = {}
+        """The rings of each series, by their interval."""
         self.oldest_s = self.newest_s = 0
         """The seconds of the oldest value that there was, and of the newest."""
 
-    def __len__(self) -> int:
-        return len(self._series)
-
-    def names(self) -> Iterator[str]:
-        """Yield the names of the series."""
-        yield from self._series
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._series
+    @property
+    def names(self) -> KeysView[str]:
+        """The names of the series."""
+        return self._series.keys()
 
     def put(self, second: int, name: str, value: float, kind: Kind) -> None:
         """Take note of a value; one that is not finite is left out."""
         if not math.isfinite(value):
             return
-        for ring in self._of(name, kind).rings.values():
+        for ring in self._of(name).values():
             ring.put(second, value, kind)
         self._note(second)
 
@@ -140,13 +130,11 @@ class JobHistory:
         self.newest_s = max(self.newest_s, second)
         self.oldest_s = min(self.oldest_s or second, second)
 
-    def fill(self, told: Excerpt, kinds: Mapping[str, Kind], *, before_s: int) -> None:
+    def fill(self, told: Excerpt, *, before_s: int) -> None:
         """Take over what another replica recorded before `before_s`; what is known here stays."""
-        if told.interval_s not in INTERVALS:
-            return
         first, end = told.from_unix_s // told.interval_s, before_s // told.interval_s
         for name, values in told.series.items():
-            ring = self._of(name, kinds.get(name, Kind.MEAN)).rings[told.interval_s]
+            ring = self._of(name)[told.interval_s]
             known = [
                 place for place, value in enumerate(values[: max(0, end - first)]) if math.isfinite(value)
             ]
@@ -168,17 +156,15 @@ class JobHistory:
             interval_s=interval_s,
             from_unix_s=first * interval_s,
             series={
-                name: self._series[name].rings[interval_s].between(first, max(first, end))
+                name: self._series[name][interval_s].between(first, max(first, end))
                 for name in (self._series if names is None else names)
             },
         )
 
-    def _of(self, name: str, kind: Kind) -> _Series:
-        held = self._series.get(name)
-        if held is None:
-            rings = {interval_s: _Ring(interval_s, size) for interval_s, size in INTERVALS.items()}
-            held = self._series[name] = _Series(kind, rings)
-        return held
+    def _of(self, name: str) -> dict[int, _Ring]:
+        if name not in self._series:
+            self._series[name] = {each_s: _Ring(each_s, size) for each_s, size in INTERVALS.items()}
+        return self._series[name]
 
 
 class Heat:

@@ -17,11 +17,8 @@ AttemptId = NewType("AttemptId", str)
 Uid = NewType("Uid", str)
 """The random uuid of the cluster's data: epochs, revisions and generations belong to it."""
 
-Revision = NewType("Revision", int)
 Epoch = NewType("Epoch", int)
 """create_revision of the leader key: the fence of every controller write."""
-Generation = NewType("Generation", int)
-Rank = NewType("Rank", int)
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 

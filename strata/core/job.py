@@ -43,7 +43,7 @@ class World:
     def member_of(self, rank: int) -> Member:
         """Return the member that runs `rank`; `LookupError` when no rank is that."""
         for member in self.members:
-            if member.first_rank <= rank < member.first_rank + member.slots:
+            if rank in member.ranks:
                 return member
         raise LookupError(f"no rank {rank} in a world of {self.head.size}")
 

@@ -25,7 +25,7 @@ from enum import Enum
 from strata.core.ids import Epoch, InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.records import Leader, encode
-from strata.core.txn import Compare, Delete, Put, Txn, absent, created_at
+from strata.core.txn import Delete, Put, Txn, absent, created_at
 from strata.core.view import Entry, View
 
 ASKED_TTL_S = 6
@@ -36,11 +36,6 @@ _ACTS = 2 / 3
 
 
 # -- transactions -----------------------------------------------------------------------------
-
-
-def fence(keys: ClusterKeys, epoch: int) -> Compare:
-    """Hold while the leader of `epoch` leads."""
-    return created_at(keys.leader, epoch)
 
 
 def campaign_txn(
@@ -67,10 +62,10 @@ class LeaseClock:
     lease_id: int
     ttl_s: float
     anchored_s: float
-    sent_s: float | None = None
-    """When the keepalive was sent whose answer is outstanding; at most one is."""
-    tried_s: float | None = None
+    tried_s: float
     """When the last keepalive was sent, answered or not."""
+    outstanding: bool = False
+    """Whether that one has no answer yet; at most one has none."""
 
     @property
     def act_until_s(self) -> float:
@@ -79,29 +74,10 @@ class LeaseClock:
     @property
     def renew_at_s(self) -> float:
         """When the next keepalive is due, if none is outstanding."""
-        last_s = self.anchored_s if self.tried_s is None else self.tried_s
-        return last_s + min(RENEW_S, self.ttl_s / 6)
+        return self.tried_s + min(RENEW_S, self.ttl_s / 6)
 
     def may_act(self, now_s: float) -> bool:
         return now_s < self.act_until_s
-
-    def sent(self, now_s: float) -> LeaseClock:
-        """Note that a keepalive is being sent."""
-        if self.sent_s is not None:
-            raise ValueError("a keepalive is outstanding already")
-        return replace(self, sent_s=now_s, tried_s=now_s)
-
-    def answered(self, ttl_s: float) -> LeaseClock | None:
-        """Note the answer: the deadline moves to the keepalive's send. None: the lease is gone."""
-        if self.sent_s is None:
-            raise ValueError("no keepalive is outstanding")
-        if ttl_s <= 0:
-            return None
-        return replace(self, ttl_s=ttl_s, anchored_s=self.sent_s, sent_s=None)
-
-    def unanswered(self) -> LeaseClock:
-        """Note that the keepalive failed without saying that the lease is gone: it is repeated."""
-        return replace(self, sent_s=None)
 
 
 # -- the state machine ------------------------------------------------------------------------
@@ -119,7 +95,7 @@ class Act(Enum):
     TAKE_OFFICE = "take_office"
     """Confirm by a linearizable read, bring the view there, then `took_office`."""
     RENEW = "renew"
-    """`sending`, send one keepalive, then `renewed` or `not_renewed`."""
+    """`sending`, send one keepalive, then `answered`."""
     DELETE_OWN = "delete_own"
     """Execute `resign_txn` of the step's epoch: the key is ours and serves nobody."""
     STOP = "stop"
@@ -150,27 +126,29 @@ class Standing:
 
     def granted(self, lease_id: int, ttl_s: float, *, sent_s: float) -> Standing:
         """Take over a lease whose grant was sent at `sent_s`."""
-        lease = LeaseClock(lease_id=lease_id, ttl_s=ttl_s, anchored_s=sent_s)
+        lease = LeaseClock(lease_id=lease_id, ttl_s=ttl_s, anchored_s=sent_s, tried_s=sent_s)
         return replace(self, lease=lease)
 
     def took_office(self, epoch: Epoch) -> Standing:
         """Begin to act: a linearizable read confirmed the key, and the view is as new."""
-        if self.lease is None:
-            raise ValueError("no office without a lease")
         return replace(self, epoch=epoch)
 
     def sending(self, now_s: float) -> Standing:
-        if self.lease is None:
-            raise ValueError("there is no lease to renew")
-        return replace(self, lease=self.lease.sent(now_s))
+        """Note that a keepalive is being sent."""
+        assert self.lease is not None
+        return replace(self, lease=replace(self.lease, tried_s=now_s, outstanding=True))
 
-    def renewed(self, ttl_s: float) -> Standing:
-        """Note a keepalive's answer; with a TTL of 0 or less the lease is gone."""
-        return replace(self, lease=self.lease.answered(ttl_s) if self.lease else None)
+    def answered(self, ttl_s: float | None) -> Standing:
+        """Note a keepalive's answer: the deadline moves to its send. None: it had no answer, and is repeated.
 
-    def not_renewed(self, *, gone: bool) -> Standing:
-        """Note a keepalive's error. `gone`: etcd said that there is no such lease."""
-        return replace(self, lease=None if gone or self.lease is None else self.lease.unanswered())
+        With a TTL of 0 or less the lease is gone.
+        """
+        lease = self.lease
+        if lease is None or (ttl_s is not None and ttl_s <= 0):
+            return replace(self, lease=None)
+        if ttl_s is not None:
+            lease = replace(lease, ttl_s=ttl_s, anchored_s=lease.tried_s)
+        return replace(self, lease=replace(lease, outstanding=False))
 
     def stopped(self) -> Standing:
         """Leave office. The lease is left to run out; the next campaign gets its own."""
@@ -217,7 +195,7 @@ def _in_office(standing: Standing, held: Entry[Leader] | None, now_s: float, tur
         return Step(act=Act.STOP, reason=f"the lease of epoch {epoch} is gone")
     if not lease.may_act(now_s):
         return Step(act=Act.STOP, reason=f"the lease of epoch {epoch} was not renewed in time")
-    if lease.sent_s is not None:
+    if lease.outstanding:
         return Step(act=Act.WAIT, reason="a keepalive is outstanding", until_s=lease.act_until_s)
     if now_s - turned_s > MAX_STILL_S:
         return Step(

@@ -14,7 +14,8 @@ replacement (delete, then create: two transactions) never does.
 
 from __future__ import annotations
 
-from strata.core.admission import NAME_IT, Admission, admit, other_command
+from strata.core.admission import NAME_IT, Admission, admit, refuse_other_command
+from strata.core.exit_codes import PREEMPTED
 from strata.core.ids import InstanceId, WorkerId
 from strata.core.job import JobView
 from strata.core.records import (
@@ -38,6 +39,7 @@ from strata.core.txn import (
     absent,
     created_at,
     none_in,
+    refusable,
     unchanged,
 )
 from strata.core.view import Entry
@@ -51,12 +53,11 @@ from strata.errors import (
 
 MAX_JOBS = 10_000
 """Of a cluster: each has keys that every replica holds, and whoever may register may make one."""
-STOPPED_CODE = 75
-"""The exit code of a rank that ended because a notice asked it to: sysexits' "try again later"."""
 MAX_REASON_CHARS = 2000
 """Of a reason that a process gave: a stack's last lines, not a log."""
 
 
+@refusable
 def decide_register(
     job: JobView,
     registration: Registration,
@@ -90,19 +91,15 @@ def decide_register(
             ),
         )
     if leaving:
-        reason = f"{name} has left"
-        return Decision(reason=reason, refusal=Refused(reason))
+        raise Refused(f"{name} has left")
     if held is not None:
         return _taken(job, registration, held, failed_incarnation)
     admission = admit(job, registration)
-    if admission.refusal is not None:
-        return Decision(reason=admission.refusal.message, refusal=admission.refusal)
     if not job.exists and (count := job.view.count(job.keys.folder)) >= max_jobs:
-        full = Refused(
+        raise Refused(
             f"job {job.keys.name} is not created: the cluster has {count} jobs, ended ones included, the limit",
             hint="register in a job that exists, or raise coordinator.max_jobs",
         )
-        return Decision(reason=full.message, refusal=full)
     return _create(job, registration, served_by, admission)
 
 
@@ -123,11 +120,10 @@ def _taken(
 ) -> Decision:
     name, holder = registration.worker, f"{held.record.host or 'a host'}:{held.record.pid}"
     if registration.incarnation:
-        reason = (
+        raise StaleIncarnation(
             f"{name} was incarnation {registration.incarnation} and has been replaced"
             f" by {held.create_revision} ({holder})"
         )
-        return Decision(reason=reason, refusal=StaleIncarnation(reason))
     if failed_incarnation == held.create_revision:
         return Decision(
             reason=f"{name}: incarnation {held.create_revision} has lost its transport,"
@@ -137,11 +133,9 @@ def _taken(
                 success=(Delete(key=held.key),),
             ),
         )
-    if (other := other_command(job, registration)) is not None:
-        return Decision(reason=other.message, refusal=other)
-    reason = f"{name} is alive elsewhere ({holder}) in job {job.keys.name}"
+    refuse_other_command(job, registration)
     hint = NAME_IT if registration.sole else "stop that process, or use another worker id"
-    return Decision(reason=reason, refusal=Conflict(reason, hint=hint))
+    raise Conflict(f"{name} is alive elsewhere ({holder}) in job {job.keys.name}", hint=hint)
 
 
 def _create(
@@ -166,7 +160,7 @@ def _create(
         reason += ", whose spec is the job's from now on"
     elif spec.record != registration.spec:
         reason += "; the job's spec stands as it was created, this member's is ignored"
-    if admission.run is not None:
+    if admission.run != job.run():
         puts.append(Put(key=keys.run, value=encode(admission.run)))
     if admission.taken_up:
         paused = view.record(keys.phase, JobPhase) if job.phase() is Phase.PAUSED else None
@@ -217,6 +211,7 @@ def decide_remove(job: JobView, worker: WorkerId, *, mod_revision: int, reason: 
     )
 
 
+@refusable
 def decide_rank_exit(
     job: JobView,
     worker: WorkerId,
@@ -242,57 +237,51 @@ def decide_rank_exit(
     keys = job.keys
     if rank < 0 or generation < 0:
         raise InvalidArgument(f"no rank {rank} of generation {generation} can exist")
-    failed_key, done_key = keys.failed_rank(generation, rank), keys.done_rank(generation, rank)
-    stopped_key, notice_key = keys.stopped_rank(generation, rank), keys.notice(generation)
+    ends = {
+        "failed": keys.failed_rank(generation, rank),
+        "done": keys.done_rank(generation, rank),
+        "stopped": keys.stopped_rank(generation, rank),
+    }
     who = f"rank {rank} of generation {generation} ({worker})"
-    if job.view.get(failed_key) is not None:
-        return Decision(reason=f"{who} is recorded as failed")
-    if job.view.get(done_key) is not None:
-        return Decision(reason=f"{who} is recorded as done")
-    if job.view.get(stopped_key) is not None:
-        return Decision(reason=f"{who} is recorded as stopped")
+    for how, key in ends.items():
+        if job.view.get(key) is not None:
+            return Decision(reason=f"{who} is recorded as {how}")
     head = job.head()
     if head is None or head.record.generation < generation:
-        why = f"job {keys.name} has no generation {generation} yet"
-        return Decision(reason=why, refusal=Refused(why))
+        raise Refused(f"job {keys.name} has no generation {generation} yet")
     if head.record.generation > generation:
-        why = f"generation {generation} has ended; the world is {head.record.generation}"
-        return Decision(reason=why, refusal=StaleGeneration(why))
+        raise StaleGeneration(f"generation {generation} has ended; the world is {head.record.generation}")
     held = job.worker(worker)
     if held is None:
         return Decision(reason=f"{worker} is not registered any more: its end says it already")
     if held.create_revision != incarnation:
-        why = f"{worker} is incarnation {held.create_revision} now, not {incarnation}"
-        return Decision(reason=why, refusal=StaleIncarnation(why))
+        raise StaleIncarnation(f"{worker} is incarnation {held.create_revision} now, not {incarnation}")
     world = job.world()
     member = world.find(worker, incarnation) if world is not None else None
-    if member is None or not member.first_rank <= rank < member.first_rank + member.slots:
-        why = f"{worker} does not run rank {rank} in generation {generation}"
-        return Decision(reason=why, refusal=Refused(why))
+    if member is None or rank not in member.ranks:
+        raise Refused(f"{worker} does not run rank {rank} in generation {generation}")
     compares: tuple[Compare, ...] = (
         created_at(held.key, incarnation),
         unchanged(head.key, head.mod_revision),  # the members' chunks never change below it
-        absent(failed_key),
-        absent(done_key),
-        absent(stopped_key),
+        *map(absent, ends.values()),
     )
-    if code == 0:
-        put = Put(key=done_key, value=encode(RankDone(worker=worker)))
-        return Decision(reason=f"{who} is done", txn=Txn(compares=compares, success=(put,)))
+    put: Put
     # the notice, and who has stopped because of it, stay as long as the head, which is compared
-    if job.notice(generation) is not None and (code == STOPPED_CODE or job.stopped(generation)):
-        put = Put(key=stopped_key, value=encode(RankStopped(worker=worker)))
-        how = "" if code == STOPPED_CODE else f", though it ended with {reason or describe_exit(code)}"
-        return Decision(
-            reason=f"{who} stopped as it was asked to{how[:MAX_REASON_CHARS]}",
-            txn=Txn(compares=compares, success=(put,)),
+    if code == 0:
+        how, put = "is done", Put(key=ends["done"], value=encode(RankDone(worker=worker)))
+    elif job.notice(generation) is not None and (code == PREEMPTED or job.stopped(generation)):
+        how = "stopped as it was asked to"
+        if code != PREEMPTED:
+            how += f", though it ended with {reason or describe_exit(code)}"[:MAX_REASON_CHARS]
+        put = Put(key=ends["stopped"], value=encode(RankStopped(worker=worker)))
+    else:
+        if code == PREEMPTED:
+            compares = (*compares, absent(keys.notice(generation)))
+        record = RankFailed(
+            reason=(reason or describe_exit(code))[:MAX_REASON_CHARS], worker=worker, code=code, early=early
         )
-    if code == STOPPED_CODE:
-        compares = (*compares, absent(notice_key))
-    why = (reason or describe_exit(code))[:MAX_REASON_CHARS]
-    record = RankFailed(reason=why, worker=worker, code=code, early=early)
-    put = Put(key=failed_key, value=encode(record))
-    return Decision(reason=f"{who} failed: {record.reason}", txn=Txn(compares=compares, success=(put,)))
+        how, put = f"failed: {record.reason}", Put(key=ends["failed"], value=encode(record))
+    return Decision(reason=f"{who} {how}", txn=Txn(compares=compares, success=(put,)))
 
 
 def describe_exit(code: int) -> str:

@@ -8,7 +8,8 @@ They keep one broken client from taking a replica away from everybody else.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -26,8 +27,8 @@ forgotten."""
 class Rate:
     """`per_s` calls a second on the average, `burst` at once."""
 
-    per_s: float = 500.0
-    burst: float = 2_000.0
+    per_s: float
+    burst: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ def take(bucket: Bucket | None, rate: Rate, now_s: float) -> tuple[Bucket, float
     return Bucket(left=left, at_s=now_s), (1.0 - left) / rate.per_s
 
 
+RATE: Final = Rate(per_s=500.0, burst=2_000.0)
 STRANGERS: Final = Rate(per_s=2.0, burst=20.0)
 """How often one address may be told that nobody knows who it is; a client that was given a wrong token
 comes back every two seconds."""
@@ -85,27 +87,20 @@ def _taken(buckets: OrderedDict[K, Bucket], key: K, rate: Rate, now_s: float) ->
     return wait_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holdings:
-    """How many streams one identity may hold open at a replica."""
-
-    sessions: int = 64
-    """A reconnecting member has two for a moment; lone trainers of one host may share an identity."""
-    watches: int = 256
+MOST_OPEN: Final[Mapping[str, int]] = {"sessions": 64, "watches": 256}
+"""How many streams of a kind one identity may hold open at a replica. A reconnecting member has two sessions for a
+moment; lone trainers of one host may share an identity."""
 
 
 class Meter:
     """The buckets and counts of a replica. Coordinators are not counted: they relay for others."""
 
-    def __init__(
-        self, rate: Rate | None = None, holdings: Holdings | None = None, strangers: Rate = STRANGERS
-    ) -> None:
-        self._rate = rate or Rate()
+    def __init__(self, rate: Rate = RATE, strangers: Rate = STRANGERS) -> None:
+        self._rate = rate
         self._strangers = strangers
         self._addresses: OrderedDict[str, Bucket] = OrderedDict()
-        self._holdings = holdings or Holdings()
         self._buckets: OrderedDict[tuple[Role, str], Bucket] = OrderedDict()
-        self._open: dict[tuple[Role, str, str], int] = {}
+        self._open: Counter[tuple[Role, str, str]] = Counter()
 
     def call(self, identity: Identity | None, now_s: float) -> None:
         """Count one call; `QuotaExceeded` says when to come again."""
@@ -134,23 +129,19 @@ class Meter:
         """Count a stream that opens: "sessions" or "watches"; `QuotaExceeded` when it is one too many."""
         if identity is None or identity.role is Role.COORDINATOR:
             return
-        limit = self._holdings.sessions if kind == "sessions" else self._holdings.watches
         key = (identity.role, identity.id, kind)
-        count = self._open.get(key, 0)
-        if count >= limit:
+        if self._open[key] >= MOST_OPEN[kind]:
             raise QuotaExceeded(
-                f"{identity} holds {count} {kind} open at this replica, the limit",
+                f"{identity} holds {self._open[key]} {kind} open at this replica, the limit",
                 hint="close some, or give each process an identity of its own",
             )
-        self._open[key] = count + 1
+        self._open[key] += 1
 
     def close(self, identity: Identity | None, kind: str) -> None:
         """Count a stream that ended, of those that `open` counted."""
         if identity is None or identity.role is Role.COORDINATOR:
             return
         key = (identity.role, identity.id, kind)
-        left = self._open[key] - 1
-        if left:
-            self._open[key] = left
-        else:
+        self._open[key] -= 1
+        if not self._open[key]:
             del self._open[key]

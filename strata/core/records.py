@@ -185,6 +185,11 @@ class Member:
     slots: int
     first_rank: int
 
+    @property
+    def ranks(self) -> range:
+        """The global ranks that it runs."""
+        return range(self.first_rank, self.first_rank + self.slots)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersChunk:

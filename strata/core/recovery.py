@@ -6,6 +6,7 @@ that the saving world did not have has no part of its own, and takes what all ra
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strata.core.checkpoint_tiers import ack_of
@@ -16,25 +17,18 @@ from strata.core.view import Entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPart:
-    """One rank's part of the checkpoint; the digest of its manifest is "" when it has none."""
-
-    rank: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPoint:
     """Where the current generation begins, for the ranks of one worker."""
 
     entry: Entry[CheckpointRecord]
-    parts: tuple[RankPart, ...]
+    parts: Mapping[int, str]
+    """By rank, the digest of its part's manifest; "" when it has none."""
 
 
 def ranks_of(world: World, worker: str) -> list[int]:
     """Return the ranks that a worker runs; none for a standby."""
     member = world.holder(worker)
-    return [] if member is None else list(range(member.first_rank, member.first_rank + member.slots))
+    return [] if member is None else list(member.ranks)
 
 
 def recovery_point(job: JobView, worker: str) -> RecoveryPoint | None:
@@ -45,9 +39,6 @@ def recovery_point(job: JobView, worker: str) -> RecoveryPoint | None:
     entry = find(job, world.head.restore.step, world.head.restore.attempt)
     if entry is None:
         return None
-    record = entry.record
-    parts = []
-    for rank in ranks_of(world, worker):
-        ack = ack_of(job, record, rank)
-        parts.append(RankPart(rank=rank, digest=ack.digest if ack is not None else ""))
-    return RecoveryPoint(entry=entry, parts=tuple(parts))
+    acks = {rank: ack_of(job, entry.record, rank) for rank in ranks_of(world, worker)}
+    parts = {rank: ack.digest if ack is not None else "" for rank, ack in acks.items()}
+    return RecoveryPoint(entry=entry, parts=parts)

@@ -15,7 +15,6 @@ made progress and could not keep it, or none could be made, so it does not count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +23,7 @@ from strata.core.checkpoint_records import SavesHeld
 from strata.core.job import JobView
 from strata.core.records import encode
 from strata.core.txn import Decision, Put, Txn, absent, refusable
+from strata.core.words import first_few
 from strata.errors import InvalidArgument
 
 MAX_REASON_CHARS: Final = 200
@@ -56,15 +56,13 @@ def no_checkpoint(*holds: SaveHold, committed_step: int | None) -> str:
     hosts: dict[str, set[str]] = {}
     for hold in holds:
         hosts.setdefault(hold.reason or "the storage refuses", set()).add(hold.host or "?")
-    where = [f"{reason} on {_hosts(sorted(names))}" for reason, names in sorted(hosts.items())]
+    where = [
+        f"{reason} on host{'s' if len(names) > 1 else ''} {first_few(sorted(names), NAMED)}"
+        for reason, names in sorted(hosts.items())
+    ]
     if len(where) > NAMED:
         where = [*where[:NAMED], f"{len(where) - NAMED} more reasons"]
     return f"{since}, {_span(longest_s)}: {'; '.join(where)}"
-
-
-def _hosts(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"host{'s' if len(names) > 1 else ''} {', '.join(names[:NAMED])}{more}"
 
 
 @refusable

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from strata.core.words import span
+
 STEP: Final = "step"
 """The phase in which a rank does nothing but training steps; "train" is understood as the same."""
 _STEP_WORDS: Final = frozenset({"step", "train", "training", ""})
@@ -31,9 +33,6 @@ FIRST_OTHER_S: Final = 1800.0
 MIN_SAMPLES: Final = 3
 """So many durations make a median: the first step of a generation is longer than all others."""
 KEPT: Final = 64
-
-OUTLIER_FACTOR: Final = 3.0
-"""A step that took so many times the median of the rank's own is an outlier."""
 
 LATE_S: Final = 2.0
 LATE_FACTOR: Final = 3.0
@@ -67,8 +66,8 @@ class StallLimits:
             return max(first_s, self.least_s), "nothing is known yet of how long it takes"
         limit_s = self.factor * usual_s
         if limit_s < self.least_s:
-            return self.least_s, f"the least; it usually takes {_span(usual_s)}"
-        return limit_s, f"{self.factor:g} times the usual {_span(usual_s)}"
+            return self.least_s, f"the least; it usually takes {span(usual_s)}"
+        return limit_s, f"{self.factor:g} times the usual {span(usual_s)}"
 
 
 def late_after_s(usual_s: float) -> float:
@@ -83,7 +82,6 @@ class Stall:
     step: int
     phase: str
     still_s: float
-    limit_s: float
     reason: str
 
 
@@ -96,7 +94,7 @@ def kind_of(phase: str) -> str:
 class RankPace:
     """What one rank of one generation said, and how long it usually takes. All times are arguments."""
 
-    __slots__ = ("_durations", "_entered_s", "_moved_s", "_said", "_step_s", "phase", "step")
+    __slots__ = ("_durations", "_entered_s", "_moved_s", "_said", "last_step_s", "phase", "step")
 
     def __init__(self) -> None:
         self.step = 0
@@ -104,7 +102,8 @@ class RankPace:
         self._said = False
         self._moved_s = 0.0
         self._entered_s = 0.0
-        self._step_s: float | None = None
+        self.last_step_s: float | None = None
+        """How long the last step took, as far as it could be told."""
         self._durations: dict[str, deque[float]] = {}
 
     def hear(self, step: int, phase: str, now_s: float) -> bool:
@@ -114,8 +113,8 @@ class RankPace:
         before, now = kind_of(self.phase), kind_of(phase)
         if self._said:
             if before == now == STEP and step > self.step:
-                self._step_s = max(0.0, now_s - self._moved_s) / (step - self.step)
-                self._note(STEP, self._step_s)
+                self.last_step_s = max(0.0, now_s - self._moved_s) / (step - self.step)
+                self._note(STEP, self.last_step_s)
             elif before not in {STEP, now}:
                 self._note(before, max(0.0, now_s - self._entered_s))
         if before != now or not self._said:
@@ -132,11 +131,6 @@ class RankPace:
         """Return the median of what a step, or a stay in another phase, took; None before it is known."""
         known = self._durations.get(kind, ())
         return median(known) if len(known) >= (MIN_SAMPLES if kind == STEP else 1) else None
-
-    @property
-    def last_step_s(self) -> float | None:
-        """How long the last step took, as far as it could be told."""
-        return self._step_s
 
     def still_s(self, now_s: float) -> float:
         """Return for how long the rank has not moved."""
@@ -161,8 +155,8 @@ class RankPace:
         if still_s <= limit_s:
             return None
         where = f"step {self.step}" + (f" ({self.phase})" if self.phase else "")
-        reason = f"no progress at {where} for {_span(still_s)}; its limit is {_span(limit_s)}: {why}"
-        return Stall(step=self.step, phase=self.phase, still_s=still_s, limit_s=limit_s, reason=reason)
+        reason = f"no progress at {where} for {span(still_s)}; its limit is {span(limit_s)}: {why}"
+        return Stall(step=self.step, phase=self.phase, still_s=still_s, reason=reason)
 
     def _note(self, kind: str, seconds: float) -> None:
         self._durations.setdefault(kind, deque(maxlen=KEPT)).append(seconds)
@@ -221,15 +215,3 @@ def _unlike_most(what: Mapping[int, str]) -> tuple[int, ...]:
     if not counted or 2 * counted[0][1] <= len(what):
         return ()
     return tuple(sorted(rank for rank, each in what.items() if each != counted[0][0]))
-
-
-def is_outlier(step_s: float, usual_s: float, *, factor: float = OUTLIER_FACTOR) -> bool:
-    """Tell whether a step took far longer than this rank's steps usually do."""
-    return usual_s > 0 and step_s > factor * usual_s
-
-
-def _span(seconds: float) -> str:
-    """Return a time as people read it; finer than a second while it is short."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

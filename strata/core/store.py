@@ -26,13 +26,9 @@ from strata.errors import StrataError, Unavailable
 
 
 class Compacted(StrataError):
-    """The revision asked for was compacted away; `compact_revision` is the oldest that is left."""
+    """The revision asked for was compacted away."""
 
     code = "COMPACTED"
-
-    def __init__(self, message: str, *, compact_revision: int) -> None:
-        super().__init__(message)
-        self.compact_revision = compact_revision
 
 
 class NoSpace(Unavailable):

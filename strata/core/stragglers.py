@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from statistics import median, median_low
@@ -37,30 +37,34 @@ MIN_RANKS: Final = 3
 """Of two ranks nobody can say which one is slow."""
 MOST_SUSPECTS: Final = 64
 """So many of the slowest are compared with all others: more slow ranks than that are no stragglers."""
-OVERLAP_STEPS: Final = 1
-"""Two ranks are compared if the steps of both cost what they do now at a step that both have made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What its steps cost a rank; medians are over its newest ones. `best_compute_s`: 0 while unknown."""
+    """What its steps up to `step` cost a rank; medians are over its newest ones. `best_compute_s`: 0 while unknown."""
 
     compute_s: float
     data_wait_s: float
     median_compute_s: float
     median_data_wait_s: float
     best_compute_s: float = 0.0
+    step: int = 0
     cheaper_s: float = 0.0
     """What the cheaper one of its last two steps cost it."""
     steady_steps: int = 0
     """For how many steps they have cost as much as they do, give or take `SLOWED_FACTOR`."""
     slowed_s: float = 0.0
-    """Since when its steps have been slower than its best; 0 if they are not, or if that is unknown."""
+    """For how long its steps have cost more than those before; 0 if they do not, or if that is unknown."""
 
     @property
     def median_s(self) -> float:
         """What a step costs it, of whatever kind."""
         return self.median_compute_s + self.median_data_wait_s
+
+    @property
+    def since_step(self) -> int:
+        """The first step at which it was as it is now."""
+        return self.step - self.steady_steps + 1
 
     @property
     def last_s(self) -> float:
@@ -73,13 +77,11 @@ class StepWindow:
 
     __slots__ = (
         "_best_compute_s",
-        "_best_s",
         "_block",
         "_changed_step",
         "_computes_s",
         "_level_s",
         "_seen",
-        "_slowed",
         "_slowed_since_s",
         "_step",
         "_steps",
@@ -89,15 +91,14 @@ class StepWindow:
     def __init__(self) -> None:
         self._step = -1
         self._seen = 0
-        self._steps: deque[tuple[float, float, float]] = deque(maxlen=MOST_STEPS)
+        self._steps: deque[tuple[float, float, float]] = deque()
         """(when it was complete, compute time, wait for data) of the newest steps."""
         self._computes_s: list[float] = []
         self._waits_s: list[float] = []
         """The compute times and the waits of `_steps`, sorted: a median costs no sorting for each step."""
-        self._block: list[tuple[float, float]] = []
-        self._best_s = self._best_compute_s = 0.0
-        self._slowed = False
-        self._slowed_since_s = 0.0
+        self._block: list[float] = []
+        self._best_compute_s = 0.0
+        self._slowed_since_s: float | None = None
         self._level_s = 0.0
         """What a step cost when that changed last, in `_changed_step`."""
         self._changed_step = 0
@@ -109,15 +110,17 @@ class StepWindow:
         if len(steps) < LEAST_STEPS:
             return None
         at_s, compute_s, data_wait_s = steps[-1]
+        since_s = self._slowed_since_s
         return StepTimes(
             compute_s=compute_s,
             data_wait_s=data_wait_s,
             median_compute_s=_median_of_sorted(self._computes_s),
             median_data_wait_s=_median_of_sorted(self._waits_s),
             best_compute_s=self._best_compute_s,
+            step=self._step,
             cheaper_s=min(compute_s + data_wait_s, sum(steps[-2][1:])),
             steady_steps=self._step - self._changed_step + 1,
-            slowed_s=max(1e-6, at_s - self._slowed_since_s) if self._slowed else 0.0,
+            slowed_s=max(1e-6, at_s - since_s) if since_s is not None else 0.0,
         )
 
     def note(self, step: int, compute_s: float, data_wait_s: float, now_s: float) -> None:
@@ -130,42 +133,36 @@ class StepWindow:
             self._changed_step = step + 1
             return
         steps = self._steps
-        if len(steps) == MOST_STEPS:
-            self._forget_oldest()
         steps.append((now_s, compute_s, data_wait_s))
         insort(self._computes_s, compute_s)
         insort(self._waits_s, data_wait_s)
-        while len(steps) > LEAST_STEPS and steps[0][0] < now_s - WINDOW_S:
+        while len(steps) > MOST_STEPS or (len(steps) > LEAST_STEPS and steps[0][0] < now_s - WINDOW_S):
             self._forget_oldest()
-        self._note_best(compute_s, data_wait_s)
-        if len(steps) < LEAST_STEPS:
-            return
-        median_s = _median_of_sorted(self._computes_s) + _median_of_sorted(self._waits_s)
-        self._note_level(step, median_s)
-        slowed = 0 < self._best_s * SLOWED_FACTOR < median_s
-        if slowed != self._slowed:
-            self._slowed, self._slowed_since_s = slowed, now_s
+        self._note_best(compute_s)
+        if len(steps) >= LEAST_STEPS:
+            self._note_level(step, now_s)
 
     def _forget_oldest(self) -> None:
         _, compute_s, data_wait_s = self._steps.popleft()
         del self._computes_s[bisect_left(self._computes_s, compute_s)]
         del self._waits_s[bisect_left(self._waits_s, data_wait_s)]
 
-    def _note_level(self, step: int, median_s: float) -> None:
-        if not self._level_s / SLOWED_FACTOR <= median_s <= self._level_s * SLOWED_FACTOR:
-            if self._level_s:
-                self._changed_step = step
-            self._level_s = median_s
-
-    def _note_best(self, compute_s: float, data_wait_s: float) -> None:
-        self._block.append((compute_s, data_wait_s))
-        if len(self._block) < BEST_OF_STEPS:
+    def _note_level(self, step: int, now_s: float) -> None:
+        median_s = _median_of_sorted(self._computes_s) + _median_of_sorted(self._waits_s)
+        before_s = self._level_s
+        if before_s / SLOWED_FACTOR <= median_s <= before_s * SLOWED_FACTOR:
             return
-        block_compute_s = median(each[0] for each in self._block)
-        block_s = median(sum(each) for each in self._block)
-        self._block.clear()
-        self._best_compute_s = min(self._best_compute_s or block_compute_s, block_compute_s)
-        self._best_s = min(self._best_s or block_s, block_s)
+        self._level_s = median_s
+        if before_s:
+            self._changed_step = step
+            self._slowed_since_s = now_s if median_s > before_s else None
+
+    def _note_best(self, compute_s: float) -> None:
+        self._block.append(compute_s)
+        if len(self._block) == BEST_OF_STEPS:
+            block_s = median(self._block)
+            self._block.clear()
+            self._best_compute_s = min(self._best_compute_s or block_s, block_s)
 
 
 def _median_of_sorted(values: Sequence[float]) -> float:
@@ -196,25 +193,10 @@ def _scores(times: StepTimes, fastest_s: float) -> Scores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paced:
-    """A rank with what its steps cost it, as of step `step`."""
-
-    rank: int
-    step: int
-    times: StepTimes
-
-    @property
-    def since_step(self) -> int:
-        """The first step at which it was as it is now."""
-        return self.step - self.times.steady_steps + 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
     """A rank whose steps cost it more than others pay."""
 
     rank: int
-    step_s: float
     times: float
     """How many times the median of the others."""
     compute_more_s: float
@@ -223,53 +205,48 @@ class Slow:
     slowed_s: float
 
 
-def stragglers(ranks: Sequence[Paced], *, factor: float = SLOW_FACTOR) -> list[Slow]:
-    """Return the ranks whose steps cost `factor` times what those of most others cost, the slowest first.
+def stragglers(times: Mapping[int, StepTimes]) -> list[Slow]:
+    """Return the ranks whose steps cost `SLOW_FACTOR` times what those of most others cost, the slowest first.
 
     What is known of ranks is of different ages, and all may have become slower since: a rank is compared with those
     that were as they are now at a step at which it was as it is now. These have to be half of all.
     Nobody is slow if more than half of all are as slow.
     """
-    known = [each for each in ranks if each.times.median_s > 0]
+    known = {rank: each for rank, each in times.items() if each.median_s > 0}
     if len(known) < MIN_RANKS:
         return []
-    least_s = min(each.times.median_s for each in known)
-    suspects = [each for each in known if _is_slow(each.times.median_s, least_s, factor)]
-    if len(suspects) > MOST_SUSPECTS:
-        suspects = nlargest(MOST_SUSPECTS, suspects, key=lambda each: each.times.median_s)
-    slow = [found for each in suspects if (found := _compared(each, known, factor)) is not None]
+    least_s = min(each.median_s for each in known.values())
+    suspects = [rank for rank, each in known.items() if _is_slow(each.median_s, least_s)]
+    slowest = nlargest(MOST_SUSPECTS, suspects, key=lambda rank: known[rank].median_s)
+    slow = [found for rank in slowest if (found := _compared(rank, known)) is not None]
     return sorted(slow, key=lambda each: (-each.times, each.rank))
 
 
-def _compared(rank: Paced, known: Iterable[Paced], factor: float) -> Slow | None:
-    others, all_of_them = [], 0
-    for each in known:
-        all_of_them += 1
-        if each is not rank and _overlap(rank, each) >= OVERLAP_STEPS:
-            others.append(each.times)
-    if len(others) < MIN_RANKS - 1 or 2 * len(others) < all_of_them - 1:
+def _compared(rank: int, known: Mapping[int, StepTimes]) -> Slow | None:
+    mine = known[rank]
+    others = [each for each in known.values() if each is not mine and _overlap(mine, each)]
+    if len(others) < MIN_RANKS - 1 or 2 * len(others) < len(known) - 1:
         return None
-    usual_s = median_low([*(each.median_s for each in others), rank.times.median_s])
-    if usual_s <= 0 or not _is_slow(rank.times.median_s, usual_s, factor):
+    usual_s = median_low([*(each.median_s for each in others), mine.median_s])
+    if usual_s <= 0 or not _is_slow(mine.median_s, usual_s):
         return None
     # medians follow a change that all ranks share within a step or two of each other; last steps show it at once
     last_s = median_low(each.last_s for each in others)
-    if rank.times.median_s < factor * last_s or rank.times.cheaper_s < SLOWED_FACTOR * usual_s:
+    if mine.median_s < SLOW_FACTOR * last_s or mine.cheaper_s < SLOWED_FACTOR * usual_s:
         return None
     return Slow(
-        rank=rank.rank,
-        step_s=rank.times.median_s,
-        times=rank.times.median_s / usual_s,
-        compute_more_s=rank.times.median_compute_s - median_low(each.median_compute_s for each in others),
-        data_more_s=rank.times.median_data_wait_s - median_low(each.median_data_wait_s for each in others),
-        slowed_s=rank.times.slowed_s,
+        rank=rank,
+        times=mine.median_s / usual_s,
+        compute_more_s=mine.median_compute_s - median_low(each.median_compute_s for each in others),
+        data_more_s=mine.median_data_wait_s - median_low(each.median_data_wait_s for each in others),
+        slowed_s=mine.slowed_s,
     )
 
 
-def _is_slow(step_s: float, usual_s: float, factor: float) -> bool:
-    return step_s >= factor * usual_s and step_s - usual_s >= SLOW_LEAST_S
+def _is_slow(step_s: float, usual_s: float) -> bool:
+    return step_s >= SLOW_FACTOR * usual_s and step_s - usual_s >= SLOW_LEAST_S
 
 
-def _overlap(one: Paced, other: Paced) -> int:
-    """Return how many steps both made while they were as they are now."""
-    return min(one.step, other.step) - max(one.since_step, other.since_step) + 1
+def _overlap(one: StepTimes, other: StepTimes) -> bool:
+    """Tell whether the steps of both cost what they do now at a step that both have made."""
+    return max(one.since_step, other.since_step) <= min(one.step, other.step)

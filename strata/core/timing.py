@@ -37,13 +37,9 @@ class Timing:
 
     heartbeat_s: float
     """How often a client without a session calls Heartbeat."""
-    newcomer_hold_s: float
-    """How long another boot under a live name is held before it is refused (PROTOCOLS 5.2)."""
 
     tick_s: float = 1.0
     """Both ends of a session say this often that their event loops turn."""
-    silent_replica_s: float = 3.0
-    """A member leaves a replica whose ticks are silent for this long, if another is ready."""
     peer_tick_s: float = 0.5
     peer_ready_s: float = 1.0
     """A peer is ready if it said so within this span."""
@@ -56,50 +52,24 @@ class Timing:
     counter_after_s: float = 0.1
     counter_every_s: float = 0.5
     """An open barrier's visible counter: first written after, then at most every (6.5)."""
-    """The keys of a generation are deleted this long after it ended (6.6)."""
 
     @classmethod
-    def derive(
-        cls,
-        detect_s: float = 5.0,
-        *,
-        reconnect_grace_s: float | None = None,
-        keepalive_time_s: float | None = None,
-        keepalive_timeout_s: float | None = None,
-    ) -> Timing:
-        """Return the spans that keep `detect_s`; `ConfigError` when an override breaks it."""
+    def derive(cls, detect_s: float = 5.0) -> Timing:
+        """Return the spans that keep `detect_s`: of a ping, most is for the answer, which a busy host may be slow to give."""
         if not MIN_DETECT_S <= detect_s <= 3600:
             raise ConfigError(
                 f"detect_s = {detect_s:g} is not in {MIN_DETECT_S:g} .. 3600",
                 hint="it is the time within which a frozen host is noticed; 5 is the default",
             )
-        grace_s = min(1.0, detect_s / 5) if reconnect_grace_s is None else reconnect_grace_s
-        if not 0 <= grace_s < detect_s:
-            raise ConfigError(
-                f"reconnect_grace_s = {grace_s:g} is not in 0 .. detect_s = {detect_s:g}",
-                hint="the grace is a part of detect_s; leave it out to have it derived",
-            )
-        time_s, timeout_s = _keepalive(
-            budget_s=detect_s - grace_s, time_s=keepalive_time_s, timeout_s=keepalive_timeout_s
-        )
+        grace_s = min(1.0, detect_s / 5)
+        ping_s = detect_s - grace_s
         return cls(
             detect_s=detect_s,
             reconnect_grace_s=grace_s,
-            keepalive_time_s=time_s,
-            keepalive_timeout_s=timeout_s,
+            keepalive_time_s=ping_s * 3 / 8,
+            keepalive_timeout_s=ping_s * 5 / 8,
             heartbeat_s=min(detect_s / 5, MAX_HEARTBEAT_S),
-            newcomer_hold_s=detect_s,
         )
-
-    @property
-    def survived_freeze_s(self) -> float:
-        """How long a host may freeze without losing its member, whenever that begins.
-
-        At worst a ping is due at once; it is given up after its timeout, and the member may come back
-        within the grace. What freezes for `detect_s` is removed in any case; in between it depends on
-        when the last ping was answered.
-        """
-        return self.keepalive_timeout_s + self.reconnect_grace_s
 
     def server_options(self) -> ChannelOptions:
         """Return what a gRPC server must be given so that it notices a frozen client in time.
@@ -137,21 +107,6 @@ class Timing:
     def _least_ping_ms(self) -> int:
         """Half a ping's interval: pings of the other side's own timers must not be refused."""
         return max(1, _ms(self.keepalive_time_s / 2))
-
-
-def _keepalive(*, budget_s: float, time_s: float | None, timeout_s: float | None) -> tuple[float, float]:
-    """Divide what `detect_s` leaves: more for the answer, which a busy host may be slow to give."""
-    if time_s is None:
-        time_s = budget_s * 3 / 8 if timeout_s is None else budget_s - timeout_s
-    if timeout_s is None:
-        timeout_s = budget_s - time_s
-    if min(time_s, timeout_s) < 0.01 or time_s + timeout_s > budget_s + 1e-9:
-        raise ConfigError(
-            f"keepalive_time_s + keepalive_timeout_s = {time_s:g} + {timeout_s:g} does not fit"
-            f" into detect_s - reconnect_grace_s = {budget_s:g}",
-            hint="raise detect_s, or leave the keepalive out to have it derived",
-        )
-    return time_s, timeout_s
 
 
 def _ms(seconds: float) -> int:

@@ -34,7 +34,7 @@ Members who were asked to leave are not counted among those that are here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from strata.core import reshaping, stopping
@@ -56,6 +56,7 @@ from strata.core.records import (
 )
 from strata.core.returning import not_back, patience_ms, return_s, who_returns
 from strata.core.view import Entry
+from strata.core.words import first_few
 
 EARLY_FAILURES = 2
 """A program that fails in its first seconds is tried so often, where nobody allows more than the default."""
@@ -135,21 +136,21 @@ class Situation:
         """What kept the current generation from a commit though it had trained, if that is so."""
         return None if self.committed() else self.job.held(self.generation)
 
-    def fruitless(self, *, failure: bool) -> int:
-        """Return the count that the next head carries."""
-        if self.head is None or self.resumed:
-            return 0
-        if self.active is None:
-            return self.head.record.fruitless
-        if self.committed():
-            return 0
-        return self.head.record.fruitless + (1 if failure and self.held is None else 0)
+    def counts(self, *, failure: bool) -> tuple[int, int, bool]:
+        """Return what the next head carries, if `failure` ended this generation or something else did.
 
-    def failures(self, *, failure: bool) -> int:
-        """Return how many generations a failure has ended, as the next head carries it."""
+        How many generations in a row were fruitless, how many a failure has ended, and whether one so far may have
+        made a step.
+        """
         if self.head is None or self.resumed:
-            return 0
-        return self.head.record.failures + (1 if failure else 0)
+            return 0, 0, False
+        before = self.head.record
+        if self.active is None:
+            return before.fruitless, before.failures, before.began
+        more = 1 if failure else 0
+        fruitless = before.fruitless + (more if self.held is None else 0)
+        began = before.began or not (failure and self.failed_early())
+        return 0 if self.committed() else fruitless, before.failures + more, began
 
     def failed_early(self) -> bool:
         """Tell whether nothing but ranks has failed, each by itself in its first seconds, before a step was reported."""
@@ -157,14 +158,6 @@ class Situation:
         members = self.active.members if self.active is not None else ()
         gone = any(not self.alive(member) for member in members)
         return bool(failed) and not gone and all(one.early for one in failed.values())
-
-    def began(self, *, failure: bool) -> bool:
-        """Tell, for the next head, whether some generation so far may have made a step."""
-        if self.head is None or self.resumed:
-            return False
-        if self.active is None:
-            return self.head.record.began
-        return self.head.record.began or not (failure and self.failed_early())
 
     def still_asked(self) -> tuple[Asked, ...]:
         """Return the requests to leave that the next head carries on: those who are meant are here."""
@@ -245,9 +238,9 @@ class Situation:
         ended = done | self.job.stopped(generation)
         left, deaths = self._deaths(world, ended)
         if deaths:
-            return self._after(_named([*deaths, *left]), failure=True)
+            return self._after(first_few([*deaths, *left], _NAMED), failure=True)
         if left:
-            return self._after(_named(left), failure=False)
+            return self._after(first_few(left, _NAMED), failure=False)
         if self.notice is not None:
             return self._stopped(self.notice, world, done, ended)
         if self.reshape is not None and reshaping.finished(self.job, generation):
@@ -305,9 +298,8 @@ class Situation:
         entry = self.job.checkpoint(point.step, point.record_generation)
         if entry is None or entry.record.attempt != point.attempt:
             return None
-        if entry.record.state is not CheckpointState.CORRUPT:
-            return None
-        if not missed_by(self.job, entry.record, self.generation):
+        corrupt = entry.record.state is CheckpointState.CORRUPT
+        if not corrupt or not missed_by(self.job, entry.record, self.generation):
             return None  # they had read it before it was damaged
         why = f"step {point.step}, where it began, is corrupt: {entry.record.reason}"
         if newest(self.job) is None:
@@ -318,7 +310,7 @@ class Situation:
         """Return, in words, who left as asked but before its ranks had ended, and what failed."""
         left, found = [], []
         for member in world.members:
-            if self.alive(member) or all(rank in ended for rank in ranks_of(member)):
+            if self.alive(member) or all(rank in ended for rank in member.ranks):
                 continue
             gone = "was replaced" if member.worker in self.registered else "is gone"
             if stopping.asked_notice(self.asked, member.worker, member.incarnation) is not None:
@@ -344,11 +336,11 @@ class Situation:
         return Change(why=why, failure=failure)
 
     def _too_many(self, why: str) -> Change | None:
-        fruitless, failures = self.fruitless(failure=True), self.failures(failure=True)
+        fruitless, failures, began = self.counts(failure=True)
         most = self.spec.max_fruitless_generations
         early = self.latest is None and self.failed_early()
         tried = EARLY_FAILURES if most <= JobSpec().max_fruitless_generations else most
-        if early and failures >= tried and not self.began(failure=True):
+        if early and failures >= tried and not began:
             sentence = (
                 f"{failures} generations failed in their first seconds, before a step was reported;"
                 f" the last: {why}"
@@ -367,7 +359,7 @@ class Situation:
         """Return what follows once all who were asked to have stopped, or had their time."""
         record = notice.record
         asked = [m for m in world.members if not record.workers or m.worker in record.workers]
-        ranks = {rank for member in asked for rank in ranks_of(member)}
+        ranks = {rank for member in asked for rank in member.ranks}
         if ranks <= done:
             return None  # they finished before they stopped
         why = f"{_ACTS[record.action]}: {record.reason}"
@@ -385,14 +377,3 @@ class Situation:
 
 
 _ACTS = {StopAction.PREEMPT: "preempted", StopAction.PAUSE: "paused", StopAction.DRAIN: "drained"}
-
-
-def ranks_of(member: Member) -> range:
-    """Return the global ranks that a member runs."""
-    return range(member.first_rank, member.first_rank + member.slots)
-
-
-def _named(causes: Iterable[str]) -> str:
-    causes = list(causes)
-    more = f" and {len(causes) - _NAMED} more" if len(causes) > _NAMED else ""
-    return ", ".join(causes[:_NAMED]) + more

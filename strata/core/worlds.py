@@ -84,7 +84,7 @@ def plan_world(
     if phase in {Phase.DONE, Phase.FAILED}:
         return WorldPlan(reason=f"job {name} is {phase.value}")
     situation = Situation(job, spec.record, asked_s)
-    return _Planner(situation, keys, epoch, now_unix_ms).plan(settled=settled)
+    return _Planner(situation, job, keys, epoch, now_unix_ms).plan(settled=settled)
 
 
 def needs_settling(job: JobView, asked_s: Mapping[int, float]) -> bool:
@@ -96,15 +96,15 @@ def needs_settling(job: JobView, asked_s: Mapping[int, float]) -> bool:
     return situation.change(settled=False) is None and situation.change(settled=True) is not None
 
 
+@dataclass(frozen=True, slots=True)
 class _Planner:
     """Writes down what follows from a situation, under the fence of one leader."""
 
-    def __init__(self, situation: Situation, keys: ClusterKeys, epoch: int, now_unix_ms: int) -> None:
-        self.situation = situation
-        self.job = situation.job
-        self.keys = keys
-        self.epoch = epoch
-        self.now_unix_ms = now_unix_ms
+    situation: Situation
+    job: JobView
+    keys: ClusterKeys
+    epoch: int
+    now_unix_ms: int
 
     def plan(self, *, settled: bool) -> WorldPlan:
         change = self.situation.change(settled=settled)
@@ -172,7 +172,8 @@ class _Planner:
         if not change.forming:
             members = placed(situation.active, situation.present, most=situation.spec.max_workers)
         chunks = chunks_of(members)
-        restore = None if change.forming else restore_point(self.job, self._hosts(members))
+        hosts = {situation.registered[member.worker].record.host for member in members}
+        restore = None if change.forming else restore_point(self.job, hosts)
         if not change.forming and restore is None and (lost := newest(self.job)) is not None:
             where = f"step {lost.record.step} lies on the disks of other hosts"
             if situation.active is None and not situation.runs_on():
@@ -181,6 +182,7 @@ class _Planner:
         if not change.forming and restore is None and situation.latest is not None:
             return self._end(Phase.FAILED, f"{change.why}; no good checkpoint is left to begin from")
         size = sum(member.slots for member in members)
+        fruitless, failures, began = situation.counts(failure=change.failure)
         head = WorldHead(
             generation=generation,
             epoch=self.epoch,
@@ -189,9 +191,9 @@ class _Planner:
             reason=_cut(change.why),
             chunks=len(chunks),
             restore=restore,
-            fruitless=situation.fruitless(failure=change.failure),
-            failures=situation.failures(failure=change.failure),
-            began=situation.began(failure=change.failure),
+            fruitless=fruitless,
+            failures=failures,
+            began=began,
             asked=situation.still_asked(),
             returning=change.returning,
             patience_ms=change.patience_ms,
@@ -242,11 +244,6 @@ class _Planner:
             *(unchanged(floor, view.mod_revision(floor)) for floor in floors),
             none_newer_in(keys.done(generation), view.revision),
         ]
-
-    def _hosts(self, members: tuple[Member, ...]) -> set[str]:
-        """Return where these members run."""
-        registered = self.situation.registered
-        return {registered[m.worker].record.host for m in members if m.worker in registered}
 
     def _history(self, head: WorldHead, change: Change) -> list[Operation]:
         """Write down why this generation begins and what the one before committed; forget old ones.

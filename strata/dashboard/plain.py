@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from strata.core.records import PoisonRecord
+from strata.core.words import ranks_text
 from strata.dashboard.api import model
 from strata.dashboard.api.barriers import barriers
 from strata.dashboard.api.cluster import cluster, jobs
@@ -23,7 +24,6 @@ from strata.dashboard.api.saves import checkpoints
 from strata.dashboard.source import Source
 from strata.errors import InvalidArgument
 from strata.observe.words import age, printable, size
-from strata.observe.words import ranks as as_runs
 
 STYLE: Final = (
     "body{font:14px/1.5 system-ui,sans-serif;margin:0 auto;max-width:70rem;padding:1rem;color-scheme:light dark}"
@@ -277,7 +277,7 @@ def _job_sections(source: Source, name: str) -> list[Section]:
         (
             "What the ranks do",
             ("step", "phase", "ranks", "which"),
-            [[*group, str(len(of)), as_runs(of)] for group, of in sorted(groups.items())[:SHOWN]],
+            [[*group, str(len(of)), ranks_text(of)] for group, of in sorted(groups.items())[:SHOWN]],
         ),
         (
             "Members",

@@ -53,8 +53,7 @@ class KeyValues:
             answer = await self._connection.repeated(_range, codec.encode_range(request))
         except InvalidArgument as error:
             if errors.COMPACTED_TEXT in error.message:
-                # etcd's refusal of a read does not say what is left; this much is certain
-                raise Compacted(error.message, compact_revision=request.revision + 1) from error
+                raise Compacted(error.message) from error
             raise
         return codec.decode_range(answer, answer.header.revision)
 

@@ -168,8 +168,7 @@ class Watch:
             self._close()
             raise Compacted(
                 f"etcd {stream.endpoint.name}: revision {self._seen + 1} was compacted, "
-                f"{oldest} is the oldest left",
-                compact_revision=oldest,
+                f"{oldest} is the oldest left"
             )
         await stream.judge(grpc.StatusCode.UNKNOWN, errors.plain(answer.cancel_reason))
 

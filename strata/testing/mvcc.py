@@ -104,10 +104,7 @@ class State:
         if revision > self.head:
             raise InvalidArgument(f"revision {revision} is in the future, {self.head} is the newest")
         if 0 < revision < self.compacted:
-            raise Compacted(
-                f"revision {revision} was compacted, {self.compacted} is the oldest left",
-                compact_revision=self.compacted,
-            )
+            raise Compacted(f"revision {revision} was compacted, {self.compacted} is the oldest left")
 
     def _range(self, request: Range) -> RangeResult:
         if request.revision > 0:
@@ -154,10 +151,7 @@ class State:
     def history(self, start_revision: int) -> Sequence[Revision]:
         """Return all writes from a revision on; `Compacted` when it is gone."""
         if start_revision < self.compacted:
-            raise Compacted(
-                f"revision {start_revision} was compacted, {self.compacted} is the oldest left",
-                compact_revision=self.compacted,
-            )
+            raise Compacted(f"revision {start_revision} was compacted, {self.compacted} is the oldest left")
         return self._history[self._first(start_revision) :]
 
     def _first(self, revision: int) -> int:

@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from strata.core.arrivals import ranks_text
 from strata.core.reshaping import BEGIN_BARRIER
+from strata.core.words import ranks_text
 from strata.errors import BarrierBroken, BarrierTimeout, ConfigError, Refused, Unavailable
 from strata.training.cadence import Rule
 from strata.training.peers import Peers

@@ -526,7 +526,7 @@ class StepTimes(_message.Message):
     steady_steps: _builtins.int
     """For how many steps they have cost about as much as they do."""
     slowed_ms: _builtins.int
-    """Milliseconds since its steps became slower than its best; 0 while they are not, or if that is unknown."""
+    """Milliseconds since its steps became slower than they were; 0 while they are not, or if that is unknown."""
     cheaper_us: _builtins.int
     """What the cheaper one of its last two steps cost."""
     def __init__(

@@ -15,9 +15,8 @@ async def test_the_past_before_it_is_gone_and_the_rest_stays(subject: Subject) -
     second = await subject.put("a", value=b"2")
     third = await subject.put("a", value=b"3")
     await subject.store.compact(second)
-    with pytest.raises(Compacted) as raised:
+    with pytest.raises(Compacted):
         await subject.get("a", revision=first)
-    assert first < raised.value.compact_revision <= second
     for revision, value in ((second, b"2"), (third, b"3"), (0, b"3")):
         kv = await subject.get("a", revision=revision)
         assert kv is not None

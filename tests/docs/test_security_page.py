@@ -11,7 +11,7 @@ from strata.coordinator.calls.pages import ANSWER_BYTES
 from strata.coordinator.calls.watches import QUEUE_EVENTS
 from strata.core.authority import RULES, Role
 from strata.core.debts import DebtLimits
-from strata.core.rates import Holdings, Rate
+from strata.core.rates import MOST_OPEN, RATE
 from strata.session.link import MAX_MESSAGE_BYTES
 from strata.session.served import Limits
 from strata.wire.streams import OUTBOX_LIMIT, SERVED_BYTES
@@ -41,9 +41,9 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"{debts.longest_s:.0f} s, {debts.all_bytes >> 20} MiB of all callers" in PAGE
     review_s = next(each.default for each in settings(CoordinatorConfig) if each.toml == "auth.review_s")
     assert f"every {review_s:.0f} s (`auth.review_s`)" in PAGE
-    assert f"{Rate().per_s:.0f} a second, {Rate().burst:,.0f} at once" in PAGE
-    assert f"| sessions of one identity at a replica | {Holdings().sessions} |" in PAGE
-    assert f"| watches of one identity at a replica | {Holdings().watches} |" in PAGE
+    assert f"{RATE.per_s:.0f} a second, {RATE.burst:,.0f} at once" in PAGE
+    assert f"| sessions of one identity at a replica | {MOST_OPEN['sessions']} |" in PAGE
+    assert f"| watches of one identity at a replica | {MOST_OPEN['watches']} |" in PAGE
     assert f"| calls under way on one session | {Limits().calls} |" in PAGE
     assert (
         f"{OUTBOX_LIMIT:,} messages, {SERVED_BYTES >> 20} MiB; then that stream ends; {QUEUE_EVENTS:,} events"

@@ -37,7 +37,7 @@ from strata.core.job import JobView
 from strata.core.records import PoisonRecord
 from strata.core.txn import Decision
 from strata.core.view import View
-from strata.errors import Refused, StaleGeneration, StrataError, Unavailable
+from strata.errors import Refused, StrataError, Unavailable
 from strata.observe import get_logger
 from strata.v1 import barriers_pb2
 from strata.wire import barriers as wire
@@ -141,30 +141,30 @@ class Barriers:
         if opened:
             job = self._job(key.job)
             end = ended(job, key)
-            if end is not None and end.outcome is not None:
+            if isinstance(end, StrataError):
+                raise end
+            if end is not None:
                 if waiter is not None:
-                    waiter.outcome(key, wire.outcome_message(job, key, end.outcome))
+                    waiter.outcome(key, wire.outcome_message(job, key, end))
                 return
-            if end is not None and end.refusal is not None:
-                raise end.refusal
         if index is None or key.generation > index.head.generation:
             if waiter is not None:  # its replica told it of its world, so this view knows it
                 raise Refused(f"{key}: there is no such generation yet")
             self._keep_for_later(arrival)
             return
-        added = self._book.add(arrival, size=index.head.size, now_ms=self._now_ms())
+        entry = self._book.add(arrival, size=index.head.size, now_ms=self._now_ms())
         watched = self._watched.get(key)
         if watched is None:
             watched = self._watched[key] = _Watched()
         if waiter is not None:
             watched.waiters[waiter] = None
-            self.forwarding.add(key, arrival.ranks, partial(self._served_of, added.round))
-        if added.round.complete:
+            self.forwarding.add(key, arrival.ranks, partial(self._served_of, entry))
+        if entry.complete:
             self._write_soon(key, watched)
         elif opened and index.wounded:
-            self._reconsider(added.round, watched)
-        if added.round.deadline_ms is not None:
-            self._set_alarm(added.round, watched)
+            self._reconsider(entry, watched)
+        if entry.deadline_ms is not None:
+            self._set_alarm(entry, watched)
 
     def _keep_for_later(self, arrival: Arrival) -> None:
         """A peer may be ahead of this view. What is dropped here, it forwards again."""
@@ -217,14 +217,13 @@ class Barriers:
             watched.alarm.cancel()
         if not watched.waiters:
             return True
-        if end.outcome is not None:
-            message = wire.outcome_message(job, key, end.outcome)
+        if isinstance(end, StrataError):
+            for waiter in watched.waiters:
+                waiter.refused(key, (), end)
+        else:
+            message = wire.outcome_message(job, key, end)
             for waiter in watched.waiters:
                 waiter.outcome(key, message)
-        else:
-            error = end.refusal or StaleGeneration(f"{key} is out of date")
-            for waiter in watched.waiters:
-                waiter.refused(key, (), error)
         return True
 
     # -- writing outcomes

@@ -52,14 +52,14 @@ class RecoveryCalls:
         path = "" if point is None else point.entry.record.path
         items: list[tuple[str, pb.RankRecovery | pb.DatasetShards]] = [
             (
-                f"{prefix}0/{part.rank:010d}",
+                f"{prefix}0/{rank:010d}",
                 pb.RankRecovery(
-                    rank=part.rank,
-                    manifest=f"{path}/{rank_manifest_name(part.rank)}" if part.digest else "",
-                    manifest_digest=part.digest,
+                    rank=rank,
+                    manifest=f"{path}/{rank_manifest_name(rank)}" if digest else "",
+                    manifest_digest=digest,
                 ),
             )
-            for part in (() if point is None else point.parts)
+            for rank, digest in ({} if point is None else point.parts).items()
         ]
         items += [
             (f"{prefix}1/{name}/{number:06d}", pb.DatasetShards(dataset=name, shards=piece))

@@ -17,18 +17,17 @@ from strata.core.deposition import (
     PROBE_EVERY_S,
     REFUSALS,
     Act,
-    Case,
-    LinkEnd,
-    Memory,
     Probe,
     Verdict,
-    link_ended,
     probed,
+    suspect,
 )
 from strata.core.ids import InstanceId
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import resign_txn
+from strata.core.records import Leader
 from strata.core.store import Store
+from strata.core.view import Entry
 from strata.errors import StrataError, Unavailable
 from strata.observe import get_logger
 
@@ -65,29 +64,26 @@ class Deposition:
         self._keys = keys
         self._probe = probe
         self._clock = clock
-        self._memory = Memory()
+        self._deposed_s = float("-inf")
+        """When it deposed a leader last, or may have."""
         self._linked: set[InstanceId] = set()
-        self._case: Case | None = None
+        self._case: Entry[Leader] | None = None
         self._opened = asyncio.Event()
-
-    def met(self, instance: InstanceId) -> None:
-        """Take note that this instance shook hands, on a link of its own or of ours."""
-        before = self._memory
-        self._memory = before.met(instance, self._clock())
-        if self._memory is not before:
-            log.warning("deposed_leader_lives", instance=instance)
 
     def linked(self, instance: InstanceId) -> None:
         """Take note that our link to this instance is up: it shook hands under that uuid."""
         self._linked.add(instance)
-        self.met(instance)
 
-    def unlinked(self, instance: InstanceId, end: LinkEnd) -> None:
-        """Take note that our link to this instance, which was up, ended."""
+    def unlinked(self, instance: InstanceId, *, broke: bool) -> None:
+        """Take note that our link to this instance, which was up, ended; `broke`: it was ended or reset by the other side.
+
+        Silence, and an error that says nothing of the other process, are no reason to look into it.
+        """
         self._linked.discard(instance)
-        verdict = link_ended(instance, end, self._mirror.view, self._keys, self._memory, now_s=self._clock())
-        if verdict.act is Act.PROBE:
-            self._case = verdict.case
+        view, now_s = self._mirror.view, self._clock()
+        case = suspect(instance, view, self._keys, deposed_s=self._deposed_s, now_s=now_s)
+        if broke and case is not None:
+            self._case = case
             self._opened.set()
 
     async def run(self) -> None:
@@ -99,12 +95,14 @@ class Deposition:
             if case is not None:
                 await self._look_into(case)
 
-    async def _look_into(self, case: Case) -> None:
-        log.info("leader_link_broke", epoch=case.epoch, address=case.address)
+    async def _look_into(self, case: Entry[Leader]) -> None:
+        log.info("leader_link_broke", epoch=case.create_revision, address=case.record.address)
         async with asyncio.TaskGroup() as tasks:
             lease = tasks.create_task(self._prepare(), name="lease for a campaign")
             verdict = await self._probed(case)
-            log.info("leader_probed", epoch=case.epoch, act=verdict.act.value, reason=verdict.reason)
+            log.info(
+                "leader_probed", epoch=case.create_revision, act=verdict.act.value, reason=verdict.reason
+            )
             if verdict.act is Act.DEPOSE:
                 await self._depose(case)
             else:
@@ -116,46 +114,40 @@ class Deposition:
         except StrataError as error:  # then the campaign gets one
             log.debug("no_lease_at_hand", error=error.message)
 
-    async def _probed(self, case: Case) -> Verdict:
+    async def _probed(self, case: Entry[Leader]) -> Verdict:
         """Connect as often as it takes to decide."""
         probes: list[Probe] = []
         while True:
-            probes.append(await self._probe(case.address))
+            probes.append(await self._probe(case.record.address))
             verdict = self._verdict(case, probes)
             if verdict.act is not Act.PROBE:
                 return verdict
             await asyncio.sleep(PROBE_EVERY_S)
 
-    def _verdict(self, case: Case, probes: Sequence[Probe]) -> Verdict:
+    def _verdict(self, case: Entry[Leader], probes: Sequence[Probe]) -> Verdict:
         return probed(
-            case,
-            probes,
-            self._mirror.view,
-            self._keys,
-            self._memory,
-            linked=case.instance in self._linked,
-            now_s=self._clock(),
+            case, probes, self._mirror.view, self._keys, linked=case.record.instance in self._linked
         )
 
-    async def _depose(self, case: Case) -> None:
+    async def _depose(self, case: Entry[Leader]) -> None:
         """Delete the key of that epoch; an unknown outcome is asked for again, if it still seems dead.
 
         If etcd does not answer for longer, the lease ends the epoch.
         """
-        self._memory = self._memory.has_deposed(case.instance)
+        self._deposed_s = self._clock()
         for _attempt in range(ATTEMPTS):
             try:
-                result = await self._store.execute(resign_txn(self._keys, case.epoch))
+                result = await self._store.execute(resign_txn(self._keys, case.create_revision))
             except Unavailable as error:
-                log.info("deposition_retries", epoch=case.epoch, error=error.message)
+                log.info("deposition_retries", epoch=case.create_revision, error=error.message)
                 await asyncio.sleep(RETRY_S)
                 verdict = self._verdict(case, [Probe.REFUSED] * REFUSALS)
                 if verdict.act is not Act.DEPOSE:
-                    log.info("deposition_given_up", epoch=case.epoch, reason=verdict.reason)
+                    log.info("deposition_given_up", epoch=case.create_revision, reason=verdict.reason)
                     return
             except StrataError as error:
-                log.warning("deposition_refused", epoch=case.epoch, error=str(error))
+                log.warning("deposition_refused", epoch=case.create_revision, error=str(error))
                 return
             else:
-                log.warning("leader_deposed", epoch=case.epoch, by_this_replica=result.succeeded)
+                log.warning("leader_deposed", epoch=case.create_revision, by_this_replica=result.succeeded)
                 return

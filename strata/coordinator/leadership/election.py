@@ -253,7 +253,8 @@ class Election:
         """
         lease, epoch = self._standing.lease, self._standing.epoch
         assert lease is not None
-        ttl_s, gone, held = 0, False, True
+        ttl_s: float | None = None
+        held = True
         try:
             granted_s = await self._renewals.keep_alive(lease.lease_id)
             self._mirror.note_contact()
@@ -261,7 +262,7 @@ class Election:
             held = any(kv.create_revision == epoch for kv in answer.kvs)
             ttl_s = granted_s
         except NotFound:
-            gone = True
+            ttl_s = 0
         except Unavailable as error:
             log.warning("leadership_not_renewed", error=error.message)
         except StrataError as error:  # retried like any other until the lease runs out (PROTOCOLS 4.5)
@@ -269,10 +270,8 @@ class Election:
         if self._standing.lease == lease:  # else this office has ended meanwhile
             if not held:
                 self._stop(f"the leader key of epoch {epoch} is gone, as etcd says")
-            elif ttl_s > 0:
-                self._standing = self._standing.renewed(ttl_s)
             else:
-                self._standing = self._standing.not_renewed(gone=gone)
+                self._standing = self._standing.answered(ttl_s)
             self._wake.set()
 
     def _stop(self, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 Another boot on a live key is a newcomer (PROTOCOLS 5.2): it is held while it is unknown whether
 the old process is alive. The old one's transport may fail here, which supersedes it at once; or at
-the replica that serves it, which then deletes the key. After `newcomer_hold_s` it is refused, but
+the replica that serves it, which then deletes the key. After `detect_s` it is refused, but
 not while the old one's replica itself is gone: then the leader is about to delete the key.
 """
 
@@ -50,7 +50,7 @@ class Registrar:
                 await self._settle(job, registration, leaving)
                 return self._registered(job, registration)
             except Conflict:
-                held_s = self._context.timing.newcomer_hold_s
+                held_s = self._context.timing.detect_s
                 if self._orphaned(job, registration) or self._keeper.spares():
                     held_s = max(held_s, ORPHAN_HOLD_S)
                 left_s = began + held_s - loop.time()

@@ -18,7 +18,6 @@ from strata.coordinator.charts import SEND_PAUSE_S
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.peers.registry import Peer, PeerRegistry
 from strata.coordinator.view import floors
-from strata.core.deposition import LinkEnd
 from strata.core.records import Replica
 from strata.errors import Refused, StrataError, TransportBroken, Unavailable
 from strata.observe import get_logger
@@ -110,18 +109,15 @@ class PeerLinks:
     @contextmanager
     def _deposition_told(self, peer: Peer) -> Iterator[None]:
         """Tell of an established link and how it ends: it may be the one to the leader (4.7)."""
-        deposition, end = self._context.deposition, LinkEnd.OURS
+        deposition, broke = self._context.deposition, False
         deposition.linked(peer.instance)
         try:
             yield
         except TransportBroken:
-            end = LinkEnd.BROKEN
-            raise
-        except StrataError:
-            end = LinkEnd.SILENT
+            broke = True
             raise
         finally:
-            deposition.unlinked(peer.instance, end)
+            deposition.unlinked(peer.instance, broke=broke)
 
     async def _greet(self, peer: Peer, link: Link[PeerDown, PeerUp]) -> int:
         """Greet each other; return the second before which the peer wants to be told of charts, 0 for never."""

@@ -14,9 +14,8 @@ from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Decide
 from strata.core.ids import Epoch
 from strata.core.keys import ClusterKeys
-from strata.core.leadership import fence
 from strata.core.store import Store
-from strata.core.txn import Range, Txn, TxnResult
+from strata.core.txn import Range, Txn, TxnResult, created_at
 from strata.errors import NotLeader, Unavailable
 
 FIRST_PAUSE_S = 0.02
@@ -58,7 +57,7 @@ class Fence:
         self._mirror = mirror
         self._term = term
         self._leader_key = keys.leader
-        self._compare = fence(keys, epoch)
+        self._compare = created_at(keys.leader, epoch)
 
     async def execute(self, txn: Txn) -> TxnResult:
         """Return the outcome of `txn` under the fence, once the view shows it.

@@ -9,10 +9,10 @@ from typing import Final
 from strata.coordinator.calls.barriers import outcomes
 from strata.core.arrivals import OpenRound
 from strata.core.job import JobView
+from strata.core.words import ranks_text
 from strata.dashboard.api import model
 from strata.dashboard.api.ranks import ranks
 from strata.dashboard.source import Source
-from strata.observe.words import ranks as as_runs
 
 MISSING: Final = 20
 ENDED: Final = 50
@@ -52,7 +52,7 @@ def _open(source: Source, round_: OpenRound, table: model.Ranks | None) -> model
         expected=len(round_.participants),
         age_ms=max(0, int(source.loop_now_ms() - round_.since_ms)),
         missing_total=len(missing),
-        missing_ranks=as_runs(missing),
+        missing_ranks=ranks_text(missing),
         missing=tuple(_missing(rank, known) for rank in sorted(missing)[:MISSING]),
     )
 

@@ -12,9 +12,9 @@ from strata.core.datasets import shards_of
 from strata.core.job import JobView
 from strata.core.records import Assignment, CheckpointRecord, CheckpointState, DatasetSpec
 from strata.core.view import Entry
+from strata.core.words import ranks_text
 from strata.dashboard.api import model
 from strata.dashboard.source import Source
-from strata.observe.words import ranks as as_runs
 
 PAGE: Final = 100
 
@@ -53,7 +53,7 @@ def checkpoint(job: JobView, entry: Entry[CheckpointRecord]) -> model.Checkpoint
         state=record.state.value,
         acked=len(acks),
         ranks=record.ranks,
-        missing_ranks=as_runs(set(range(record.ranks)) - acks) if is_open else "",
+        missing_ranks=ranks_text(set(range(record.ranks)) - acks) if is_open else "",
         size_bytes=record.size_bytes,
         created_unix_ms=record.created_unix_ms,
         path=record.path,

@@ -145,7 +145,7 @@ def test_a_day_of_history_is_told_and_learned_in_pieces_that_hold_no_event_loop_
         day = Excerpt(
             interval_s=interval_s, from_unix_s=unix_s - interval_s * kept, series=dict.fromkeys(names, values)
         )
-        told.history.fill(day, {}, before_s=unix_s)
+        told.history.fill(day, before_s=unix_s)
     longest_s, letters = 0.0, theirs.before(unix_s)
     while True:
         began_s = time.thread_time()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -26,6 +27,7 @@ from strata.core.records import (
     BarrierResult,
 )
 from strata.core.txn import MAX_TXN_BYTES, Put
+from strata.core.view import Entry
 from strata.errors import Refused, StaleGeneration
 from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, Store, carry_out, crowd, lead, leave, register
@@ -64,7 +66,7 @@ class Meeting:
             timeout_ms=timeout_ms,
             participants=participants,
         )
-        return self.book.add(sent, size=self.size, now_ms=0).round
+        return self.book.add(sent, size=self.size, now_ms=0)
 
     def settle(self, entry: OpenRound, *, now_ms: float = 0) -> str:
         return self.store.settle(lambda job: decide_outcome(job, entry, now_ms=now_ms)).reason
@@ -79,6 +81,12 @@ class Meeting:
 
     def release(self, round_: int) -> None:
         self.settle(self.arrive(*range(self.size), round_=round_))
+
+
+def payloads(meeting: Meeting, entry: OpenRound) -> dict[int, bytes]:
+    found = ended(meeting.store.job(), entry.key)
+    assert isinstance(found, Entry)
+    return outcome_payloads(meeting.store.job(), found)
 
 
 # -- release ----------------------------------------------------------------------------------
@@ -107,17 +115,15 @@ def test_the_full_set_releases_with_its_payloads(meeting: Meeting) -> None:
     assert outcome.result is BarrierResult.RELEASED
     assert outcome.digest == participants_digest(range(3))
     assert (outcome.generation, outcome.round, outcome.missing) == (1, 1, ())
-    found = not_none(ended(meeting.store.job(), entry.key))
-    assert found.outcome is not None
-    assert outcome_payloads(meeting.store.job(), found.outcome) == {0: b"zero", 2: b"\xff\x00"}
+    assert payloads(meeting, entry) == {0: b"zero", 2: b"\xff\x00"}
     assert meeting.floor() == 1
     assert meeting.store.problems() == []
 
 
-def test_a_subset_releases_alone(meeting: Meeting) -> None:
-    entry = meeting.arrive(2, 0, participants=(0, 2))
-    assert "released" in meeting.settle(entry)
-    assert not_none(meeting.outcome()).digest == participants_digest([0, 2])
+def test_a_subset_releases_alone_however_late_it_is_full(meeting: Meeting) -> None:
+    entry = meeting.arrive(2, 0, participants=(0, 2), timeout_ms=10)
+    assert "released" in meeting.settle(entry, now_ms=99_999)
+    assert not_none(meeting.outcome()).digest == participants_digest((0, 2))
 
 
 def test_a_release_is_one_commit_and_deletes_the_older_rounds(meeting: Meeting) -> None:
@@ -135,7 +141,7 @@ def test_a_release_is_one_commit_and_deletes_the_older_rounds(meeting: Meeting) 
 
 def test_other_barriers_keep_their_rounds(meeting: Meeting) -> None:
     other = Arrival(job="job", name="b2", generation=1, round=1, ranks=(0, 1, 2))
-    meeting.settle(meeting.book.add(other, size=3, now_ms=0).round)
+    meeting.settle(meeting.book.add(other, size=3, now_ms=0))
     meeting.release(1)
     meeting.release(2)
     assert ended(meeting.store.job(), other.key) is not None
@@ -148,17 +154,13 @@ def test_large_payloads_are_chunked_beside_the_outcome_in_its_transaction(
 ) -> None:
     meeting = Meeting(size)
     entry = meeting.arrive(*range(size), payload=b"\xab" * payload_bytes)
-    decision = decide_outcome(meeting.store.job(), entry, now_ms=0)
-    assert decision.txn is not None
-    puts = [op for op in decision.txn.success if isinstance(op, Put)]
+    txn = not_none(decide_outcome(meeting.store.job(), entry, now_ms=0).txn)
+    puts = [op for op in txn.success if isinstance(op, Put)]
     assert all(len(put.value) <= MAX_VALUE_BYTES for put in puts)
     assert sum(len(put.key) + len(put.value) for put in puts) < MAX_TXN_BYTES
     meeting.settle(entry)
-    found = not_none(ended(meeting.store.job(), entry.key))
-    assert found.outcome is not None
-    assert (found.outcome.record.payload_chunks > 0) == (size * payload_bytes > 48 * 1024)
-    expected = dict.fromkeys(range(size), b"\xab" * payload_bytes)
-    assert outcome_payloads(meeting.store.job(), found.outcome) == expected
+    assert (not_none(meeting.outcome()).payload_chunks > 0) == (size * payload_bytes > 48 * 1024)
+    assert payloads(meeting, entry) == dict.fromkeys(range(size), b"\xab" * payload_bytes)
     meeting.release(2)
     assert meeting.store.problems() == []
 
@@ -179,27 +181,29 @@ def test_a_timeout_names_the_missing_and_what_they_did(meeting: Meeting) -> None
     assert meeting.store.problems() == []
 
 
-def test_a_full_set_is_released_however_late(meeting: Meeting) -> None:
-    entry = meeting.arrive(0, 1, 2, timeout_ms=10)
-    assert "released" in meeting.settle(entry, now_ms=99_999)
-
-
 def exits(meeting: Meeting, rank: int, code: int) -> None:
     worker = WorkerId(f"w{rank}")
     meeting.store.settle(lambda job: decide_rank_exit(job, worker, meeting.born[worker], 1, rank, code))
+
+
+def replaced(meeting: Meeting) -> None:
+    leave(meeting.store, "w1")
+    register(meeting.store, "w1")
 
 
 @pytest.mark.parametrize(
     ("end", "why"),
     [
         (lambda meeting: leave(meeting.store, "w1"), "rank 1 went with w1"),
+        (replaced, "rank 1 went with w1"),
         (lambda meeting: exits(meeting, 1, 3), r"rank 1 of w1 failed \(exit code 3\)"),
         (lambda meeting: exits(meeting, 1, 0), "rank 1 is done and will not arrive"),
     ],
 )
-def test_the_end_of_a_missing_participant_breaks(meeting: Meeting, end: object, why: str) -> None:
+def test_the_end_of_a_missing_participant_breaks(
+    meeting: Meeting, end: Callable[[Meeting], object], why: str
+) -> None:
     entry = meeting.arrive(0)
-    assert callable(end)
     end(meeting)
     meeting.settle(entry)
     outcome = not_none(meeting.outcome())
@@ -207,26 +211,14 @@ def test_the_end_of_a_missing_participant_breaks(meeting: Meeting, end: object, 
     assert re.search(why, outcome.reason)
 
 
-def test_a_replaced_participant_is_dead(meeting: Meeting) -> None:
-    entry = meeting.arrive(0)
-    leave(meeting.store, "w1")
-    register(meeting.store, "w1")
-    meeting.settle(entry)
-    assert not_none(meeting.outcome()).result is BarrierResult.BROKEN
-
-
-def test_who_has_arrived_may_go(meeting: Meeting) -> None:
+def test_who_has_arrived_or_takes_no_part_may_go(meeting: Meeting) -> None:
     entry = meeting.arrive(0, 1)
+    part = meeting.arrive(0, round_=2, participants=(0, 2))
     leave(meeting.store, "w1")
     assert "waiting" in meeting.settle(entry)
+    assert "waiting" in meeting.settle(part)
     meeting.arrive(2)
     assert "released" in meeting.settle(entry)
-
-
-def test_who_takes_no_part_may_go(meeting: Meeting) -> None:
-    entry = meeting.arrive(0, participants=(0, 2))
-    leave(meeting.store, "w1")
-    assert "waiting" in meeting.settle(entry)
 
 
 def test_after_a_break_the_next_round_is_free(meeting: Meeting) -> None:
@@ -246,20 +238,16 @@ def test_a_break_of_many_ranks_fits_into_a_value() -> None:
     assert "and 99991 more" in not_none(meeting.outcome()).reason
 
 
-def test_release_and_break_exclude_each_other_at_the_store() -> None:
-    for release_first in (True, False):
-        meeting = Meeting()
-        view = meeting.store.job()
-        entry = meeting.arrive(0, timeout_ms=10)
-        breaks = decide_outcome(view, entry, now_ms=10)
-        meeting.arrive(1, 2)
-        releases = decide_outcome(view, entry, now_ms=10)
-        first, second = (releases, breaks) if release_first else (breaks, releases)
-        assert first.txn is not None
-        assert second.txn is not None
-        assert meeting.store.execute(first.txn).succeeded
-        assert not meeting.store.execute(second.txn).succeeded
-        assert not meeting.store.execute(first.txn).succeeded
+@pytest.mark.parametrize("release_first", [True, False])
+def test_release_and_break_exclude_each_other_at_the_store(meeting: Meeting, *, release_first: bool) -> None:
+    view = meeting.store.job()
+    entry = meeting.arrive(0, timeout_ms=10)
+    breaks = not_none(decide_outcome(view, entry, now_ms=10).txn)
+    meeting.arrive(1, 2)
+    releases = not_none(decide_outcome(view, entry, now_ms=10).txn)
+    first, second = (releases, breaks) if release_first else (breaks, releases)
+    written = [meeting.store.execute(txn).succeeded for txn in (first, second, first)]
+    assert written == [True, False, False], "nor does the same one count twice"
 
 
 def test_a_release_races_a_newer_head_and_loses(meeting: Meeting) -> None:
@@ -314,12 +302,11 @@ def test_a_generation_that_this_view_does_not_know_is_waited_for(meeting: Meetin
     lagging = Observer(meeting.store)
     carry_after_death(meeting)
     entry = meeting.arrive(0, 1, generation=2, participants=(0, 1))
-    decision = decide_outcome(lagging.job, entry, now_ms=0)
-    assert (decision.txn, decision.refusal) == (None, None)
-    assert "does not know" in decision.reason
+    for view in (lagging.job, Store().job()):
+        decision = decide_outcome(view, entry, now_ms=0)
+        assert (decision.txn, decision.refusal) == (None, None)
+        assert "does not know" in decision.reason
     assert "released" in meeting.settle(entry)
-    nothing = decide_outcome(Store().job(), entry, now_ms=0)
-    assert "does not know" in nothing.reason
 
 
 # -- the visible counter ----------------------------------------------------------------------
@@ -334,26 +321,21 @@ def test_the_counter_shows_who_is_missing_and_never_goes_back(meeting: Meeting) 
     show(meeting.arrive(2))
     record = meeting.store.job().view.record(key, BarrierArrived)
     assert record == BarrierArrived(arrived=1, expected=3, missing=(0, 1))
-    show(meeting.arrive(0))
+    entry = meeting.arrive(0)
+    show(entry)
+    late = decide_arrived(meeting.store.job(), meeting.arrive(1))
     behind = BarrierBook().add(
         Arrival(job="job", name="b", generation=1, round=1, ranks=(1,)), size=3, now_ms=0
     )
     before = meeting.store.revision
-    show(behind.round)
+    show(behind)
     assert meeting.store.revision == before
-    entry = meeting.arrive(1)
     meeting.settle(entry)
     assert "has ended" in show(entry)
     assert meeting.store.problems() == []
     meeting.release(2)
+    assert not meeting.store.execute(not_none(late.txn)).succeeded, "it does not outlive its round"
     assert meeting.store.job().view.get(key) is None
-
-
-def test_a_late_counter_does_not_outlive_its_round(meeting: Meeting) -> None:
-    late = decide_arrived(meeting.store.job(), meeting.arrive(0))
-    meeting.release(1)
-    meeting.release(2)
-    assert not meeting.store.execute(not_none(late.txn)).succeeded
 
 
 # -- who writes -------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from strata.core import chunks
 from strata.core.chunks import MAX_CHUNK_MEMBERS, chunks_of
 from strata.core.ids import WorkerId
 from strata.core.records import MAX_VALUE_BYTES, JobSpec, Member, MembersChunk, decode
-from strata.core.txn import Delete, Put, Txn
+from strata.core.txn import Put, Txn
 from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Store, carry_out, crowd, lead, plan, world_of
 
@@ -37,9 +39,8 @@ def test_chunks_hold_all_members_in_order_and_fit(name: str, count: int) -> None
 
 def test_a_thousand_members_are_one_transaction(store: Store, epoch: int) -> None:
     crowd(store, 1000)
-    planned = plan(store, epoch)
-    assert len(planned.txns) == 1
-    assert store.execute(planned.txns[0]).succeeded
+    (only,) = plan(store, epoch).txns
+    write(store, [only])
     assert len(world_of(store)) == 1000
     assert store.problems() == []
 
@@ -60,18 +61,25 @@ def first_world(store: Store, epoch: int, *, settled: bool = False) -> int:
     return len(world_of(store))
 
 
+def write(store: Store, txns: Iterable[Txn]) -> None:
+    for txn in txns:
+        assert store.execute(txn).succeeded
+
+
+def gone(store: Store, *indices: int) -> None:
+    for index in indices:
+        store.delete(JOB.worker(f"node-{index:05d}"))
+
+
 @pytest.mark.usefixtures("tiny")
 def test_what_does_not_fit_is_written_before_the_head(store: Store, epoch: int) -> None:
     crowd(store, 20)
-    first = plan(store, epoch)
-    assert len(first.txns) > 1
-    for txn in first.txns:
-        assert store.job().world() is None, "no head before its chunks"
-        assert store.execute(txn).succeeded
+    first = plan(store, epoch).txns
+    assert len(first) > 1
+    write(store, first)
     assert store.job().world() is None
-    second = plan(store, epoch)
-    assert len(second.txns) == 1
-    assert store.execute(second.txns[0]).succeeded
+    (head,) = plan(store, epoch).txns
+    write(store, [head])
     assert len(world_of(store)) == 20
     assert store.problems() == []
 
@@ -79,10 +87,8 @@ def test_what_does_not_fit_is_written_before_the_head(store: Store, epoch: int) 
 @pytest.mark.usefixtures("tiny")
 def test_leftovers_of_a_larger_attempt_are_removed_not_adopted(store: Store, epoch: int) -> None:
     crowd(store, 20)
-    for txn in plan(store, epoch).txns:
-        assert store.execute(txn).succeeded
-    for index in range(5, 20):
-        store.delete(JOB.worker(f"node-{index:05d}"))
+    write(store, plan(store, epoch).txns)
+    gone(store, *range(5, 20))
     store.put(JOB.spec, JobSpec(min_workers=1, max_workers=5))
     assert first_world(store, epoch) == 5
 
@@ -92,15 +98,11 @@ def test_a_chunk_that_comes_late_makes_the_head_fail(store: Store, epoch: int) -
     """Its answer was lost, so the leader planned on; then it arrives after all."""
     crowd(store, 20)
     lost = plan(store, epoch).txns
-    for index in range(10, 20):
-        store.delete(JOB.worker(f"node-{index:05d}"))
-    for txn in plan(store, epoch, settled=True).txns:
-        assert store.execute(txn).succeeded
-    head = plan(store, epoch, settled=True).txns
-    assert len(head) == 1
-    for txn in lost:
-        assert store.execute(txn).succeeded, "the fence and the head are as they were"
-    assert not store.execute(head[0]).succeeded
+    gone(store, *range(10, 20))
+    write(store, plan(store, epoch, settled=True).txns)
+    (head,) = plan(store, epoch, settled=True).txns
+    write(store, lost)  # the fence and the head are as they were
+    assert not store.execute(head).succeeded
     assert first_world(store, epoch, settled=True) == 10
     for txn in lost:
         assert not store.execute(txn).succeeded, "after the head nothing is overwritten"
@@ -108,42 +110,12 @@ def test_a_chunk_that_comes_late_makes_the_head_fail(store: Store, epoch: int) -
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_chunk_that_is_deleted_late_makes_the_head_fail(store: Store, epoch: int) -> None:
-    """The delete was planned when there were fewer members; its answer was lost."""
-    crowd(store, 20)
-    for txn in plan(store, epoch).txns:
-        assert store.execute(txn).succeeded
-    gone = [store.job().view.get(JOB.worker(f"node-{index:05d}")) for index in range(9, 20)]
-    for kv in gone:
-        assert kv is not None
-        store.delete(kv.key)
-    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=9))
-    (fewer,) = plan(store, epoch).txns
-    lost = Txn(
-        compares=fewer.compares[:3], success=tuple(op for op in fewer.success if isinstance(op, Delete))
-    )
-    assert lost.success
-    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=20))
-    for kv in gone:
-        assert kv is not None
-        store.execute(Txn(success=(Put(key=kv.key, value=kv.value),)))
-    for txn in plan(store, epoch).txns:
-        assert store.execute(txn).succeeded
-    (head,) = plan(store, epoch).txns
-    assert any(op.key == JOB.head for op in head.success)
-    assert store.execute(lost).succeeded
-    assert not store.execute(head).succeeded
-    assert first_world(store, epoch) == 20
-
-
-@pytest.mark.usefixtures("tiny")
 def test_a_late_chunk_beside_the_known_ones_makes_the_head_fail(store: Store, epoch: int) -> None:
     crowd(store, 3)
-    planned = plan(store, epoch)
-    assert len(planned.txns) == 1, "one chunk and the head"
+    (chunk_and_head,) = plan(store, epoch).txns
     stray = Put(key=JOB.members_chunk(1, epoch, 7), value=chunks_of(members(2))[0])
     store.put(stray.key, decode(MembersChunk, stray.value))
-    assert not store.execute(planned.txns[0]).succeeded
+    assert not store.execute(chunk_and_head).succeeded
     assert first_world(store, epoch) == 3
 
 
@@ -155,7 +127,6 @@ def test_another_leaders_chunks_are_never_adopted(store: Store) -> None:
     assert store.execute(abandoned[0]).succeeded
     epoch = lead(store, "r2")
     assert not store.execute(abandoned[1]).succeeded
-    for index in range(4, 20):
-        store.delete(JOB.worker(f"node-{index:05d}"))
+    gone(store, *range(4, 20))
     store.put(JOB.spec, JobSpec(min_workers=1, max_workers=4))
     assert first_world(store, epoch) == 4

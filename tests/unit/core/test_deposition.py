@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from strata.core.deposition import (
     MAX_PROBES,
     PEACE_S,
     Act,
-    Case,
-    LinkEnd,
-    Memory,
     Probe,
-    link_ended,
     probed,
+    suspect,
 )
-from strata.core.ids import Epoch, InstanceId, ReplicaId
+from strata.core.ids import InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.records import Leader, encode
 from strata.core.txn import KeyValue
 from strata.core.view import View
+from tests.not_none import not_none
 
 KEYS = ClusterKeys("c")
 OLD, OTHER = InstanceId("old"), InstanceId("other")
 R, A, U = Probe.REFUSED, Probe.ANSWERED, Probe.UNCLEAR
-CASE = Case(instance=OLD, epoch=Epoch(7), address="h:1")
 
 
 def led_by(instance: InstanceId | None, epoch: int = 7) -> View:
@@ -43,24 +38,25 @@ def led_by(instance: InstanceId | None, epoch: int = 7) -> View:
     return view
 
 
+NEVER = float("-inf")
+CASE = not_none(suspect(OLD, led_by(OLD), KEYS, deposed_s=NEVER, now_s=0.0))
+
+
 @pytest.mark.parametrize(
-    ("leader", "end", "memory", "act"),
+    ("leader", "deposed_s", "opened"),
     [
-        (OLD, LinkEnd.BROKEN, Memory(), Act.PROBE),
-        (OLD, LinkEnd.SILENT, Memory(), Act.WAIT_FOR_LEASE),
-        (OLD, LinkEnd.OURS, Memory(), Act.WAIT_FOR_LEASE),
-        (OTHER, LinkEnd.BROKEN, Memory(), Act.WAIT_FOR_LEASE),
-        (None, LinkEnd.BROKEN, Memory(), Act.WAIT_FOR_LEASE),
-        (OLD, LinkEnd.BROKEN, Memory(peace_until_s=100.5), Act.WAIT_FOR_LEASE),
-        (OLD, LinkEnd.BROKEN, Memory(peace_until_s=100.0), Act.PROBE),
+        (OLD, NEVER, True),
+        (OTHER, NEVER, False),
+        (None, NEVER, False),
+        (OLD, 100.1 - PEACE_S, False),
+        (OLD, 100.0 - PEACE_S, True),
     ],
 )
-def test_only_the_broken_link_to_the_leader_opens_a_case(
-    leader: InstanceId | None, end: LinkEnd, memory: Memory, act: Act
+def test_only_the_broken_link_to_the_leader_opens_a_case_and_once_a_minute(
+    leader: InstanceId | None, deposed_s: float, opened: bool
 ) -> None:
-    verdict = link_ended(OLD, end, led_by(leader), KEYS, memory, now_s=100.0)
-    assert verdict.act is act
-    assert verdict.case == (CASE if act is Act.PROBE else None)
+    found = suspect(OLD, led_by(leader), KEYS, deposed_s=deposed_s, now_s=100.0)
+    assert found == (CASE if opened else None)
 
 
 @pytest.mark.parametrize(
@@ -79,43 +75,27 @@ def test_only_the_broken_link_to_the_leader_opens_a_case(
     ],
 )
 def test_two_refusals_in_a_row_depose(probes: list[Probe], act: Act) -> None:
-    verdict = probed(CASE, probes, led_by(OLD), KEYS, Memory(), linked=False, now_s=100.0)
+    verdict = probed(CASE, probes, led_by(OLD), KEYS, linked=False)
     assert verdict.act is act
 
 
 @pytest.mark.parametrize(
-    ("view", "linked", "memory"),
+    ("view", "linked"),
     [
-        (led_by(None), False, Memory()),
-        (led_by(OTHER, epoch=9), False, Memory()),
-        (led_by(OLD, epoch=9), False, Memory()),
-        (led_by(OLD), True, Memory()),
-        (led_by(OLD), False, Memory(peace_until_s=101.0)),
+        (led_by(None), False),
+        (led_by(OTHER, epoch=9), False),
+        (led_by(OLD, epoch=9), False),
+        (led_by(OLD), True),
     ],
-    ids=["resigned", "succeeded", "won again", "shook hands", "at peace"],
+    ids=["resigned", "succeeded", "won again", "shook hands"],
 )
-def test_what_ends_a_case_meanwhile(view: View, linked: bool, memory: Memory) -> None:
-    verdict = probed(CASE, [R, R], view, KEYS, memory, linked=linked, now_s=100.0)
-    assert verdict.act is Act.WAIT_FOR_LEASE
-    assert verdict.reason
-
-
-def test_only_a_deposed_instance_that_lives_buys_peace() -> None:
-    memory = Memory().has_deposed(OLD)
-    assert memory.met(OTHER, 100.0) is memory
-    met = memory.met(OLD, 100.0)
-    assert met.peace_until_s == 100.0 + PEACE_S
-    assert met.met(OLD, 130.0) is met, "the minute counts from the first handshake"
-    for end, now_s in product(LinkEnd, (100.0, 159.9)):
-        verdict = link_ended(OTHER, end, led_by(OTHER), KEYS, met, now_s=now_s)
-        assert verdict.act is Act.WAIT_FOR_LEASE
-    assert link_ended(OTHER, LinkEnd.BROKEN, led_by(OTHER), KEYS, met, now_s=160.0).act is Act.PROBE
+def test_what_ends_a_case_meanwhile(view: View, linked: bool) -> None:
+    assert probed(CASE, [R, R], view, KEYS, linked=linked).act is Act.WAIT_FOR_LEASE
 
 
 def test_a_leader_key_written_by_hand_deposes_nobody_and_breaks_nothing() -> None:
     view = View()
     spoilt = KeyValue(key=KEYS.leader, value=b"{", create_revision=7, mod_revision=7, version=1)
     view.reset(10, (spoilt,))
-    ended = link_ended(OLD, LinkEnd.BROKEN, view, KEYS, Memory(), now_s=100.0)
-    after = probed(CASE, [R, R], view, KEYS, Memory(), linked=False, now_s=100.0)
-    assert ended.act is after.act is Act.WAIT_FOR_LEASE
+    assert suspect(OLD, view, KEYS, deposed_s=NEVER, now_s=100.0) is None
+    assert probed(CASE, [R, R], view, KEYS, linked=False).act is Act.WAIT_FOR_LEASE

@@ -20,7 +20,7 @@ def test_time_is_booked_under_what_it_was_spent_on() -> None:
     ledger.enter(STEP, 111.0)
     found = ledger.goodput(114.0)
     assert found.spent_s == {START: 1.0, "restore": 2.0, STEP: 10.0, "save": 1.0}
-    assert (found.useful_s, found.total_s) == (10.0, 14.0)
+    assert (found.spent_s["step"], found.total_s) == (10.0, 14.0)
     assert str(found) == "71.4% of 14.0 s; else restore 2.0, start 1.0, save 1.0"
 
 

@@ -81,7 +81,7 @@ class Sound(Store):
 
     def meet(self, round_: int, ranks: tuple[int, ...] = (0, 1, 2, 3), timeout_ms: int = 0) -> None:
         sent = Arrival(job="job", name="b", generation=2, round=round_, ranks=ranks, timeout_ms=timeout_ms)
-        entry = BarrierBook().add(sent, size=4, now_ms=0).round
+        entry = BarrierBook().add(sent, size=4, now_ms=0)
         self.settle(lambda job: decide_outcome(job, entry, now_ms=5))
 
     def end(self, rank: int) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 
@@ -13,13 +14,18 @@ from strata.core.members import (
     decide_remove,
 )
 from strata.core.records import Command, JobPhase, JobSpec, Phase
-from strata.core.registration import MAX_SLOTS, MAX_WORKERS, Registration
+from strata.core.registration import (
+    MAX_COMMAND_CHARS,
+    MAX_RUN_ID_CHARS,
+    MAX_SLOTS,
+    MAX_WORKERS,
+    Registration,
+)
 from strata.core.txn import Decision
 from strata.errors import (
     Conflict,
     InvalidArgument,
     JobDone,
-    JobFailed,
     Refused,
     StaleIncarnation,
     StrataError,
@@ -41,7 +47,7 @@ def incarnation(store: Store, worker: str = "w1") -> int:
 def test_the_first_member_creates_the_job_with_its_spec(store: Store) -> None:
     decision = decide_register(store.job(), registration("w1", max_workers=3), served_by=R1)
     assert "creates job job" in decision.reason
-    enter(store, registration("w1", max_workers=3))
+    enter(store, registration("w1", max_workers=3, slots=MAX_SLOTS))
     spec = not_none(store.job().spec())
     assert spec.record == JobSpec(max_workers=3)
     held = not_none(store.job().worker("w1"))
@@ -49,12 +55,14 @@ def test_the_first_member_creates_the_job_with_its_spec(store: Store) -> None:
     assert held.create_revision == spec.create_revision, "one transaction"
 
 
-def test_a_later_members_spec_is_ignored_and_the_reason_says_so(store: Store) -> None:
-    enter(store, registration("w1", max_workers=3))
-    other = registration("w2", max_workers=4)
-    assert "ignored" in decide_register(store.job(), other, served_by=R1).reason
-    enter(store, other)
-    assert not_none(store.job().spec()).record.max_workers == 3
+def test_the_first_member_of_the_job_and_of_an_attempt_bring_its_limits(store: Store) -> None:
+    found = []
+    for most, attempt in ((3, 0), (4, 0), (5, 1), (6, 1)):
+        who = registration(f"w{most}", max_workers=most, attempt=attempt)
+        ignored = "ignored" in decide_register(store.job(), who, served_by=R1).reason
+        enter(store, who)
+        found.append((not_none(store.job().spec()).record.max_workers, ignored))
+    assert found == [(3, False), (3, True), (5, False), (5, True)]
 
 
 def test_a_job_beyond_the_limit_is_refused_and_nothing_else_is(store: Store) -> None:
@@ -74,13 +82,12 @@ def test_a_job_beyond_the_limit_is_refused_and_nothing_else_is(store: Store) -> 
 
 
 def test_two_first_members_create_one_job(store: Store) -> None:
-    early, late = Observer(store), Observer(store)
-    first = decide_register(early.job, registration("w1", max_workers=3), served_by=R1)
-    second = decide_register(late.job, registration("w2", max_workers=5), served_by=R2)
-    assert first.txn is not None
-    assert second.txn is not None
-    assert store.execute(first.txn).succeeded
-    assert not store.execute(second.txn).succeeded
+    view = store.job()
+    txns = [
+        not_none(decide_register(view, registration(name, max_workers=most), served_by=R1).txn)
+        for name, most in (("w1", 3), ("w2", 5))
+    ]
+    assert [store.execute(txn).succeeded for txn in txns] == [True, False]
     enter(store, registration("w2", max_workers=5))
     assert not_none(store.job().spec()).record.max_workers == 3
 
@@ -91,6 +98,10 @@ def test_two_first_members_create_one_job(store: Store) -> None:
         {"worker": ""},
         {"worker": "a/b"},
         {"boot": ""},
+        {"boot": BootId("no good")},
+        {"command": Command(program="x" * (MAX_COMMAND_CHARS + 1))},
+        {"run_id": "x" * (MAX_RUN_ID_CHARS + 1)},
+        {"attempt": -1},
         {"slots": 0},
         {"slots": MAX_SLOTS + 1},
         {"spec": JobSpec(min_workers=0)},
@@ -104,11 +115,7 @@ def test_two_first_members_create_one_job(store: Store) -> None:
 def test_a_malformed_registration_is_refused_whatever_the_state(changes: dict[str, object]) -> None:
     wrong = dataclasses.replace(registration("w1"), **changes)  # type: ignore[arg-type]  # a table
     with pytest.raises(InvalidArgument):
-        decide_register(Store().job(), wrong, served_by=R1)
-
-
-def test_the_most_slots_are_fine() -> None:
-    enter(Store(), registration("w1", slots=MAX_SLOTS))
+        enter(Store(), wrong)
 
 
 def test_registering_again_changes_nothing(store: Store) -> None:
@@ -118,88 +125,66 @@ def test_registering_again_changes_nothing(store: Store) -> None:
     assert store.revision == before
 
 
-def test_a_hand_over_keeps_the_incarnation(store: Store) -> None:
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.DONE])
+def test_a_hand_over_keeps_the_incarnation_of_a_finished_job_too(store: Store, phase: Phase) -> None:
     enter(store, registration("w1"))
     born = incarnation(store)
+    store.put(JOB.phase, JobPhase(phase=phase, reason=""))
     enter(store, registration("w1", incarnation=born), served_by=R2)
     held = not_none(store.job().worker("w1"))
-    assert held.create_revision == born
-    assert held.record.served_by == R2
+    assert (held.create_revision, held.record.served_by) == (born, R2)
     assert held.mod_revision > born
-
-
-def test_a_hand_over_of_a_finished_job_is_taken_a_newcomer_is_not(store: Store) -> None:
-    enter(store, registration("w1"))
-    store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="all done"))
-    enter(store, registration("w1"), served_by=R2)
-    command = Command(program="/home/ada/train.py")
-    with pytest.raises(Refused, match="all done") as refused:
-        enter(store, dataclasses.replace(registration("w2"), command=command))
-    assert "--resume" in refused.value.hint
 
 
 def phase_of(store: Store) -> JobPhase:
     return not_none(store.job().view.record(JOB.phase, JobPhase))
 
 
-@pytest.mark.parametrize("ended", [Phase.DONE, Phase.FAILED])
-def test_a_job_that_ended_in_one_attempt_is_closed_to_it_and_open_to_the_next(
-    store: Store, ended: Phase
+BY_HAND = JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (JobPhase(phase=Phase.DONE, reason="over", attempt=1), "attempt 2 begun by w2"),
+        (JobPhase(phase=Phase.FAILED, reason="over", attempt=1), "attempt 2 begun by w2"),
+        (JobPhase(phase=Phase.RUNNING, reason="", attempt=1), "attempt 2 begun by w2"),
+        (BY_HAND, "by hand"),
+    ],
+)
+def test_a_newer_attempt_takes_a_job_up_and_is_remembered_in_a_pause(
+    store: Store, before: JobPhase, after: str
 ) -> None:
     enter(store, registration("w1", attempt=1))
-    assert phase_of(store).attempt == 1
-    store.put(JOB.phase, JobPhase(phase=ended, reason="over", attempt=1))
-    for attempt in (0, 1):
-        with pytest.raises(StrataError, match="over"):
-            enter(store, registration("w2", attempt=attempt))
-    with pytest.raises(StrataError, match="over"):
-        enter(store, registration("w2", attempt=2, incarnation=7))
+    store.put(JOB.phase, before)
     enter(store, registration("w2", attempt=2))
-    assert phase_of(store) == JobPhase(phase=Phase.RUNNING, reason="attempt 2 begun by w2", attempt=2)
+    paused = before.phase is Phase.PAUSED
+    assert phase_of(store) == JobPhase(
+        phase=Phase.PAUSED if paused else Phase.RUNNING, reason=after, attempt=2
+    )
+    enter(store, registration("w3", attempt=1))
+    assert phase_of(store).attempt == 2
 
 
-def test_the_first_member_of_an_attempt_brings_the_job_s_limits(store: Store) -> None:
-    enter(store, registration("w1", max_workers=3))
-
-    def most() -> int:
-        return not_none(store.job().spec()).record.max_workers
-
-    enter(store, registration("w2", max_workers=4))
-    assert most() == 3
-    enter(store, registration("w3", max_workers=5, attempt=1))
-    enter(store, registration("w4", max_workers=6, attempt=1))
-    assert most() == 5
-
-
-def test_a_newer_attempt_is_remembered_though_the_job_runs_and_a_pause_outlasts_it(store: Store) -> None:
-    enter(store, registration("w1"))
-    assert store.job().view.record(JOB.phase, JobPhase) is None
-    enter(store, registration("w2", attempt=3))
-    assert phase_of(store).attempt == 3
-    enter(store, registration("w3", attempt=2))
-    assert phase_of(store).attempt == 3
-    store.put(JOB.phase, JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=3))
-    enter(store, registration("w4", attempt=4))
-    assert phase_of(store) == JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=4)
+@pytest.mark.parametrize("ended", [Phase.DONE, Phase.FAILED])
+@pytest.mark.parametrize(("attempt", "incarnation"), [(0, 0), (1, 0), (2, 7)])
+def test_a_job_that_ended_is_closed_to_its_attempt_and_to_those_that_come_back(
+    store: Store, ended: Phase, attempt: int, incarnation: int
+) -> None:
+    store.put(JOB.phase, JobPhase(phase=ended, reason="over", attempt=1))
+    with pytest.raises(StrataError, match="over"):
+        enter(store, registration("w2", attempt=attempt, incarnation=incarnation))
 
 
 def test_an_attempt_that_began_in_a_pause_does_not_take_up_the_job_that_it_finished(store: Store) -> None:
     """Its late member would, if the attempt were not remembered: then w2 begins the job anew."""
     enter(store, registration("w1", attempt=1))
-    store.put(JOB.phase, JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=1))
-    enter(store, registration("w2", max_workers=5, attempt=2))
-    assert not_none(store.job().spec()).record.max_workers == 5
+    store.put(JOB.phase, BY_HAND)
+    enter(store, registration("w2", attempt=2))
     store.settle(decide_resume)
-    assert phase_of(store).attempt == 2
     store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="over", attempt=phase_of(store).attempt))
     with pytest.raises(JobDone, match="over"):
         enter(store, registration("w3", attempt=2))
-
-
-def test_a_failed_job_says_why(store: Store) -> None:
-    store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason="three fruitless generations"))
-    with pytest.raises(JobFailed, match="three fruitless"):
-        enter(store, registration("w1"))
 
 
 def test_a_registration_races_the_end_of_the_job(store: Store) -> None:
@@ -270,14 +255,9 @@ def test_a_key_that_is_gone_and_not_replaced_is_registered_anew(store: Store) ->
 def test_leaving_deletes_ones_own_incarnation_only(store: Store) -> None:
     enter(store, registration("w1"))
     born = incarnation(store)
-    other = store.settle(lambda job: decide_leave(job, WorkerId("w1"), born + 1))
-    assert "not registered" in other.reason
-    assert store.job().worker("w1") is not None
-    store.settle(lambda job: decide_leave(job, WorkerId("w1"), born))
-    assert store.job().worker("w1") is None
-    before = store.revision
-    store.settle(lambda job: decide_leave(job, WorkerId("w1"), born))
-    assert store.revision == before
+    for who, here in ((born + 1, True), (born, False), (born, False)):
+        store.settle(partial(decide_leave, worker=WorkerId("w1"), incarnation=who))
+        assert (store.job().worker("w1") is not None) is here
 
 
 def test_removing_the_dead_spares_one_that_came_back_elsewhere(store: Store) -> None:
@@ -301,11 +281,6 @@ def test_removing_the_dead_spares_one_that_came_back_elsewhere(store: Store) -> 
     assert not store.execute(not_none(stale.txn)).succeeded
     remove(store, store.job().view.mod_revision(JOB.worker("w1")))
     assert store.job().worker("w1") is None
-
-
-def test_a_boot_is_an_identifier() -> None:
-    with pytest.raises(InvalidArgument, match="boot"):
-        enter(Store(), dataclasses.replace(registration("w1"), boot=BootId("no good")))
 
 
 def test_who_is_leaving_takes_its_key_over_and_makes_no_new_one(store: Store) -> None:

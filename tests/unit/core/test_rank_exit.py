@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from strata.core.ids import WorkerId
-from strata.core.members import MAX_REASON_CHARS, decide_rank_exit, describe_exit
+from strata.core.members import MAX_REASON_CHARS, decide_rank_exit
 from strata.core.txn import Decision
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StaleIncarnation
 from tests.not_none import not_none
@@ -65,16 +65,14 @@ def test_the_first_report_counts(trained: Trained) -> None:
     assert trained.store.job().failed(1)[0].reason == "it raised"
 
 
-def test_done_and_failed_exclude_each_other_at_the_store(trained: Trained) -> None:
+@pytest.mark.parametrize("codes", [(0, 1), (1, 0)])
+def test_done_and_failed_exclude_each_other_at_the_store(trained: Trained, codes: tuple[int, int]) -> None:
     view = trained.store.job()
-    for rank, codes in ((0, (0, 1)), (1, (1, 0))):
-        first, second = (
-            decide_rank_exit(view, WorkerId("w1"), trained.born["w1"], 1, rank, code) for code in codes
-        )
-        assert first.txn is not None
-        assert second.txn is not None
-        assert trained.store.execute(first.txn).succeeded
-        assert not trained.store.execute(second.txn).succeeded
+    first, second = (
+        not_none(decide_rank_exit(view, WorkerId("w1"), trained.born["w1"], 1, 0, code).txn) for code in codes
+    )
+    assert trained.store.execute(first).succeeded
+    assert not trained.store.execute(second).succeeded
 
 
 def test_an_ended_generation_takes_no_reports_but_confirms_what_it_has(trained: Trained) -> None:
@@ -128,14 +126,9 @@ def test_a_generation_that_is_not_there_yet_is_refused(trained: Trained) -> None
 @pytest.mark.parametrize(("generation", "rank"), [(1, -1), (-1, 0)])
 def test_nonsense_is_refused(generation: int, rank: int) -> None:
     with pytest.raises(InvalidArgument):
-        decide_rank_exit(Store().job(), WorkerId("w1"), 5, generation, rank, 1)
+        Store().settle(lambda job: decide_rank_exit(job, WorkerId("w1"), 5, generation, rank, 1))
 
 
 def test_a_long_reason_is_cut(trained: Trained) -> None:
     trained.ends("w1", 0, 1, reason="x" * 100_000)
     assert len(trained.store.job().failed(1)[0].reason) == MAX_REASON_CHARS
-
-
-def test_exit_codes_in_words() -> None:
-    assert describe_exit(3) == "exit code 3"
-    assert describe_exit(-15) == "killed by signal 15"

@@ -12,7 +12,7 @@ from strata.core.ids import InstanceId
 from strata.core.members import decide_register
 from strata.core.records import CheckpointState, JobPhase, Phase
 from strata.core.stopping import waits_for
-from strata.errors import JobFailed, Refused
+from strata.errors import JobFailed
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job as SavingJob
 from tests.unit.core.rig import JOB, Store, carry_out, lead, leave, register, registration
@@ -72,8 +72,8 @@ def test_a_failed_job_begins_with_a_clean_count(store: Store) -> None:
     epoch = finished(store, 1)
     with pytest.raises(JobFailed, match="in a row"):
         register(store, "w0")
-    resume(store, "w0")
-    resume(store, "w1")
+    for worker in ("w0", "w1"):
+        resume(store, worker)
     carry_out(store, epoch)
     assert (head(store).generation, head(store).fruitless) == (2, 0)
     assert store.problems() == []
@@ -124,12 +124,6 @@ def test_a_save_of_the_run_before_does_not_come_back() -> None:
     carry_out(job.store, job.epoch)
     assert (head(job.store).generation, head(job.store).restore) == (2, None)
     assert job.store.problems() == []
-
-
-def test_a_reconnect_never_resumes(store: Store) -> None:
-    finished(store, 0)
-    with pytest.raises(Refused, match="is done"):
-        resume(store, "w0", incarnation=9)
 
 
 def test_resuming_a_running_job_only_joins_it(store: Store) -> None:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from strata.core.records import JobPhase, Phase
+from strata.core.records import Phase
 from strata.core.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS, SaveHold, decide_hold_saves, no_checkpoint
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StaleIncarnation
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job as Saving
-from tests.unit.core.rig import author_of, plan, register
-from tests.unit.core.test_worlds import Job, commit, ends, head, phase
+from tests.unit.core.rig import author_of, plan
+from tests.unit.core.test_worlds import Job, head, phase
 
 FULL = "disk full"
 
@@ -78,8 +78,7 @@ def failing(job: Job, times: int, *, held: bool) -> None:
     for _ in range(times):
         if held:
             hold(job, 4)
-        ends(job.store, 0, 1)
-        job.go()
+        job.play("exit 0 1, go")
 
 
 def test_generations_that_trained_and_could_not_save_do_not_fail_the_job() -> None:
@@ -100,17 +99,14 @@ def test_a_held_save_neither_counts_nor_resets() -> None:
     failing(job, 1, held=False)
     assert head(job.store).fruitless == 2
     hold(job, 4)
-    commit(job.store, 8)
-    ends(job.store, 0, 1)
-    job.go()
+    job.play("commit 8, exit 0 1, go")
     assert head(job.store).fruitless == 0, "it healed, and what was held was committed"
     assert "saves were held" not in head(job.store).reason
 
 
 def test_a_leader_that_has_not_heard_of_the_hold_cannot_end_the_job() -> None:
     job = Job(3, limit=1)
-    job.go()
-    ends(job.store, 0, 1)
+    job.play("go, exit 0 1")
     planned = plan(job.store, job.epoch)
     assert "is failed" in planned.reason
     hold(job, 4)
@@ -121,12 +117,9 @@ def test_a_leader_that_has_not_heard_of_the_hold_cannot_end_the_job() -> None:
 def test_the_limit_of_all_failures_counts_generations_whose_saves_were_held() -> None:
     job = Job(limit=3)
     job.spec["max_generations"] = 2
-    for name in ("w0", "w1", "w2"):
-        register(job.store, name, **job.spec)
+    job.play("join w0, join w1, join w2")
     failing(job, 2, held=True)
-    failed: JobPhase | None = phase(job.store)
-    assert failed is not None
-    assert "as many as max_generations allows" in failed.reason
+    assert "as many as max_generations allows" in not_none(phase(job.store)).reason
 
 
 # -- the sentence

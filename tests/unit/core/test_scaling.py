@@ -8,7 +8,7 @@ from strata.core import worlds
 from strata.core.ids import InstanceId
 from strata.core.job_requests import decide_scale
 from strata.core.members import decide_register
-from strata.core.records import CheckpointState, JobSpec, Phase
+from strata.core.records import JobSpec, Phase
 from strata.core.txn import Decision
 from strata.core.worlds import needs_settling
 from strata.errors import InvalidArgument, NotFound
@@ -18,14 +18,12 @@ from tests.unit.core.rig import (
     KEYS,
     Observer,
     Store,
-    carry_out,
-    lead,
     leave,
     plan,
     registration,
     world_of,
 )
-from tests.unit.core.test_worlds import Job, checkpoint, commit, ends, head, phase, standbys
+from tests.unit.core.test_worlds import Job, commit, head, phase, standbys
 
 
 def scale(job: Job, least: int = 0, most: int = 0) -> Decision:
@@ -76,7 +74,6 @@ def test_a_job_shrinks_at_once_and_its_highest_ranks_stand_by() -> None:
 def test_a_job_grows_once_its_members_have_settled() -> None:
     job = Job(4)
     job.go()
-    assert standbys(job.store) == ("w3",)
     scale(job, most=4)
     job.go()
     assert head(job.store).generation == 1
@@ -89,20 +86,16 @@ def test_a_higher_min_ends_no_world_that_trains_but_the_next_one_needs_it() -> N
     job = Job(2)
     job.go(settled=True)
     scale(job, 3, 4)
-    job.go(settled=True)
-    assert head(job.store).generation == 1
-    ends(job.store, 0, 1)
-    assert "2 of at least 3 members are left" in job.go(settled=True)
+    assert "goes on" in job.go(settled=True)
+    assert "2 of at least 3 members are left" in job.play("exit 0 1, settle")
     assert head(job.store).forming
 
 
 def test_a_finishing_world_does_not_shrink() -> None:
     job = Job(3, least=1)
-    job.go()
-    ends(job.store, 0, 0)
+    job.play("go, exit 0 0")
     scale(job, most=2)
-    job.go()
-    assert head(job.store).generation == 1
+    assert "goes on" in job.go()
 
 
 def test_a_plan_made_for_other_limits_comes_to_nothing() -> None:
@@ -125,24 +118,29 @@ def test_a_plan_made_for_other_limits_comes_to_nothing() -> None:
 def limited(most: int) -> Job:
     job = Job(0, limit=100)
     job.spec["max_generations"] = most
-    for name in ("w0", "w1", "w2"):
-        job.join(name)
-    job.go()
+    job.play("join w0, join w1, join w2, go")
     return job
 
 
-def test_with_so_many_failed_generations_the_job_fails() -> None:
-    job = limited(2)
-    commit(job.store, 10)
-    ends(job.store, 0, 1)
-    job.go()
-    assert (head(job.store).generation, head(job.store).failures) == (2, 1)
-    commit(job.store, 20)
-    ends(job.store, 1, 7)
-    assert "2 generations failed, as many as max_generations allows" in job.go()
+@pytest.mark.parametrize(
+    ("most", "story", "last"),
+    [
+        (2, "commit 10, exit 0 1, go, commit 20, exit 1 7, go", "rank 1 of w1 failed (exit code 7)"),
+        (1, "leave w0, go", "w0 is gone"),
+    ],
+)
+def test_with_so_many_failed_generations_the_job_fails_and_counts_anew_when_it_is_taken_up(
+    most: int, story: str, last: str
+) -> None:
+    job = limited(most)
+    assert f"{most} generations failed, as many as max_generations allows" in job.play(story)
     failed = not_none(phase(job.store))
     assert failed.phase is Phase.FAILED
-    assert "rank 1 of w1 failed (exit code 7)" in failed.reason
+    assert last in failed.reason
+    again = registration("w9", resume=True)
+    job.store.settle(lambda view: decide_register(view, again, served_by=InstanceId("i-r1")))
+    job.go(settled=True)
+    assert (head(job.store).failures, head(job.store).members) == (0, 3)
 
 
 def test_growth_and_shrinking_and_forming_worlds_count_as_no_failure() -> None:
@@ -153,19 +151,10 @@ def test_growth_and_shrinking_and_forming_worlds_count_as_no_failure() -> None:
     job.go(settled=True)
     assert (head(job.store).generation, head(job.store).failures) == (3, 0)
     scale(job, least=3)
-    leave(job.store, "w0")
-    job.go()
+    job.play("leave w0, go")
     assert (head(job.store).forming, head(job.store).failures) == (True, 1)
-    job.join("w0")
-    job.go()
+    job.play("join w0, go")
     assert (head(job.store).members, head(job.store).failures) == (3, 1)
-
-
-def test_no_restart_at_all() -> None:
-    job = limited(1)
-    leave(job.store, "w0")
-    job.go()
-    assert job.store.live.phase() is Phase.FAILED
 
 
 # -- history ----------------------------------------------------------------------------------
@@ -173,28 +162,19 @@ def test_no_restart_at_all() -> None:
 
 def test_every_generation_says_why_it_began_and_what_it_committed() -> None:
     job = Job(3)
-    job.go()
-    commit(job.store, 20)
-    leave(job.store, "w1")
-    job.go()
-    leave(job.store, "w2")
-    job.go()
+    job.play("go, commit 20, leave w1, go, leave w2, go")
     first, second, third = (entry.record for entry in job.store.live.history())
     assert "all 3 members" in first.reason
     assert (first.members, first.size, first.failure, first.restore) == (3, 3, False, None)
     assert (first.committed_step, second.committed_step) == (20, None)
     assert "w1 is gone" in second.reason
-    assert second.failure
-    assert second.restore is not None
-    assert second.restore.step == 20
-    assert third.members == 0
+    assert (second.failure, not_none(second.restore).step, third.members) == (True, 20, 0)
     assert first.began_unix_ms < second.began_unix_ms < third.began_unix_ms
 
 
 def test_a_checkpoint_that_comes_between_plan_and_head_is_in_the_history() -> None:
     job = Job(3)
-    job.go()
-    leave(job.store, "w1")
+    job.play("go, leave w1")
     planned = plan(job.store, job.epoch)
     commit(job.store, 20)
     assert not job.store.execute(planned.txns[0]).succeeded
@@ -205,10 +185,7 @@ def test_a_checkpoint_that_comes_between_plan_and_head_is_in_the_history() -> No
 def test_old_history_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worlds, "HISTORY_KEPT", 3)
     job = Job(3, limit=100)
-    job.go()
-    for _ in range(6):
-        ends(job.store, 0, 1)
-        job.go()
+    job.play("go" + ", exit 0 1, go" * 6)
     assert [int(entry.name) for entry in job.store.live.history()] == [5, 6, 7]
 
 
@@ -216,21 +193,5 @@ def test_a_world_of_an_older_version_has_no_history_and_gets_one() -> None:
     job = Job(3)
     job.go()
     job.store.delete(JOB.history_of(1))
-    checkpoint(job.store, 5, generation=1, state=CheckpointState.ABORTED)
-    leave(job.store, "w0")
-    carry_out(job.store, job.epoch)
+    job.play("commit 5, leave w0, go")
     assert [int(entry.name) for entry in job.store.live.history()] == [2]
-
-
-def test_a_job_taken_up_again_counts_anew() -> None:
-    job = limited(2)
-    ends(job.store, 0, 1)
-    job.go()
-    ends(job.store, 0, 1)
-    job.go()
-    assert job.store.live.phase() is Phase.FAILED
-    again = registration("w9", resume=True)
-    job.store.settle(lambda view: decide_register(view, again, served_by=InstanceId("i-r1")))
-    job.epoch = lead(job.store)
-    job.go(settled=True)
-    assert (head(job.store).failures, head(job.store).members) == (0, 3)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +16,6 @@ from strata.core.stalls import (
     RankPace,
     StallLimits,
     Standing,
-    is_outlier,
     kind_of,
     suspects,
 )
@@ -42,21 +44,26 @@ def test_a_rank_that_said_nothing_never_stands_still() -> None:
     assert RankPace().stall(1e9, LIMITS) is None
 
 
-def test_the_limit_of_a_step_is_k_times_the_median() -> None:
+def test_a_stall_says_where_and_why() -> None:
     pace, now = stepping(10, 2.0)
-    assert pace.usual_s() == 2.0
-    assert pace.stall(now + 20.0, LIMITS) is None
     stall = not_none(pace.stall(now + 20.1, LIMITS))
-    assert (stall.step, stall.phase, stall.limit_s) == (10, "step", 20.0)
+    assert (stall.step, stall.phase) == (10, "step")
     assert (
         stall.reason == "no progress at step 10 (step) for 20 s; its limit is 20 s: 10 times the usual 2.0 s"
     )
 
 
-def test_quick_steps_are_not_held_to_less_than_the_knob_says() -> None:
-    pace, now = stepping(10, 0.01)
-    assert pace.stall(now + 9.9, LIMITS) is None
-    assert pace.stall(now + 10.1, LIMITS) is not None
+@pytest.mark.parametrize(
+    ("steps", "each_s", "limit_s"),
+    [(10, 2.0, 20.0), (10, 0.01, 10.0), (2, 1.0, FIRST_S[STEP])],
+    ids=["ten times the median", "not less than the knob says", "the first steps compile"],
+)
+def test_steps_have_a_limit(steps: int, each_s: float, limit_s: float) -> None:
+    pace, now = stepping(steps, each_s)
+    assert pace.stall(now + limit_s - 0.1, LIMITS) is None
+    assert pace.stall(now + limit_s + 0.1, LIMITS) is not None
+    assert not pace.hear(steps, "step", now + limit_s), "a word said again is no movement"
+    assert pace.stall(now + limit_s + 0.1, LIMITS) is not None
 
 
 def test_one_slow_step_does_not_move_the_limit() -> None:
@@ -64,12 +71,6 @@ def test_one_slow_step_does_not_move_the_limit() -> None:
     pace.hear(11, "step", now + 19.0)
     assert pace.usual_s() == 2.0
     assert pace.last_step_s == 19.0
-
-
-def test_the_first_steps_have_a_generous_limit() -> None:
-    pace, now = stepping(2, 1.0)
-    assert pace.stall(now + FIRST_S[STEP] - 1, LIMITS) is None
-    assert pace.stall(now + FIRST_S[STEP] + 1, LIMITS) is not None
 
 
 def test_another_phase_counts_for_itself_and_moves_with_every_word() -> None:
@@ -108,62 +109,51 @@ def test_our_own_stall_is_nobody_elses() -> None:
     assert pace.stall(now + 111, LIMITS) is not None
 
 
-def test_a_word_said_again_is_no_movement() -> None:
-    pace, now = stepping(10, 1.0)
-    assert not pace.hear(10, "step", now + 9)
-    assert pace.stall(now + 10.5, LIMITS) is not None
-
-
 # -- whose fault
 
 
-def test_who_is_behind_holds_up_the_others() -> None:
-    standing = [Standing(rank=r, step=7 if r == 2 else 8, phase="step") for r in range(4)]
-    assert suspects(standing) == ((2,), "the others got beyond step 7")
+def ranks(count: int = 4, **odd: Mapping[int, object]) -> list[Standing]:
+    """Return ranks that stand still at step 8; `odd`: by field, which ranks differ and how."""
+    changes = [{name: of[rank] for name, of in odd.items() if rank in of} for rank in range(count)]
+    return [
+        replace(Standing(rank=rank, step=8, phase="step"), **change)  # type: ignore[arg-type]  # fields by name
+        for rank, change in enumerate(changes)
+    ]
 
 
-def test_who_does_something_else_at_the_same_step_holds_up_the_others() -> None:
-    standing = [Standing(rank=r, step=8, phase="data" if r == 1 else "step") for r in range(4)]
-    assert suspects(standing) == ((1,), "most others do something else at the same step")
+GRAPH = dict.fromkeys(range(4), "backward (graph.py)")
 
 
-def test_who_waits_at_a_barrier_is_held_up() -> None:
-    standing = [Standing(rank=r, step=8, phase="save", waits=r != 3) for r in range(4)]
-    assert suspects(standing) == ((3,), "the others wait for them")
+@pytest.mark.parametrize(
+    ("standing", "named", "how"),
+    [
+        (ranks(step={2: 7}), (2,), "the others got beyond step 7"),
+        (ranks(phase={1: "data"}), (1,), "most others do something else at the same step"),
+        (ranks(waits={0: True, 1: True, 2: True}), (3,), "the others wait for them"),
+        (ranks(waits={0: True, 2: True, 3: True}, unable={3: True}), (3,), "the others wait for them"),
+        (ranks(where=GRAPH | {2: "fetch (loader.py)"}), (2,), "most others stand in backward (graph.py)"),
+        (ranks(2, where={0: "a", 1: "b"}), (0, 1), "nothing tells them apart but their stacks"),
+        (ranks(3), (0, 1, 2), "nothing tells them apart but their stacks"),
+        (ranks(1), (0,), ""),
+        ([], (), ""),
+    ],
+)
+def test_who_holds_up_the_others(standing: list[Standing], named: tuple[int, ...], how: str) -> None:
+    assert suspects(standing) == (named, how)
 
 
-def test_a_rank_is_late_long_before_that_is_a_stall_and_never_while_nothing_is_usual() -> None:
-    pace, now = stepping(10, 0.2)
-    assert pace.late_s(now + 1.9) is None
-    assert pace.late_s(now + 2.1) == pytest.approx(2.1)
-    pace, now = stepping(10, 1.0)
-    assert pace.late_s(now + 2.9) is None, "three times the usual"
-    assert pace.late_s(now + 3.1) == pytest.approx(3.1)
+@pytest.mark.parametrize(("each_s", "late_s"), [(0.2, 2.0), (1.0, 3.0)], ids=["two seconds", "three steps"])
+def test_a_rank_is_late_long_before_that_is_a_stall(each_s: float, late_s: float) -> None:
+    pace, now = stepping(10, each_s)
+    assert pace.late_s(now + late_s - 0.1) is None
+    assert pace.late_s(now + late_s + 0.1) == pytest.approx(late_s + 0.1)
+
+
+def test_nobody_is_late_while_nothing_is_usual() -> None:
     pace, now = stepping(2, 0.2)
     assert pace.late_s(now + 500) is None, "its first steps may compile"
     pace.hear(2, "eval", now)
     assert pace.late_s(now + 500) is None
-
-
-def test_a_rank_that_can_do_nothing_holds_up_the_others_whatever_they_do() -> None:
-    standing = [Standing(rank=r, step=8, phase="step", waits=r != 1, unable=r == 3) for r in range(4)]
-    assert suspects(standing) == ((3,), "the others wait for them")
-
-
-def test_who_stands_elsewhere_than_most_holds_up_the_others() -> None:
-    standing = [
-        Standing(rank=r, step=8, phase="step", where="fetch (loader.py)" if r == 2 else "backward (graph.py)")
-        for r in range(4)
-    ]
-    assert suspects(standing) == ((2,), "most others stand in backward (graph.py)")
-    assert suspects(standing[1:3])[0] == (1, 2), "of two there is no majority"
-
-
-def test_what_cannot_be_told_apart_is_named_whole() -> None:
-    standing = [Standing(rank=r, step=8, phase="step") for r in range(3)]
-    assert suspects(standing) == ((0, 1, 2), "nothing tells them apart but their stacks")
-    assert suspects(standing[:1]) == ((0,), "")
-    assert suspects([]) == ((), "")
 
 
 @given(
@@ -183,12 +173,3 @@ def test_somebody_is_always_named_and_nobody_who_does_not_stand_still(standing: 
     named, _how = suspects(standing)
     assert named
     assert set(named) <= {each.rank for each in standing}
-
-
-# -- who is slow
-
-
-def test_an_outlier_is_against_the_ranks_own_median() -> None:
-    assert is_outlier(3.1, 1.0)
-    assert not is_outlier(2.9, 1.0)
-    assert not is_outlier(1.0, 0.0), "nothing to compare with"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from statistics import median_low
 
 import pytest
@@ -13,7 +14,6 @@ from strata.core.stragglers import (
     MOST_STEPS,
     WARM_UP_STEPS,
     WINDOW_S,
-    Paced,
     StepTimes,
     StepWindow,
     scores,
@@ -22,20 +22,19 @@ from strata.core.stragglers import (
 from tests.not_none import not_none
 
 
-def steady(compute_s: float, wait_s: float = 0.0, *, best_s: float = 0.0, steps: int = 100) -> StepTimes:
+def steady(
+    compute_s: float, wait_s: float = 0.0, *, best_s: float = 0.0, step: int = 200, steps: int = 100
+) -> StepTimes:
     return StepTimes(
         compute_s=compute_s,
         data_wait_s=wait_s,
         median_compute_s=compute_s,
         median_data_wait_s=wait_s,
         best_compute_s=best_s,
+        step=step,
         cheaper_s=compute_s + wait_s,
         steady_steps=steps,
     )
-
-
-def paced(*costs_s: float, step: int = 200) -> list[Paced]:
-    return [Paced(rank=rank, step=step, times=steady(cost)) for rank, cost in enumerate(costs_s)]
 
 
 def window(costs_s: list[tuple[float, float]], *, each_s: float = 0.5) -> StepWindow:
@@ -73,12 +72,10 @@ def test_a_rank_that_slows_down_tells_since_when() -> None:
     assert 4 <= again.steady_steps <= 7
 
 
-def test_the_best_needs_many_steps_in_a_row() -> None:
-    few = window([(0.1, 0.0)] * (WARM_UP_STEPS + BEST_OF_STEPS - 1)).times
-    enough = window([(0.1, 0.0)] * (WARM_UP_STEPS + BEST_OF_STEPS)).times
-    assert few is not None
-    assert enough is not None
-    assert (few.best_compute_s, enough.best_compute_s) == (0.0, 0.1)
+@pytest.mark.parametrize(("steps", "best_s"), [(BEST_OF_STEPS - 1, 0.0), (BEST_OF_STEPS, 0.1)])
+def test_the_best_needs_many_steps_in_a_row(steps: int, best_s: float) -> None:
+    times = window([(0.1, 0.0)] * (WARM_UP_STEPS + steps)).times
+    assert not_none(times).best_compute_s == best_s
 
 
 def test_a_step_told_again_and_one_that_cost_nothing_do_not_count() -> None:
@@ -129,31 +126,26 @@ def test_scores_are_against_the_fastest_and_against_the_own_best_without_the_wai
     assert scores({}) == {}
 
 
-def test_a_straggler_is_slower_than_most() -> None:
-    slow = stragglers(paced(1.0, 1.1, 0.9, 2.0, 4.0))
-    assert [(each.rank, round(each.times, 2)) for each in slow] == [(4, 3.64), (3, 1.82)]
-
-
-def test_of_two_nobody_is_slow_and_equal_ranks_are_none() -> None:
-    assert stragglers(paced(1.0, 9.0)) == []
-    assert stragglers(paced(*[1.0] * 8)) == []
-    assert stragglers([]) == []
-
-
-def test_a_few_milliseconds_accuse_nobody() -> None:
-    assert stragglers(paced(0.004, 0.004, 0.004, 0.012)) == []
-    assert [each.rank for each in stragglers(paced(0.004, 0.004, 0.004, 0.018))] == [3]
-
-
-def test_half_of_all_may_be_slow_and_more_than_half_are_not() -> None:
-    assert [each.rank for each in stragglers(paced(1, 1, 2, 2))] == [2, 3]
-    assert stragglers(paced(1, 2, 2)) == []
+@pytest.mark.parametrize(
+    ("costs_s", "named"),
+    [
+        ((1.0, 1.1, 0.9, 2.0, 4.0), {4: 3.64, 3: 1.82}),
+        ((), {}),
+        ((1.0, 9.0), {}),  # of two nobody can say which one is slow
+        ((1.0,) * 8, {}),
+        ((0.004, 0.004, 0.004, 0.012), {}),  # a few milliseconds accuse nobody
+        ((0.004, 0.004, 0.004, 0.018), {3: 4.5}),
+        ((1, 1, 2, 2), {2: 2.0, 3: 2.0}),  # half of all may be slow
+        ((1, 2, 2), {}),  # more than half are not
+    ],
+)
+def test_a_straggler_is_slower_than_most(costs_s: tuple[float, ...], named: dict[int, float]) -> None:
+    slow = stragglers(dict(enumerate(map(steady, costs_s))))
+    assert [(each.rank, round(each.times, 2)) for each in slow] == list(named.items())
 
 
 def test_what_a_rank_takes_longer_for_is_told_apart() -> None:
-    ranks = [Paced(rank=rank, step=200, times=steady(0.1, 0.01)) for rank in range(4)]
-    ranks.append(Paced(rank=4, step=200, times=steady(0.11, 0.3)))
-    (slow,) = stragglers(ranks)
+    (slow,) = stragglers({**{rank: steady(0.1, 0.01) for rank in range(4)}, 4: steady(0.11, 0.3)})
     assert (round(slow.compute_more_s, 3), round(slow.data_more_s, 3)) == (0.01, 0.29)
 
 
@@ -164,21 +156,21 @@ def test_when_all_become_slower_or_faster_nobody_is_blamed_however_old_what_is_k
     chance = random.Random(5)
     ranks = 16
     windows = [StepWindow() for _ in range(ranks)]
-    known: dict[int, list[Paced]] = {rank: [] for rank in range(ranks)}
+    known: dict[int, list[StepTimes]] = {rank: [] for rank in range(ranks)}
     for step in range(1, 300):
         cost_s = (0.1, *then_s)[min(len(then_s), step // 100)]
         for rank, each in enumerate(windows):
             each.note(step, cost_s * chance.gauss(1, 0.05), 0.0, step * 0.2)
             if each.times is not None:
-                known[rank].append(Paced(rank=rank, step=step, times=each.times))
-        seen = [told[-1 - min(len(told) - 1, chance.randrange(8))] for told in known.values() if told]
+                known[rank].append(each.times)
+        seen = {
+            rank: told[-1 - min(len(told) - 1, chance.randrange(8))] for rank, told in known.items() if told
+        }
         assert stragglers(seen) == [], step
 
 
 def test_a_slow_rank_is_named_though_what_is_known_of_the_others_is_a_second_old() -> None:
-    others = [Paced(rank=rank, step=180, times=steady(0.1, steps=150)) for rank in range(8)]
-    slow = steady(0.2, steps=5)
-    assert stragglers([*others, Paced(rank=8, step=190, times=slow)]) == [], (
-        "nobody was heard of since it is slow"
-    )
-    assert [each.rank for each in stragglers([*others, Paced(rank=8, step=183, times=slow)])] == [8]
+    others = {rank: steady(0.1, step=180, steps=150) for rank in range(8)}
+    slow = steady(0.2, step=190, steps=5)
+    assert stragglers(others | {8: slow}) == [], "nobody was heard of since it is slow"
+    assert [each.rank for each in stragglers(others | {8: replace(slow, step=183)})] == [8]

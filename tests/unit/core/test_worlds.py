@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 import pytest
 
 from strata.core.ids import AttemptId, WorkerId
@@ -92,8 +95,26 @@ class Job:
         assert self.store.problems() == []
         return reason
 
-
-# -- the first world --------------------------------------------------------------------------
+    def play(self, story: str) -> str:
+        """Let one thing happen after the other; return the reason of the last plan."""
+        reason = ""
+        for event in story.split(", "):
+            match event.split():
+                case ["go"]:
+                    reason = self.go()
+                case ["settle"]:
+                    reason = self.go(settled=True)
+                case ["join", name]:
+                    self.join(name)
+                case ["leave", name]:
+                    leave(self.store, name)
+                case ["exit", rank, code]:
+                    ends(self.store, int(rank), int(code))
+                case ["commit", step]:
+                    commit(self.store, int(step))
+                case _:
+                    raise ValueError(event)
+        return reason
 
 
 @pytest.fixture
@@ -101,22 +122,191 @@ def job() -> Job:
     return Job(2)
 
 
-def test_a_world_forms_at_max_at_once_and_at_min_after_settling() -> None:
-    job = Job(1)
-    assert "2 are needed" in job.go(settled=True)
-    assert job.store.job().head() is None
-    assert not needs_settling(job.store.job(), {})
-    job.join("w1")
-    assert "settling" in job.go()
-    assert needs_settling(job.store.job(), {})
-    assert "2 members, at least 2, have settled" in job.go(settled=True)
-    assert head(job.store).generation == 1
-    assert world_of(job.store) == {"w0": (0, 0), "w1": (1, 1)}
+# -- what follows -----------------------------------------------------------------------------
 
-    full = Job(3)
-    assert not needs_settling(full.store.job(), {})
-    assert "all 3 members are here" in full.go()
-    assert head(full.store).size == 3
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """So many members, at least two and at most three a world, and what follows from a story."""
+
+    members: int = 3
+    story: str
+    says: str
+    generation: int
+    world: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Group rank and first rank by worker; nobody: a forming world."""
+    standbys: tuple[str, ...] = ()
+    fruitless: int = 0
+
+
+ALL_THREE = {"w0": (0, 0), "w1": (1, 1), "w2": (2, 2)}
+TWO = {"w0": (0, 0), "w1": (1, 1)}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        # the first world
+        Row(story="go", says="all 3 members are here", generation=1, world=ALL_THREE),
+        Row(members=2, story="settle", says="2 members, at least 2, have settled", generation=1, world=TWO),
+        Row(story="go, settle", says="generation 1 goes on with 3 members", generation=1, world=ALL_THREE),
+        # who finds no place stands by
+        Row(members=4, story="go", says="", generation=1, world=ALL_THREE, standbys=("w3",)),
+        Row(
+            members=4,
+            story="go, join w4, settle",
+            says="standbys changed",
+            generation=1,
+            world=ALL_THREE,
+            standbys=("w3", "w4"),
+        ),
+        Row(
+            members=5,
+            story="go, leave w3, go",
+            says="standbys changed",
+            generation=1,
+            world=ALL_THREE,
+            standbys=("w4",),
+        ),
+        # deaths
+        Row(
+            story="go, leave w0, go",
+            says="w0 is gone",
+            generation=2,
+            world={"w1": (1, 1), "w2": (0, 0)},
+            fruitless=1,
+        ),
+        Row(
+            story="go, leave w1, join w1, go",
+            says="w1 was replaced",
+            generation=2,
+            world=ALL_THREE,
+            fruitless=1,
+        ),
+        Row(
+            members=4,
+            story="go, leave w1, go",
+            says="w1 is gone",
+            generation=2,
+            world={"w0": (0, 0), "w3": (1, 1), "w2": (2, 2)},
+            fruitless=1,
+        ),
+        Row(
+            story="go, exit 1 -9, go",
+            says="rank 1 of w1 failed (killed by signal 9)",
+            generation=2,
+            world=ALL_THREE,
+            fruitless=1,
+        ),
+        # a forming world, which counts neither as a failure nor as progress; nor does growth
+        Row(
+            members=2,
+            story="settle, leave w0, go",
+            says="1 of at least 2 members are left",
+            generation=2,
+            fruitless=1,
+        ),
+        Row(
+            members=2,
+            story="settle, leave w0, go, settle",
+            says="1 of at most 3 members are here; 2 are needed",
+            generation=2,
+            fruitless=1,
+        ),
+        Row(members=2, story="settle, leave w0, leave w1, go", says="", generation=2, fruitless=1),
+        Row(
+            members=2,
+            story="settle, leave w0, go, join w0, settle",
+            says="have settled",
+            generation=3,
+            world={"w1": (0, 0), "w0": (1, 1)},
+            fruitless=1,
+        ),
+        Row(
+            members=2,
+            story="settle, leave w0, go, join w0, settle, join w2, settle",
+            says="1 more members have settled",
+            generation=4,
+            world={"w1": (0, 0), "w0": (1, 1), "w2": (2, 2)},
+            fruitless=1,
+        ),
+        # growth
+        Row(members=2, story="settle, join w2, go", says="", generation=1, world=TWO, standbys=("w2",)),
+        Row(
+            members=2,
+            story="settle, join w2, settle",
+            says="1 more members have settled",
+            generation=2,
+            world=ALL_THREE,
+        ),
+        # an end that has begun: nothing grows, and a finished member's leave ends nothing
+        Row(
+            members=2,
+            story="settle, exit 0 0, join w2, settle",
+            says="goes on",
+            generation=1,
+            world=TWO,
+            standbys=("w2",),
+        ),
+        Row(
+            members=2,
+            story="settle, exit 0 0, leave w0, settle",
+            says="goes on",
+            generation=1,
+            world=TWO,
+        ),
+        # a commit is progress, but not one that was restored
+        Row(
+            story="go, exit 0 1, go, commit 20, exit 0 1, go",
+            says="rank 0 of w0 failed",
+            generation=3,
+            world=ALL_THREE,
+        ),
+        Row(
+            story="go, commit 20, exit 0 1, go, exit 0 1, go",
+            says="rank 0 of w0 failed",
+            generation=3,
+            world=ALL_THREE,
+            fruitless=1,
+        ),
+        Row(
+            members=2,
+            story="settle, commit 20, leave w0, go, join w0, settle",
+            says="have settled",
+            generation=3,
+            world={"w1": (0, 0), "w0": (1, 1)},
+        ),
+    ],
+    ids=lambda row: f"{row.members}: {row.story}",
+)
+def test_what_follows(row: Row) -> None:
+    job = Job(row.members)
+    assert row.says in job.play(row.story)
+    now = head(job.store)
+    assert (now.generation, now.fruitless, now.forming) == (row.generation, row.fruitless, not row.world)
+    assert world_of(job.store) == row.world
+    assert standbys(job.store) == row.standbys
+    before = job.store.revision
+    job.go()
+    assert job.store.revision == before, "and nothing else follows"
+
+
+@pytest.mark.parametrize(
+    ("members", "story", "waits"),
+    [
+        (1, "go", False),
+        (2, "go", True),
+        (3, "go", False),
+        (2, "settle, join w2, go", True),
+        (2, "settle, join w2, settle", False),
+        (2, "settle, leave w0, go, join w0", True),
+        (2, "settle, exit 0 0, join w2", False),
+    ],
+)
+def test_when_a_world_waits_only_for_members_to_settle(members: int, story: str, waits: bool) -> None:
+    job = Job(members)
+    job.play(story)
+    assert needs_settling(job.store.job(), {}) is waits
 
 
 def test_a_job_that_does_not_exist_has_no_plan(store: Store, epoch: int) -> None:
@@ -124,65 +314,10 @@ def test_a_job_that_does_not_exist_has_no_plan(store: Store, epoch: int) -> None
     assert not needs_settling(store.job(), {})
 
 
-def test_a_world_that_goes_on_writes_nothing() -> None:
-    job = Job(3)
-    job.go()
-    before = job.store.revision
-    assert "generation 1 goes on with 3 members" in job.go(settled=True)
-    assert job.store.revision == before
-
-
-def test_who_finds_no_place_stands_by_and_is_listed() -> None:
-    job = Job(4)
-    job.go()
-    assert standbys(job.store) == ("w3",)
-    job.join("w4")
-    assert "standbys changed" in job.go(settled=True)
-    assert standbys(job.store) == ("w3", "w4")
-    leave(job.store, "w3")
-    job.go()
-    assert standbys(job.store) == ("w4",)
-    assert head(job.store).generation == 1
-
-
-# -- deaths -----------------------------------------------------------------------------------
-
-
-def test_a_death_makes_a_smaller_world_at_once() -> None:
-    job = Job(3)
-    job.go()
-    leave(job.store, "w0")
-    assert "w0 is gone" in job.go()
-    assert head(job.store).generation == 2
-    assert world_of(job.store) == {"w1": (1, 1), "w2": (0, 0)}
-    assert head(job.store).fruitless == 1
-
-
-def test_a_replaced_member_is_a_death_and_its_replacement_a_newcomer() -> None:
-    job = Job(3)
-    job.go()
-    leave(job.store, "w1")
-    job.join("w1")
-    assert "w1 was replaced" in job.go()
-    assert world_of(job.store) == {"w0": (0, 0), "w1": (1, 1), "w2": (2, 2)}
-
-
-def test_a_standby_takes_the_place_of_the_dead_at_once() -> None:
-    job = Job(4)
-    job.go()
-    leave(job.store, "w1")
-    job.go()
-    assert world_of(job.store) == {"w0": (0, 0), "w3": (1, 1), "w2": (2, 2)}
-    assert standbys(job.store) == ()
-
-
-def test_a_failed_rank_ends_the_generation_and_its_member_goes_on() -> None:
-    job = Job(3)
-    job.go()
-    ends(job.store, 1, -9)
-    assert "rank 1 of w1 failed (killed by signal 9)" in job.go()
-    assert head(job.store).generation == 2
-    assert len(world_of(job.store)) == 3
+def test_a_world_that_has_too_few_members_is_not_begun() -> None:
+    job = Job(1)
+    assert "2 are needed" in job.go(settled=True)
+    assert job.store.job().head() is None
 
 
 def test_many_deaths_are_named_briefly() -> None:
@@ -194,148 +329,45 @@ def test_many_deaths_are_named_briefly() -> None:
     assert len(head(job.store).reason) <= MAX_REASON_CHARS
 
 
-# -- forming ----------------------------------------------------------------------------------
-
-
-def test_below_min_a_forming_world_is_written_at_once(job: Job) -> None:
-    job.go(settled=True)
-    leave(job.store, "w0")
-    assert "1 of at least 2 members are left" in job.go()
-    forming = head(job.store)
-    assert (forming.generation, forming.forming, forming.size) == (2, True, 0)
-    assert forming.restore is None
-    before = job.store.revision
-    job.go(settled=True)
-    assert job.store.revision == before, "one forming world is enough"
-    job.join("w0")
-    assert needs_settling(job.store.job(), {})
-    job.go()
-    assert head(job.store).generation == 2
-    job.go(settled=True)
-    assert (head(job.store).generation, head(job.store).members) == (3, 2)
-
-
-def test_a_forming_world_does_not_count_as_fruitless(job: Job) -> None:
-    job.go(settled=True)
-    leave(job.store, "w0")
-    job.go()
-    assert head(job.store).fruitless == 1
-    job.join("w0")
-    job.go(settled=True)
-    assert head(job.store).fruitless == 1
-    job.join("w2")
-    job.go(settled=True)
-    assert (head(job.store).generation, head(job.store).fruitless) == (4, 1), "growth neither"
-
-
-def test_nothing_that_is_left_still_ends_the_generation(job: Job) -> None:
-    job.go(settled=True)
-    leave(job.store, "w0")
-    leave(job.store, "w1")
-    job.go()
-    assert head(job.store).forming
-
-
-# -- growth -----------------------------------------------------------------------------------
-
-
-def test_growth_waits_for_the_settling_and_keeps_the_ranks(job: Job) -> None:
-    job.go(settled=True)
-    job.join("w2")
-    job.go()
-    assert head(job.store).generation == 1
-    assert standbys(job.store) == ("w2",)
-    assert needs_settling(job.store.job(), {})
-    assert "1 more members have settled" in job.go(settled=True)
-    assert world_of(job.store) == {"w0": (0, 0), "w1": (1, 1), "w2": (2, 2)}
-    assert standbys(job.store) == ()
-    assert not needs_settling(job.store.job(), {})
-
-
-def test_a_finishing_generation_does_not_grow(job: Job) -> None:
-    job.go(settled=True)
-    ends(job.store, 0, 0)
-    job.join("w2")
-    assert not needs_settling(job.store.job(), {})
-    assert "goes on" in job.go(settled=True)
-
-
 # -- the end ----------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_job_keeps_the_attempt_that_it_ended_in(job: Job) -> None:
+def test_all_ranks_done_is_done_for_good_in_the_attempt_that_ended(job: Job) -> None:
     job.store.put(JOB.phase, JobPhase(phase=Phase.RUNNING, reason="attempt 2 begun by w0", attempt=2))
-    job.go(settled=True)
-    for rank in (0, 1):
-        ends(job.store, rank, 0)
-    job.go()
+    job.play("settle, exit 0 0")
+    checkpoint(job.store, 40, generation=1, state=CheckpointState.OPEN)
+    assert "is done: all 2 ranks are done" in job.play("exit 1 0, go")
     done = not_none(phase(job.store))
-    assert (done.phase, done.attempt) == (Phase.DONE, 2)
-
-
-def test_all_ranks_done_is_done_for_good(job: Job) -> None:
-    job.go(settled=True)
-    ends(job.store, 0, 0)
-    leave(job.store, "w0")
-    assert "goes on" in job.go(settled=True), "a finished member's leave ends nothing"
-    ends(job.store, 1, 0)
-    assert "is done: all 2 ranks are done" in job.go()
-    done = not_none(phase(job.store))
-    assert (done.phase, done.epoch) == (Phase.DONE, job.epoch)
-    leave(job.store, "w1")
-    assert "is done" in job.go(settled=True)
+    assert (done.phase, done.epoch, done.attempt) == (Phase.DONE, job.epoch, 2)
+    assert "is done" in job.play("leave w1, settle")
     assert head(job.store).generation == 1
 
 
 def test_a_member_that_leaves_before_all_its_ranks_are_done_is_a_death() -> None:
     job = Job(0, least=1, most=2)
-    job.join("w0", slots=2)
-    job.join("w1", slots=2)
-    job.go()
-    ends(job.store, 0, 0)
-    leave(job.store, "w0")
-    assert "w0 is gone" in job.go()
+    for name in ("w0", "w1"):
+        job.join(name, slots=2)
+    assert "w0 is gone" in job.play("go, exit 0 0, leave w0, go")
     assert head(job.store).generation == 2
 
 
-def test_the_last_fruitless_generation_fails_the_job_and_names_why() -> None:
+@pytest.mark.parametrize(
+    "story",
+    [
+        "go, exit 0 1, go, exit 2 -11, go",
+        "go, exit 0 1, go, commit 20, exit 0 1, go, exit 0 1, go, exit 2 -11, go",
+    ],
+    ids=["no commit", "fruitless again after a commit"],
+)
+def test_the_last_fruitless_generation_fails_the_job_and_names_why(story: str) -> None:
     job = Job(3, limit=2)
-    job.go()
-    ends(job.store, 0, 1)
-    job.go()
-    assert (head(job.store).generation, head(job.store).fruitless) == (2, 1)
-    ends(job.store, 2, -11)
-    reason = job.go()
-    assert "2 generations in a row" in reason
+    assert "2 generations in a row" in job.play(story)
+    before = head(job.store)
     failed = not_none(phase(job.store))
     assert failed.phase is Phase.FAILED
     assert "rank 2 of w2 failed (killed by signal 11)" in failed.reason
-    assert head(job.store).generation == 2, "no new world"
     assert "is failed" in job.go(settled=True)
-
-
-def test_a_commit_makes_a_generation_fruitful() -> None:
-    job = Job(3, limit=2)
-    job.go()
-    ends(job.store, 0, 1)
-    job.go()
-    commit(job.store, 20)
-    ends(job.store, 0, 1)
-    job.go()
-    assert (head(job.store).generation, head(job.store).fruitless) == (3, 0)
-    ends(job.store, 0, 1)
-    job.go()
-    assert head(job.store).fruitless == 1, "what it restored is not a commit of its own"
-    ends(job.store, 0, 1)
-    assert "2 generations in a row" in job.go()
-
-
-def test_an_all_done_world_is_done_although_a_commit_is_open(job: Job) -> None:
-    job.go(settled=True)
-    checkpoint(job.store, 40, generation=1, state=CheckpointState.OPEN)
-    ends(job.store, 0, 0)
-    ends(job.store, 1, 0)
-    assert "is done" in job.go()
+    assert head(job.store) == before, "no new world"
 
 
 # -- checkpoints ------------------------------------------------------------------------------
@@ -344,11 +376,8 @@ def test_an_all_done_world_is_done_although_a_commit_is_open(job: Job) -> None:
 def test_a_world_restores_latest_and_takes_it_over() -> None:
     job = Job(3)
     job.go()
-    assert head(job.store).restore is None
-    assert job.store.job().latest() is None
-    commit(job.store, 20)
-    leave(job.store, "w1")
-    job.go()
+    assert (head(job.store).restore, job.store.job().latest()) == (None, None)
+    job.play("commit 20, leave w1, go")
     assert head(job.store).restore == RestorePoint(step=20, attempt=AttemptId("a20"), record_generation=1)
     assert job.store.job().restored(2) == 20
     latest = not_none(job.store.job().latest())
@@ -356,16 +385,11 @@ def test_a_world_restores_latest_and_takes_it_over() -> None:
 
 
 def test_a_forming_world_restores_nothing_and_the_next_one_does(job: Job) -> None:
-    job.go(settled=True)
-    commit(job.store, 20)
-    leave(job.store, "w0")
-    job.go()
-    assert job.store.job().restored(2) is None
+    job.play("settle, commit 20, leave w0, go")
+    assert (head(job.store).restore, job.store.job().restored(2)) == (None, None)
     assert not_none(job.store.job().latest()).record.generation == 1
-    job.join("w0")
-    job.go(settled=True)
+    job.play("join w0, settle")
     assert job.store.job().restored(3) == 20
-    assert head(job.store).fruitless == 0
 
 
 def test_open_checkpoints_come_first() -> None:
@@ -375,36 +399,36 @@ def test_open_checkpoints_come_first() -> None:
     checkpoint(job.store, 10, generation=1, state=CheckpointState.ABORTED)
     leave(job.store, "w0")
     planned = plan(job.store, job.epoch)
-    assert planned.txns == ()
-    assert [entry.record.step for entry in planned.open_records] == [20]
+    assert (planned.txns, [entry.record.step for entry in planned.open_records]) == ((), [20])
     assert "1 open checkpoints first" in planned.reason
-    commit(job.store, 20)
-    job.go()
+    job.play("commit 20, go")
     assert head(job.store).generation == 2, "it was fruitful after all"
 
 
 # -- fences -----------------------------------------------------------------------------------
 
 
-def test_what_changes_in_between_makes_the_plan_fail() -> None:
-    def stale(change: object) -> bool:
-        job = Job(3)
-        job.go()
-        commit(job.store, 20)
-        leave(job.store, "w0")
-        planned = plan(job.store, job.epoch)
-        assert len(planned.txns) == 1
-        assert callable(change)
-        change(job.store)
-        return job.store.execute(planned.txns[0]).succeeded
-
-    assert stale(lambda store: None)
-    assert not stale(lambda store: lead(store, "r2")), "another leader"
-    assert not stale(lambda store: store.delete(KEYS.leader)), "no leader"
-    assert not stale(lambda store: commit(store, 40)), "another latest"
-    assert not stale(lambda store: store.put(JOB.phase, JobPhase(phase=Phase.PAUSED, reason="")))
-    assert not stale(lambda store: store.put(JOB.head, head(store))), "another head"
-    assert stale(lambda store: leave(store, "w1")), "nothing of the members is compared"
+@pytest.mark.parametrize(
+    ("change", "succeeds"),
+    [
+        (lambda store: None, True),
+        (lambda store: leave(store, "w1"), True),
+        (lambda store: lead(store, "r2"), False),
+        (lambda store: store.delete(KEYS.leader), False),
+        (lambda store: commit(store, 40), False),
+        (lambda store: store.put(JOB.phase, JobPhase(phase=Phase.PAUSED, reason="")), False),
+        (lambda store: store.put(JOB.head, head(store)), False),
+    ],
+    ids=["nothing", "a member", "another leader", "no leader", "another latest", "a pause", "another head"],
+)
+def test_what_changes_in_between_makes_the_plan_fail(
+    change: Callable[[Store], object], succeeds: bool
+) -> None:
+    job = Job(3)
+    job.play("go, commit 20, leave w0")
+    (txn,) = plan(job.store, job.epoch).txns
+    change(job.store)
+    assert job.store.execute(txn).succeeded is succeeds
 
 
 def test_a_paused_job_makes_no_worlds() -> None:
@@ -415,9 +439,7 @@ def test_a_paused_job_makes_no_worlds() -> None:
 
 
 def test_a_phase_is_written_by_the_leader_only(job: Job) -> None:
-    job.go(settled=True)
-    ends(job.store, 0, 0)
-    ends(job.store, 1, 0)
+    job.play("settle, exit 0 0, exit 1 0")
     planned = plan(job.store, job.epoch)
     lead(job.store, "r2")
     assert not job.store.execute(planned.txns[0]).succeeded

@@ -156,9 +156,8 @@ async def test_compaction_of_what_is_needed_is_told(one: FakeEtcd) -> None:
         reading = asyncio.ensure_future(anext(watch))
         session, _ = await one.next_watch()
         session.send(one.canceled(compact_revision=9))
-        with pytest.raises(Compacted, match="9 is the oldest") as told:
+        with pytest.raises(Compacted, match="9 is the oldest"):
             await soon(reading)
-    assert told.value.compact_revision == 9
 
 
 async def test_progress_is_asked_for_and_moves_the_position(one: FakeEtcd) -> None:

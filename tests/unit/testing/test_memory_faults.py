@@ -170,9 +170,8 @@ async def test_a_watch_that_was_cut_off_too_long_ends() -> None:
             store.execute(put())
         store.compact(4)
         client.heal()
-        with pytest.raises(Compacted) as raised:
+        with pytest.raises(Compacted, match="4 is the oldest"):
             await anext(batches)
-    assert raised.value.compact_revision == 4
 
 
 @in_virtual_time()
