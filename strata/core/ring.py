@@ -100,6 +100,15 @@ class _Ring(NamedTuple):
     ends: list[int]
     members: list[str]
 
+    def without(self, gone: set[str]) -> _Ring:
+        """Return the ring of the other members. No two points of this one are equal."""
+        stays = [member not in gone for member in self.members]
+        return _Ring(
+            list(compress(self.points, stays)),
+            list(compress(self.ends, stays)),
+            list(compress(self.members, stays)),
+        )
+
     def homes(self, shards: int) -> tuple[str, ...]:
         """Return the homes by shard number. Quick, because it goes by points and not by shards."""
         lengths = map(sub, self.ends, [0, *self.ends])
@@ -116,6 +125,17 @@ def _ring(workers: tuple[str, ...], shards: int) -> _Ring:
     points = sorted(found)  # a merge of runs: each worker's points are in order
     ends, members = zip(*map(found.__getitem__, points), strict=True)
     return _Ring(points, list(ends), list(members))
+
+
+def _ring_after(before: Iterable[str], workers: tuple[str, ...], shards: int) -> _Ring:
+    """Return the ring of `workers`; in a fraction of the time when some of `before` have left."""
+    known = tuple(sorted(before))
+    gone = set(known).difference(workers)
+    if gone and len(known) - len(gone) == len(workers):
+        ring = _ring(known, shards)
+        if len(ring.points) == POINTS * len(known):
+            return ring.without(gone)
+    return _ring(workers, shards)
 
 
 @lru_cache(maxsize=16)
@@ -156,27 +176,29 @@ def assign(workers: Iterable[str], shards: int, before: Sequence[str] | None = N
 def _assign(
     members: tuple[str, ...], shards: int, before: Sequence[str] | None, limit: int
 ) -> dict[str, list[int]]:
-    ring = _ring(members, shards)
+    ring = _ring(members, shards) if before is None else _ring_after(set(before), members, shards)
     home = ring.homes(shards)
     owner = list(home if before is None else before)
     load = Counter(owner)
-    in_ring_order = _shards(shards).turn.__getitem__
+    joined = set(members) - load.keys() if before is not None else set()
+    mean = shards // len(members)
 
     def give(shard: int, member: str) -> None:
         load[owner[shard]] -= 1
         load[member] += 1
         owner[shard] = member
 
-    joined = set(members) - load.keys() if before is not None else set()
-    mean = shards // len(members)
-    for shard in sorted(_homeless(members, home, owner, load, limit, joined), key=in_ring_order):
+    for shard in _homeless(members, home, owner, load, limit, joined):
         newcomer = min(joined, key=lambda name: (load[name], name), default=None)
-        if newcomer is None or load[newcomer] >= mean:
-            newcomer = _with_room(shard, ring, shards, load, limit)
-        give(shard, newcomer)
-    for shard in sorted(compress(range(shards), map(joined.__contains__, home)), key=in_ring_order):
-        if owner[shard] != home[shard] and load[home[shard]] < mean:
-            give(shard, home[shard])
+        if newcomer is not None and load[newcomer] < mean:
+            give(shard, newcomer)
+        else:
+            give(shard, _with_room(shard, ring, shards, load, limit))
+    if joined:
+        turn = _shards(shards).turn
+        for shard in sorted(compress(range(shards), map(joined.__contains__, home)), key=turn.__getitem__):
+            if owner[shard] != home[shard] and load[home[shard]] < mean:
+                give(shard, home[shard])
     moved: dict[str, list[int]] = {}
     for shard in compress(range(shards), map(ne, owner, home)):
         moved.setdefault(owner[shard], []).append(shard)
@@ -191,22 +213,37 @@ def _homeless(
     limit: int,
     joined: set[str],
 ) -> list[int]:
-    """Return the shards that must move: all of members that left, and what others own too many.
+    """Return the shards that must move, in ring order: of members that left or own too many.
 
-    The latter give up first what is at home with a member that joined, then what else is not at home with
-    them, then the last in ring order.
+    The latter give up those first that are at home with a member that joined, then others that
+    are not at home with them, then the last in ring order.
     """
+    staying = set(members)
+    concerned = {name for name, count in load.items() if name not in staying or count > limit}
     turn = _shards(len(owner)).turn
-    keeps = dict.fromkeys(load, 0) | dict.fromkeys(members, limit)
-    concerned = {name for name, count in load.items() if count > keeps[name]}
     theirs: dict[str, list[int]] = {name: [] for name in concerned}
     for shard in compress(range(len(owner)), map(concerned.__contains__, owner)):
         theirs[owner[shard]].append(shard)
     found: list[int] = []
     for name, owned in theirs.items():
-        owned.sort(key=lambda shard: (home[shard] in joined, home[shard] != owner[shard], turn[shard]))
-        found += owned[keeps[name] :]
-    return found
+        if name in staying:
+            owned.sort(key=turn.__getitem__)
+            found += _by_right_to_stay(name, owned, home, joined)[limit:]
+        else:
+            found += owned
+    return sorted(found, key=turn.__getitem__)
+
+
+def _by_right_to_stay(name: str, owned: Sequence[int], home: Sequence[str], joined: set[str]) -> list[int]:
+    at_home: list[int] = []
+    elsewhere: list[int] = []
+    with_joined: list[int] = []
+    for shard in owned:
+        if home[shard] == name:
+            at_home.append(shard)
+        else:
+            (with_joined if home[shard] in joined else elsewhere).append(shard)
+    return at_home + elsewhere + with_joined
 
 
 def _with_room(shard: int, ring: _Ring, shards: int, load: Counter[str], limit: int) -> str:
