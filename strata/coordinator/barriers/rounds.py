@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 from strata.coordinator.barriers.counters import Counters
 from strata.coordinator.barriers.forwarding import Forwarding
@@ -44,9 +44,6 @@ from strata.wire import barriers as wire
 
 log = get_logger()
 
-EARLY_LIMIT: Final = 10_000
-"""Arrivals kept for generations that this replica has not seen yet."""
-
 
 class Waiter(Protocol):
     """Who wants to know how a round ended: a session, or a call."""
@@ -58,10 +55,6 @@ class Waiter(Protocol):
     def refused(self, key: BarrierKey, ranks: tuple[int, ...], error: StrataError) -> None:
         """Hear that an arrival does not count, or no longer does."""
         ...
-
-
-REMEMBERED_REFUSALS: Final = 256
-"""Of how many rounds it is known that a refusal was logged."""
 
 
 class _Watched:
@@ -104,8 +97,6 @@ class Barriers:
         self.forwarding = Forwarding(self._book, forward)
         self._counters = Counters(context, self._book, ready)
         self._watched: dict[BarrierKey, _Watched] = {}
-        self._refused: dict[BarrierKey, None] = {}
-        self._early: dict[tuple[BarrierKey, tuple[int, ...]], Arrival] = {}
         measures = context.measures
         self._from_members = measures.arrivals.child("member")
         self._from_peers = measures.arrivals.child("peer")
@@ -122,16 +113,8 @@ class Barriers:
             if waiter is not None:
                 waiter.refused(arrival.key, arrival.ranks, error)
             else:
-                self._note_refused(arrival.key, error)
-
-    def _note_refused(self, key: BarrierKey, error: StrataError) -> None:
-        """Log it once a round: a peer whose view is late sends its arrivals again every second."""
-        if key in self._refused:
-            return
-        self._refused[key] = None
-        if len(self._refused) > REMEMBERED_REFUSALS:
-            del self._refused[next(iter(self._refused))]
-        log.warning("forwarded_arrival_refused", barrier=str(key), error=str(error))
+                # routine: a peer whose view is late sends its arrivals again every second
+                log.debug("forwarded_arrival_refused", barrier=str(arrival.key), error=str(error))
 
     def _arrive(self, arrival: Arrival, waiter: Waiter | None) -> None:
         key = arrival.key
@@ -148,10 +131,8 @@ class Barriers:
             if end is not None and end.refusal is not None:
                 raise end.refusal
         if index is None or key.generation > index.head.generation:
-            if waiter is not None:  # its replica told it of its world, so this view knows it
-                raise Refused(f"{key}: there is no such generation yet")
-            self._keep_for_later(arrival)
-            return
+            # A member knows its world from this view. A peer may be ahead of this view, and forwards the arrival again.
+            raise Refused(f"{key}: there is no such generation yet")
         added = self._book.add(arrival, size=index.head.size, now_ms=self._now_ms())
         watched = self._watched.get(key)
         if watched is None:
@@ -165,12 +146,6 @@ class Barriers:
             self._reconsider(added.round, watched)
         if added.round.deadline_ms is not None:
             self._set_alarm(added.round, watched)
-
-    def _keep_for_later(self, arrival: Arrival) -> None:
-        """A peer may be ahead of this view. What is dropped here, it forwards again."""
-        if len(self._early) >= EARLY_LIMIT:
-            self._early.clear()
-        self._early[arrival.key, arrival.ranks] = arrival
 
     def forget(self, waiter: Waiter, job: str) -> None:
         """Tell `waiter` nothing more of the job's rounds; what it said stays said."""
@@ -199,10 +174,6 @@ class Barriers:
         for open_round in self._book.open(job):
             if not self._end_if_ended(open_round.key):
                 self._reconsider(open_round, self._watched[open_round.key])
-        if self._early:
-            early, self._early = self._early, {}
-            for arrival in early.values():
-                self.arrive(arrival, None)
 
     def _end_if_ended(self, key: BarrierKey) -> bool:
         job = self._job(key.job)

@@ -12,11 +12,10 @@ MAX_EVENTS: Final = 20_000
 
 
 class History:
-    """A bounded ring of batches. It holds every change after `floor`, up to `head`."""
+    """A bounded ring of batches. It holds every change after `floor`."""
 
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
         self.floor = 0
-        self.head = 0
         self._max_events = max_events
         self._events = 0
         self._batches: deque[WatchBatch] = deque()
@@ -25,11 +24,10 @@ class History:
         """Forget everything: what happened before `revision` is known by its result only."""
         self._batches.clear()
         self._events = 0
-        self.floor = self.head = revision
+        self.floor = revision
 
     def append(self, batch: WatchBatch) -> None:
         """Remember a batch; the oldest ones make room."""
-        self.head = batch.revision
         if not batch.events:
             return
         self._batches.append(batch)
