@@ -20,6 +20,7 @@ from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
 from strata.core.authority import Identity
 from strata.core.ids import InstanceId, ReplicaId
+from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.store import Store
 from strata.core.timing import Timing
@@ -59,6 +60,10 @@ class ReplicaContext:
     charts: Charts
     measures: Measures = field(default_factory=Measures)
     connections: ConnectionReport = field(default_factory=ConnectionReport)
+
+    def job(self, name: str) -> JobView:
+        """Return a job as the view shows it, whether it exists or not."""
+        return JobView(self.mirror.view, self.keys.job(name))
 
 
 class Serving(Protocol):

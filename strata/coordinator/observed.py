@@ -28,7 +28,6 @@ from strata.core import records
 from strata.core.authority import Identity
 from strata.core.findings import Diagnosis
 from strata.core.ids import InstanceId, ReplicaId, Uid
-from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import leader_of
 from strata.core.view import Entry, View
@@ -131,7 +130,7 @@ class Observed:
 
     def diagnosis(self, name: str) -> Diagnosis:
         """Return what is wrong with a job, as of at most a second ago; `StrataError` if it cannot be read."""
-        return self._diagnoses.of(self.soft, JobView(self.view, self.keys.job(name)))
+        return self._diagnoses.of(self.soft, self.context.job(name))
 
     def job_phases(self) -> Mapping[str, str]:
         """Return where each job stands, as people see it."""

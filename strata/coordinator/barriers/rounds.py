@@ -122,7 +122,7 @@ class Barriers:
         opened = self._book.get(key) is None
         index = self._ranks.of(key.job)
         if opened:
-            job = self._job(key.job)
+            job = self._context.job(key.job)
             end = ended(job, key)
             if end is not None and end.outcome is not None:
                 if waiter is not None:
@@ -176,7 +176,7 @@ class Barriers:
                 self._reconsider(open_round, self._watched[open_round.key])
 
     def _end_if_ended(self, key: BarrierKey) -> bool:
-        job = self._job(key.job)
+        job = self._context.job(key.job)
         end = ended(job, key)
         if end is None:
             return False
@@ -307,9 +307,6 @@ class Barriers:
     def _served_of(self, open_round: OpenRound) -> int:
         """Return how many participants of a round have their session here."""
         return sum(rank in open_round.participants for rank in self._served(open_round.key.job))
-
-    def _job(self, job: str) -> JobView:
-        return JobView(self._context.mirror.view, self._context.keys.job(job))
 
     @staticmethod
     def _now_ms() -> float:

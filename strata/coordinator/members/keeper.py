@@ -201,7 +201,7 @@ class Keeper:
     def look(self, job: str, worker: str) -> None:
         """Compare the view of one member with its transports; called whenever either changed."""
         key = (job, worker)
-        entry = self._job(job).worker(worker)
+        entry = self._context.job(job).worker(worker)
         for transport in tuple(self._transports.get(key, {}).values()):
             self._judge(transport, entry)
         if entry is None or entry.mod_revision != self._condemned.get(key):
@@ -244,7 +244,7 @@ class Keeper:
 
     def _unattended(self, key: _Key) -> Entry[Worker] | None:
         """Return the worker key that this replica should attend to and does not."""
-        entry = None if self._stopped else self._job(key[0]).worker(key[1])
+        entry = None if self._stopped else self._context.job(key[0]).worker(key[1])
         if entry is None or entry.record.served_by != self._context.instance:
             return None
         return None if entry.record.boot in self._transports.get(key, {}) else entry
@@ -289,7 +289,7 @@ class Keeper:
         return timing.reconnect_grace_s if key in self._failed else timing.detect_s - timing.reconnect_grace_s
 
     def _note_failed(self, key: _Key, boot: BootId) -> None:
-        entry = self._job(key[0]).worker(key[1])
+        entry = self._context.job(key[0]).worker(key[1])
         if (
             entry is not None
             and entry.record.boot == boot
@@ -299,7 +299,7 @@ class Keeper:
 
     def _named_since_s(self, key: _Key, boot: BootId) -> float:
         """Return since when the key names this replica for this boot; long ago when it does not."""
-        entry, named = self._job(key[0]).worker(key[1]), self._named_since.get(key)
+        entry, named = self._context.job(key[0]).worker(key[1]), self._named_since.get(key)
         if entry is None or named is None or entry.record.boot != boot or entry.mod_revision != named[0]:
             return float("-inf")
         return named[1]
@@ -342,6 +342,3 @@ class Keeper:
             self._condemned[key] = entry.mod_revision
             log.info("member_lost", job=job, worker=worker, reason=removal.reason)
         return removal
-
-    def _job(self, job: str) -> JobView:
-        return JobView(self._context.mirror.view, self._context.keys.job(job))

@@ -120,4 +120,4 @@ class Registrar:
         return all(replica.record.instance != entry.record.served_by for replica in replicas)
 
     def _worker(self, job: str, registration: Registration) -> Entry[Worker] | None:
-        return JobView(self._context.mirror.view, self._context.keys.job(job)).worker(registration.worker)
+        return self._context.job(job).worker(registration.worker)

@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from strata.coordinator.barriers.rounds import Barriers
-from strata.coordinator.calls.table import Caller, Calls
+from strata.coordinator.calls.table import Caller, Calls, settled
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.reports.progress import ProgressBoard
 from strata.coordinator.view import floors
 from strata.coordinator.view.rank_indexes import RankIndex, RankIndexes
 from strata.core.authority import Identity
 from strata.core.barriers import BarrierKey
-from strata.core.job import JobView
 from strata.core.members import decide_leave, decide_rank_exit
 from strata.core.records import Worker
 from strata.core.registration import Registration
-from strata.core.txn import Decision
 from strata.core.view import Entry
 from strata.errors import Refused, StaleGeneration, StrataError
 from strata.session.served import End, Session
@@ -166,7 +164,9 @@ class MemberSession:
 
     async def rank_exit(self, rank_exit: session_pb2.RankExit) -> session_pb2.Reply:
         ended = rank_exit
-        await self._settle(
+        await settled(
+            self._house.context,
+            self.job,
             lambda job: decide_rank_exit(
                 job,
                 self.worker,
@@ -176,7 +176,7 @@ class MemberSession:
                 ended.code,
                 ended.reason,
                 early=ended.early,
-            )
+            ),
         )
         return session_pb2.Reply(token=floors.token(self._house.context.mirror), done=session_pb2.Done())
 
@@ -186,7 +186,9 @@ class MemberSession:
     async def leave(self, leave: session_pb2.Leave) -> None:  # why is the member's affair
         self._leaving = True
         try:
-            await self._settle(lambda job: decide_leave(job, self.worker, self.incarnation))
+            await settled(
+                self._house.context, self.job, lambda job: decide_leave(job, self.worker, self.incarnation)
+            )
             self._house.context.measures.removals.child("left").add()
         except StrataError:
             self._leaving = False
@@ -198,7 +200,3 @@ class MemberSession:
     def ended(self, end: End) -> None:
         self._house.barriers.forget(self, self.job)
         self._on_end(self, end)
-
-    async def _settle(self, decide: Callable[[JobView], Decision]) -> None:
-        keys = self._house.context.keys.job(self.job)
-        await self._house.context.executor.settle(lambda view: decide(JobView(view, keys)), coalesce=True)

@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from strata.coordinator.calls.lookups import existing_job, job_view
+from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import PAGE_BYTES, page
 from strata.coordinator.calls.table import Row, as_it_is, change
 from strata.coordinator.context import ReplicaContext
@@ -175,7 +175,7 @@ class UnaryMembers:
             mine = index.ranks(request.worker_id, request.incarnation)
             said = [progress for progress in request.ranks if progress.rank in mine]
             self._board.note(request.job, request.generation, said, own=True)
-        view = job_view(self._context, request.job)
+        view = self._context.job(request.job)
         phase, reason = world_wire.phase_of(view)
         return pb.HeartbeatResponse(
             world=self._world(request.job),
@@ -282,7 +282,7 @@ class UnaryMembers:
         check_registration(registration)
         job = checked_id("job", request.job)
         request.boot = registration.boot
-        entry = job_view(self._context, job).worker(request.worker_id)
+        entry = self._context.job(job).worker(request.worker_id)
         if entry is not None and entry.record.boot == registration.boot:
             request.incarnation = entry.create_revision
             with suppress(NotFound, StaleIncarnation):  # it was given up since
@@ -292,7 +292,7 @@ class UnaryMembers:
 
     async def _heard_elsewhere(self, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
         """Tell whether the replica that serves this incarnation, as the view has it, heard of it."""
-        entry = job_view(self._context, heartbeat.job).worker(heartbeat.worker_id)
+        entry = self._context.job(heartbeat.job).worker(heartbeat.worker_id)
         if entry is None or entry.record.served_by == self._context.instance:
             return False
         if (entry.record.boot, entry.create_revision) != (heartbeat.boot, heartbeat.incarnation):
@@ -302,7 +302,7 @@ class UnaryMembers:
     async def _registered(self, request: pb.HeartbeatRequest) -> Entry[Worker]:
         """Return the key that the caller holds, from a view that is fresh."""
         await self._context.mirror.fresh()
-        entry = job_view(self._context, request.job).worker(request.worker_id)
+        entry = self._context.job(request.job).worker(request.worker_id)
         if entry is None:
             raise NotFound(f"{request.worker_id} is not registered (any more)", hint="register again")
         if (entry.record.boot, entry.create_revision) != (request.boot, request.incarnation):
@@ -310,7 +310,7 @@ class UnaryMembers:
         return entry
 
     def _world(self, job: str) -> worlds_pb2.World | None:
-        view = job_view(self._context, job)
+        view = self._context.job(job)
         head = view.head()
         return None if head is None else world_wire.world_message(view, head.record)
 
