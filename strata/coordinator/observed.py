@@ -1,7 +1,7 @@
 """What a replica shows of itself and of its cluster: read-only, and never in anybody's way.
 
 The status page, the metrics and the probes are made of this. It reads the view and the soft state of
-this replica; only etcd's own state has to be asked for, which happens in the background.
+this replica, and waits for nothing.
 """
 
 from __future__ import annotations
@@ -31,15 +31,10 @@ from strata.core.ids import InstanceId, ReplicaId, Uid
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import leader_of
 from strata.core.view import Entry, View
-from strata.errors import StrataError
 from strata.observe.loop_lag import LoopLag
 
 STALLED_S: Final = 2.0
 """A loop that was later than this within the last ten seconds is not healthy."""
-ETCD_FRESH_S: Final = 2.0
-"""How old what is known of etcd's members may be before they are asked again."""
-ETCD_WAIT_S: Final = 1.0
-"""How long whoever looks waits for that; then the last answer is shown."""
 
 
 Call = Callable[[str, Message, Identity | None], Awaitable[Any]]
@@ -56,7 +51,7 @@ class ReplicaState:
 
 
 class Observed:
-    """One replica, to be looked at. `run` measures, and asks etcd when somebody wants to know."""
+    """One replica, to be looked at. `run` measures."""
 
     def __init__(
         self, context: ReplicaContext, store: MeasuredStore, soft: SoftState, call: Call, *, version: str
@@ -70,10 +65,6 @@ class Observed:
         self._diagnoses = Diagnoses()
         self._phases = JobPhases(context.mirror.view, context.keys)
         self.lag = LoopLag()
-        self._etcd: Sequence[EtcdMember] = ()
-        self._etcd_at = float("-inf")
-        self._etcd_wanted = asyncio.Event()
-        self._etcd_asked = asyncio.Event()
 
     @property
     def view(self) -> View:
@@ -185,29 +176,14 @@ class Observed:
         """Return the clock by which open rounds are aged, in milliseconds."""
         return asyncio.get_running_loop().time() * 1000
 
-    async def etcd_members(self) -> Sequence[EtcdMember]:
-        """Return etcd's members as they were a moment ago; the last answer when etcd is slow."""
-        if asyncio.get_running_loop().time() - self._etcd_at > ETCD_FRESH_S:
-            asked = self._etcd_asked
-            self._etcd_wanted.set()
-            try:
-                async with asyncio.timeout(ETCD_WAIT_S):
-                    await asked.wait()
-            except TimeoutError:
-                pass
-        return self._etcd
-
-    def last_etcd_members(self) -> Sequence[EtcdMember]:
-        """Return what was last known of etcd's members, and ask for what will be."""
-        if asyncio.get_running_loop().time() - self._etcd_at > ETCD_FRESH_S:
-            self._etcd_wanted.set()
-        return self._etcd
+    def etcd_members(self) -> Sequence[EtcdMember]:
+        """Return etcd's members as they were some seconds ago."""
+        return self.context.etcd_members()
 
     async def run(self) -> None:
-        """Measure, and ask etcd, until cancelled."""
+        """Measure, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.lag.run(), name="loop lag")
-            tasks.create_task(self._ask_etcd(), name="etcd members")
             await self.context.mirror.started()
             self.chronicle.begin()
             self._phases.begin()
@@ -218,18 +194,6 @@ class Observed:
             finally:
                 for each in leave:
                     each()
-
-    async def _ask_etcd(self) -> None:
-        while True:
-            await self._etcd_wanted.wait()
-            self._etcd_wanted.clear()
-            try:
-                self._etcd = await self.context.etcd_members()
-            except StrataError as error:
-                self._etcd = (EtcdMember(endpoint="etcd", error=error.message),)
-            self._etcd_at = asyncio.get_running_loop().time()
-            asked, self._etcd_asked = self._etcd_asked, asyncio.Event()
-            asked.set()
 
     def _replica(self, entry: Entry[records.Replica], *, leader: bool) -> ReplicaState:
         if entry.record.instance == self.context.instance:

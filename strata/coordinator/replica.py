@@ -25,7 +25,7 @@ from strata.coordinator.context import ReadResource, ReplicaContext, Serving
 from strata.coordinator.controllers.committer import Committer
 from strata.coordinator.controllers.loop import drive
 from strata.coordinator.dry_run import DryRuns
-from strata.coordinator.etcd_members import EtcdMember, EtcdMembers
+from strata.coordinator.etcd_members import AskMembers, EtcdMember
 from strata.coordinator.finding_log import FindingLog
 from strata.coordinator.government import Government
 from strata.coordinator.health import Health
@@ -88,7 +88,7 @@ class Replica:
         unix_now: Callable[[], float],
         rng: random.Random,
         renewals: Store | None = None,
-        etcd_members: EtcdMembers = _no_members,
+        ask_members: AskMembers = _no_members,
         probe: Prober = cannot_tell,
         version: str = "",
         page: PageFactory | None = None,
@@ -107,7 +107,7 @@ class Replica:
         )
         executor = Executor(measured, mirror, measures)
         self._dry_runs = DryRuns(
-            store=measured, mirror=mirror, keys=keys, etcd_members=etcd_members, clock=clock
+            store=measured, mirror=mirror, keys=keys, ask_members=ask_members, clock=clock
         )
         measured.on_write = renewing.on_write = self._dry_runs.wrote
         heartbeat = Heartbeat(clock)
@@ -151,7 +151,7 @@ class Replica:
             outage=self._dry_runs.outage,
             invariants=InvariantAudit(mirror, keys, measures),
             clock=clock,
-            etcd_members=etcd_members,
+            etcd_members=self._dry_runs.members,
             unix_now=unix_now,
             rng=rng,
             charts=Charts(mirror.view, keys, unix_now=unix_now, clock=clock),
