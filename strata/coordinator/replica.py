@@ -104,6 +104,7 @@ class Replica:
             new_uid=new_uid,
             answered=lambda: max(measured.revision, renewing.revision),
             clock=clock,
+            measures=measures,
         )
         executor = Executor(measured, mirror, measures)
         self._dry_runs = DryRuns(

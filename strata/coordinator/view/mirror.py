@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from strata.coordinator.measures import Measures
 from strata.coordinator.view.history import History
 from strata.core.health import BEHIND_S
 from strata.core.ids import Uid
@@ -92,7 +93,12 @@ class Mirror:
         audit_s: float = AUDIT_S,
         answered: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] | None = None,
+        measures: Measures | None = None,
     ) -> None:
+        measures = measures or Measures()
+        self._watch_starts = measures.watch_starts.child()
+        self._watch_batches = measures.watch_batches.child()
+        self._watch_events = measures.watch_events.child()
         self.view = View()
         self.history = History()
         self.uid = Uid("")
@@ -221,7 +227,10 @@ class Mirror:
                     ) as batches,
                     asyncio.timeout(None) as self._following,
                 ):
+                    self._watch_starts.add()
                     async for batch in batches:
+                        self._watch_batches.add()
+                        self._watch_events.add(len(batch.events))
                         self._take(batch)
             except Unavailable as error:
                 log.warning("watch_lost", error=error.message)

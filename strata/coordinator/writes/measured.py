@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Self, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
 
 from strata.coordinator.measures import Measures
 from strata.core.store import Store
@@ -45,8 +45,8 @@ class _Kind:
 class MeasuredStore:
     """A `Store` that counts into `measures` what it asks of another one.
 
-    `revision` is the newest revision that any answer named: what lies between it and the view's is
-    on its way. A transaction whose compares did not hold was answered, so it counts as ok.
+    `revision` is the newest revision that an answer to a read or a transaction named: what lies between it and the
+    view's is on its way. A transaction whose compares did not hold was answered, so it counts as ok.
     `on_write` hears how each write ended: with None, or with an error.
     """
 
@@ -60,9 +60,6 @@ class MeasuredStore:
         self._keep_alive = _Kind(measures, "lease_keep_alive")
         self._revoke = _Kind(measures, "lease_revoke")
         self._compact = _Kind(measures, "compact")
-        self._starts = measures.watch_starts.child()
-        self._batches = measures.watch_batches.child()
-        self._events = measures.watch_events.child()
 
     async def read(self, request: Range) -> RangeResult:
         answer = await self._read.timed(self._store.read(request))
@@ -80,18 +77,10 @@ class MeasuredStore:
         self.revision = max(self.revision, answer.revision)
         return answer
 
-    @asynccontextmanager
-    async def watch(
+    def watch(
         self, key: str, range_end: str | None, *, start_revision: int
-    ) -> AsyncIterator[AsyncIterator[WatchBatch]]:
-        self._starts.add()
-        async with self._store.watch(key, range_end, start_revision=start_revision) as batches:
-            yield _Counted(batches, self._note)
-
-    def _note(self, batch: WatchBatch) -> None:
-        self._batches.add()
-        self._events.add(len(batch.events))
-        self.revision = max(self.revision, batch.revision)
+    ) -> AbstractAsyncContextManager[AsyncIterator[WatchBatch]]:
+        return self._store.watch(key, range_end, start_revision=start_revision)  # the mirror counts its own
 
     async def grant(self, ttl_s: int) -> Lease:
         try:
@@ -108,19 +97,3 @@ class MeasuredStore:
 
     async def compact(self, revision: int) -> None:
         await self._compact.timed(self._store.compact(revision))
-
-
-class _Counted:
-    """Passes batches on, after `note` has seen them. Cancelling it loses what cancelling the other does."""
-
-    def __init__(self, batches: AsyncIterator[WatchBatch], note: Callable[[WatchBatch], None]) -> None:
-        self._batches = batches
-        self._note = note
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> WatchBatch:
-        batch = await anext(self._batches)
-        self._note(batch)
-        return batch
