@@ -139,7 +139,6 @@ class Replica:
             deposition=Deposition(
                 store=self._renewals,
                 mirror=mirror,
-                election=election,
                 keys=keys,
                 probe=probe,
                 clock=clock,
@@ -298,15 +297,9 @@ def _bare_errors() -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        for error in _leaves(group):
-            if isinstance(error, StrataError):
-                raise error from group
-        raise
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+        found: BaseException | None = group.subgroup(StrataError)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if found is None:
+            raise
+        raise found from group

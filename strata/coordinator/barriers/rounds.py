@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from strata.coordinator.barriers.counters import Counters
 from strata.coordinator.barriers.forwarding import Forwarding
@@ -45,6 +45,10 @@ from strata.wire import barriers as wire
 log = get_logger()
 
 
+LATE_LOOK_S: Final = 0.05
+"""How much longer than its timeout a round may be open before somebody looks."""
+
+
 class Waiter(Protocol):
     """Who wants to know how a round ended: a session, or a call."""
 
@@ -60,15 +64,12 @@ class Waiter(Protocol):
 class _Watched:
     """What this replica does about one open round."""
 
-    __slots__ = ("alarm", "alarm_at_s", "waiters", "writer")
+    __slots__ = ("waiters", "writer")
 
     def __init__(self) -> None:
         self.waiters: dict[Waiter, None] = {}
         """In the order they came."""
         self.writer: asyncio.Task[None] | None = None
-        self.alarm: asyncio.TimerHandle | None = None
-        self.alarm_at_s = 0.0
-        """Kept here: of a timer that is due already, uvloop's handle does not tell when."""
 
 
 class Barriers:
@@ -144,8 +145,6 @@ class Barriers:
             self._write_soon(key, watched)
         elif opened and index.wounded:
             self._reconsider(added.round, watched)
-        if added.round.deadline_ms is not None:
-            self._set_alarm(added.round, watched)
 
     def forget(self, waiter: Waiter, job: str) -> None:
         """Tell `waiter` nothing more of the job's rounds; what it said stays said."""
@@ -184,8 +183,6 @@ class Barriers:
         self._book.drop(key)
         watched = self._watched.pop(key)
         self.forwarding.drop(key)
-        if watched.alarm is not None:
-            watched.alarm.cancel()
         if not watched.waiters:
             return True
         if end.outcome is not None:
@@ -236,13 +233,7 @@ class Barriers:
         finally:
             watched.writer = None
             if self._watched.get(key) is watched:
-                self._watch_again(key, watched)
-
-    def _watch_again(self, key: BarrierKey, watched: _Watched) -> None:
-        """The writer found nothing to write yet: its alarm rang early, or a death was none."""
-        open_round = self._book.get(key)
-        if open_round is not None and not self._end_if_ended(key):
-            self._set_alarm(open_round, watched)
+                self._end_if_ended(key)
 
     def _decide(self, key: BarrierKey, view: View) -> Decision:
         open_round = self._book.get(key)
@@ -255,24 +246,6 @@ class Barriers:
             phases=self._phases(key.job, key.generation),
         )
 
-    def _set_alarm(self, open_round: OpenRound, watched: _Watched) -> None:
-        """Look at the round again when its time is over."""
-        if open_round.deadline_ms is None or open_round.complete:
-            return
-        at_s = (open_round.deadline_ms + 1) / 1000
-        if watched.alarm is not None:
-            if watched.alarm_at_s <= at_s:
-                return
-            watched.alarm.cancel()
-        watched.alarm = asyncio.get_running_loop().call_at(at_s, self._ring, open_round.key)
-        watched.alarm_at_s = at_s
-
-    def _ring(self, key: BarrierKey) -> None:
-        watched, open_round = self._watched.get(key), self._book.get(key)
-        if watched is not None and open_round is not None:
-            watched.alarm = None
-            self._reconsider(open_round, watched)
-
     # -- in the background
 
     async def run(self) -> None:
@@ -281,6 +254,7 @@ class Barriers:
             self._tasks = tasks
             try:
                 tasks.create_task(self._counters.run(), name="barrier counters")
+                tasks.create_task(self._end_the_late(), name="barrier deadlines")
                 for job in {key.job for key in self._watched}:
                     self.on_change(job)
                 while True:
@@ -288,6 +262,15 @@ class Barriers:
                     self._again()
             finally:
                 self._tasks = None  # nothing is begun while this ends
+
+    async def _end_the_late(self) -> None:
+        """Look at each round whose time is over."""
+        while True:
+            await asyncio.sleep(LATE_LOOK_S)
+            now_ms = self._now_ms()
+            for open_round in self._book.open():
+                if open_round.deadline_ms is not None and open_round.deadline_ms <= now_ms:
+                    self._reconsider(open_round, self._watched[open_round.key])
 
     def _again(self) -> None:
         """Do what every second is done again, for whatever got lost."""

@@ -1,8 +1,7 @@
 """Taking the lead from a dead leader: carries out what `core.deposition` decides.
 
 The links to the other replicas tell this of every handshake and of every end. One case is looked
-into at a time; there is one leader. While it is, the election gets a lease at hand, so that the
-campaign follows the delete at once.
+into at a time; there is one leader. The delete of its key wakes every election.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from strata.coordinator.leadership.election import Election
 from strata.coordinator.view.mirror import Mirror
 from strata.core.deposition import (
     PROBE_EVERY_S,
@@ -54,14 +52,12 @@ class Deposition:
         *,
         store: Store,
         mirror: Mirror,
-        election: Election,
         keys: ClusterKeys,
         probe: Prober,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._mirror = mirror
-        self._election = election
         self._keys = keys
         self._probe = probe
         self._clock = clock
@@ -101,20 +97,10 @@ class Deposition:
 
     async def _look_into(self, case: Case) -> None:
         log.info("leader_link_broke", epoch=case.epoch, address=case.address)
-        async with asyncio.TaskGroup() as tasks:
-            lease = tasks.create_task(self._prepare(), name="lease for a campaign")
-            verdict = await self._probed(case)
-            log.info("leader_probed", epoch=case.epoch, act=verdict.act.value, reason=verdict.reason)
-            if verdict.act is Act.DEPOSE:
-                await self._depose(case)
-            else:
-                lease.cancel()
-
-    async def _prepare(self) -> None:
-        try:
-            await self._election.prepare()
-        except StrataError as error:  # then the campaign gets one
-            log.debug("no_lease_at_hand", error=error.message)
+        verdict = await self._probed(case)
+        log.info("leader_probed", epoch=case.epoch, act=verdict.act.value, reason=verdict.reason)
+        if verdict.act is Act.DEPOSE:
+            await self._depose(case)
 
     async def _probed(self, case: Case) -> Verdict:
         """Connect as often as it takes to decide."""

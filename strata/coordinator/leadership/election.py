@@ -91,22 +91,6 @@ class Election:
             self._stop(reason)
             self._wake.set()
 
-    async def prepare(self) -> None:
-        """Have a lease at hand: the leader seems dead, and a campaign may be close.
-
-        One that is not used runs out by itself.
-        """
-        if self._standing.epoch is not None or self._has_lease():
-            return
-        sent_s = self._clock()
-        lease = await self._renewals.grant(ASKED_TTL_S)
-        if self._standing.epoch is None and not self._has_lease():
-            self._standing = self._standing.granted(lease.id, lease.ttl_s, sent_s=sent_s)
-
-    def _has_lease(self) -> bool:
-        lease = self._standing.lease
-        return lease is not None and lease.may_act(self._clock())
-
     async def resign(self) -> None:
         """Leave office and delete the leader key if it is ours, so that another leads at once.
 

@@ -312,7 +312,7 @@ async def leading(c: Cluster) -> str:
 @in_virtual_time()
 async def test_break_and_release_exclude_each_other() -> None:
     results = set()
-    for late_us in range(-4000, 26_000, 1000):
+    for late_us in range(-4000, 76_000, 2500):
         async with cluster() as c:
             members = await c.world(*THREE)
             members[0].arrive([0], timeout_ms=1000)
