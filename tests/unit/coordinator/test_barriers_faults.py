@@ -11,10 +11,8 @@ from strata.testing.network import Fate
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
     BARRIER_RESULT_RELEASED,
-    BARRIER_RESULT_TIMED_OUT,
     Arrival,
 )
-from strata.v1.session_pb2 import Arrivals, RankExit
 from tests.not_none import not_none
 from tests.unit.coordinator.rig import Scripted, in_rig, now
 from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, cluster, in_world
@@ -31,24 +29,6 @@ async def meet(members: list[Member], *, generation: int = 1, round_: int = 1, n
     for member in members:
         assert (await member.outcome(round_, name)).result == BARRIER_RESULT_RELEASED
     return now() - began
-
-
-@in_world("r1", "r2", members=2)
-async def test_the_ranks_of_a_new_generation_are_those_of_its_world(
-    c: Cluster, members: list[Member]
-) -> None:
-    await meet(members)
-    members[0].send(rank_exit=RankExit(generation=1, rank=0, code=1, id=1))
-    await meet(members, generation=2, name="c")
-    members[0].drop()
-    newcomer = await c.member("w9").connect("r3")
-    generation = (await newcomer.until(lambda: placed(newcomer))).world.generation
-    await meet([members[1], newcomer], generation=generation, name="d")
-
-
-def placed(member: Member) -> Any:
-    """Return the newest world in which the member has a place."""
-    return next((w for w in reversed(member.all("world")) if w.HasField("place") and w.world.size == 2), None)
 
 
 @in_rig(cluster, 2, members=2)
@@ -167,13 +147,3 @@ async def test_a_record_by_hand_spoils_its_own_jobs_barriers_and_no_replica(
     assert [node.name for node in c.alive] == ["r1", "r2", "r3"]
     c.put(spoilt, held.value)
     await members[0].outcome()
-
-
-@in_world("r1", "r2", members=2)
-async def test_an_arrival_whose_time_was_over_on_the_way_may_come_twice(
-    c: Cluster, members: list[Member]
-) -> None:
-    late = Arrival(job="job", name="b", generation=1, round=1, ranks=[0], timeout_ms=100, age_ms=5000)
-    members[0].send(arrivals=Arrivals(arrivals=[late, late]))
-    assert (await members[0].outcome()).result == BARRIER_RESULT_TIMED_OUT
-    assert not members[0].all("ended")
