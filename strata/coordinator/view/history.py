@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Final
 
 from strata.core.txn import WatchBatch
@@ -45,7 +46,8 @@ class History:
         """
         if revision < self.floor:
             return None
-        return (_rest(batch, revision) for batch in tuple(self._batches) if batch.revision > revision)
+        newer = list(takewhile(lambda batch: batch.revision > revision, reversed(self._batches)))
+        return (_rest(batch, revision) for batch in reversed(newer))
 
 
 def _rest(batch: WatchBatch, revision: int) -> WatchBatch:
