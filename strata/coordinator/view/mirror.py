@@ -23,10 +23,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from strata.coordinator.measures import Measures
@@ -119,15 +118,13 @@ class Mirror:
         """The watch's scope: its end makes the loop look at `_list_wanted`."""
         self._known = 0
         """The newest revision of which the view is known to be the state."""
-        self._subscribers: dict[int, Subscriber] = {}
-        self._ids = itertools.count()
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._subscribers: list[Subscriber] = []
         self._wishes: dict[asyncio.Future[None], Callable[[View], bool]] = {}
         self._readers: list[asyncio.Future[int]] = []
         self._reader_came = asyncio.Event()
         self._proving = asyncio.Lock()
-        self._proved = 0
-        """When the last proof began, counted as `_ids` does."""
+        self._proofs = 0
+        """How many have begun."""
 
     # -- waiting
 
@@ -177,13 +174,8 @@ class Mirror:
 
         A batch without events says only that the view reached its revision.
         """
-        number = next(self._ids)
-        self._subscribers[number] = callback
-
-        def leave() -> None:
-            self._subscribers.pop(number, None)
-
-        return leave
+        self._subscribers.append(callback)
+        return partial(self._subscribers.remove, callback)
 
     # -- contact
 
@@ -311,33 +303,27 @@ class Mirror:
             raise ClusterReplaced(f"etcd is at revision {revision}, was at {self.view.revision}")
 
     def _publish(self, batch: WatchBatch) -> None:
-        self._reach(batch.revision)
-        for subscriber in tuple(self._subscribers.values()):
+        for subscriber in tuple(self._subscribers):
             try:
                 subscriber(batch)
             except PoisonRecord as error:
                 # Written by hand, and read by all replicas: it must not end each of them.
                 log.warning("poison_record", error=error.message)
+        self._reach(batch.revision)
+
+    async def _told(self, revision: int) -> None:
+        """Return once the watch, or a proof, has reached `revision`."""
+        await self.wait_until(lambda _view: revision <= self._known)
+
+    def _reach(self, revision: int) -> None:
+        """Take note that the view is the state as of `revision`, and let go on who waited for that."""
+        self._known = max(self._known, revision)
         for future, predicate in tuple(self._wishes.items()):
             try:
                 if not future.done() and predicate(self.view):
                     future.set_result(None)
             except PoisonRecord as error:
                 future.set_exception(error)
-
-    async def _told(self, revision: int) -> None:
-        """Return once the watch, or a proof, has reached `revision`."""
-        if revision > self._known:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (revision, next(self._ids), future))
-            await future
-
-    def _reach(self, revision: int) -> None:
-        self._known = max(self._known, revision)
-        while self._waiting and self._waiting[0][0] <= self._known:
-            _, _, future = heapq.heappop(self._waiting)
-            if not future.done():
-                future.set_result(None)
 
     # -- fresh
 
@@ -370,11 +356,11 @@ class Mirror:
         keys there are. All who ask while one is under way share the next, whatever it finds: a watch
         that is late makes many ask.
         """
-        asked = next(self._ids)
+        before = self._proofs
         async with self._proving:
-            if revision <= self._known or asked < self._proved:
+            if revision <= self._known or self._proofs > before:
                 return
-            self._proved = next(self._ids)
+            self._proofs += 1
             try:
                 newer = await self._store.read(_newer_than(self.view.revision, self._keys.root))
             except StrataError:
