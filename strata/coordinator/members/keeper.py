@@ -87,7 +87,8 @@ class Keeper:
         self._named_since: dict[_Key, tuple[int, float]] = {}
         """At which mod_revision a key names this replica, and since when that is seen."""
         self._condemned: dict[_Key, int] = {}
-        self._losses: dict[_Key, asyncio.Event] = {}
+        self._changes: dict[_Key, asyncio.Event] = {}
+        """What sets those going that wait for a change of a member's key or transports."""
         self._tasks: asyncio.TaskGroup | None = None
         self._stopped = False
         self._lost = context.measures.removals.child("transport_failed")
@@ -143,8 +144,6 @@ class Keeper:
         elif transport.incarnation or silent:
             self._note_failed(key, transport.boot)
         self.look(*key)
-        if (event := self._losses.pop(key, None)) is not None:
-            event.set()
 
     def find(self, job: str, worker: str, boot: str) -> Transport | None:
         """Return the transport of this boot, if it is up."""
@@ -188,9 +187,9 @@ class Keeper:
         """Return the mod_revision at which a removal may still take effect; 0 when there is none."""
         return self._condemned.get((job, worker), 0)
 
-    async def lost(self, job: str, worker: str) -> None:
-        """Return when a transport of this member goes down."""
-        await self._losses.setdefault((job, worker), asyncio.Event()).wait()
+    async def changed(self, job: str, worker: str) -> None:
+        """Return when the key of this member or one of its transports changes."""
+        await self._changes.setdefault((job, worker), asyncio.Event()).wait()
 
     def sessions(self) -> int:
         """Return how many transports are up."""
@@ -201,6 +200,8 @@ class Keeper:
     def look(self, job: str, worker: str) -> None:
         """Compare the view of one member with its transports; called whenever either changed."""
         key = (job, worker)
+        if (changed := self._changes.pop(key, None)) is not None:
+            changed.set()
         entry = self._context.job(job).worker(worker)
         for transport in tuple(self._transports.get(key, {}).values()):
             self._judge(transport, entry)
