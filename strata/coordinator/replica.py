@@ -29,7 +29,7 @@ from strata.coordinator.etcd_members import AskMembers, EtcdMember
 from strata.coordinator.finding_log import FindingLog
 from strata.coordinator.government import Government
 from strata.coordinator.health import Health
-from strata.coordinator.leadership.deposition import Deposition, Prober, cannot_tell
+from strata.coordinator.leadership.deposition import Deposition, Prober
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.leadership.registration import Registration
@@ -70,7 +70,7 @@ class Replica:
 
     `store` serves everything, `renewals` only the leader's lease and campaigns: channels of their
     own, on which nothing else is waited for.
-    `probe` is the plain connect by which a dead leader is told; without one it is waited for.
+    `probe` is the plain connect by which a dead leader is told.
     `instance` and `new_uid` are fresh random names. `clock` runs through suspends.
     """
 
@@ -87,9 +87,9 @@ class Replica:
         clock: Callable[[], float],
         unix_now: Callable[[], float],
         rng: random.Random,
+        probe: Prober,
         renewals: Store | None = None,
         ask_members: AskMembers = _no_members,
-        probe: Prober = cannot_tell,
         version: str = "",
         page: PageFactory | None = None,
         resources: ResourceFactory | None = None,

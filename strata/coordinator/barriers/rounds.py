@@ -9,7 +9,7 @@ members said, again and again until it sees the outcome. Whoever can decide a ro
 outcome; the others find it in their view. Waiters are answered from the view only, never by the
 commit's return, so it is all one whether this replica wrote, another did, or one that has died.
 
-`_Watched` is what this replica does about one open round; `BarrierBook` is what it knows of it.
+`BarrierBook` is what this replica knows of the open rounds.
 """
 
 from __future__ import annotations
@@ -61,17 +61,6 @@ class Waiter(Protocol):
         ...
 
 
-class _Watched:
-    """What this replica does about one open round."""
-
-    __slots__ = ("waiters", "writer")
-
-    def __init__(self) -> None:
-        self.waiters: dict[Waiter, None] = {}
-        """In the order they came."""
-        self.writer: asyncio.Task[None] | None = None
-
-
 class Barriers:
     """All barriers, as this replica sees them. `run` owns the writers."""
 
@@ -97,7 +86,9 @@ class Barriers:
         self._book = BarrierBook()
         self.forwarding = Forwarding(self._book, forward)
         self._counters = Counters(context, self._book, ready)
-        self._watched: dict[BarrierKey, _Watched] = {}
+        self._waiters: dict[BarrierKey, dict[Waiter, None]] = {}
+        """Of each open round, in the order they came."""
+        self._writers: dict[BarrierKey, asyncio.Task[None]] = {}
         measures = context.measures
         self._from_members = measures.arrivals.child("member")
         self._from_peers = measures.arrivals.child("peer")
@@ -135,21 +126,18 @@ class Barriers:
             # A member knows its world from this view. A peer may be ahead of this view, and forwards the arrival again.
             raise Refused(f"{key}: there is no such generation yet")
         added = self._book.add(arrival, size=index.head.size, now_ms=self._now_ms())
-        watched = self._watched.get(key)
-        if watched is None:
-            watched = self._watched[key] = _Watched()
         if waiter is not None:
-            watched.waiters[waiter] = None
+            self._waiters.setdefault(key, {})[waiter] = None
             self.forwarding.add(key, arrival.ranks, partial(self._served_of, added.round))
         if added.round.complete:
-            self._write_soon(key, watched)
+            self._write_soon(key)
         elif opened and index.wounded:
-            self._reconsider(added.round, watched)
+            self._reconsider(added.round)
 
     def forget(self, waiter: Waiter, job: str) -> None:
         """Tell `waiter` nothing more of the job's rounds; what it said stays said."""
         for open_round in self._book.open(job):
-            self._watched[open_round.key].waiters.pop(waiter, None)
+            self._waiters.get(open_round.key, {}).pop(waiter, None)
 
     def open(self, job: str) -> Iterator[OpenRound]:
         """Yield the rounds of a job that are open as far as is known here."""
@@ -172,7 +160,7 @@ class Barriers:
         """Look at all open rounds of a job: its head changed, or somebody went."""
         for open_round in self._book.open(job):
             if not self._end_if_ended(open_round.key):
-                self._reconsider(open_round, self._watched[open_round.key])
+                self._reconsider(open_round)
 
     def _end_if_ended(self, key: BarrierKey) -> bool:
         job = self._context.job(key.job)
@@ -181,23 +169,23 @@ class Barriers:
             return False
         self._note_time(key)
         self._book.drop(key)
-        watched = self._watched.pop(key)
+        waiters = self._waiters.pop(key, {})
         self.forwarding.drop(key)
-        if not watched.waiters:
+        if not waiters:
             return True
         if end.outcome is not None:
             message = wire.outcome_message(job, key, end.outcome)
-            for waiter in watched.waiters:
+            for waiter in waiters:
                 waiter.outcome(key, message)
         else:
             error = end.refusal or StaleGeneration(f"{key} is out of date")
-            for waiter in watched.waiters:
+            for waiter in waiters:
                 waiter.refused(key, (), error)
         return True
 
     # -- writing outcomes
 
-    def _reconsider(self, open_round: OpenRound, watched: _Watched) -> None:
+    def _reconsider(self, open_round: OpenRound) -> None:
         """Write the round's outcome if it is late or hopeless."""
         try:
             decision = self._decide(open_round.key, self._context.mirror.view)
@@ -205,19 +193,19 @@ class Barriers:
             log.warning("barrier_undecidable", barrier=str(open_round.key), error=error.message)
             return
         if decision.txn is not None:
-            self._write_soon(open_round.key, watched)
+            self._write_soon(open_round.key)
 
-    def _write_soon(self, key: BarrierKey, watched: _Watched) -> None:
-        if watched.writer is None and self._tasks is not None:
-            watched.writer = self._tasks.create_task(self._write(key, watched), name=f"writer of {key}")
+    def _write_soon(self, key: BarrierKey) -> None:
+        if key not in self._writers and self._tasks is not None:
+            self._writers[key] = self._tasks.create_task(self._write(key), name=f"writer of {key}")
 
-    async def _write(self, key: BarrierKey, watched: _Watched) -> None:
+    async def _write(self, key: BarrierKey) -> None:
         """Write the outcome in one's turn, unless somebody did; keep at it while it can be decided."""
         delay_ms = writer_delay_ms(key, self._context.instance, self._ready())
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
         try:
-            while self._watched.get(key) is watched:
+            while self._book.get(key) is not None:
                 try:
                     await self._context.executor.settle(partial(self._decide, key))
                 except Unavailable as error:
@@ -231,9 +219,8 @@ class Barriers:
             # a bug that one round brings out must not end the replica, which serves all others
             log.exception("writer_failed", barrier=str(key))
         finally:
-            watched.writer = None
-            if self._watched.get(key) is watched:
-                self._end_if_ended(key)
+            del self._writers[key]
+            self.on_round(key)
 
     def _decide(self, key: BarrierKey, view: View) -> Decision:
         open_round = self._book.get(key)
@@ -255,7 +242,7 @@ class Barriers:
             try:
                 tasks.create_task(self._counters.run(), name="barrier counters")
                 tasks.create_task(self._end_the_late(), name="barrier deadlines")
-                for job in {key.job for key in self._watched}:
+                for job in {open_round.key.job for open_round in self._book.open()}:
                     self.on_change(job)
                 while True:
                     await asyncio.sleep(self._context.timing.arrivals_again_s)
@@ -270,14 +257,13 @@ class Barriers:
             now_ms = self._now_ms()
             for open_round in self._book.open():
                 if open_round.deadline_ms is not None and open_round.deadline_ms <= now_ms:
-                    self._reconsider(open_round, self._watched[open_round.key])
+                    self._reconsider(open_round)
 
     def _again(self) -> None:
         """Do what every second is done again, for whatever got lost."""
         self.forwarding.again()
-        for key, watched in list(self._watched.items()):
-            if (open_round := self._book.get(key)) is not None:
-                self._reconsider(open_round, watched)
+        for open_round in self._book.open():
+            self._reconsider(open_round)
 
     # -- small things
 

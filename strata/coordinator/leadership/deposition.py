@@ -39,11 +39,6 @@ ATTEMPTS: Final = 5
 RETRY_S: Final = 0.1
 
 
-async def cannot_tell(_address: str) -> Probe:
-    """Probe nothing: every dead leader is waited for."""
-    return Probe.UNCLEAR
-
-
 class Deposition:
     """What one replica knows of its links to leaders. `run` acts on it until cancelled."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.calls.table import Caller, Calls, settled
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.members.readiness import Readiness
 from strata.coordinator.reports.progress import ProgressBoard
 from strata.coordinator.view import floors
 from strata.coordinator.view.rank_indexes import RankIndex, RankIndexes
@@ -33,9 +34,7 @@ class House:
     board: ProgressBoard
     calls: Calls
     ranks: RankIndexes
-    tick: Callable[[int], session_pb2.Tick]
-    unsteady: Callable[[], str]
-    """Why members who are served elsewhere are not to come here; empty when they may."""
+    readiness: Readiness
 
 
 class MemberSession:
@@ -195,7 +194,7 @@ class MemberSession:
             raise
 
     def tick(self, sequence: int) -> session_pb2.Tick:
-        return self._house.tick(sequence)
+        return self._house.readiness.tick(sequence)
 
     def ended(self, end: End) -> None:
         self._house.barriers.forget(self, self.job)

@@ -107,8 +107,8 @@ class Sessions:
             )
         claimed = hello.member
         check_session(identity, cluster=self._context.keys.cluster, job=claimed.job, worker=claimed.worker_id)
-        if hello.if_ready:
-            self._check_steady()
+        if hello.if_ready and (why := self._house.readiness.unsteady()):
+            raise Unavailable(f"this replica is not ready: {why}", hint="stay, or ask another one")
         await floors.honour(self._context.mirror, hello.token)
         registration = member_wire.registration(hello.member)
         check_registration(registration)
@@ -127,11 +127,6 @@ class Sessions:
             self._ended(member, End.CLOSED)
             raise
         return member
-
-    def _check_steady(self) -> None:
-        """Refuse who is served elsewhere and asks for something better, while this is nothing better."""
-        if why := self._house.unsteady():
-            raise Unavailable(f"this replica is not ready: {why}", hint="stay, or ask another one")
 
     async def _register(
         self, member: MemberSession, registration: Registration, leaving: bool

@@ -208,11 +208,6 @@ class ProgressBoard:
         found = held.heard.get((worker, incarnation)) if held is not None else None
         return found.at_s if found is not None else None
 
-    def heard_count(self, job: str) -> int:
-        """Return of how many members, past incarnations included, it is kept when they were last heard."""
-        held = self._looked.get(job)
-        return len(held.heard) if held is not None else 0
-
     def evidence(self, job: str, generation: int, rank: int) -> members_pb2.RankEvidence | None:
         """Return what its host saw of a rank lately, if somebody looks at it."""
         held = self._looked.get(job)
