@@ -96,7 +96,6 @@ class DryRuns:
         except (StrataError, TimeoutError) as error:
             self._state.failed(began_s, self._why(error))
         else:
-            self._mirror.note_contact()
             self._state.proved(self._clock())
 
     def _why(self, error: Exception) -> str:

@@ -111,6 +111,7 @@ class Replica:
             store=measured, mirror=mirror, keys=keys, ask_members=ask_members, clock=clock
         )
         measured.on_write = renewing.on_write = self._dry_runs.wrote
+        measured.on_answer = renewing.on_answer = mirror.note_contact
         heartbeat = Heartbeat(clock)
         self._serving = serving
         self._renewals = renewing

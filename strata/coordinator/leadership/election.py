@@ -229,7 +229,6 @@ class Election:
         ttl_s, gone, held = 0, False, True
         try:
             granted_s = await self._renewals.keep_alive(lease.lease_id)
-            self._mirror.note_contact()
             answer = await self._renewals.read(Range(key=self._keys.leader))
             held = any(kv.create_revision == epoch for kv in answer.kvs)
             ttl_s = granted_s

@@ -247,7 +247,6 @@ class Mirror:
         while True:
             try:
                 listed = await self._store.read(read_prefix(self._keys.root))
-                self.note_contact()
                 self._check_uid({kv.key: kv for kv in listed.kvs}.get(self._keys.uid))
                 if not self.uid:
                     await self._create_uid()
@@ -334,7 +333,6 @@ class Mirror:
             readers, self._readers = self._readers, []
             try:
                 answer = await self._store.read(Range(key=self._keys.uid))
-                self.note_contact()
                 if self._listed.is_set():
                     self._check_uid(answer.kvs[0] if answer.kvs else None)
             except ClusterReplaced:
@@ -365,7 +363,6 @@ class Mirror:
                 newer = await self._store.read(_newer_than(self.view.revision, self._keys.root))
             except StrataError:
                 return
-            self.note_contact()
             # what the view took over meanwhile is newer, or goes missing in the count
             if newer.revision > self._known and not newer.kvs and newer.count == self.view.size:
                 self._reach(newer.revision)
@@ -387,7 +384,6 @@ class Mirror:
         leave = self.subscribe(lambda batch: touched.update(e.kv.key for e in batch.events))
         try:
             listed = await self._store.read(_keys_only(self._keys.root))
-            self.note_contact()
             # By then the watch has told what it owed. If that revision is not ours it tells
             # nothing, and a lost event must not stay unseen for that: hence the limit.
             with contextlib.suppress(TimeoutError):

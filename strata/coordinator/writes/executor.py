@@ -103,7 +103,6 @@ class Executor:
 
     async def _until_known(self, txn: Txn, execute: Callable[[Txn], Awaitable[TxnResult]]) -> TxnResult:
         result = await answered(partial(self._submit, txn, execute))
-        self._mirror.note_contact()
         await self._mirror.at_least(result.revision)
         return result
 

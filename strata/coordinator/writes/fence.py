@@ -70,7 +70,6 @@ class Fence:
             failure=(*fenced.failure, Range(key=self._leader_key)),
         )
         result = await answered(partial(self._submit, fenced))
-        self._mirror.note_contact()
         if not result.succeeded:
             (leader,) = result.reads[-1].kvs or (None,)
             if leader is None or leader.create_revision != self.epoch:

@@ -23,11 +23,12 @@ class MeasuredStore:
 
     `revision` is the newest revision that an answer to a read or a transaction named: what lies between it and the
     view's is on its way. A transaction whose compares did not hold was answered, so it counts as ok.
-    `on_write` hears how each write ended: with None, or with an error.
+    `on_write` hears how each write ended: with None, or with an error. `on_answer` is called with every answer.
     """
 
     def __init__(self, store: Store, measures: Measures) -> None:
         self.on_write: Callable[[StrataError | None], None] = lambda _error: None
+        self.on_answer: Callable[[], None] = lambda: None
         self.revision = 0
         self._store = store
         self._seconds = measures.etcd_seconds
@@ -46,6 +47,7 @@ class MeasuredStore:
             self._seconds.child(kind, outcome).observe(now() - began)
             raise
         self._seconds.child(kind, "ok").observe(now() - began)
+        self.on_answer()
         return answer
 
     async def read(self, request: Range) -> RangeResult:
