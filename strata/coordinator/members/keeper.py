@@ -43,6 +43,8 @@ log = get_logger()
 
 ATTEMPT_S: Final = 1.0
 """How long one attempt at a removal may take, before it is asked again whether it is right."""
+SILENCE_LOOK_S: Final = 0.1
+"""How often it is looked which transports have been silent for too long."""
 
 
 class Transport(Protocol):
@@ -94,16 +96,24 @@ class Keeper:
         self._lost = context.measures.removals.child("transport_failed")
 
     async def run(self) -> None:
-        """Remove who is dead, until cancelled."""
+        """End the transports that have been silent for `detect_s`, and remove who is dead, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
                 for job in self._context.mirror.view.names(self._context.keys.jobs):
                     for worker in self._context.mirror.view.names(self._context.keys.job(job).workers):
                         self._look_guarded(job, worker)
-                await asyncio.get_running_loop().create_future()
+                while True:
+                    await asyncio.sleep(SILENCE_LOOK_S)
+                    self._end_the_silent()
             finally:
                 self._tasks = None  # nothing is begun while this ends
+
+    def _end_the_silent(self) -> None:
+        transports = [each for boots in self._transports.values() for each in boots.values()]
+        for transport in transports:
+            if transport.quiet_s() >= self._context.timing.detect_s:
+                self.lose(transport, broke=transport.incarnation > 0)
 
     def stop(self) -> None:
         """Declare nobody dead any more: this replica is about to stop."""

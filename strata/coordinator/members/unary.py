@@ -48,35 +48,21 @@ Relay = Callable[[InstanceId, peers_pb2.PeerHeartbeat], Awaitable[bool]]
 
 
 class VirtualSession:
-    """A session without a stream: up for `detect_s` after each heartbeat."""
+    """A session without a stream: the keeper ends it `detect_s` after the last heartbeat."""
 
-    def __init__(
-        self,
-        job: str,
-        worker: str,
-        boot: str,
-        *,
-        limit_s: float,
-        keeper: Keeper,
-    ) -> None:
+    def __init__(self, job: str, worker: str, boot: str, keeper: Keeper) -> None:
         self.job = job
         self.worker = WorkerId(worker)
         self.boot = BootId(boot)
         self.incarnation = 0
-        self._limit_s = limit_s
         self._keeper = keeper
-        self._timer: asyncio.TimerHandle | None = None
         self._heard_s: float | None = None
 
     def touch(self) -> None:
         """Take note of a sign of life."""
-        loop = asyncio.get_running_loop()
-        self._heard_s = loop.time()
-        if self._timer is None:  # one that runs looks, when it rings, at what has been heard since
-            self._timer = loop.call_later(self._limit_s, self._ring)
+        self._heard_s = asyncio.get_running_loop().time()
 
     def dismiss(self, error: StrataError) -> None:  # the next heartbeat finds out by itself
-        self._stop()
         self._keeper.lose(self, broke=False)
 
     @property
@@ -86,19 +72,6 @@ class VirtualSession:
 
     def quiet_s(self) -> float:
         return asyncio.get_running_loop().time() - self.heard_s
-
-    def _ring(self) -> None:
-        left_s = self._limit_s - self.quiet_s()
-        if left_s > 0:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._ring)
-        else:
-            self._timer = None
-            self._keeper.lose(self, broke=self.incarnation > 0)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class UnaryMembers:
@@ -240,13 +213,7 @@ class UnaryMembers:
         The request was a sign of life, even if its caller waits no longer, or the outcome is unknown:
         what was sent may still make this replica the one that serves the member.
         """
-        transport = VirtualSession(
-            job,
-            registration.worker,
-            registration.boot,
-            limit_s=self._context.timing.detect_s,
-            keeper=self._keeper,
-        )
+        transport = VirtualSession(job, registration.worker, registration.boot, self._keeper)
         refused = False
         try:
             entry = await self._registrar.register(transport, registration)
