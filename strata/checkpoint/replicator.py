@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +29,7 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.last_words import tell_on_stderr
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import tiers_of
 from strata.errors import (
     CheckpointCorrupt,
@@ -225,13 +226,12 @@ class Replicator:
         asked = False
         while True:
             with self._changed:
-                pause_s = self._retry_s[min(failures, len(self._retry_s)) - 1] if failures else None
-                if pause_s is None and self._copied:
-                    pause_s = self._look_s
                 if failures:
-                    self._changed.wait_for(lambda: self._closed, pause_s)
-                elif not (self._queue or not asked):
-                    self._changed.wait_for(lambda: self._closed or self._queue, pause_s)
+                    after_s = self._retry_s[min(failures, len(self._retry_s)) - 1]
+                    self._changed.wait_for(lambda: self._closed, after_s)
+                elif asked:
+                    look_s = self._look_s if self._copied else None
+                    self._changed.wait_for(lambda: self._closed or self._queue, look_s)
                 if self._closed:
                     return
             try:
@@ -239,7 +239,8 @@ class Replicator:
                     self._look_back()
                     asked = True
                 self._turn()
-                self._tidy()
+                with self._losing("what is kept is not looked through", StrataError):
+                    self._afterwards()
             except StrataError as error:
                 failures += 1
                 self._say_why(error)
@@ -258,20 +259,26 @@ class Replicator:
 
     def _look_back(self) -> None:
         """Take up what earlier processes left."""
+        with self._losing("what earlier processes left is not copied"):
+            found = self._missing()
+            with self._changed:
+                known = {replica.folder for replica in self._queue}
+                self._queue.extendleft(reversed([r for r in found if r.folder not in known]))
+
+    @contextlib.contextmanager
+    def _losing(self, what: str, *told: type[StrataError]) -> Iterator[None]:
+        """Keep, for whoever asks, an error of these types, and one that nobody foresaw: `what` says what it means.
+
+        Any other `StrataError` is raised: the turn is tried again.
+        """
         try:
-            self._take_up(self._missing())
-        except StrataError:
+            yield
+        except told as error:
+            self._lose(error)
+        except (StrataError, Closed):
             raise
         except Exception as error:  # noqa: BLE001  # told to whoever asks next
-            self._lose(self._unforeseen("what earlier processes left is not copied", error))
-
-    def _tidy(self) -> None:
-        try:
-            self._afterwards()
-        except StrataError as error:
-            self._lose(error)
-        except Exception as error:  # noqa: BLE001  # as above
-            self._lose(self._unforeseen("what is kept is not looked through", error))
+            self._lose(self._unforeseen(what, error))
 
     def _unforeseen(self, what: str, error: Exception) -> StorageError:
         lost = StorageError(
@@ -288,11 +295,6 @@ class Replicator:
             if all(error.message != other.message for other in self._lost):
                 self._lost.append(error)
             self._changed.notify_all()
-
-    def _take_up(self, found: list[Replica]) -> None:
-        with self._changed:
-            known = {replica.folder for replica in self._queue}
-            self._queue.extendleft(reversed([r for r in found if r.folder not in known]))
 
     def _turn(self) -> None:
         """Copy one checkpoint, if any waits, and mark those that are whole."""
@@ -322,49 +324,38 @@ class Replicator:
         except (Refused, CheckpointNotFound) as error:
             log.info("step %d is not copied any more: %s", replica.step, error.message)
             return False
-        except (CheckpointCorrupt, ObjectMissing) as error:
+        except CheckpointCorrupt as error:
             if self._is_here(replica):
                 self._doubted.note(replica.folder, error.message)  # first: whoever is told may save at once
-                self._lose(error)
-                self._copy.give_up(replica, error.message)
+                self._give_up(replica, error)
             return False
         except CheckpointError as error:  # the coordinators will not have it
-            self._lose(error)
-            self._copy.give_up(replica, error.message, for_all=True)
+            self._give_up(replica, error, for_all=True)
             return False
         except (StrataError, Closed):
             raise
         except Exception as error:  # noqa: BLE001  # told to whoever asks next
-            lost = self._unforeseen(f"step {replica.step} is not copied", error)
-            self._lose(lost)
-            self._copy.give_up(replica, lost.message)
+            self._give_up(replica, self._unforeseen(f"step {replica.step} is not copied", error))
             return False
         return True
 
+    def _give_up(self, replica: Replica, error: StrataError, *, for_all: bool = False) -> None:
+        self._lose(error)
+        self._copy.give_up(replica, error.message, for_all=for_all)
+
     def _is_settled(self, copied: _Copied) -> bool:
         """Tell whether a checkpoint is marked there, or never will be; note what it lacks."""
-        replica = copied.replica
-        try:
-            if not self._is_here(replica):
-                return True
-            lacks = self._copy.mark(replica)
-        except (CheckpointError, PartLost) as error:
-            self._lose(error)
-            return True
-        except (StrataError, Closed):
-            raise
-        except Exception as error:  # noqa: BLE001  # as above
-            self._lose(self._unforeseen(f"step {replica.step} is not copied", error))
-            return True
-        if not lacks:
-            self._tell(replica)
-            log.info("step %d is in %s", replica.step, self._far.uri)
-            return True
-        with self._changed:
-            if lacks != copied.lacks:
-                copied.lacks, copied.since = lacks, self._now()
-            self._changed.notify_all()  # whoever waits looks how long it is that nothing comes
-        return False
+        replica, lacks = copied.replica, ""
+        with self._losing(f"step {replica.step} is not copied", CheckpointError, PartLost):
+            if self._is_here(replica) and not (lacks := self._copy.mark(replica)):
+                self._tell(replica)
+                log.info("step %d is in %s", replica.step, self._far.uri)
+        if lacks:
+            with self._changed:
+                if lacks != copied.lacks:
+                    copied.lacks, copied.since = lacks, self._now()
+                self._changed.notify_all()  # whoever waits looks how long it is that nothing comes
+        return not lacks
 
     def _is_here(self, replica: Replica) -> bool:
         """Tell whether retention was not faster: it takes the marker, then the manifest, then what that names.

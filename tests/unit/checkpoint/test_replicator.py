@@ -193,16 +193,13 @@ def test_a_base_is_proven_on_its_way(pair: Pair) -> None:
     assert of(pair.far, replica) == {}
 
 
-def test_what_an_incremental_does_not_use_keeps_it_from_nothing(
-    pair: Pair, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_an_incremental_does_not_use_keeps_it_from_nothing(pair: Pair) -> None:
     base, replica = with_incremental(pair)
     name = image_of(pair.near, base)
     flip(pair.near, name, len(pair.near.objects[name]) - 3)
     pair.replicator.add(replica)
     pair.replicator.wait(LIMIT_S)
     load(pair.far, replica.folder, manifest_digest=replica.manifest_digest, rank=0)
-    assert "differs from what was saved" in caplog.text
     pair.replicator.add(base)
     with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
         pair.replicator.wait(LIMIT_S)
