@@ -33,6 +33,12 @@ class NotAnObject(StorageError):
     code = "NOT_AN_OBJECT"
 
 
+class NameTaken(StorageError):
+    """A new object's name has one already, which is never replaced."""
+
+    code = "NAME_TAKEN"
+
+
 class Sink(Protocol):
     """One object being written: begin, any number of write_at, then finish or abort.
 
@@ -57,7 +63,7 @@ class Sink(Protocol):
         ...
 
     def finish(self) -> None:
-        """Return once the object is durable and visible under its name."""
+        """Return once the object is durable and visible under its name; `NameTaken` when another has that."""
         ...
 
     def abort(self) -> None:
@@ -84,7 +90,7 @@ class Storage(Protocol):
     def uri(self) -> str: ...
 
     def sink(self, name: str) -> Sink:
-        """Return the sink of a new object; finishing it fails if the name is taken."""
+        """Return the sink of a new object."""
         ...
 
     def create_once(self, name: str, data: bytes) -> bool:
