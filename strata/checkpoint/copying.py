@@ -17,7 +17,7 @@ from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.entries import OWN
 from strata.checkpoint.manifest import GLOBAL_NAME, Manifest, RankManifest
 from strata.checkpoint.marker import read_marker, read_named, write_marker
-from strata.checkpoint.sink import ObjectMissing, Source, Storage, put
+from strata.checkpoint.sink import Source, Storage, proving, put
 from strata.checkpoint.uses import NAME as USES
 from strata.checkpoint.uses import write_uses
 from strata.checkpoint.verifying import OnBytes, ignored, verify
@@ -137,12 +137,10 @@ def copy_image(
     opened: dict[int, Source] = {}
 
     def read(source: Storage, piece: Piece) -> memoryview:
-        try:
+        with proving(name):
             if id(source) not in opened:
                 opened[id(source)] = source.source(name)
             return piece.read(opened[id(source)], name)
-        except ObjectMissing as error:
-            raise CheckpointIncomplete(f"{name} is missing") from error
 
     try:
         sink.begin(size_bytes)

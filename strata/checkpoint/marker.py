@@ -24,9 +24,9 @@ from strata.checkpoint.manifest import (
     read_sealed,
     sealed,
 )
-from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.checkpoint.sink import ObjectMissing, Storage, proving
 from strata.documents.parsing import file_name, text, whole
-from strata.errors import CheckpointCorrupt, CheckpointIncomplete, StorageError
+from strata.errors import CheckpointCorrupt, StorageError
 
 NAME: Final = "COMMIT"
 
@@ -140,10 +140,8 @@ def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
 
 def read_named(storage: Storage, name: str, named: str) -> bytes:
     """Return a document if it has the digest that it is named by."""
-    try:
-        data = read_object(storage, name)
-    except ObjectMissing as error:
-        raise CheckpointIncomplete(f"{name} is missing") from error
+    with proving(name):
+        data = storage.read(name)
     if named_digest(data) != named:
         raise CheckpointCorrupt(f"{name} differs from what was committed")
     return data
@@ -151,9 +149,7 @@ def read_named(storage: Storage, name: str, named: str) -> bytes:
 
 def check_size(storage: Storage, name: str, size_bytes: int) -> None:
     """Return if the object is there and has that size; else `CheckpointCorrupt`."""
-    try:
+    with proving(name):
         found = storage.size(name)
-    except ObjectMissing as error:
-        raise CheckpointIncomplete(f"{name} is missing") from error
     if found != size_bytes:
         raise CheckpointCorrupt(f"{name} has {found} bytes instead of {size_bytes}")

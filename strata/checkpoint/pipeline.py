@@ -24,8 +24,8 @@ from typing import Final
 
 from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.memory import Rooms, copy
-from strata.checkpoint.sink import NotAnObject, ObjectMissing, Sink, Source, Storage
-from strata.errors import CheckpointCorrupt, CheckpointIncomplete
+from strata.checkpoint.sink import Sink, Source, Storage, proving
+from strata.errors import CheckpointCorrupt
 
 DEFAULT_THREADS: Final = 4
 OPEN_AT_ONCE: Final = 64
@@ -233,7 +233,7 @@ def read_chunks(
         with contextlib.ExitStack() as opened:
             sources: dict[str, Source] = {}
             for name in names[start : start + at_once]:
-                with _proving(name):
+                with proving(name):
                     sources[name] = opened.enter_context(contextlib.closing(storage.source(name)))
             here = [chunk for name in sources for chunk in by_name[name]]
             _read_blocks(memory, here, sources, threads=threads, block_bytes=block_bytes)
@@ -243,17 +243,6 @@ def open_at_once() -> int:
     """Return how many objects may be open at a time: each takes two of a process's descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return OPEN_AT_ONCE if limit == resource.RLIM_INFINITY else max(1, min(OPEN_AT_ONCE, limit // 8))
-
-
-@contextlib.contextmanager
-def _proving(name: str) -> Iterator[None]:
-    """Take an object that is not there for a checkpoint that is not whole; one that is none, for a corrupt one."""
-    try:
-        yield
-    except ObjectMissing as error:
-        raise CheckpointIncomplete(f"{name} is missing") from error
-    except NotAnObject as error:
-        raise CheckpointCorrupt(error.message) from error
 
 
 @dataclass(slots=True)
@@ -285,7 +274,7 @@ def _read_blocks(
     def work(number: int) -> None:
         block = blocks[number]
         room = memory[block.position : block.position + block.size_bytes]
-        with _proving(block.name):
+        with proving(block.name):
             count = sources[block.name].read_into(block.offset, room)
         if count != block.size_bytes:
             raise CheckpointCorrupt(f"{block.name} ends after {block.offset + count} bytes")

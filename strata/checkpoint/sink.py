@@ -7,11 +7,12 @@ durable, or not at all. Errors are `StorageError`; `ObjectMissing` when there is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from strata.checkpoint.digest import Bytes
-from strata.errors import InvalidArgument, StorageError
+from strata.errors import CheckpointCorrupt, CheckpointIncomplete, InvalidArgument, StorageError
 
 OnStep = Callable[[str], None]
 """Told the name of each step before it is taken; whoever listens may end the process there."""
@@ -150,6 +151,17 @@ def put(storage: Storage, name: str, data: bytes) -> None:
         sink.finish()
     finally:
         sink.abort()
+
+
+@contextlib.contextmanager
+def proving(name: str) -> Iterator[None]:
+    """Take an object that is not there for a checkpoint that is not whole; one that is none, for a corrupt one."""
+    try:
+        yield
+    except ObjectMissing as error:
+        raise CheckpointIncomplete(f"{name} is missing") from error
+    except NotAnObject as error:
+        raise CheckpointCorrupt(error.message, hint=error.hint) from error
 
 
 def checked_name(name: str) -> str:

@@ -16,6 +16,7 @@ meanwhile. The snapshot is whole in any case, and may become a Full.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from strata.checkpoint.sharding import share
 from strata.checkpoint.staging import Staging
 from strata.checkpoint.state import Flat, Json
 from strata.checkpoint.tensors import COPY_THREADS, copy_out, in_place
+from strata.errors import CheckpointAborted
 
 __all__ = ["Arena", "Snapshot", "take_snapshot"]
 
@@ -76,7 +78,8 @@ class Snapshot:
 
     def settle(self) -> None:
         """Return once nothing is copied any more, whatever became of it: the memory is used again."""
-        self.staging.settle()
+        with contextlib.suppress(CheckpointAborted):
+            self.staging.wait()
         self.pending.wait()
 
     @property

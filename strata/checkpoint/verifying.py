@@ -18,7 +18,7 @@ from strata.checkpoint.marker import check_size, read_manifest, read_marker, rea
 from strata.checkpoint.memory import allocate
 from strata.checkpoint.pipeline import open_at_once
 from strata.checkpoint.reader import check_refers, tensors_of
-from strata.checkpoint.sink import NotAnObject, ObjectMissing, Source, Storage
+from strata.checkpoint.sink import Source, Storage, proving
 from strata.errors import CheckpointCorrupt, CheckpointIncomplete
 
 MAX_PROBLEMS: Final = 1000
@@ -98,16 +98,12 @@ class Images:
         """Return the chunk, read to the front of `into`; `CheckpointCorrupt` naming `what` if it differs."""
         name = object_name(self._folder, place.image)
         chunk = into[: place.size_bytes]
-        try:
+        with proving(name):
             if name not in self._open:
                 while len(self._open) >= open_at_once():
                     self._open.pop(next(iter(self._open))).close()
                 self._open[name] = self._storage.source(name)
             count = self._open[name].read_into(place.offset, chunk)
-        except ObjectMissing as error:
-            raise CheckpointIncomplete(f"{name} is missing") from error
-        except NotAnObject as error:
-            raise CheckpointCorrupt(error.message) from error
         if count != len(chunk):
             raise CheckpointCorrupt(f"{name} ends after {place.offset + count} bytes, within {what}")
         if digest(chunk) != place.digest:

@@ -99,7 +99,6 @@ class AsyncCheckpointWriter:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._exiting = False
-        self._registered = False
 
     def prepare(self, state: Any, *, capture_rng: bool = True) -> None:
         """Have the memory ready for states like this one: the first saves then cost no more than later ones."""
@@ -380,9 +379,8 @@ class AsyncCheckpointWriter:
     def _start(self) -> bool:
         # a daemon: an idle writer keeps no program alive; _at_exit waits for a busy one
         thread = threading.Thread(target=self._run, name="strata-checkpoints", daemon=True)
-        if not self._registered:
-            self._registered = True
-            atexit.register(self._at_exit)
+        atexit.unregister(self._at_exit)  # an earlier try may have come as far as this
+        atexit.register(self._at_exit)
         try:
             thread.start()
         except RuntimeError:  # what Python says at its end, or when there are too many

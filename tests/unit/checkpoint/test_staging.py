@@ -51,7 +51,6 @@ def test_bytes_are_there_when_all_before_them_are_copied() -> None:
     waiting.join(LIMIT_S)
     assert there == [0, 5, 10, 11, 25, 30]
     staging.wait()
-    staging.settle()
 
 
 def test_what_waits_for_a_copy_that_failed_is_told() -> None:
@@ -63,7 +62,6 @@ def test_what_waits_for_a_copy_that_failed_is_told() -> None:
     with pytest.raises(MemoryError):
         staging.run(1)
     staging.wait(10)
-    staging.settle()
     for wanted in (11, None):
         with pytest.raises(CheckpointAborted, match="not copied whole"):
             staging.wait(wanted)
@@ -104,7 +102,6 @@ def test_what_is_copied_from_is_held_until_it_is_copied_and_no_longer() -> None:
 def test_what_is_never_copied_holds_up_nobody() -> None:
     staging = Staging([10, 20], lambda number: None)
     staging.end()
-    staging.settle()
     with pytest.raises(CheckpointAborted):
         staging.wait(1)
 
