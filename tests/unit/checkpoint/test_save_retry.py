@@ -198,6 +198,18 @@ def test_a_refusal_long_after_the_last_one_has_a_grace_of_its_own() -> None:
     assert clock.first(Refusing(*(full() for _ in range(5)))) == 7
 
 
+def test_tries_that_take_longer_than_the_grace_end_with_it() -> None:
+    clock = Clock()
+
+    def slow() -> int:
+        clock.now_s += 150.0
+        raise full()
+
+    with pytest.raises(StorageError, match="No space left"):
+        clock.first(slow)
+    assert clock.now_s < 1000
+
+
 def test_without_a_grace_nothing_is_held() -> None:
     clock = Clock()
     clock.retry.grace_s = 0.0
@@ -262,7 +274,7 @@ def test_a_hold_ends_when_the_save_is_not_wanted_any_more(who: str) -> None:
     if who == "this rank cancels":
         ranks.infos[1].cancel()
     else:
-        ranks.shared.of(0).abort(ranks.record, "rank 0: it has no memory left")
+        ranks.catalogs[0].abort(ranks.record, "rank 0: it has no memory left")
     ranks.end()
     assert all(isinstance(end, CheckpointAborted) for end in ranks.ends.values())
     assert ranks.retries[1].hold is None

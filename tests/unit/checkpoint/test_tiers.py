@@ -23,8 +23,8 @@ from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.ranks import Ranks
 from tests.unit.checkpoint.saves import an_info, local_catalog, save, snapshot_of
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
 
 LIMIT_S = 20
 STATE = {"weights": bytes(range(256)) * 40_000, "step": 1}
@@ -205,21 +205,9 @@ def test_an_incremental_takes_with_it_what_it_uses(pair: Pair) -> None:
 
 
 def test_of_several_ranks_the_last_one_to_finish_marks(pair: Pair) -> None:
-    shared, ends = SharedCatalog(2), []
-
-    def one(rank: int) -> None:
-        saver = Saver(storage=pair.near, catalog=shared.of(rank), commit_timeout_s=10)
-        ends.append(saver.save(snapshot_of({"rank": rank, **STATE}), SaveRequest(step=7), an_info(7)))
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    saved = ends[0]
-    replica = Replica(
-        folder=shared.of(0).folder(saved), attempt=saved.id, manifest_digest=saved.manifest_digest, step=7
-    )
+    ranks = Ranks(2, near=pair.near)
+    ranks.save(states=[{"rank": rank, **STATE} for rank in range(2)])
+    replica = ranks.replica
     first, second = pair.start(0, ranks=2), pair.start(1, ranks=2)
     first.add(replica)
     with pytest.raises(StorageError, match="those of rank 1 are not there"):

@@ -1,22 +1,19 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.replication import Replication
-from strata.checkpoint.saving import Saver
 from strata.checkpoint.verifying import Verification, ignored, verify
 from strata.errors import CheckpointError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import an_info, local_catalog, save, snapshot_of
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
+from tests.unit.checkpoint.ranks import Ranks
+from tests.unit.checkpoint.saves import local_catalog, save
 
 STATE = {
     "big": np.arange(CHUNK_BYTES // 8 + 100, dtype=np.float64),
@@ -99,25 +96,11 @@ def test_a_newer_format_is_no_damage() -> None:
         saved.verify()
 
 
-def two_ranks(storage: MemoryStorage) -> tuple[str, str]:
-    """Save one tensor that two ranks hold alike; return the folder and the manifest's digest."""
-    shared = SharedCatalog(2)
-
-    def one(rank: int) -> None:
-        replication = Replication(rank=rank, ranks=2, paths=frozenset({"same"}))
-        state = {"same": np.arange(CHUNK_BYTES // 4, dtype=np.float64), "mine": np.full(3, rank)}
-        saver = Saver(storage=storage, catalog=shared.of(rank), commit_timeout_s=30)
-        saver.save(snapshot_of(state, replication=replication), SaveRequest(step=20), an_info(20))
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(one, range(2)))
-    record = shared.records[20]
-    return shared.of(0).folder(record), record.manifest_digest
-
-
 def test_what_ranks_wrote_between_them_is_read_once_and_named_once() -> None:
-    storage = MemoryStorage()
-    folder, digest = two_ranks(storage)
+    ranks = Ranks(2)
+    states = [{"same": STATE["big"], "mine": np.full(3, rank)} for rank in range(2)]
+    ranks.save(states=states, paths=[["same"]] * 2)
+    storage, folder, digest = ranks.near, ranks.folder, ranks.record.manifest_digest
     images = [f"{folder}/rank-{rank:05d}.safetensors" for rank in range(2)]
     found = verify(storage, folder, manifest_digest=digest, on_bytes=ignored)
     assert found.good
