@@ -45,6 +45,16 @@ class MemoryStorage:
     def uri(self) -> str:
         return "memory:///"
 
+    def flip(self, name: str, at: int, bit: int = 0) -> None:
+        """Turn one bit of an object over."""
+        changed = bytearray(self.objects[name])
+        changed[at] ^= 1 << bit
+        self.objects[name] = bytes(changed)
+
+    def files(self, folder: str) -> dict[str, bytes]:
+        """Return the objects below a folder."""
+        return {name: data for name, data in self.objects.items() if name.startswith(f"{folder}/")}
+
     def sink(self, name: str) -> MemorySink:
         return MemorySink(self, checked_name(name))
 
