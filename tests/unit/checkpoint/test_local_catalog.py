@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,14 @@ from tests.unit.checkpoint.saves import local_catalog, save
 
 def test_storage_alone_is_the_catalog() -> None:
     storage = MemoryStorage()
+    storage.create_once("generations/notes.txt", b"no generation")
     catalog = local_catalog(storage)
     assert catalog.all() == []
     assert catalog.latest() is None
     for step in (20, 100):
         save(storage, catalog, {"a": step}, step, metadata={"note": str(step)})
     reopened = local_catalog(storage, start=50)
-    assert [c.step for c in reopened.all()] == [20, 100]
+    assert [(c.generation, c.step) for c in reopened.all()] == [(1, 20), (1, 100)]
     latest = reopened.latest()
     assert latest is not None
     assert (latest.step, latest.metadata, latest.ranks, latest.latest) == (100, {"note": "100"}, 1, True)
@@ -61,10 +62,10 @@ def test_after_going_back_what_is_saved_is_newer_than_what_was_given_up() -> Non
 
 
 def test_two_writers_of_one_step_never_share_a_slot(tmp_path: Path) -> None:
-    together = threading.Barrier(4)
+    together, nonces = threading.Barrier(4), itertools.count()
 
     def write(number: int) -> None:
-        storage = LocalStorage(tmp_path, nonce=_names(f"w{number}").__next__)
+        storage = LocalStorage(tmp_path, nonce=lambda: f"w{number}-{next(nonces)}")
         catalog = local_catalog(storage, start=100 * number)
         together.wait(10)
         for step in (20, 40):
@@ -78,13 +79,6 @@ def test_two_writers_of_one_step_never_share_a_slot(tmp_path: Path) -> None:
     found = local_catalog(LocalStorage(tmp_path, nonce=str)).all()
     assert sorted(c.order for c in found) == [(g, s) for g in range(1, 5) for s in (20, 40)]
     assert all(c.state is CheckpointState.COMMITTED for c in found)
-
-
-def _names(prefix: str) -> Iterator[str]:
-    number = 0
-    while True:
-        number += 1
-        yield f"{prefix}-{number}"
 
 
 def test_a_second_save_of_a_step_finds_the_first() -> None:
@@ -190,7 +184,7 @@ def test_removal_begins_with_the_marker_and_may_be_interrupted_anywhere() -> Non
 # -- whose root it is -------------------------------------------------------------------------
 
 
-def test_a_root_belongs_to_one_mode() -> None:
+def test_a_root_belongs_to_one_mode_and_a_jobs_folder_to_one_cluster() -> None:
     storage = MemoryStorage()
     assert owner_of(storage) is None
     for _ in range(2):
@@ -198,13 +192,8 @@ def test_a_root_belongs_to_one_mode() -> None:
     assert owner_of(storage) == STANDALONE
     with pytest.raises(ConfigError, match="is standalone, and it was to be used as coordinated"):
         claim(storage, COORDINATED)
-
-
-def test_a_jobs_folder_belongs_to_one_cluster() -> None:
-    storage = MemoryStorage()
-    claim(storage, COORDINATED)
-    claim(storage, f"{COORDINATED}:uid-1/gpt", folder="gpt")
-    claim(storage, f"{COORDINATED}:uid-1/bert", folder="bert")
+    for job in ("gpt", "bert"):
+        claim(storage, f"{COORDINATED}:uid-1/{job}", folder=job)
     with pytest.raises(ConfigError, match="uid-1/gpt"):
         claim(storage, f"{COORDINATED}:uid-2/gpt", folder="gpt")
 
@@ -242,10 +231,3 @@ def test_what_no_tag_can_be_called_is_none_and_lets_others_be_deleted(tmp_path: 
     (tmp_path / "tags" / name).write_bytes(b"x")
     assert marks.tags(storage) == marks.Tags({}, {})
     catalog.delete(catalog.all()[0])
-
-
-def test_what_somebody_put_among_the_generations_is_no_generation() -> None:
-    storage = MemoryStorage()
-    storage.create_once("generations/notes.txt", b"x")
-    save(storage, local_catalog(storage), {"a": 1}, 20)
-    assert [c.generation for c in local_catalog(storage).all()] == [1]

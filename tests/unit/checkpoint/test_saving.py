@@ -88,14 +88,6 @@ def test_a_rank_that_never_comes_ends_the_save_after_its_time() -> None:
     assert ranks.record.state is CheckpointState.ABORTED
 
 
-def test_a_failure_of_the_marker_is_an_error_though_the_catalog_committed() -> None:
-    ranks = Ranks(1)
-    ranks.near.fail(StorageError("disk full"), name=MARKER)
-    ranks.save(0)
-    assert isinstance(ranks.ends[0], StorageError)
-    assert ranks.record.state is CheckpointState.COMMITTED
-
-
 def test_an_error_after_the_commit_happened_does_not_undo_it() -> None:
     ranks = Ranks(1)
     catalog, seal = ranks.catalogs[0], ranks.catalogs[0].seal
