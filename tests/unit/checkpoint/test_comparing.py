@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.checkpoint.comparing import ChangedValue, as_json, compare
+from strata.checkpoint.comparing import as_json, compare
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.marker import committed, read_rank_manifests
@@ -19,13 +19,6 @@ def manifest_of(state: Any) -> RankManifest:
     proof = committed(storage, folder)
     assert proof is not None
     return read_rank_manifests(storage, folder, proof[0])[0]
-
-
-def test_what_is_the_same_is_no_difference() -> None:
-    state = {"w": np.ones(3), "plain": [1, None, "x", 0.5, float("nan")], "raw": b"x"}
-    difference = compare(manifest_of(state), manifest_of(state))
-    assert difference.none
-    assert (difference.same, difference.changed_bytes) == (2, 0)
 
 
 def test_tensors_that_came_went_and_changed_are_told_by_chunks() -> None:
@@ -57,6 +50,7 @@ def test_tensors_that_came_went_and_changed_are_told_by_chunks() -> None:
     )
     assert difference.changed_bytes == CHUNK_BYTES - 800 + 24 + 8 + 32
     assert as_json(difference)["changed"][0]["name"] == "big"
+    assert compare(after, after).none
 
 
 def test_plain_values_are_told_by_their_path() -> None:
@@ -70,4 +64,3 @@ def test_plain_values_are_told_by_their_path() -> None:
         "gone": ("True", None),
         "odd": (None, "inf"),
     }
-    assert ChangedValue(path="lr", before="0.1", after="0.2") in compare(before, after).values

@@ -38,27 +38,20 @@ def test_storage_alone_is_the_catalog() -> None:
     assert latest.model_hash
 
 
-def test_each_process_that_saves_has_a_generation_of_its_own() -> None:
+def test_each_process_that_saves_has_a_generation_of_its_own_and_a_new_one_after_going_back() -> None:
     storage = MemoryStorage()
     first, second = local_catalog(storage), local_catalog(storage, start=50)
     save(storage, first, {"a": 1}, 100)
     save(storage, second, {"a": 2}, 60)
     save(storage, first, {"a": 3}, 120)
     assert [(c.generation, c.step) for c in first.all()] == [(1, 100), (1, 120), (2, 60)]
+    newest = [c for c in first.all() if c.latest]
+    assert [c.step for c in newest] == [60], "what a later process saved is newer, whatever its step"
+    first.go_back()
+    save(storage, first, {"a": 1}, 20)
     latest = first.latest()
     assert latest is not None
-    assert latest.step == 60, "what a later process saved is newer, whatever its step"
-
-
-def test_after_going_back_what_is_saved_is_newer_than_what_was_given_up() -> None:
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    save(storage, catalog, {"a": 1}, 100)
-    catalog.go_back()
-    save(storage, catalog, {"a": 1}, 60)
-    latest = catalog.latest()
-    assert latest is not None
-    assert (latest.generation, latest.step) == (2, 60)
+    assert (latest.generation, latest.step) == (3, 20)
 
 
 def test_two_writers_of_one_step_never_share_a_slot(tmp_path: Path) -> None:
@@ -79,13 +72,6 @@ def test_two_writers_of_one_step_never_share_a_slot(tmp_path: Path) -> None:
     found = local_catalog(LocalStorage(tmp_path, nonce=str)).all()
     assert sorted(c.order for c in found) == [(g, s) for g in range(1, 5) for s in (20, 40)]
     assert all(c.state is CheckpointState.COMMITTED for c in found)
-
-
-def test_a_second_save_of_a_step_finds_the_first() -> None:
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    first = save(storage, catalog, {"a": 1}, 20)
-    assert save(storage, catalog, {"a": 2}, 20).id == first.id
 
 
 def test_a_failed_save_may_be_made_again_and_its_rest_is_known() -> None:
@@ -120,17 +106,19 @@ def test_leftovers_never_include_what_is_being_saved_now_or_by_a_later_process()
     assert later.leftovers() == [catalog.folder(record)], "the earlier process is over"
 
 
-def test_a_marked_checkpoint_with_harm_is_corrupt_and_the_one_before_is_latest() -> None:
+def test_a_marked_checkpoint_with_harm_is_corrupt_and_the_one_before_is_latest_and_not_deleted() -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
-    save(storage, catalog, {"a": 20}, 20)
+    first = save(storage, catalog, {"a": 20}, 20)
+    assert save(storage, catalog, {"a": 2}, 20).id == first.id, "a step is saved once"
     last = save(storage, catalog, {"a": 40}, 40)
     del storage.objects[f"{catalog.folder(last)}/rank-00000.safetensors"]
-    states = [(c.step, c.state) for c in catalog.all()]
-    assert states == [(20, CheckpointState.COMMITTED), (40, CheckpointState.CORRUPT)]
-    latest = catalog.latest()
-    assert latest is not None
-    assert latest.step == 20
+    found = [(c.step, c.state, c.latest) for c in catalog.all()]
+    assert found == [(20, CheckpointState.COMMITTED, True), (40, CheckpointState.CORRUPT, False)]
+    with pytest.raises(Refused):
+        catalog.delete(first)
+    save(storage, catalog, {"a": 60}, 60)
+    catalog.delete(first)
 
 
 def test_a_folder_that_was_renamed_by_hand_is_corrupt() -> None:
@@ -144,16 +132,6 @@ def test_a_folder_that_was_renamed_by_hand_is_corrupt() -> None:
     (found,) = catalog.all()
     assert (found.step, found.state) == (99, CheckpointState.CORRUPT)
     assert "another checkpoint" in found.reason
-
-
-def test_the_newest_is_never_deleted() -> None:
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    only = save(storage, catalog, {"a": 1}, 20)
-    with pytest.raises(Refused):
-        catalog.delete(only)
-    save(storage, catalog, {"a": 1}, 40)
-    catalog.delete(only)
 
 
 def test_removal_begins_with_the_marker_and_may_be_interrupted_anywhere() -> None:

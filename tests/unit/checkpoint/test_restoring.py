@@ -91,39 +91,6 @@ def test_values_that_are_not_there_yet_are_made() -> None:
     assert "not asked for" not in state
 
 
-def test_a_training_goes_on_as_if_it_had_not_stopped() -> None:
-    def training() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, dict[str, Any]]:
-        torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=50)
-        state = {"model": net, "optim": optimizer, "sched": schedule, "step": 0}
-        return net, optimizer, schedule, state
-
-    def train(parts: Any, steps: int) -> list[float]:
-        net, optimizer, schedule, state = parts
-        losses = []
-        for _ in range(steps):
-            inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(state["step"]))
-            loss = (net(inputs) - inputs.sum(1, keepdim=True)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            state["step"] += 1
-            losses.append(loss.item())
-        return losses
-
-    unbroken = training()
-    train(unbroken, 5)
-    checkpoint = saved(unbroken[3])
-    expected = train(unbroken, 5)
-    resumed = training()
-    restore_into(checkpoint, resumed[3])
-    assert resumed[3]["step"] == 5
-    assert train(resumed, 5) == expected
-
-
 def test_tied_weights_stay_tied() -> None:
     one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     other.weight = one.weight

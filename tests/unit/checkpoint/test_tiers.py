@@ -20,10 +20,9 @@ from strata.checkpoint.sink import ObjectMissing, put
 from strata.checkpoint.tiers import TieredStorage
 from strata.client.checkpoint_retention import retain
 from strata.core.checkpoint_records import Keep
-from strata.core.records import CheckpointState, CheckpointType
+from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.ranks import Ranks
 from tests.unit.checkpoint.saves import an_info, local_catalog, save, snapshot_of
 
 LIMIT_S = 20
@@ -191,26 +190,6 @@ def test_an_incremental_takes_with_it_what_it_uses(pair: Pair) -> None:
     assert data == {**FROZEN, "step": b"2" * CHUNK_BYTES}
 
 
-def test_of_several_ranks_the_last_one_to_finish_marks(pair: Pair) -> None:
-    ranks = Ranks(2, near=pair.near)
-    ranks.save(states=[{"rank": rank, **STATE} for rank in range(2)])
-    replica = ranks.replica
-    first, second = pair.start(0, ranks=2), pair.start(1, ranks=2)
-    first.add(replica)
-    with pytest.raises(StorageError, match="those of rank 1 are not there"):
-        first.wait(0.3)
-    assert f"{replica.folder}/{MARKER}" not in pair.far.objects
-    second.add(replica)
-    second.wait(LIMIT_S)
-    first.wait(LIMIT_S)
-    first.close()
-    second.close()
-    assert of(pair.far, replica) == of(pair.near, replica)
-    pair.far.objects.clear()
-    pair.copy(replica)
-    assert of(pair.far, replica) == of(pair.near, replica), "a smaller world copies what the larger one left"
-
-
 # -- reading ----------------------------------------------------------------------------------
 
 
@@ -251,13 +230,6 @@ def test_what_both_lack_is_missing(pair: Pair) -> None:
         pair.both.source("no/such").read_into(0, memoryview(bytearray(1)))
 
 
-def test_a_corrupt_near_manifest_is_not_the_end(pair: Pair) -> None:
-    replica = pair.replicate(1)
-    name = f"{replica.folder}/{MARKER}"
-    pair.near.objects[name] = b"{" + pair.near.objects[name][1:-5]
-    assert [c.state for c in pair.catalog.all()] == [CheckpointState.COMMITTED]
-
-
 # -- removing and holding ---------------------------------------------------------------------
 
 
@@ -294,7 +266,7 @@ def test_what_nobody_can_begin_from_afar_protects_nothing(pair: Pair, spoilt: st
     assert of(pair.far, kept) == {}
 
 
-def test_what_is_held_here_is_held_for_other_hosts(pair: Pair) -> None:
+def test_what_is_held_here_is_held_for_other_hosts_and_needs_no_far_storage(pair: Pair) -> None:
     pair.both.create_once("generations/000001", b"{}")
     pair.both.hold("generations/000001")
     elsewhere = TieredStorage(MemoryStorage(), pair.far)
@@ -302,11 +274,7 @@ def test_what_is_held_here_is_held_for_other_hosts(pair: Pair) -> None:
     assert elsewhere.list("generations") == ["000001"]
     pair.both.let_go("generations/000001")
     assert not elsewhere.is_held("generations/000001")
-
-
-def test_a_hold_needs_no_far_storage(pair: Pair) -> None:
     pair.far.fault = down
-    pair.both.create_once("generations/000001", b"{}")
     pair.both.hold("generations/000001")
     assert pair.near.is_held("generations/000001")
 

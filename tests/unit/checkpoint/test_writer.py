@@ -260,3 +260,20 @@ def test_where_no_thread_can_be_started_for_a_while_errors_are_raised_all_the_sa
     assert capsys.readouterr().err == ""
     rig.write(40).wait(LIMIT_S)
     assert rig.steps() == [10, 40]
+
+
+def test_a_save_is_committed_whatever_one_that_hears_of_it_raises(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.go.clear()
+    info, heard = rig.write(20), list[bool]()
+
+    def broken() -> None:
+        raise ZeroDivisionError("of who hears it")
+
+    info.on_commit(broken)
+    info.on_commit(lambda: heard.append(info.committed))
+    rig.go.set()
+    assert info.wait(LIMIT_S).committed
+    assert heard == [False], "before anybody sees it, and although the first one failed"
+    assert "of who hears it" in caplog.text
