@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from strata.checkpoint.manifest import RankManifest, TensorEntry
-from strata.checkpoint.state import Json, children, join
+from strata.checkpoint.state import Json, leaves, named_by
 
 _SCALARS: Final = {
     "bool": "?",
@@ -116,14 +116,11 @@ def _changed_values(before: RankManifest, after: RankManifest) -> Iterator[Chang
             yield ChangedValue(path=path, before=old.get(path), after=new.get(path))
 
 
-def plain_values(tree: Json, path: str = "") -> Iterator[tuple[str, str]]:
+def plain_values(tree: Json) -> Iterator[tuple[str, str]]:
     """Yield (path, value as text) for everything in a state that is no tensor."""
-    parts = children(tree)
-    if parts is not None:
-        for name, part in parts:
-            yield from plain_values(part, join(path, name))
-    elif not (isinstance(tree, dict) and ("t" in tree or "b" in tree)):
-        yield path, _text(tree)
+    for path, leaf in leaves(tree):
+        if named_by(leaf) is None:
+            yield path, _text(leaf)
 
 
 def _text(tree: Json) -> str:

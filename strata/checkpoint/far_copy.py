@@ -48,23 +48,23 @@ class Replica:
     step: int
 
 
-class Reports(Protocol):
-    """Who is told how far a copy is. `Refused` and `CheckpointNotFound`: it shall not be made any more.
+class Report(Protocol):
+    """Told how far a copy is. `Refused` and `CheckpointNotFound`: it shall not be made any more.
 
     Another `CheckpointError`: it cannot be, and somebody should know.
     """
 
-    def begun(self, replica: Replica) -> None:
-        """Something of it may lie there from now on."""
+    def __call__(
+        self, replica: Replica, *, begun: bool = False, rank: int = 0, digest: str = "", sealed: bool = False
+    ) -> None:
+        """`begun`: something of it may lie there from now on. `digest`: the part of that rank lies there, whose
+        manifest it names. `sealed`: all of it does, and the marker; `digest` names the manifest.
+        """
         ...
 
-    def part(self, replica: Replica, rank: int, digest: str) -> None:
-        """The part of that rank lies there; `digest` names its manifest."""
-        ...
 
-    def sealed(self, replica: Replica) -> None:
-        """All of it does, and the marker."""
-        ...
+def unreported(replica: Replica, **_: object) -> None:
+    """Tell nobody."""
 
 
 class Closed(Exception):
@@ -86,7 +86,7 @@ class FarCopy:
         rank: int,
         ranks: int,
         world: str,
-        reports: Reports | None,
+        report: Report,
         closed: Callable[[], bool],
     ) -> None:
         self._near = near
@@ -94,7 +94,7 @@ class FarCopy:
         self._rank = rank
         self._ranks = ranks
         self._world = world
-        self._reports = reports
+        self._report = report
         self._closed = closed
         self._proven: dict[str, set[Piece]] = {}
         """What this process knows to lie there as it was saved, by image, until a marker stands beside it."""
@@ -105,13 +105,11 @@ class FarCopy:
         """Return once this rank's files lie there; `CheckpointCorrupt` when they are not what was saved."""
         folder = replica.folder
         manifest = read_manifest(self._near, folder, replica.manifest_digest)
-        if self._reports is not None:
-            self._reports.begun(replica)
+        self._report(replica, begun=True)
         for part in manifest.parts:
             if part.rank % self._ranks == self._rank:
                 self._copy_part(folder, part)
-                if self._reports is not None:
-                    self._reports.part(replica, part.rank, part.digest)
+                self._report(replica, rank=part.rank, digest=part.digest)
         if self._rank == 0:
             for name in self._near.list(folder):
                 if not name.startswith("rank-") and name != MARKER:
@@ -206,10 +204,8 @@ class FarCopy:
         except CheckpointCorrupt as error:
             return self._lacking(replica) or error.message
         write_marker(self._far, replica.folder, manifest, replica.manifest_digest)
-        if self._reports is not None:
-            # refused: it is to go, and whoever removes it finds all
-            with contextlib.suppress(Refused, CheckpointNotFound):
-                self._reports.sealed(replica)
+        with contextlib.suppress(Refused, CheckpointNotFound):  # it is to go; whoever removes it finds all
+            self._report(replica, sealed=True, digest=replica.manifest_digest)
         for part in manifest.parts:
             self._proven.pop(f"{replica.folder}/{part.image}", None)
         for name in self._far.list(replica.folder):  # of earlier worlds

@@ -5,10 +5,17 @@ There are those of saves, which their handles keep, and those of what follows a 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 
 from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.last_words import tell_on_stderr
+
+
+def tell_on_stderr(text: str) -> None:
+    """Say it on stderr: a log may go nowhere, or be shut down by now."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"strata: {text}\n")
+        sys.stderr.flush()
 
 
 class Untold:

@@ -28,7 +28,6 @@ from strata.checkpoint import rng
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.cuda_copies import CudaCopies, optimizers_in
 from strata.checkpoint.handle import CheckpointInfo, Progress
-from strata.checkpoint.last_words import tell_on_stderr
 from strata.checkpoint.memory import allocate
 from strata.checkpoint.replication import RNG_KEY, Replication
 from strata.checkpoint.save_retry import HoldOver
@@ -36,7 +35,7 @@ from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
 from strata.checkpoint.state import Flat
 from strata.checkpoint.tensors import COPY_THREADS
-from strata.checkpoint.untold import Untold
+from strata.checkpoint.untold import Untold, tell_on_stderr
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StrataError, Unavailable
 
