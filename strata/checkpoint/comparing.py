@@ -7,9 +7,9 @@ of one shape it is known which chunks of 8 MiB differ. Plain values are compared
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from strata.checkpoint.manifest import RankManifest, TensorEntry
 from strata.checkpoint.state import Json, leaves, named_by
@@ -136,26 +136,3 @@ def _scalar(dtype: str, text: str) -> str:
         return f"{dtype} {text}"
     (value,) = struct.unpack(f"<{_SCALARS[dtype]}", bytes.fromhex(text))
     return repr(value)
-
-
-def as_json(difference: Difference) -> Mapping[str, Any]:
-    """Return the difference as plain values."""
-    return {
-        "removed": list(difference.removed),
-        "added": list(difference.added),
-        "changed": [
-            {
-                "name": c.name,
-                "before": c.before,
-                "after": c.after,
-                "chunks": c.chunks,
-                "of_chunks": c.of_chunks,
-                "changed_bytes": c.changed_bytes,
-            }
-            for c in difference.changed
-        ],
-        "same": difference.same,
-        "values": [{"path": v.path, "before": v.before, "after": v.after} for v in difference.values],
-        "changed_bytes": difference.changed_bytes,
-        "total_bytes": difference.total_bytes,
-    }

@@ -25,18 +25,17 @@ from strata.checkpoint.catalog import (
     SaveRequest,
 )
 from strata.checkpoint.composing import compose, identity_of, seal_of
-from strata.checkpoint.digest import digest, named_digest
+from strata.checkpoint.digest import named_digest
 from strata.checkpoint.equal_tensors import LEAST_BYTES
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.manifest import (
     GLOBAL_NAME,
     Manifest,
     RankManifest,
-    image_name,
     rank_manifest_name,
 )
 from strata.checkpoint.marker import read_manifest, read_rank_manifests, write_marker
-from strata.checkpoint.part import WrittenPart, layout_of, write_part
+from strata.checkpoint.part import layout_of, write_part
 from strata.checkpoint.pipeline import DEFAULT_THREADS
 from strata.checkpoint.save_retry import HoldOver, SaveRetry, first_taken
 from strata.checkpoint.sharing import Exchange, share_equal
@@ -245,29 +244,24 @@ class Saver:
             info.advanced(count_bytes)
 
         self._check_cancelled(info)
-        rank = self.catalog.rank
         info.bytes_total = layout_of(snapshot, plan).size_bytes
-        name = f"{folder}/{image_name(rank)}"
 
-        def write(storage: Storage) -> WrittenPart:
+        def write(storage: Storage) -> RankManifest:
             info.bytes_written = 0
-            return write_part(storage, name, snapshot, plan, threads=self.threads, on_block=on_block)
+            return write_part(
+                storage,
+                folder,
+                snapshot,
+                plan,
+                identity=identity_of(record),
+                rank=self.catalog.rank,
+                threads=self.threads,
+                on_block=on_block,
+            )
 
-        part = self._first(info, record, *(partial(write, storage) for storage in tiers_of(self.storage)))
+        manifest = self._first(info, record, *(partial(write, storage) for storage in tiers_of(self.storage)))
         info.stage()
-        return RankManifest(
-            identity=identity_of(record),
-            rank=rank,
-            image=image_name(rank),
-            image_bytes=part.layout.size_bytes,
-            header_bytes=len(part.layout.header),
-            header_digest=digest(part.layout.header),
-            tensors=part.tensors,
-            tree=snapshot.tree,
-            rng=snapshot.rng,
-            files=part.files,
-            mesh=snapshot.mesh,
-        )
+        return manifest
 
     # -- what the storage may refuse for a while
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.checkpoint.comparing import as_json, compare
+from strata.checkpoint.comparing import compare
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.marker import committed, read_rank_manifests
@@ -49,7 +49,6 @@ def test_tensors_that_came_went_and_changed_are_told_by_chunks() -> None:
         "float64[3]",
     )
     assert difference.changed_bytes == CHUNK_BYTES - 800 + 24 + 8 + 32
-    assert as_json(difference)["changed"][0]["name"] == "big"
     assert compare(after, after).none
 
 
