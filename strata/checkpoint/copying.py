@@ -17,17 +17,22 @@ from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.entries import OWN
 from strata.checkpoint.manifest import GLOBAL_NAME, Manifest, RankManifest
 from strata.checkpoint.marker import read_marker, read_named, write_marker
-from strata.checkpoint.sink import Source, Storage, proving, put
+from strata.checkpoint.sink import Source, Storage, proving, put, unobserved
 from strata.checkpoint.uses import NAME as USES
 from strata.checkpoint.uses import write_uses
-from strata.checkpoint.verifying import OnBytes, ignored, verify
+from strata.checkpoint.verifying import OnBytes, verify
 from strata.errors import CheckpointCorrupt, CheckpointIncomplete, StorageError
 
 _T = TypeVar("_T")
 
 
 def copy_checkpoint(
-    sources: Sequence[Storage], target: Storage, folder: str, manifest_digest: str, *, on_bytes: OnBytes
+    sources: Sequence[Storage],
+    target: Storage,
+    folder: str,
+    manifest_digest: str,
+    *,
+    on_bytes: OnBytes = unobserved,
 ) -> Manifest:
     """Return the manifest once the checkpoint in `folder` is one of `target`, too; may be repeated after a crash.
 
@@ -56,7 +61,7 @@ def copy_checkpoint(
     for name, data in reversed(documents.items()):  # the ranks' before the one that names them
         target.delete(name)
         put(target, name, data)
-    copied = verify(target, folder, manifest_digest=found, on_bytes=ignored)
+    copied = verify(target, folder, manifest_digest=found)
     if not copied.good:
         raise CheckpointCorrupt(copied.problems[0], hint="verify the checkpoint that was copied")
     write_marker(target, folder, manifest, found)

@@ -63,10 +63,6 @@ class Report(Protocol):
         ...
 
 
-def unreported(replica: Replica, **_: object) -> None:
-    """Tell nobody."""
-
-
 class Closed(Exception):
     """The copying was ended in the middle."""
 

@@ -16,8 +16,8 @@ from strata.checkpoint.digest import chunks, digest
 from strata.checkpoint.image import Layout, lay_out
 from strata.checkpoint.incremental import entries, image_pieces
 from strata.checkpoint.manifest import Identity, RankManifest, image_name
-from strata.checkpoint.pipeline import OnBlock, silent, write_image
-from strata.checkpoint.sink import Storage
+from strata.checkpoint.pipeline import OnBlock, write_image
+from strata.checkpoint.sink import Storage, unobserved
 from strata.checkpoint.snapshot import Snapshot
 from strata.checkpoint.tensors import TensorSpec
 
@@ -56,7 +56,7 @@ def write_part(
             known=[text for name, part in parts.items() for text in known.get(name) or [""] * len(part)],
             threads=threads,
             on_block=on_block,
-            ready=snapshot.wait if whole else silent,
+            ready=snapshot.wait if whole else unobserved,
         )
         sink.finish()
     finally:

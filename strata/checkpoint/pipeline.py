@@ -24,7 +24,7 @@ from typing import Final
 
 from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.memory import Rooms, copy
-from strata.checkpoint.sink import Sink, Source, Storage, proving
+from strata.checkpoint.sink import Sink, Source, Storage, proving, unobserved
 from strata.errors import CheckpointCorrupt
 
 DEFAULT_THREADS: Final = 4
@@ -34,10 +34,6 @@ OPEN_AT_ONCE: Final = 64
 OnBlock = Callable[[int], None]
 """Called with the size of each block when it is done, by one thread at a time; what it raises ends
 the whole."""
-
-
-def silent(count_bytes: int) -> None:
-    """Tell nobody of a block."""
 
 
 def spread(count: int, work: Callable[[int], None], *, threads: int) -> None:
@@ -116,8 +112,8 @@ def write_image(
     *,
     known: Sequence[str] = (),
     threads: int = DEFAULT_THREADS,
-    on_block: OnBlock = silent,
-    ready: Callable[[int], None] = silent,
+    on_block: OnBlock = unobserved,
+    ready: Callable[[int], None] = unobserved,
 ) -> list[str]:
     """Write `pieces`, one after the other, to a sink that has begun; return the digests of `chunks`.
 

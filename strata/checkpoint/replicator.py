@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from strata.checkpoint.bases import Doubted
-from strata.checkpoint.far_copy import Closed, FarCopy, PartLost, Replica, Report, unreported
+from strata.checkpoint.far_copy import Closed, FarCopy, PartLost, Replica, Report
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.sink import Storage
+from strata.checkpoint.sink import Storage, unobserved
 from strata.checkpoint.tiers import tiers_of
 from strata.checkpoint.untold import tell_on_stderr
 from strata.errors import (
@@ -67,7 +67,7 @@ class Replicator:
         rank: int,
         ranks: int,
         world: str = "",
-        report: Report = unreported,
+        report: Report = unobserved,
         doubted: Doubted | None = None,
         missing: Callable[[], list[Replica]] = list,
         afterwards: Callable[[], None] = lambda: None,

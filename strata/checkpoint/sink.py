@@ -18,8 +18,8 @@ OnStep = Callable[[str], None]
 """Told the name of each step before it is taken; whoever listens may end the process there."""
 
 
-def unobserved(step: str) -> None:
-    """Listen to no step."""
+def unobserved(*_: object, **_named: object) -> None:
+    """Take no notice of what is told: a step, a block, how far a copy is."""
 
 
 class ObjectMissing(StorageError):

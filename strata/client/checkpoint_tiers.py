@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from strata.checkpoint import root
 from strata.checkpoint.bases import Doubted
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata
-from strata.checkpoint.far_copy import Replica, unreported
+from strata.checkpoint.far_copy import Replica
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.opening import open_storage
 from strata.checkpoint.reader import Lend, Loaded, load, texts_of_ranks
 from strata.checkpoint.replicator import Replicator
-from strata.checkpoint.sink import Storage
+from strata.checkpoint.sink import Storage, unobserved
 from strata.checkpoint.tiers import FarAway, TieredStorage, copies, tiers_of
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_copies import TIER, CopyReports, Told
@@ -220,7 +220,7 @@ class Tiers:
             ranks=catalog.world_size,
             world="" if isinstance(catalog, LocalCatalog) else str(catalog.generation),
             others_s=self._others_s,
-            report=CopyReports(told, root=far.uri) if told is not None else unreported,
+            report=CopyReports(told, root=far.uri) if told is not None else unobserved,
             doubted=self.doubted,
             missing=missing,
             afterwards=afterwards,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.checkpoint.verifying import ignored, verify
+from strata.checkpoint.verifying import verify
 from strata.client.checkpoints import CheckpointManager
 from strata.core.records import CheckpointState
 from strata.errors import StrataError
@@ -49,9 +49,7 @@ def _opened(manager: CheckpointManager, known: Sequence[int], size_bytes: int) -
         if c.state is not CheckpointState.COMMITTED:
             yield f"step {c.step} is {c.state.value}: {c.reason}"
             continue
-        found = verify(
-            manager._storage, manager._catalog.folder(c), manifest_digest=c.manifest_digest, on_bytes=ignored
-        )
+        found = verify(manager._storage, manager._catalog.folder(c), manifest_digest=c.manifest_digest)
         if not found.good:
             yield f"step {c.step} does not verify: {found.problems[0]}"
     latest = manager.latest_step()

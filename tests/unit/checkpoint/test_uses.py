@@ -19,7 +19,6 @@ from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import Storage, put
 from strata.checkpoint.tiers import TieredStorage
 from strata.checkpoint.uses import NAME
-from strata.checkpoint.verifying import ignored
 from strata.client.checkpoint_retention import retain
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState, CheckpointType
@@ -257,7 +256,7 @@ def test_what_a_copy_brought_along_is_not_swept(caplog: pytest.LogCaptureFixture
     folder = catalog.folder(user)
     proof = committed(source, folder)
     assert proof is not None
-    copy_checkpoint([source], target, folder, proof[1], on_bytes=ignored)
+    copy_checkpoint([source], target, folder, proof[1])
     there = local_catalog(target, start=50)
     save(target, there, 7, FULL)
     retain(there, target, Keep(latest=5), now_unix_ms=0)

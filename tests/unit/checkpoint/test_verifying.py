@@ -6,7 +6,7 @@ import pytest
 from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.verifying import Verification, ignored, verify
+from strata.checkpoint.verifying import Verification, verify
 from strata.errors import CheckpointError
 from tests.unit.checkpoint.ranks import Ranks
 from tests.unit.checkpoint.saves import Saved
@@ -92,13 +92,13 @@ def test_what_ranks_wrote_between_them_is_read_once_and_named_once() -> None:
     ranks.save(states=states, paths=[["same"]] * 2)
     storage, folder, digest = ranks.near, ranks.folder, ranks.record.manifest_digest
     images = [f"{folder}/rank-{rank:05d}.safetensors" for rank in range(2)]
-    found = verify(storage, folder, manifest_digest=digest, on_bytes=ignored)
+    found = verify(storage, folder, manifest_digest=digest)
     assert found.good
     assert found.read_bytes == sum(len(storage.objects[image]) for image in images)
     for image in images:
         storage.flip(image, -1)
-        (problem,) = verify(storage, folder, manifest_digest=digest, on_bytes=ignored).problems
+        (problem,) = verify(storage, folder, manifest_digest=digest).problems
         assert image in problem
         storage.flip(image, -1)
     del storage.objects[images[1]]
-    assert images[1] in " ".join(verify(storage, folder, manifest_digest=digest, on_bytes=ignored).problems)
+    assert images[1] in " ".join(verify(storage, folder, manifest_digest=digest).problems)
