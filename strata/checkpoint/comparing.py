@@ -63,10 +63,6 @@ class Difference:
     changed_bytes: int
     total_bytes: int
 
-    @property
-    def none(self) -> bool:
-        return not (self.removed or self.added or self.changed or self.values)
-
 
 def compare(before: RankManifest, after: RankManifest) -> Difference:
     """Return what is different in `after`; names are in the order of the image."""

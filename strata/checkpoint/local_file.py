@@ -63,8 +63,6 @@ class _Descriptors:
 class LocalSink(_Descriptors):
     """One file on its way to its name. `write_at` may be called by several threads at once."""
 
-    block_bytes: Final = CHUNK_BYTES
-
     def __init__(
         self, path: Path, temporary: Path, *, ensure: Callable[[Path], None], on_step: OnStep
     ) -> None:

@@ -3,8 +3,7 @@
 Each thread takes the next block: of one to write it hashes the chunks and hands the bytes to the
 sink; of one to read it asks the source, and proves each chunk whose last byte has come. So hashing
 goes on while the device works, and all of it without the interpreter's lock. Blocks and chunks have
-nothing to do with each other: chunks begin anew at each tensor, blocks lie where the sink takes
-them best.
+nothing to do with each other: chunks begin anew at each tensor, blocks at each 8 MiB of the object.
 
 The calling thread is one of the few: a process that may start no thread any more, because it is
 ending, still finishes its save.
@@ -114,6 +113,7 @@ def write_image(
     threads: int = DEFAULT_THREADS,
     on_block: OnBlock = unobserved,
     ready: Callable[[int], None] = unobserved,
+    block_bytes: int = CHUNK_BYTES,
 ) -> list[str]:
     """Write `pieces`, one after the other, to a sink that has begun; return the digests of `chunks`.
 
@@ -122,10 +122,9 @@ def write_image(
     Before any of its bytes is touched, `ready` is called with how many there must be by now, counted
     from the beginning. The sink is left for the caller to finish.
     """
-    size = sink.block_bytes
-    joined = _Joined(pieces, block_bytes=size)
-    blocks = -(-joined.size_bytes // size)
-    shares = groups([len(chunk) for chunk in chunks], size)
+    joined = _Joined(pieces, block_bytes=block_bytes)
+    blocks = -(-joined.size_bytes // block_bytes)
+    shares = groups([len(chunk) for chunk in chunks], block_bytes)
     found = list(known) or [""] * len(chunks)
     lead = joined.size_bytes - sum(map(len, chunks))
     ends = list(itertools.accumulate(map(len, chunks), initial=lead))
@@ -133,11 +132,11 @@ def write_image(
 
     def work(number: int) -> None:
         hashed_to = ends[shares[number].stop] if number < len(shares) else 0
-        ready(max(hashed_to, min((number + 1) * size, joined.size_bytes)))
+        ready(max(hashed_to, min((number + 1) * block_bytes, joined.size_bytes)))
         for index in shares[number] if number < len(shares) else ():
             found[index] = found[index] or digest(chunks[index])
         if number < blocks:
-            start, end = number * size, min((number + 1) * size, joined.size_bytes)
+            start, end = number * block_bytes, min((number + 1) * block_bytes, joined.size_bytes)
             with joined.block(start, end) as block:
                 sink.write_at(start, block)
             with telling:

@@ -77,10 +77,6 @@ class S3Sink:
     def _what(self) -> str:
         return f"s3://{self._control.place.bucket}/{self._key}"
 
-    @property
-    def block_bytes(self) -> int:
-        return CHUNK_BYTES
-
     def begin(self, size_bytes: int) -> None:
         self._on_step(f"begin {self._leaf}")
         if size_bytes > MAX_OBJECT_BYTES:

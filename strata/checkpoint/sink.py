@@ -46,17 +46,12 @@ class Sink(Protocol):
     Several threads may call `write_at` at once.
     """
 
-    @property
-    def block_bytes(self) -> int:
-        """What it takes best in one write_at, at multiples of it; known once it has begun."""
-        ...
-
     def begin(self, size_bytes: int) -> None:
         """Prepare to take exactly that many bytes."""
         ...
 
     def write_at(self, offset: int, chunk: Bytes) -> None:
-        """Take bytes for their place; in any order, each place once.
+        """Take bytes for their place; in any order, each place once. Best are chunks, at multiples of their size.
 
         A read-only view may be borrowed until `finish` or `abort` returns, and must not change
         meanwhile; what is writable is the caller's own again at once.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from strata.checkpoint.digest import CHUNK_BYTES, Bytes
+from strata.checkpoint.digest import Bytes
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, checked_name
 from strata.documents.parsing import MAX_DOCUMENT_BYTES
 from strata.errors import StorageError
@@ -115,8 +115,6 @@ class MemoryStorage:
 
 
 class MemorySink:
-    block_bytes = CHUNK_BYTES
-
     def __init__(self, storage: MemoryStorage, name: str) -> None:
         self._storage = storage
         self._name = name

@@ -19,6 +19,7 @@ from strata.errors import CheckpointCorrupt, StorageError
 from tests.unit.checkpoint.memory_storage import MemorySink, MemoryStorage
 
 LIMIT_S = 20
+BLOCK = 64
 
 
 def some_bytes(count: int, seed: int = 0) -> memoryview:
@@ -104,15 +105,11 @@ def test_a_process_without_threads_does_it_alone(monkeypatch: pytest.MonkeyPatch
 # -- writing ----------------------------------------------------------------------------------
 
 
-class SmallBlocks(MemorySink):
-    block_bytes = 64
-
-
 def written(pieces: Sequence[memoryview], **more: Any) -> tuple[bytes, list[str]]:
     storage = MemoryStorage()
-    sink = SmallBlocks(storage, "x")
+    sink = MemorySink(storage, "x")
     sink.begin(sum(map(len, pieces)))
-    found = write_image(sink, pieces, **more)
+    found = write_image(sink, pieces, block_bytes=BLOCK, **more)
     sink.finish()
     return storage.objects["x"], found
 
@@ -159,11 +156,11 @@ def test_blocks_are_told_of_one_at_a_time_and_what_is_raised_there_ends_it() -> 
 
 def test_an_error_of_the_sink_is_the_callers() -> None:
     storage = MemoryStorage()
-    sink = SmallBlocks(storage, "x")
+    sink = MemorySink(storage, "x")
     sink.begin(640)
     storage.fail(StorageError("disk full"), "write", times=1)
     with pytest.raises(StorageError, match="disk full"):
-        write_image(sink, [some_bytes(640)], threads=3)
+        write_image(sink, [some_bytes(640)], threads=3, block_bytes=BLOCK)
 
 
 def test_digests_of_many_chunks() -> None:
@@ -173,8 +170,6 @@ def test_digests_of_many_chunks() -> None:
 
 
 # -- reading ----------------------------------------------------------------------------------
-
-BLOCK = 64
 
 
 class Read:
