@@ -8,6 +8,7 @@ from strata.checkpoint.comparing import compare
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.marker import committed, read_rank_manifests
+from tests.not_none import not_none
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import local_catalog, save
 
@@ -16,8 +17,7 @@ def manifest_of(state: Any) -> RankManifest:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     folder = catalog.folder(save(storage, catalog, state, 1))
-    proof = committed(storage, folder)
-    assert proof is not None
+    proof = not_none(committed(storage, folder))
     return read_rank_manifests(storage, folder, proof[0])[0]
 
 

@@ -16,6 +16,7 @@ from strata.client.checkpoint_retention import retain
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointAborted, Conflict
+from tests.not_none import not_none
 from tests.unit.checkpoint.ranks import Ranks
 from tests.unit.checkpoint.saves import loaded
 
@@ -57,15 +58,13 @@ def test_each_rank_writes_what_changed_of_its_part_and_the_record_names_the_base
     assert (one.base_step, one.base_attempt) == (1, full.id)
     assert one.id == other.id
     assert one.size_bytes == 2 * (4096 + 9)
-    proof = committed(world.near, world.folder)
-    assert proof is not None
+    proof = not_none(committed(world.near, world.folder))
     assert proof[0].uses == (world.catalogs[0].folder(full).rpartition("/")[2],)
     for rank in (0, 1):
         back = world.load(one, rank)
         assert (back["frozen"] == rank).all()
         assert back["hot"].tolist() == [2] * 9
-    latest = world.catalogs[0].latest()
-    assert latest is not None
+    latest = not_none(world.catalogs[0].latest())
     assert latest.id == one.id
     assert committed(world.near, world.catalogs[0].folder(one)) is not None
 

@@ -15,6 +15,7 @@ from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.root import COORDINATED, STANDALONE, claim, owner_of
 from strata.core.records import CheckpointState
 from strata.errors import ConfigError, Refused, StorageError
+from tests.not_none import not_none
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import local_catalog, save
 
@@ -29,8 +30,7 @@ def test_storage_alone_is_the_catalog() -> None:
         save(storage, catalog, {"a": step}, step, metadata={"note": str(step)})
     reopened = local_catalog(storage, start=50)
     assert [(c.generation, c.step) for c in reopened.all()] == [(1, 20), (1, 100)]
-    latest = reopened.latest()
-    assert latest is not None
+    latest = not_none(reopened.latest())
     assert (latest.step, latest.metadata, latest.ranks, latest.latest) == (100, {"note": "100"}, 1, True)
     assert latest.state is CheckpointState.COMMITTED
     assert reopened.restore_point() == latest
@@ -49,8 +49,7 @@ def test_each_process_that_saves_has_a_generation_of_its_own_and_a_new_one_after
     assert [c.step for c in newest] == [60], "what a later process saved is newer, whatever its step"
     first.go_back()
     save(storage, first, {"a": 1}, 20)
-    latest = first.latest()
-    assert latest is not None
+    latest = not_none(first.latest())
     assert (latest.generation, latest.step) == (3, 20)
 
 
@@ -189,8 +188,7 @@ def test_a_broken_tag_hides_no_checkpoint_and_lets_none_be_deleted(
     storage.create_once("tags/best", data)
     assert [(c.step, c.tags) for c in catalog.all()] == [(20, ()), (40, ("good",)), (60, ())]
     assert "tags/best" in caplog.text
-    point = catalog.restore_point()
-    assert point is not None
+    point = not_none(catalog.restore_point())
     assert point.step == 60
     with pytest.raises(Refused, match="may be what the tag best names"):
         catalog.delete(first)

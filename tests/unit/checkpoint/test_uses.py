@@ -23,6 +23,7 @@ from strata.client.checkpoint_retention import retain
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import Refused
+from tests.not_none import not_none
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import an_info, loaded, local_catalog, snapshot_of
 
@@ -254,8 +255,7 @@ def test_what_a_copy_brought_along_is_not_swept(caplog: pytest.LogCaptureFixture
     save(source, catalog, 1, FULL)
     user = save(source, catalog, 2, INCREMENTAL)
     folder = catalog.folder(user)
-    proof = committed(source, folder)
-    assert proof is not None
+    proof = not_none(committed(source, folder))
     copy_checkpoint([source], target, folder, proof[1])
     there = local_catalog(target, start=50)
     save(target, there, 7, FULL)
