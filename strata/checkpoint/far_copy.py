@@ -136,12 +136,15 @@ class FarCopy:
     # -- objects
 
     def _copy_image(self, name: str, size_bytes: int, known: Mapping[int, Piece]) -> None:
+        there = self._is_there(name, size_bytes)
+        if there and self._far.exists(f"{name.rpartition('/')[0]}/{MARKER}"):
+            return
         proven = self._proven.setdefault(name, set())
-        if not self._is_there(name, size_bytes):
+        if there:
+            self._prove(name, [piece for piece in known.values() if piece not in proven])
+        else:
             proven.clear()
             copy_image([self._near], self._far, name, size_bytes, known, self._check_open)
-        elif not self._far.exists(f"{name.rpartition('/')[0]}/{MARKER}"):
-            self._prove(name, [piece for piece in known.values() if piece not in proven])
         proven.update(known.values())
 
     def _prove(self, name: str, unproven: Sequence[Piece]) -> None:
