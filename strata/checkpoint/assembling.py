@@ -105,40 +105,31 @@ class Assembler:
         chunks = [chunk for read in reads for chunk in self._chunks(read)]
         read_chunks(self._storage, memory, chunks, threads=self._threads)
         for read in reads:
-            if read.aside is not None:
-                read.aside.copy(memory, read.position)
+            if read.aside:
+                read.copy(memory)
         return {key: memory[begin : begin + wishes[key].size_bytes] for key, begin in begins.items()}
 
     def _plan(self, wish: Wish, take: Take, begin: int, layout: _Memory) -> _Read:
         """Return which chunks are read, and where to."""
-        entry = self._manifests[take.rank].tensors[take.name]
-        shape, item = entry.spec.shape, wish.item_bytes
-        first, end = take.source.hull(shape)
-        start, _ = take.into.hull(wish.shape)
+        spec = self._manifests[take.rank].tensors[take.name].spec
+        item = wish.item_bytes
+        first, end = take.source.hull(spec.shape)
         places = self._of_rank(take.rank)[take.name]
-        whole = first == 0 and end == math.prod(shape)
-        if whole and take.into.is_run(wish.shape):
-            return _Read(
-                name=take.name, places=places, first=0, position=begin + start * item, size_bytes=end * item
-            )
-        chunks = range(first * item // CHUNK_BYTES, -(-end * item // CHUNK_BYTES))
-        lead = chunks.start * CHUNK_BYTES
-        size_bytes = min(chunks.stop * CHUNK_BYTES, entry.spec.size_bytes) - lead
-        aside = _Aside(
-            lead_bytes=lead,
-            shape=shape,
-            source=take.source,
-            begin=begin,
-            into_shape=wish.shape,
-            into=take.into,
-            item_bytes=item,
-        )
+        if (first, end) == (0, math.prod(spec.shape)) and take.into.is_run(wish.shape):
+            chunks, aside = range(len(places)), False
+            position = begin + take.into.hull(wish.shape)[0] * item
+        else:
+            chunks, aside = range(first * item // CHUNK_BYTES, -(-end * item // CHUNK_BYTES)), True
+            end_byte = min(chunks.stop * CHUNK_BYTES, spec.size_bytes)
+            position = layout.take(end_byte - chunks.start * CHUNK_BYTES)
         return _Read(
-            name=take.name,
+            wish=wish,
+            take=take,
+            shape=spec.shape,
+            begin=begin,
             places=places[chunks.start : chunks.stop],
             first=chunks.start,
-            position=layout.take(size_bytes),
-            size_bytes=size_bytes,
+            position=position,
             aside=aside,
         )
 
@@ -157,7 +148,7 @@ class Assembler:
                 position=position,
                 size_bytes=place.size_bytes,
                 digest=place.digest,
-                complaint=f"{name}: tensor {read.name} differs from what was saved (chunk {number})",
+                complaint=f"{name}: tensor {read.take.name} differs from what was saved (chunk {number})",
             )
             position += place.size_bytes
 
@@ -176,42 +167,29 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """Chunks of one part, from number `first` on, and where they are read to."""
+    """Chunks of one part, which has `shape`, from number `first` on, and where in memory they are read to.
 
-    name: str
+    That is where they are wanted, or `aside`: then `copy` brings what is wanted of them to the tensor at `begin`.
+    """
+
+    wish: Wish
+    take: Take
+    shape: Shape
+    begin: int
     places: Sequence[ChunkPlace]
     first: int
     position: int
-    size_bytes: int
-    aside: _Aside | None = None
+    aside: bool
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Aside:
-    """What of chunks that were read aside is wanted, and where: `begin` is that of the tensor.
-
-    The chunks are those of a tensor of `shape` from byte `lead_bytes` on.
-    """
-
-    lead_bytes: int
-    shape: Shape
-    source: Box
-    begin: int
-    into_shape: Shape
-    into: Box
-    item_bytes: int
-
-    def copy(self, memory: memoryview, position: int) -> None:
-        item = self.item_bytes
-        from_byte = position - self.lead_bytes + self.source.hull(self.shape)[0] * item
-        to_byte = self.begin + self.into.hull(self.into_shape)[0] * item
+    def copy(self, memory: memoryview) -> None:
+        item, source, into = self.wish.item_bytes, self.take.source, self.take.into
         copy_strided(
             memory,
-            from_byte,
+            self.position - self.first * CHUNK_BYTES + source.hull(self.shape)[0] * item,
             _strides(self.shape, item),
-            to_byte,
-            _strides(self.into_shape, item),
-            shape=self.source.shape,
+            self.begin + into.hull(self.wish.shape)[0] * item,
+            _strides(self.wish.shape, item),
+            shape=source.shape,
             item_bytes=item,
         )
 

@@ -7,12 +7,12 @@ of one shape it is known which chunks of 8 MiB differ. Plain values are compared
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from strata.checkpoint.manifest import RankManifest, TensorEntry
-from strata.checkpoint.state import Json, children, join
+from strata.checkpoint.state import Json, leaves, named_by
 
 _SCALARS: Final = {
     "bool": "?",
@@ -63,10 +63,6 @@ class Difference:
     changed_bytes: int
     total_bytes: int
 
-    @property
-    def none(self) -> bool:
-        return not (self.removed or self.added or self.changed or self.values)
-
 
 def compare(before: RankManifest, after: RankManifest) -> Difference:
     """Return what is different in `after`; names are in the order of the image."""
@@ -116,14 +112,11 @@ def _changed_values(before: RankManifest, after: RankManifest) -> Iterator[Chang
             yield ChangedValue(path=path, before=old.get(path), after=new.get(path))
 
 
-def plain_values(tree: Json, path: str = "") -> Iterator[tuple[str, str]]:
+def plain_values(tree: Json) -> Iterator[tuple[str, str]]:
     """Yield (path, value as text) for everything in a state that is no tensor."""
-    parts = children(tree)
-    if parts is not None:
-        for name, part in parts:
-            yield from plain_values(part, join(path, name))
-    elif not (isinstance(tree, dict) and ("t" in tree or "b" in tree)):
-        yield path, _text(tree)
+    for path, leaf in leaves(tree):
+        if named_by(leaf) is None:
+            yield path, _text(leaf)
 
 
 def _text(tree: Json) -> str:
@@ -139,26 +132,3 @@ def _scalar(dtype: str, text: str) -> str:
         return f"{dtype} {text}"
     (value,) = struct.unpack(f"<{_SCALARS[dtype]}", bytes.fromhex(text))
     return repr(value)
-
-
-def as_json(difference: Difference) -> Mapping[str, Any]:
-    """Return the difference as plain values."""
-    return {
-        "removed": list(difference.removed),
-        "added": list(difference.added),
-        "changed": [
-            {
-                "name": c.name,
-                "before": c.before,
-                "after": c.after,
-                "chunks": c.chunks,
-                "of_chunks": c.of_chunks,
-                "changed_bytes": c.changed_bytes,
-            }
-            for c in difference.changed
-        ],
-        "same": difference.same,
-        "values": [{"path": v.path, "before": v.before, "after": v.after} for v in difference.values],
-        "changed_bytes": difference.changed_bytes,
-        "total_bytes": difference.total_bytes,
-    }

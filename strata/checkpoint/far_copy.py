@@ -1,7 +1,7 @@
 """Copying one checkpoint to another storage so that no byte is published there unproven.
 
 Every chunk that the copy's manifests speak of is proven against its digest on its way, in the images
-of earlier attempts as well. What lies there already, because a crash cut an earlier copy or because
+of earlier attempts as well. What lies there already, because an earlier copy was cut or because
 an Incremental took its base along, is read back unless this process proved it, or its own marker
 stands beside it. Manifests are proven by what names them. The marker comes last, made by whoever
 finds all of it whole.
@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from strata.checkpoint.chunk_map import object_name
-from strata.checkpoint.digest import CHUNK_BYTES, digest, named_digest
-from strata.checkpoint.entries import OWN, ImageRef
-from strata.checkpoint.manifest import GLOBAL_NAME, Manifest, Part, RankManifest
+from strata.checkpoint.chunk_map import images_of, object_name
+from strata.checkpoint.copying import Piece, copy_image, known_pieces
+from strata.checkpoint.manifest import GLOBAL_NAME, Manifest, Part
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import (
     read_manifest,
-    read_marker,
+    read_named,
     read_rank_manifest,
     read_rank_manifests,
     write_marker,
 )
-from strata.checkpoint.sink import ObjectMissing, Source, Storage, put
+from strata.checkpoint.sink import ObjectMissing, Storage, put
 from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError
 
 _HINT: Final = "remove the damaged object there; the next process that saves copies it again"
@@ -49,40 +48,23 @@ class Replica:
     step: int
 
 
-class Reports(Protocol):
-    """Who is told how far a copy is. `Refused` and `CheckpointNotFound`: it shall not be made any more.
+class Report(Protocol):
+    """Told how far a copy is. `Refused` and `CheckpointNotFound`: it shall not be made any more.
 
     Another `CheckpointError`: it cannot be, and somebody should know.
     """
 
-    def begun(self, replica: Replica) -> None:
-        """Something of it may lie there from now on."""
-        ...
-
-    def part(self, replica: Replica, rank: int, digest: str) -> None:
-        """The part of that rank lies there; `digest` names its manifest."""
-        ...
-
-    def sealed(self, replica: Replica) -> None:
-        """All of it does, and the marker."""
+    def __call__(
+        self, replica: Replica, *, begun: bool = False, rank: int = 0, digest: str = "", sealed: bool = False
+    ) -> None:
+        """`begun`: something of it may lie there from now on. `digest`: the part of that rank lies there, whose
+        manifest it names. `sealed`: all of it does, and the marker; `digest` names the manifest.
+        """
         ...
 
 
 class Closed(Exception):
     """The copying was ended in the middle."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Bytes `[start, end)` of an image, and their digest; empty for what nothing speaks of.
-
-    `needed`: the checkpoint that is being copied has them.
-    """
-
-    start: int
-    end: int
-    digest: str = ""
-    needed: bool = False
 
 
 class FarCopy:
@@ -100,7 +82,7 @@ class FarCopy:
         rank: int,
         ranks: int,
         world: str,
-        reports: Reports | None,
+        report: Report,
         closed: Callable[[], bool],
     ) -> None:
         self._near = near
@@ -108,9 +90,10 @@ class FarCopy:
         self._rank = rank
         self._ranks = ranks
         self._world = world
-        self._reports = reports
+        self._report = report
         self._closed = closed
         self._proven: dict[str, set[Piece]] = {}
+        """What this process knows to lie there as it was saved, by image, until a marker stands beside it."""
 
     # -- one rank's share
 
@@ -118,13 +101,11 @@ class FarCopy:
         """Return once this rank's files lie there; `CheckpointCorrupt` when they are not what was saved."""
         folder = replica.folder
         manifest = read_manifest(self._near, folder, replica.manifest_digest)
-        if self._reports is not None:
-            self._reports.begun(replica)
+        self._report(replica, begun=True)
         for part in manifest.parts:
             if part.rank % self._ranks == self._rank:
                 self._copy_part(folder, part)
-                if self._reports is not None:
-                    self._reports.part(replica, part.rank, part.digest)
+                self._report(replica, rank=part.rank, digest=part.digest)
         if self._rank == 0:
             for name in self._near.list(folder):
                 if not name.startswith("rank-") and name != MARKER:
@@ -147,107 +128,49 @@ class FarCopy:
 
     def _copy_part(self, folder: str, part: Part) -> None:
         manifest = read_rank_manifest(self._near, folder, part)
-        for number, earlier in enumerate(manifest.files, 1):
-            self._copy_earlier(folder, manifest, number, earlier)
-        own = pieces(manifest.image_bytes, known_pieces(manifest, OWN, needed=True))
-        self._copy_image(f"{folder}/{manifest.image}", manifest.image_bytes, own)
+        for number, image in reversed(list(enumerate(images_of(folder, manifest)))):  # its own comes last
+            known = known_pieces(manifest, number)
+            self._copy_image(object_name(folder, image), image.size_bytes, known)
         self._copy_small(folder, part.manifest, part.digest)
-
-    def _copy_earlier(self, folder: str, manifest: RankManifest, number: int, earlier: ImageRef) -> None:
-        """Copy an image of an earlier attempt, whose copy was cut, or never made."""
-        name = object_name(folder, earlier)
-        beside = name.rpartition("/")[0]
-        needed = known_pieces(manifest, number, needed=True)
-        if self._is_there(name, earlier.size_bytes):
-            if self._far.exists(f"{beside}/{MARKER}"):
-                return
-            known: dict[int, Piece] = {}
-        else:
-            known = self._said_of(beside, earlier)
-        self._copy_image(name, earlier.size_bytes, pieces(earlier.size_bytes, known | needed))
-
-    def _said_of(self, folder: str, image: ImageRef) -> dict[int, Piece]:
-        """Return what its own manifest says of an image; nothing when that is not there any more."""
-        with contextlib.suppress(CheckpointCorrupt):
-            marker = read_marker(self._near, folder)
-            if marker is not None:
-                manifest = read_manifest(self._near, folder, marker.manifest_digest)
-                for part in manifest.parts:
-                    if part.image == image.image:
-                        return known_pieces(read_rank_manifest(self._near, folder, part), OWN, needed=False)
-        return {}
 
     # -- objects
 
-    def _copy_image(self, name: str, size_bytes: int, wanted: Iterator[Piece]) -> None:
+    def _copy_image(self, name: str, size_bytes: int, known: Mapping[int, Piece]) -> None:
+        there = self._is_there(name, size_bytes)
+        if there and self._far.exists(f"{name.rpartition('/')[0]}/{MARKER}"):
+            return
         proven = self._proven.setdefault(name, set())
-        if self._is_there(name, size_bytes):
-            self._prove(name, [p for p in wanted if p.needed and p not in proven])
-            return
-        proven.clear()
-        source = self._near.source(name)
-        with _there(name):
-            sink = self._far.sink(name)
-        good: list[Piece] = []
-        try:
-            with _there(name):
-                sink.begin(size_bytes)
-            for piece in wanted:
-                chunk = self._read(source, piece, name)
-                if not piece.digest or digest(chunk) == piece.digest:
-                    good.append(Piece(piece.start, piece.end, piece.digest, needed=True))
-                elif piece.needed:
-                    raise CheckpointCorrupt(f"{name} differs from what was saved, at {piece.start}")
-                else:
-                    log.warning(
-                        "%s differs from what was saved, at %d, where nothing uses it", name, piece.start
-                    )
-                with _there(name):
-                    sink.write_at(piece.start, chunk.toreadonly())
-            with _there(name):
-                sink.finish()
-        finally:
-            sink.abort()
-            source.close()
-        proven.update(good)
+        if there:
+            self._prove(name, [piece for piece in known.values() if piece not in proven])
+        else:
+            proven.clear()
+            copy_image([self._near], self._far, name, size_bytes, known, self._check_open)
+        proven.update(known.values())
 
-    def _prove(self, name: str, wanted: list[Piece]) -> None:
-        """Read back what lies there from somebody else."""
-        if not wanted:
+    def _prove(self, name: str, unproven: Sequence[Piece]) -> None:
+        """Read back what lies there already."""
+        if not unproven:
             return
-        with _there(name):
-            source = self._far.source(name)
-        try:
-            for piece in wanted:
-                with _there(name):
-                    chunk = self._read(source, piece, name)
-                if digest(chunk) != piece.digest:
-                    raise CheckpointCorrupt(
-                        f"{name} in {self._far.uri} differs from what was saved, at {piece.start}", hint=_HINT
-                    )
-                self._proven[name].add(piece)
-        finally:
-            source.close()
+        with contextlib.closing(self._far.source(name)) as source:
+            for piece in unproven:
+                self._check_open()
+                try:
+                    piece.read(source, f"{name} in {self._far.uri}")
+                except CheckpointCorrupt as error:
+                    raise CheckpointCorrupt(error.message, hint=_HINT) from error
 
-    def _read(self, source: Source, piece: Piece, name: str) -> memoryview:
+    def _check_open(self, _: int = 0) -> None:
         if self._closed():
             raise Closed
-        chunk = memoryview(bytearray(piece.end - piece.start))
-        if source.read_into(piece.start, chunk) != len(chunk):
-            raise CheckpointCorrupt(f"{name} ends before {piece.end}")
-        return chunk
 
     def _copy_small(self, folder: str, name: str, expected: str) -> None:
         """Copy a document; `expected` names it, unless it holds a digest of itself."""
         name = f"{folder}/{name}"
-        data = self._near.read(name)
-        if expected and named_digest(data) != expected:
-            raise CheckpointCorrupt(f"{name} differs from what was committed")
+        data = read_named(self._near, name, expected) if expected else self._near.read(name)
         try:
             there = self._far.read(name)
         except ObjectMissing:
-            with _there(name):
-                put(self._far, name, data)
+            put(self._far, name, data)
         else:
             if there != data:
                 raise CheckpointCorrupt(f"{name} in {self._far.uri} differs from the one here", hint=_HINT)
@@ -279,14 +202,10 @@ class FarCopy:
             read_rank_manifests(self._far, replica.folder, manifest)
         except CheckpointCorrupt as error:
             return self._lacking(replica) or error.message
-        with _there(f"{replica.folder}/{MARKER}"):
-            write_marker(self._far, replica.folder, manifest, replica.manifest_digest)
-        if self._reports is not None:
-            with contextlib.suppress(
-                Refused, CheckpointNotFound
-            ):  # it is to go; whoever removes it finds all
-                self._reports.sealed(replica)
-        for part in manifest.parts:  # the marker beside them says it from now on
+        write_marker(self._far, replica.folder, manifest, replica.manifest_digest)
+        with contextlib.suppress(Refused, CheckpointNotFound):  # it is to go; whoever removes it finds all
+            self._report(replica, sealed=True, digest=replica.manifest_digest)
+        for part in manifest.parts:
             self._proven.pop(f"{replica.folder}/{part.image}", None)
         for name in self._far.list(replica.folder):  # of earlier worlds
             if _NOTE in name:
@@ -307,17 +226,6 @@ class FarCopy:
         return f"rank-{rank:05d}{_NOTE}{self._world}"
 
 
-@contextlib.contextmanager
-def _there(name: str) -> Iterator[None]:
-    """Tell what is missing there from what is missing here: only the latter ends a copy."""
-    try:
-        yield
-    except ObjectMissing as error:
-        raise StorageError(
-            f"cannot copy {name}: {error.message}", hint=error.hint, transient=error.transient
-        ) from error
-
-
 class PartLost(StorageError):
     """Another rank cannot copy its part of a checkpoint."""
 
@@ -327,33 +235,3 @@ def _told(waiting: list[int], manifest: Manifest) -> str:
         return ""
     some = ", ".join(map(str, waiting[:10])) + (", …" if len(waiting) > 10 else "")
     return f"of {len(manifest.parts)} parts those of rank {some} are not there"
-
-
-def known_pieces(manifest: RankManifest, file: int, *, needed: bool) -> dict[int, Piece]:
-    """Return what a rank's manifest says of one of its images, by where it begins."""
-    known = {}
-    if file == OWN and manifest.header_bytes:
-        known[0] = Piece(0, manifest.header_bytes, manifest.header_digest, needed)
-    for entry in manifest.tensors.values():
-        for number, lies_in, offset in entry.located():
-            if lies_in == file and (size_bytes := entry.chunk_bytes(number)):
-                known[offset] = Piece(offset, offset + size_bytes, entry.chunks[number], needed)
-    return known
-
-
-def pieces(size_bytes: int, known: dict[int, Piece]) -> Iterator[Piece]:
-    """Yield an image in pieces, in order, none larger than a chunk or a header: those known, and all between."""
-    at = 0
-    for start, piece in sorted(known.items()):
-        yield from _gap(at, start)
-        if start >= at:
-            yield piece
-            at = piece.end
-        elif piece.needed:
-            raise CheckpointCorrupt(f"two chunks overlap at byte {start}")
-    yield from _gap(at, size_bytes)
-
-
-def _gap(start: int, end: int) -> Iterator[Piece]:
-    for begin in range(start, end, CHUNK_BYTES):
-        yield Piece(begin, min(begin + CHUNK_BYTES, end))

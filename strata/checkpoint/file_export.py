@@ -27,7 +27,7 @@ from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.reader import differing
 from strata.checkpoint.sharding import Box
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.state import Json, children, join, unflatten
+from strata.checkpoint.state import Json, children, leaves, named_by, unflatten
 from strata.checkpoint.tensors import DTYPES, TensorSpec, build
 from strata.checkpoint.tree_check import with_json
 from strata.checkpoint.verifying import Images, OnBytes
@@ -85,7 +85,9 @@ def choose(manifests: Sequence[RankManifest], *, rank: int | None, only: str | N
             )
     tree = manifest.tree if only is None else _part_of(manifest.tree, only)
     tensors: dict[str, str] = {}
-    for path, image_name in _leaves(tree, ""):
+    for path, leaf in leaves(tree):
+        if (image_name := named_by(leaf)) is None:
+            continue
         name = image_name if only is None else path or only
         if tensors.setdefault(name, image_name) != image_name:
             raise CheckpointError(f"two tensors would both be called {name} in the file")
@@ -287,13 +289,3 @@ def _part_of(tree: Json, only: str) -> Json:
                 continue
     held = ", ".join(str(name) for name, _ in children(tree) or ()) or "no keys"
     raise Refused(f"there is nothing under {only!r}, where there is {held[:300]}")
-
-
-def _leaves(tree: Json, path: str) -> Iterator[tuple[str, str]]:
-    """Yield (path, name in the image) of each tensor and each opaque bytes."""
-    parts = children(tree)
-    if parts is not None:
-        for name, part in parts:
-            yield from _leaves(part, join(path, name))
-    elif isinstance(tree, dict) and ("t" in tree or "b" in tree):
-        yield path, tree.get("t") or tree["b"]

@@ -56,10 +56,6 @@ class Layout:
     size_bytes: int
     pieces: tuple[Piece, ...] = ()
 
-    @property
-    def data_bytes(self) -> int:
-        return self.size_bytes - len(self.header)
-
 
 def lay_out(
     specs: Mapping[str, TensorSpec], *, partly: Mapping[str, Sequence[range]] | None = None

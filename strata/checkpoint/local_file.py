@@ -18,7 +18,7 @@ from typing import Final
 
 from strata.checkpoint.digest import CHUNK_BYTES, Bytes
 from strata.checkpoint.memory import PAGE_BYTES, Rooms, address_of, copy
-from strata.checkpoint.sink import NotAnObject, ObjectMissing, OnStep
+from strata.checkpoint.sink import NameTaken, NotAnObject, ObjectMissing, OnStep
 from strata.checkpoint.transient import of_errno
 from strata.documents.reading import NotADocument, open_regular
 from strata.errors import StorageError
@@ -62,8 +62,6 @@ class _Descriptors:
 
 class LocalSink(_Descriptors):
     """One file on its way to its name. `write_at` may be called by several threads at once."""
-
-    block_bytes: Final = CHUNK_BYTES
 
     def __init__(
         self, path: Path, temporary: Path, *, ensure: Callable[[Path], None], on_step: OnStep
@@ -130,7 +128,7 @@ class LocalSink(_Descriptors):
                 os.link(self._temporary, self._path)  # unlike a rename it does not replace
             except FileExistsError:
                 if not self._path.samefile(self._temporary):  # else an answer of NFS was lost
-                    raise StorageError(
+                    raise NameTaken(
                         f"{self._path} exists already", hint="two processes write as the same rank"
                     ) from None
             try:

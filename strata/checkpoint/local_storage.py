@@ -2,8 +2,7 @@
 
 A file is written under a temporary name in its final folder, synced, linked to its name, and its folder
 is synced: after a crash at any point the name shows the whole file or none, and a link, unlike a rename,
-does not replace. Folders are synced into their parents when they are made. What `create_once` writes has
-no name before; of a file without a name a crash leaves nothing.
+does not replace. Folders are synced into their parents when they are made.
 
 A hold is the kernel's lock on the file (flock), which ends with the process. On NFS that is a lock of
 all its bytes at the server: an exclusive one needs a descriptor that may write, so there a hold opens
@@ -17,23 +16,20 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from strata.checkpoint.local_file import LocalSink, LocalSource, as_storage_error, status_of, sync_folder
-from strata.checkpoint.sink import OnStep, checked_name, unobserved
+from strata.checkpoint.sink import NameTaken, OnStep, checked_name, put, unobserved
 from strata.documents.parsing import MAX_DOCUMENT_BYTES
 from strata.documents.reading import open_regular, read_regular
 from strata.errors import StorageError
 
 _TEMPORARY = ".tmp"
-_DESCRIPTORS = "/proc/self/fd"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 """How file systems say that they have no locks; NFS 3 also when its lock service does not answer."""
 _HELD = frozenset({errno.EWOULDBLOCK, errno.EACCES})
-_NO_NAMELESS = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
-"""How file systems, and old kernels, say that they have no files without a name."""
 
 
 class LocalStorage:
@@ -61,25 +57,15 @@ class LocalStorage:
         return LocalSink(path, self._temporary(path), ensure=self._ensure_folder, on_step=self._on_step)
 
     def create_once(self, name: str, data: bytes) -> bool:
-        path = self._path(name)
-        with as_storage_error("create", path):
-            self._ensure_folder(path.parent)
-            with _nameless(path.parent, self._temporary(path)) as (fd, source):
-                with open(fd, "wb", closefd=False) as file:  # a descriptor, not a path
-                    file.write(data)
-                self._on_step(f"sync {path.name}")
-                os.fsync(fd)
-                self._on_step(f"link {path.name}")
-                try:
-                    # with a folder's descriptor, which it does not need, it follows the link in /proc
-                    os.link(source, path, src_dir_fd=fd, follow_symlinks=True)
-                    made = True
-                except FileExistsError:
-                    made = False
-            # also when another made it, who may have died before this
+        try:
+            put(self, name, data)
+        except NameTaken:
+            path = self._path(name)
             self._on_step(f"sync folder of {path.name}")
-            sync_folder(path.parent)
-        return made
+            with as_storage_error("create", path):
+                sync_folder(path.parent)  # whoever made it may have died before this
+            return False
+        return True
 
     def delete(self, name: str) -> None:
         path = self._path(name)
@@ -229,28 +215,3 @@ def _opened(path: Path, flags: int) -> BinaryIO:
 def _is_folder(path: Path) -> bool:
     found = status_of(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
-
-
-@contextlib.contextmanager
-def _nameless(folder: Path, temporary: Path) -> Iterator[tuple[int, str]]:
-    """Yield a new file in the folder, open for writing, and the path to link it by.
-
-    It is called `temporary` where the file system has no files without a name, and no longer than this.
-    """
-    named = not os.path.isdir(_DESCRIPTORS)  # noqa: PTH112  # a link to a folder is one
-    fd = -1
-    if not named:
-        try:
-            fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            if error.errno not in _NO_NAMELESS:
-                raise
-            named = True
-    if named:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        yield fd, str(temporary) if named else f"{_DESCRIPTORS}/{fd}"
-    finally:
-        os.close(fd)
-        if named:
-            temporary.unlink(missing_ok=True)

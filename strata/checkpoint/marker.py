@@ -24,9 +24,9 @@ from strata.checkpoint.manifest import (
     read_sealed,
     sealed,
 )
-from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.checkpoint.sink import ObjectMissing, Storage, proving
 from strata.documents.parsing import file_name, text, whole
-from strata.errors import CheckpointCorrupt, CheckpointIncomplete, StorageError
+from strata.errors import CheckpointCorrupt, StorageError
 
 NAME: Final = "COMMIT"
 
@@ -90,7 +90,7 @@ def write_marker(storage: Storage, folder: str, manifest: Manifest, manifest_dig
 def read_manifest(storage: Storage, folder: str, manifest_digest: str) -> Manifest:
     """Return the global manifest if it is the one that was committed; else `CheckpointCorrupt`."""
     name = f"{folder}/{GLOBAL_NAME}"
-    return Manifest.from_bytes(_read_named(storage, name, manifest_digest), what=name)
+    return Manifest.from_bytes(read_named(storage, name, manifest_digest), what=name)
 
 
 def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> list[RankManifest]:
@@ -113,7 +113,7 @@ def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> li
 def read_rank_manifest(storage: Storage, folder: str, part: Part) -> RankManifest:
     """Return one rank's manifest if it is the one that was committed; else `CheckpointCorrupt`."""
     name = f"{folder}/{part.manifest}"
-    return RankManifest.from_bytes(_read_named(storage, name, part.digest), what=name)
+    return RankManifest.from_bytes(read_named(storage, name, part.digest), what=name)
 
 
 def read_marker(storage: Storage, folder: str) -> Marker | None:
@@ -138,12 +138,10 @@ def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
     return manifest, marker.manifest_digest
 
 
-def _read_named(storage: Storage, name: str, named: str) -> bytes:
+def read_named(storage: Storage, name: str, named: str) -> bytes:
     """Return a document if it has the digest that it is named by."""
-    try:
-        data = read_object(storage, name)
-    except ObjectMissing as error:
-        raise CheckpointIncomplete(f"{name} is missing") from error
+    with proving(name):
+        data = storage.read(name)
     if named_digest(data) != named:
         raise CheckpointCorrupt(f"{name} differs from what was committed")
     return data
@@ -151,9 +149,7 @@ def _read_named(storage: Storage, name: str, named: str) -> bytes:
 
 def check_size(storage: Storage, name: str, size_bytes: int) -> None:
     """Return if the object is there and has that size; else `CheckpointCorrupt`."""
-    try:
+    with proving(name):
         found = storage.size(name)
-    except ObjectMissing as error:
-        raise CheckpointIncomplete(f"{name} is missing") from error
     if found != size_bytes:
         raise CheckpointCorrupt(f"{name} has {found} bytes instead of {size_bytes}")

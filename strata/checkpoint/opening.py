@@ -1,4 +1,4 @@
-"""Opening a storage by the place where it is."""
+"""Opening a storage by the place where it is, and asking whether it takes what is written."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
+from strata.checkpoint.local_file import as_storage_error, status_of
 from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.place import Place
+from strata.checkpoint.place import Place, parse_place
 from strata.checkpoint.sink import OnStep, Storage, unobserved
-from strata.errors import ConfigError
+from strata.errors import ConfigError, StorageError
+
+PROBE_BYTES: Final = 1 << 18
+"""Below what any save writes, and beyond what a file system keeps in a file's own entry."""
 
 
 def open_storage(
@@ -39,3 +44,26 @@ def open_storage(
         options=S3Options() if patient else S3Options(attempts=2, answer_s=15.0),
         on_step=on_step,
     )
+
+
+def refusal(uri: str, *, nonce: Callable[[], str]) -> str:
+    """Return, in a few words, why nothing can be written below `uri` that time may heal; else "".
+
+    So it is "" for a folder that is not there, and where only somebody can mend what is wrong: who saves
+    says that better. It may take as long as the storage takes to answer; of S3 that is half a minute.
+    """
+    name = f".probe.{nonce()}.tmp"  # as files are called that no listing shows
+    try:
+        place = parse_place(uri)
+        if isinstance(place, Path):
+            with as_storage_error("look at", place):
+                if status_of(place) is None:
+                    return ""
+        storage = open_storage(place, nonce=nonce, patient=False)
+        storage.create_once(name, bytes(PROBE_BYTES))
+        storage.delete(name)
+    except StorageError as error:
+        return error.transient
+    except ConfigError:
+        return ""
+    return ""

@@ -9,27 +9,17 @@ are put together from where they lie.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from strata.checkpoint.bases import Plan
-from strata.checkpoint.digest import chunks
-from strata.checkpoint.entries import ImageRef, TensorEntry
+from strata.checkpoint.digest import chunks, digest
 from strata.checkpoint.image import Layout, lay_out
 from strata.checkpoint.incremental import entries, image_pieces
-from strata.checkpoint.pipeline import OnBlock, silent, write_image
-from strata.checkpoint.sink import Storage
+from strata.checkpoint.manifest import Identity, RankManifest, image_name
+from strata.checkpoint.pipeline import OnBlock, write_image
+from strata.checkpoint.sink import Storage, unobserved
 from strata.checkpoint.snapshot import Snapshot
 from strata.checkpoint.tensors import TensorSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenPart:
-    """An image that is durable: how it is laid out, and where every chunk of the state lies."""
-
-    layout: Layout
-    tensors: Mapping[str, TensorEntry]
-    files: tuple[ImageRef, ...] = ()
 
 
 def layout_of(snapshot: Snapshot, plan: Plan) -> Layout:
@@ -39,16 +29,24 @@ def layout_of(snapshot: Snapshot, plan: Plan) -> Layout:
 
 
 def write_part(
-    storage: Storage, name: str, snapshot: Snapshot, plan: Plan, *, threads: int, on_block: OnBlock
-) -> WrittenPart:
-    """Write the image as object `name`; return once it is durable."""
+    storage: Storage,
+    folder: str,
+    snapshot: Snapshot,
+    plan: Plan,
+    *,
+    identity: Identity,
+    rank: int,
+    threads: int,
+    on_block: OnBlock,
+) -> RankManifest:
+    """Write the rank's image to `folder`; return its manifest once the image is durable."""
     layout = layout_of(snapshot, plan)
     whole = layout is snapshot.layout
     if not whole:
         snapshot.wait()  # its bytes are not written in the order in which they are copied
     parts = {tensor: list(chunks(view)) for tensor, view in snapshot.views.items()}
     known = plan.digests or {}
-    sink = storage.sink(name)
+    sink = storage.sink(f"{folder}/{image_name(rank)}")
     try:
         sink.begin(layout.size_bytes)
         found = write_image(
@@ -58,7 +56,7 @@ def write_part(
             known=[text for name, part in parts.items() for text in known.get(name) or [""] * len(part)],
             threads=threads,
             on_block=on_block,
-            ready=snapshot.wait if whole else silent,
+            ready=snapshot.wait if whole else unobserved,
         )
         sink.finish()
     finally:
@@ -72,7 +70,19 @@ def write_part(
         tensors[tensor] = replace(tensors[tensor], replicated=True)
     for tensor, shard in snapshot.shards.items():
         tensors[tensor] = replace(tensors[tensor], shard=shard)
-    return WrittenPart(layout=layout, tensors=tensors, files=files)
+    return RankManifest(
+        identity=identity,
+        rank=rank,
+        image=image_name(rank),
+        image_bytes=layout.size_bytes,
+        header_bytes=len(layout.header),
+        header_digest=digest(layout.header),
+        tensors=tensors,
+        tree=snapshot.tree,
+        rng=snapshot.rng,
+        files=files,
+        mesh=snapshot.mesh,
+    )
 
 
 def _shared(snapshot: Snapshot) -> dict[str, tuple[range, ...]]:

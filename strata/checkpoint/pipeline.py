@@ -3,8 +3,7 @@
 Each thread takes the next block: of one to write it hashes the chunks and hands the bytes to the
 sink; of one to read it asks the source, and proves each chunk whose last byte has come. So hashing
 goes on while the device works, and all of it without the interpreter's lock. Blocks and chunks have
-nothing to do with each other: chunks begin anew at each tensor, blocks lie where the sink takes
-them best.
+nothing to do with each other: chunks begin anew at each tensor, blocks at each 8 MiB of the object.
 
 The calling thread is one of the few: a process that may start no thread any more, because it is
 ending, still finishes its save.
@@ -13,18 +12,19 @@ ending, still finishes its save.
 from __future__ import annotations
 
 import bisect
+import collections
 import contextlib
 import itertools
 import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.memory import Rooms, copy
-from strata.checkpoint.sink import NotAnObject, ObjectMissing, Sink, Source, Storage
-from strata.errors import CheckpointCorrupt, CheckpointIncomplete
+from strata.checkpoint.sink import Sink, Source, Storage, proving, unobserved
+from strata.errors import CheckpointCorrupt
 
 DEFAULT_THREADS: Final = 4
 OPEN_AT_ONCE: Final = 64
@@ -33,10 +33,6 @@ OPEN_AT_ONCE: Final = 64
 OnBlock = Callable[[int], None]
 """Called with the size of each block when it is done, by one thread at a time; what it raises ends
 the whole."""
-
-
-def silent(count_bytes: int) -> None:
-    """Tell nobody of a block."""
 
 
 def spread(count: int, work: Callable[[int], None], *, threads: int) -> None:
@@ -115,8 +111,9 @@ def write_image(
     *,
     known: Sequence[str] = (),
     threads: int = DEFAULT_THREADS,
-    on_block: OnBlock = silent,
-    ready: Callable[[int], None] = silent,
+    on_block: OnBlock = unobserved,
+    ready: Callable[[int], None] = unobserved,
+    block_bytes: int = CHUNK_BYTES,
 ) -> list[str]:
     """Write `pieces`, one after the other, to a sink that has begun; return the digests of `chunks`.
 
@@ -125,10 +122,9 @@ def write_image(
     Before any of its bytes is touched, `ready` is called with how many there must be by now, counted
     from the beginning. The sink is left for the caller to finish.
     """
-    size = sink.block_bytes
-    joined = _Joined(pieces, block_bytes=size)
-    blocks = -(-joined.size_bytes // size)
-    shares = groups([len(chunk) for chunk in chunks], size)
+    joined = _Joined(pieces, block_bytes=block_bytes)
+    blocks = -(-joined.size_bytes // block_bytes)
+    shares = groups([len(chunk) for chunk in chunks], block_bytes)
     found = list(known) or [""] * len(chunks)
     lead = joined.size_bytes - sum(map(len, chunks))
     ends = list(itertools.accumulate(map(len, chunks), initial=lead))
@@ -136,11 +132,11 @@ def write_image(
 
     def work(number: int) -> None:
         hashed_to = ends[shares[number].stop] if number < len(shares) else 0
-        ready(max(hashed_to, min((number + 1) * size, joined.size_bytes)))
+        ready(max(hashed_to, min((number + 1) * block_bytes, joined.size_bytes)))
         for index in shares[number] if number < len(shares) else ():
             found[index] = found[index] or digest(chunks[index])
         if number < blocks:
-            start, end = number * size, min((number + 1) * size, joined.size_bytes)
+            start, end = number * block_bytes, min((number + 1) * block_bytes, joined.size_bytes)
             with joined.block(start, end) as block:
                 sink.write_at(start, block)
             with telling:
@@ -216,7 +212,6 @@ def read_chunks(
     wanted: Sequence[Stored],
     *,
     threads: int = DEFAULT_THREADS,
-    on_block: OnBlock = silent,
     block_bytes: int = CHUNK_BYTES,
 ) -> None:
     """Read chunks to their positions in `memory`, and prove each.
@@ -233,11 +228,10 @@ def read_chunks(
         with contextlib.ExitStack() as opened:
             sources: dict[str, Source] = {}
             for name in names[start : start + at_once]:
-                with _proving(name):
+                with proving(name):
                     sources[name] = opened.enter_context(contextlib.closing(storage.source(name)))
             here = [chunk for name in sources for chunk in by_name[name]]
-            extents = _extents(here, sources)
-            read_image(memory, extents, here, threads=threads, on_block=on_block, block_bytes=block_bytes)
+            _read_blocks(memory, here, sources, threads=threads, block_bytes=block_bytes)
 
 
 def open_at_once() -> int:
@@ -246,116 +240,69 @@ def open_at_once() -> int:
     return OPEN_AT_ONCE if limit == resource.RLIM_INFINITY else max(1, min(OPEN_AT_ONCE, limit // 8))
 
 
-def _extents(wanted: Sequence[Stored], sources: Mapping[str, Source]) -> list[Extent]:
-    """Return what is read together."""
-    extents: list[Extent] = []
-    for chunk in sorted(wanted, key=lambda chunk: (chunk.name, chunk.offset)):
-        before = extents[-1] if extents else None
-        if (
-            before is not None
-            and before.name == chunk.name
-            and before.offset + before.size_bytes == chunk.offset
-            and before.position + before.size_bytes == chunk.position
-        ):
-            extents[-1] = replace(before, size_bytes=before.size_bytes + chunk.size_bytes)
-        else:
-            extents.append(
-                Extent(
-                    source=sources[chunk.name],
-                    name=chunk.name,
-                    offset=chunk.offset,
-                    position=chunk.position,
-                    size_bytes=chunk.size_bytes,
-                )
-            )
-    return extents
+@dataclass(slots=True)
+class _Block:
+    """Bytes that are read at once: from `offset` of an object to `position` of the memory.
 
+    `chunks` are the numbers of those that have any of them.
+    """
 
-@contextlib.contextmanager
-def _proving(name: str) -> Iterator[None]:
-    """Take an object that is not there for a checkpoint that is not whole; one that is none, for a corrupt one."""
-    try:
-        yield
-    except ObjectMissing as error:
-        raise CheckpointIncomplete(f"{name} is missing") from error
-    except NotAnObject as error:
-        raise CheckpointCorrupt(error.message) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
-    """Bytes to read: `size_bytes` from `offset` of the source to `position` of the memory."""
-
-    source: Source
     name: str
     offset: int
     position: int
     size_bytes: int
+    chunks: list[int]
 
 
-def read_image(
+def _read_blocks(
     memory: memoryview,
-    extents: Sequence[Extent],
-    checks: Sequence[Stored],
+    chunks: Sequence[Stored],
+    sources: Mapping[str, Source],
     *,
-    threads: int = DEFAULT_THREADS,
-    on_block: OnBlock = silent,
-    block_bytes: int = CHUNK_BYTES,
+    threads: int,
+    block_bytes: int,
 ) -> None:
-    """Fill `memory` by `extents`, which do not overlap, and prove `checks`.
-
-    `CheckpointCorrupt` with the complaint of a check that fails, or naming the object that is too
-    short.
-    """
-    blocks = sorted(_blocks(extents, block_bytes), key=lambda block: block.position)
-    starts = [block.position for block in blocks]
-    touching: list[list[int]] = [[] for _ in blocks]
-    pending = [0] * len(checks)
-    for index, check in enumerate(checks):
-        first = max(bisect.bisect_right(starts, check.position) - 1, 0)
-        last = bisect.bisect_left(starts, check.position + check.size_bytes)
-        pending[index] = max(last - first, 0)
-        for number in range(first, last):
-            touching[number].append(index)
+    blocks = _blocks(chunks, block_bytes)
+    pending = collections.Counter(number for block in blocks for number in block.chunks)
     lock = threading.Lock()
 
     def work(number: int) -> None:
         block = blocks[number]
         room = memory[block.position : block.position + block.size_bytes]
-        with _proving(block.name):
-            count = block.source.read_into(block.offset, room)
+        with proving(block.name):
+            count = sources[block.name].read_into(block.offset, room)
         if count != block.size_bytes:
             raise CheckpointCorrupt(f"{block.name} ends after {block.offset + count} bytes")
-        ready = []
         with lock:
-            for index in touching[number]:
-                pending[index] -= 1
-                if not pending[index]:
-                    ready.append(index)
-        for index in ready:
-            check = checks[index]
-            if digest(memory[check.position : check.position + check.size_bytes]) != check.digest:
-                raise CheckpointCorrupt(check.complaint)
-        with lock:
-            on_block(block.size_bytes)
+            pending.subtract(block.chunks)
+            whole = [chunks[index] for index in block.chunks if not pending[index]]
+        for chunk in whole:
+            if digest(memory[chunk.position : chunk.position + chunk.size_bytes]) != chunk.digest:
+                raise CheckpointCorrupt(chunk.complaint)
 
-    for check, count in zip(checks, tuple(pending), strict=True):
-        if not count:
-            raise CheckpointCorrupt(check.complaint)  # no extent brings any of it
     spread(len(blocks), work, threads=threads)
 
 
-def _blocks(extents: Sequence[Extent], block_bytes: int) -> Iterator[Extent]:
-    """Cut extents where their objects' blocks begin, so that all but the last are whole ones."""
-    for extent in extents:
-        at, end = extent.offset, extent.offset + extent.size_bytes
+def _blocks(chunks: Sequence[Stored], block_bytes: int) -> list[_Block]:
+    """Return what is read at once: chunks that are neighbours in both places, cut where their objects' blocks begin."""
+    blocks: list[_Block] = []
+    for number, chunk in sorted(enumerate(chunks), key=lambda each: (each[1].name, each[1].offset)):
+        at, end = chunk.offset, chunk.offset + chunk.size_bytes
         while at < end:
-            stop = min((at // block_bytes + 1) * block_bytes, end)
-            yield Extent(
-                source=extent.source,
-                name=extent.name,
-                offset=at,
-                position=extent.position + at - extent.offset,
-                size_bytes=stop - at,
-            )
-            at = stop
+            size_bytes = min((at // block_bytes + 1) * block_bytes, end) - at
+            block = _Block(chunk.name, at, chunk.position + at - chunk.offset, size_bytes, [number])
+            if at % block_bytes and blocks and _follows(block, blocks[-1]):
+                blocks[-1].size_bytes += size_bytes
+                blocks[-1].chunks.append(number)
+            else:
+                blocks.append(block)
+            at += size_bytes
+    return blocks
+
+
+def _follows(block: _Block, before: _Block) -> bool:
+    return (before.name, before.offset + before.size_bytes, before.position + before.size_bytes) == (
+        block.name,
+        block.offset,
+        block.position,
+    )

@@ -27,7 +27,7 @@ from strata.checkpoint.pipeline import DEFAULT_THREADS, Stored, read_chunks
 from strata.checkpoint.restoring import Saved
 from strata.checkpoint.sharding import Box
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.state import Json, children, join
+from strata.checkpoint.state import Json, children, leaves, named_by
 from strata.checkpoint.tree_check import check_names, with_json
 from strata.checkpoint.wanted import wanted
 from strata.errors import CheckpointCorrupt, CheckpointError
@@ -247,23 +247,40 @@ def _is_under(path: str, keys: Collection[str]) -> bool:
 
 def differing(manifests: Sequence[RankManifest]) -> Iterator[str]:
     """Yield the paths at which the ranks did not all save the same."""
-    leaves = [dict(_leaves(m, m.tree, "")) for m in manifests]
-    paths = {path: None for each in leaves for path in each}
+    saved = [{path: _fingerprint(m, leaf) for path, leaf in leaves(m.tree)} for m in manifests]
+    paths = {path: None for each in saved for path in each}
     for path in paths:
-        if any(each.get(path) != leaves[0].get(path) for each in leaves):
+        if any(each.get(path) != saved[0].get(path) for each in saved):
             yield path
 
 
-def _leaves(manifest: RankManifest, tree: Json, path: str) -> Iterator[tuple[str, object]]:
-    """Yield (path, fingerprint) for each value of the tree."""
-    parts = children(tree)
-    if parts is not None:
-        for name, part in parts:
-            yield from _leaves(manifest, part, join(path, name))
-    elif isinstance(tree, dict) and ("t" in tree or "b" in tree):
-        name = tree.get("t") or tree["b"]
-        entry = manifest.tensors.get(name)
-        # what is put together of the parts of all ranks is the same for each
-        yield path, name if entry is None or entry.shard is not None else (entry.spec, entry.chunks)
-    else:
-        yield path, repr(tree)
+def _fingerprint(manifest: RankManifest, leaf: Json) -> object:
+    """Return what is equal for two ranks that saved the same."""
+    name = named_by(leaf)
+    if name is None:
+        return repr(leaf)
+    entry = manifest.tensors.get(name)
+    # what is put together of the parts of all ranks is the same for each
+    return name if entry is None or entry.shard is not None else (entry.spec, entry.chunks)
+
+
+def texts_of_ranks(
+    storage: Storage, folder: str, *, manifest_digest: str, path: Sequence[str]
+) -> dict[int, str]:
+    """Return the text that each rank had at `path`, key below key; ranks without one are absent.
+
+    `CheckpointCorrupt` when a manifest differs from what was committed.
+    """
+    manifest = read_manifest(storage, folder, manifest_digest)
+    found = {}
+    for part in read_rank_manifests(storage, folder, manifest):
+        value = _at(part.tree, path)
+        if isinstance(value, str):
+            found[part.rank] = value
+    return found
+
+
+def _at(tree: Json, path: Sequence[str]) -> Json:
+    for key in path:
+        tree = dict(children(tree) or ()).get(key)
+    return tree

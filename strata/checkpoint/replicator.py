@@ -15,21 +15,21 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from strata.checkpoint.bases import Doubted
-from strata.checkpoint.far_copy import Closed, FarCopy, PartLost, Replica, Reports
+from strata.checkpoint.far_copy import Closed, FarCopy, PartLost, Replica, Report
 from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.last_words import tell_on_stderr
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.checkpoint.sink import Storage, unobserved
 from strata.checkpoint.tiers import tiers_of
+from strata.checkpoint.untold import tell_on_stderr
 from strata.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -51,15 +51,6 @@ _HINT: Final = "they are committed in the near storage; the next save goes on wi
 log: Final = logging.getLogger("strata.checkpoint")
 
 
-@dataclass(slots=True)
-class _Copied:
-    """A checkpoint whose part of this rank lies there, what the whole lacks, and since when just that."""
-
-    replica: Replica
-    lacks: str = ""
-    since: float = 0.0
-
-
 class Replicator:
     """Copies the share of one of `ranks` ranks in each checkpoint from `near` to `far`, in their order.
 
@@ -76,19 +67,18 @@ class Replicator:
         rank: int,
         ranks: int,
         world: str = "",
-        reports: Reports | None = None,
+        report: Report = unobserved,
         doubted: Doubted | None = None,
         missing: Callable[[], list[Replica]] = list,
         afterwards: Callable[[], None] = lambda: None,
         retry_s: tuple[float, ...] = RETRY_S,
         look_s: float = LOOK_S,
         others_s: float = OTHERS_S,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._near = near
         self._far = far
         self._copy = FarCopy(
-            near, far, rank=rank, ranks=ranks, world=world, reports=reports, closed=lambda: self._closed
+            near, far, rank=rank, ranks=ranks, world=world, report=report, closed=lambda: self._closed
         )
         self._doubted = doubted if doubted is not None else Doubted()
         self._missing = missing
@@ -96,10 +86,12 @@ class Replicator:
         self._retry_s = retry_s
         self._look_s = look_s
         self._others_s = others_s
-        self._now = now
         self._changed = threading.Condition()
         self._queue: collections.deque[Replica] = collections.deque()
-        self._copied: list[_Copied] = []
+        self._copied: dict[Replica, str] = {}
+        """What this rank's part of lies there, and what the whole lacks yet."""
+        self._news_s = 0.0
+        """When that changed last, or the far storage was away: the others may find it away as well."""
         self._marked: set[str] = set()
         self._infos: list[CheckpointInfo] = []
         self._error: StrataError | None = None
@@ -142,7 +134,7 @@ class Replicator:
 
         Also when the parts of other ranks do not come any more. What cannot be copied is raised once.
         """
-        begun = self._now()
+        begun_s = time.monotonic()
         with self._changed:
             if self._left():  # who has saved nothing leaves what is left to the next who saves
                 self._start()
@@ -151,12 +143,12 @@ class Replicator:
                     f"steps {self._left()} are not in {self._far.uri} yet: no thread can be started",
                     hint=_HINT,
                 )
-            self._changed.wait_for(lambda: not self._queue and self._waits_in_vain(begun), timeout_s)
+            self._changed.wait_for(lambda: not self._queue and self._waits_in_vain(begun_s), timeout_s)
             self._raise_lost()
             left = self._left()
             if not left:
                 return
-            error, lacks = self._error, [c.lacks for c in self._copied if c.lacks]
+            error, lacks = self._error, [each for each in self._copied.values() if each]
         if error is None:
             why = lacks[0] if lacks else "it takes longer"
             raise StorageError(f"steps {left} are not in {self._far.uri} yet: {why}", hint=_HINT)
@@ -189,8 +181,7 @@ class Replicator:
 
     def _left(self) -> list[int]:
         """Return the steps that are not there yet."""
-        waiting = [copied.replica.step for copied in self._copied]
-        return sorted({*waiting, *(replica.step for replica in self._queue)})
+        return sorted({replica.step for replica in (*self._copied, *self._queue)})
 
     def _raise_lost(self) -> None:
         """Raise the first of what is lost, with the others as its notes."""
@@ -200,10 +191,10 @@ class Replicator:
                 lost[0].add_note(f"and: {other.message}")
             raise lost[0]
 
-    def _waits_in_vain(self, begun: float) -> bool:
-        """Whether nothing came, since `begun`, of what is waited for; so also when nothing is."""
-        limit = self._now() - self._others_s
-        return all(c.lacks and max(c.since, begun) < limit for c in self._copied)
+    def _waits_in_vain(self, begun_s: float) -> bool:
+        """Whether nothing came, since `begun_s`, of what is waited for; so also when nothing is."""
+        late = max(self._news_s, begun_s) < time.monotonic() - self._others_s
+        return all(lacks and late for lacks in self._copied.values())
 
     def _at_exit(self) -> None:
         """Stop; say what is not copied, for nobody waited for it."""
@@ -225,13 +216,12 @@ class Replicator:
         asked = False
         while True:
             with self._changed:
-                pause_s = self._retry_s[min(failures, len(self._retry_s)) - 1] if failures else None
-                if pause_s is None and self._copied:
-                    pause_s = self._look_s
                 if failures:
-                    self._changed.wait_for(lambda: self._closed, pause_s)
-                elif not (self._queue or not asked):
-                    self._changed.wait_for(lambda: self._closed or self._queue, pause_s)
+                    after_s = self._retry_s[min(failures, len(self._retry_s)) - 1]
+                    self._changed.wait_for(lambda: self._closed, after_s)
+                elif asked:
+                    look_s = self._look_s if self._copied else None
+                    self._changed.wait_for(lambda: self._closed or self._queue, look_s)
                 if self._closed:
                     return
             try:
@@ -239,7 +229,8 @@ class Replicator:
                     self._look_back()
                     asked = True
                 self._turn()
-                self._tidy()
+                with self._losing("what is kept is not looked through", StrataError):
+                    self._afterwards()
             except StrataError as error:
                 failures += 1
                 self._say_why(error)
@@ -252,26 +243,31 @@ class Replicator:
         log.warning("the copy to %s waits: %s", self._far.uri, error.message)
         with self._changed:
             self._error = error
-            for copied in self._copied:  # the others may find it away as well
-                copied.since = self._now()
+            self._news_s = time.monotonic()
             self._changed.notify_all()
 
     def _look_back(self) -> None:
         """Take up what earlier processes left."""
+        with self._losing("what earlier processes left is not copied"):
+            found = self._missing()
+            with self._changed:
+                known = {replica.folder for replica in self._queue}
+                self._queue.extendleft(reversed([r for r in found if r.folder not in known]))
+
+    @contextlib.contextmanager
+    def _losing(self, what: str, *told: type[StrataError]) -> Iterator[None]:
+        """Keep, for whoever asks, an error of these types, and one that nobody foresaw: `what` says what it means.
+
+        Any other `StrataError` is raised: the turn is tried again.
+        """
         try:
-            self._take_up(self._missing())
-        except StrataError:
+            yield
+        except told as error:
+            self._lose(error)
+        except (StrataError, Closed):
             raise
         except Exception as error:  # noqa: BLE001  # told to whoever asks next
-            self._lose(self._unforeseen("what earlier processes left is not copied", error))
-
-    def _tidy(self) -> None:
-        try:
-            self._afterwards()
-        except StrataError as error:
-            self._lose(error)
-        except Exception as error:  # noqa: BLE001  # as above
-            self._lose(self._unforeseen("what is kept is not looked through", error))
+            self._lose(self._unforeseen(what, error))
 
     def _unforeseen(self, what: str, error: Exception) -> StorageError:
         lost = StorageError(
@@ -289,11 +285,6 @@ class Replicator:
                 self._lost.append(error)
             self._changed.notify_all()
 
-    def _take_up(self, found: list[Replica]) -> None:
-        with self._changed:
-            known = {replica.folder for replica in self._queue}
-            self._queue.extendleft(reversed([r for r in found if r.folder not in known]))
-
     def _turn(self) -> None:
         """Copy one checkpoint, if any waits, and mark those that are whole."""
         if self._queue:
@@ -307,13 +298,19 @@ class Replicator:
             with self._changed:
                 self._queue.popleft()
                 if copied:
-                    self._copied.append(_Copied(replica, since=self._now()))
+                    self._copied[replica] = ""
+                    self._news_s = time.monotonic()
                 self._changed.notify_all()
         for waiting in list(self._copied):
-            if self._is_settled(waiting):
-                with self._changed:
-                    self._copied.remove(waiting)
-                    self._changed.notify_all()
+            lacks = self._lacking(waiting)
+            with self._changed:
+                if lacks != self._copied[waiting]:
+                    self._news_s = time.monotonic()
+                if lacks:
+                    self._copied[waiting] = lacks
+                else:
+                    del self._copied[waiting]
+                self._changed.notify_all()  # whoever waits looks how long it is that nothing comes
 
     def _try(self, replica: Replica) -> bool:
         """Copy this rank's files; False when they are gone here, or cannot be copied."""
@@ -322,49 +319,33 @@ class Replicator:
         except (Refused, CheckpointNotFound) as error:
             log.info("step %d is not copied any more: %s", replica.step, error.message)
             return False
-        except (CheckpointCorrupt, ObjectMissing) as error:
+        except CheckpointCorrupt as error:
             if self._is_here(replica):
                 self._doubted.note(replica.folder, error.message)  # first: whoever is told may save at once
-                self._lose(error)
-                self._copy.give_up(replica, error.message)
+                self._give_up(replica, error)
             return False
         except CheckpointError as error:  # the coordinators will not have it
-            self._lose(error)
-            self._copy.give_up(replica, error.message, for_all=True)
+            self._give_up(replica, error, for_all=True)
             return False
         except (StrataError, Closed):
             raise
         except Exception as error:  # noqa: BLE001  # told to whoever asks next
-            lost = self._unforeseen(f"step {replica.step} is not copied", error)
-            self._lose(lost)
-            self._copy.give_up(replica, lost.message)
+            self._give_up(replica, self._unforeseen(f"step {replica.step} is not copied", error))
             return False
         return True
 
-    def _is_settled(self, copied: _Copied) -> bool:
-        """Tell whether a checkpoint is marked there, or never will be; note what it lacks."""
-        replica = copied.replica
-        try:
-            if not self._is_here(replica):
-                return True
-            lacks = self._copy.mark(replica)
-        except (CheckpointError, PartLost) as error:
-            self._lose(error)
-            return True
-        except (StrataError, Closed):
-            raise
-        except Exception as error:  # noqa: BLE001  # as above
-            self._lose(self._unforeseen(f"step {replica.step} is not copied", error))
-            return True
-        if not lacks:
-            self._tell(replica)
-            log.info("step %d is in %s", replica.step, self._far.uri)
-            return True
-        with self._changed:
-            if lacks != copied.lacks:
-                copied.lacks, copied.since = lacks, self._now()
-            self._changed.notify_all()  # whoever waits looks how long it is that nothing comes
-        return False
+    def _give_up(self, replica: Replica, error: StrataError, *, for_all: bool = False) -> None:
+        self._lose(error)
+        self._copy.give_up(replica, error.message, for_all=for_all)
+
+    def _lacking(self, replica: Replica) -> str:
+        """Return what the copy lacks; "" once it is marked, or never will be."""
+        lacks = ""
+        with self._losing(f"step {replica.step} is not copied", CheckpointError, PartLost):
+            if self._is_here(replica) and not (lacks := self._copy.mark(replica)):
+                self._tell(replica)
+                log.info("step %d is in %s", replica.step, self._far.uri)
+        return lacks
 
     def _is_here(self, replica: Replica) -> bool:
         """Tell whether retention was not faster: it takes the marker, then the manifest, then what that names.

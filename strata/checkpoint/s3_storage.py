@@ -118,8 +118,7 @@ class S3Storage:
             key,
             mark=self._nonce(),
             on_step=self._on_step,
-            before=self._failed.pop(key, ""),
-            failed=lambda mark: self._failed.__setitem__(key, mark),
+            failed=self._failed,
         )
 
     def create_once(self, name: str, data: bytes) -> bool:

@@ -41,8 +41,8 @@ def part_bytes(size_bytes: int) -> int:
 class S3Sink:
     """A `Sink` for `key`. `store` opens obstore's side; `mark` is this writer's own, unlike any other's.
 
-    `before` is the mark of a try that failed, "" without one. What it left is cleared away at the beginning,
-    also an object: a completed upload whose answer was lost. `failed` is told the mark of what this one leaves.
+    `failed` has, by key, the marks of tries that failed. What one left is cleared away at the beginning,
+    also an object: a completed upload whose answer was lost.
     """
 
     def __init__(
@@ -53,8 +53,7 @@ class S3Sink:
         *,
         mark: str,
         on_step: OnStep,
-        before: str = "",
-        failed: Callable[[str], None] = lambda mark: None,
+        failed: dict[str, str],
     ) -> None:
         self._control = control
         self._open_store = store
@@ -62,27 +61,21 @@ class S3Sink:
         self._leaf = key.rpartition("/")[2]
         self._mark = mark
         self._on_step = on_step
-        self._before = before
         self._failed = failed
         self._complete = False
         self._size_bytes = -1
         self._large = False
-        self._small = bytearray()
         self._lock = threading.Lock()
         """Whoever has it sends."""
         self._chunks: dict[int, Bytes] = {}
         self._taken_bytes = 0
-        """Of a large object also where the chunk begins that is due."""
+        """How much of a large object was sent: where the chunk begins that is due."""
         self._writer: Any = None
         self._error: StorageError | None = None
 
     @property
     def _what(self) -> str:
         return f"s3://{self._control.place.bucket}/{self._key}"
-
-    @property
-    def block_bytes(self) -> int:
-        return CHUNK_BYTES
 
     def begin(self, size_bytes: int) -> None:
         self._on_step(f"begin {self._leaf}")
@@ -91,30 +84,24 @@ class S3Sink:
                 f"{self._what} would have {size_bytes} bytes, and S3 takes {MAX_OBJECT_BYTES}",
                 hint="save with more ranks, so that each has less",
             )
-        if self._before:
-            self._clear(self._before)
-            self._before = ""
+        if (before := self._failed.get(self._key)) is not None:
+            self._clear(before)
+            del self._failed[self._key]
         self._size_bytes = size_bytes
-        if size_bytes <= SINGLE_BYTES:
-            self._small = bytearray(size_bytes)
-        else:
+        self._large = size_bytes > SINGLE_BYTES
+        if self._large:
             self._refuse_a_taken_name()
-            self._large = True
 
     def write_at(self, offset: int, chunk: Bytes) -> None:
         count = memoryview(chunk).nbytes
         if offset < 0 or offset + count > self._size_bytes:
             raise StorageError(f"{count} bytes at {offset} lie outside of {self._what}")
         self._on_step(f"write {self._leaf}")
-        if not self._large:
-            with self._lock:
-                self._small[offset : offset + count] = chunk
-                self._taken_bytes += count
-        elif count:
+        if count:
             borrowed = memoryview(chunk).readonly
             self._chunks[offset] = chunk if borrowed else bytes(chunk)
             # whoever sends looks again; of copies there are no more than there are threads that write
-            while self._is_due() and self._lock.acquire(blocking=not borrowed):
+            while self._large and self._is_due() and self._lock.acquire(blocking=not borrowed):
                 try:
                     self._send()
                 finally:
@@ -122,8 +109,9 @@ class S3Sink:
 
     def finish(self) -> None:
         self._on_step(f"complete {self._leaf}")
-        if self._taken_bytes != self._size_bytes:
-            raise StorageError(f"{self._what} got {self._taken_bytes} of {self._size_bytes} bytes")
+        taken_bytes = self._taken_bytes + sum(memoryview(chunk).nbytes for chunk in self._chunks.values())
+        if taken_bytes != self._size_bytes:
+            raise StorageError(f"{self._what} got {taken_bytes} of {self._size_bytes} bytes")
         if self._large:
             self._finish_large()
         else:
@@ -140,8 +128,7 @@ class S3Sink:
         if self._large:
             with contextlib.suppress(StorageError):  # the sweep finds what is left; the first error counts
                 self._control.abort_uploads(self._key)
-        self._small = bytearray()
-        self._failed(self._before or self._mark)
+        self._failed.setdefault(self._key, self._mark)
 
     def _clear(self, mark: str) -> None:
         """Remove what an earlier try of this process left."""
@@ -152,7 +139,7 @@ class S3Sink:
             self._control.delete(self._key)
 
     def _finish_small(self) -> None:
-        data = bytes(self._small)
+        data = b"".join(chunk for _, chunk in sorted(self._chunks.items()))
         if self._control.create(self._key, data, self._mark):
             return
         if self._control.get(self._key) != data:

@@ -121,9 +121,8 @@ class SaveRetry:
     def _held(self, error: StorageError, step: int) -> float:
         """Take note of a refusal; return for how long the save may be held yet."""
         before, reason, now_s = self.hold, error.transient, self._now()
-        if (
-            self._since_s is None or now_s - self._refused_s > self.grace_s
-        ):  # what was long ago is another outage
+        # a refusal long before this hold began was another outage; a try within one may take longer than the grace
+        if self._since_s is None or (before is None and now_s - self._refused_s > self.grace_s):
             self._since_s = now_s
         self._refused_s = now_s
         if before is None or before.reason != reason:

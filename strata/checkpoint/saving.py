@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -25,21 +25,20 @@ from strata.checkpoint.catalog import (
     SaveRequest,
 )
 from strata.checkpoint.composing import compose, identity_of, seal_of
-from strata.checkpoint.digest import digest, named_digest
+from strata.checkpoint.digest import named_digest
 from strata.checkpoint.equal_tensors import LEAST_BYTES
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.manifest import (
     GLOBAL_NAME,
     Manifest,
     RankManifest,
-    image_name,
     rank_manifest_name,
 )
 from strata.checkpoint.marker import read_manifest, read_rank_manifests, write_marker
-from strata.checkpoint.part import WrittenPart, layout_of, write_part
+from strata.checkpoint.part import layout_of, write_part
 from strata.checkpoint.pipeline import DEFAULT_THREADS
 from strata.checkpoint.save_retry import HoldOver, SaveRetry, first_taken
-from strata.checkpoint.sharing import Exchange, Sharing
+from strata.checkpoint.sharing import Exchange, share_equal
 from strata.checkpoint.sink import OnStep, Storage, put, unobserved
 from strata.checkpoint.snapshot import Snapshot
 from strata.checkpoint.tiers import tiers_of
@@ -84,11 +83,6 @@ class Saver:
 
     def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
         """Return the committed checkpoint; raise what it failed of."""
-        record = self._saved(snapshot, request, info)
-        self.retry.committed(record.step)
-        return record
-
-    def _saved(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
         chosen = partial(
             choose,
             snapshot,
@@ -100,7 +94,7 @@ class Saver:
         )
         try:
             self._check_cancelled(info)
-            asked = self._held(chosen, info)
+            asked = self._first(info, None, chosen)
         except BaseException as error:
             if (given_up := self.fail(request, self.reason(error))) is not None:
                 info.began(given_up)
@@ -157,13 +151,13 @@ class Saver:
     def _begin(self, asked: Plan, info: CheckpointInfo) -> tuple[CheckpointMetadata, Plan]:
         """Return the attempt, and how this rank is to write its part of it."""
         try:
-            record = self._held(partial(self.catalog.begin, asked.request), info)
+            record = self._first(info, None, partial(self.catalog.begin, asked.request))
         except (Refused, CheckpointNotFound) as error:
             if asked.request.type is not CheckpointType.INCREMENTAL:
                 raise
             log.info("step %d is saved whole: %s", asked.request.step, error.message)
             asked = asked.whole()
-            record = self._held(partial(self.catalog.begin, asked.request), info)
+            record = self._first(info, None, partial(self.catalog.begin, asked.request))
         return record, asked.for_record(record, self.catalog.folder(record))
 
     def _compared(
@@ -174,8 +168,16 @@ class Saver:
         if self.exchange is None or ranks == 1 or self.exchange.limit_bytes < LEAST_BYTES:
             return snapshot, chosen
         self.on_step("compare")
-        sharing = Sharing(exchange=self.exchange, rank=self.catalog.rank, ranks=ranks, threads=self.threads)
-        return sharing.of(snapshot, chosen, record, info)
+        return share_equal(
+            snapshot,
+            chosen,
+            record,
+            info,
+            exchange=self.exchange,
+            rank=self.catalog.rank,
+            ranks=ranks,
+            threads=self.threads,
+        )
 
     def _marked(
         self, record: CheckpointMetadata, folder: str, manifest: Manifest | None, info: CheckpointInfo
@@ -188,17 +190,18 @@ class Saver:
         self.on_step("mark")
         named = record.manifest_digest
 
-        def tried(acts: Sequence[Callable[[], _T]]) -> _T:
-            return self._first(acts, info) if self.catalog.by_marker else first_taken(acts)
+        def tried(*acts: Callable[[], _T]) -> _T:
+            return self._first(info, None, *acts) if self.catalog.by_marker else first_taken(acts)
 
         later = f"step {record.step} is committed, and has no marker until it is restored"
         with contextlib.nullcontext() if self.catalog.by_marker else self.retry.excusing(later):
             if manifest is None:
-                manifest = tried([partial(read_manifest, self.storage, folder, named)])
+                manifest = tried(partial(read_manifest, self.storage, folder, named))
             mark = partial(_mark, folder=folder, manifest=manifest, manifest_digest=named)
             near, *others = tiers_of(self.storage)
-            tried([partial(mark, near), *(partial(mark, far, proven=True) for far in others)])
+            tried(partial(mark, near), *(partial(mark, far, proven=True) for far in others))
             self.on_step("marked")
+        self.retry.committed(record.step)
         return record
 
     def _to_commit(
@@ -214,7 +217,7 @@ class Saver:
         manifest = None
         if self.catalog.rank == 0:
             record = self._wait(record, lambda r: not r.missing, info)
-            latest = self._held(self.catalog.latest, info, record)
+            latest = self._first(info, record, self.catalog.latest)
             composed = partial(
                 compose,
                 self.storage,
@@ -224,7 +227,7 @@ class Saver:
                 acked={own.rank: acked},
                 written={acked: own},
             )
-            manifest = self._held(composed, info, record)
+            manifest = self._first(info, record, composed)
             data = manifest.to_bytes()
             self._put(f"{folder}/{GLOBAL_NAME}", data, info, record)
             self.on_step("seal")
@@ -241,46 +244,31 @@ class Saver:
             info.advanced(count_bytes)
 
         self._check_cancelled(info)
-        rank = self.catalog.rank
         info.bytes_total = layout_of(snapshot, plan).size_bytes
-        name = f"{folder}/{image_name(rank)}"
 
-        def write(storage: Storage) -> WrittenPart:
+        def write(storage: Storage) -> RankManifest:
             info.bytes_written = 0
-            return write_part(storage, name, snapshot, plan, threads=self.threads, on_block=on_block)
+            return write_part(
+                storage,
+                folder,
+                snapshot,
+                plan,
+                identity=identity_of(record),
+                rank=self.catalog.rank,
+                threads=self.threads,
+                on_block=on_block,
+            )
 
-        part = self._first([partial(write, storage) for storage in tiers_of(self.storage)], info, record)
+        manifest = self._first(info, record, *(partial(write, storage) for storage in tiers_of(self.storage)))
         info.stage()
-        return RankManifest(
-            identity=identity_of(record),
-            rank=rank,
-            image=image_name(rank),
-            image_bytes=part.layout.size_bytes,
-            header_bytes=len(part.layout.header),
-            header_digest=digest(part.layout.header),
-            tensors=part.tensors,
-            tree=snapshot.tree,
-            rng=snapshot.rng,
-            files=part.files,
-            mesh=snapshot.mesh,
-        )
+        return manifest
 
     # -- what the storage may refuse for a while
 
     def _put(self, name: str, data: bytes, info: CheckpointInfo, record: CheckpointMetadata) -> None:
-        self._first([partial(put, storage, name, data) for storage in tiers_of(self.storage)], info, record)
+        self._first(info, record, *(partial(put, storage, name, data) for storage in tiers_of(self.storage)))
 
-    def _held(
-        self, act: Callable[[], _T], info: CheckpointInfo, record: CheckpointMetadata | None = None
-    ) -> _T:
-        return self._first([act], info, record)
-
-    def _first(
-        self,
-        acts: Sequence[Callable[[], _T]],
-        info: CheckpointInfo,
-        record: CheckpointMetadata | None = None,
-    ) -> _T:
+    def _first(self, info: CheckpointInfo, record: CheckpointMetadata | None, *acts: Callable[[], _T]) -> _T:
         """Return what the first of `acts` returns that is not refused; hold the save of `record` meanwhile."""
         held = False
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Event
 from typing import Protocol
 
@@ -45,39 +45,36 @@ class Exchange(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
-    """What one rank does to share the writing of an attempt: rank `rank` of `ranks`."""
+def share_equal(
+    snapshot: Snapshot,
+    plan: Plan,
+    record: CheckpointMetadata,
+    info: CheckpointInfo,
+    *,
+    exchange: Exchange,
+    rank: int,
+    ranks: int,
+    threads: int,
+) -> tuple[Snapshot, Plan]:
+    """Return the snapshot with this rank's shares of what is equal on all `ranks`, and the plan for it.
 
-    exchange: Exchange
-    rank: int
-    ranks: int
-    threads: int
-
-    def of(
-        self, snapshot: Snapshot, plan: Plan, record: CheckpointMetadata, info: CheckpointInfo
-    ) -> tuple[Snapshot, Plan]:
-        """Return the snapshot with this rank's shares of what is equal on all ranks, and the plan for it.
-
-        A rank that has nothing to compare takes part, too: the others wait for it. Nothing is hashed before it is
-        copied, since the trainer waits for the copy.
-        """
-        names = comparable(snapshot)
-        if names:
-            snapshot.wait(snapshot.places[names[-1]].end)
-        begun_s = time.monotonic()
-        found = plan.digests or digests_of(snapshot, names, threads=self.threads)
-        specs = {name: place.spec for name, place in snapshot.places.items()}
-        comparison = Comparison(
-            {name: fingerprint(name, specs[name], found[name]) for name in names},
-            limit_bytes=self.exchange.limit_bytes,
-        )
-        while (message := comparison.message()) is not None:
-            comparison.hear(self.exchange(record, comparison.stage, message, cancelled=info.cancelled))
-        info.compared_s = time.monotonic() - begun_s
-        sizes = {name: specs[name].size_bytes for name in comparison.equal}
-        shares = {**snapshot.shares, **share(sizes, replica=self.rank, replicas=self.ranks)}
-        return replace(snapshot, shares=shares), plan.shared(shares, specs, found)
+    A rank that has nothing to compare takes part, too: the others wait for it. Nothing is hashed before it is
+    copied, since the trainer waits for the copy.
+    """
+    names = comparable(snapshot)
+    if names:
+        snapshot.wait(snapshot.places[names[-1]].end)
+    begun_s = time.monotonic()
+    found = plan.digests or digests_of(snapshot, names, threads=threads)
+    specs = {name: place.spec for name, place in snapshot.places.items()}
+    fingerprints = {name: fingerprint(name, specs[name], found[name]) for name in names}
+    comparison = Comparison(fingerprints, limit_bytes=exchange.limit_bytes)
+    while (message := comparison.message()) is not None:
+        comparison.hear(exchange(record, comparison.stage, message, cancelled=info.cancelled))
+    info.compared_s = time.monotonic() - begun_s
+    sizes = {name: specs[name].size_bytes for name in comparison.equal}
+    shares = {**snapshot.shares, **share(sizes, replica=rank, replicas=ranks)}
+    return replace(snapshot, shares=shares), plan.shared(shares, specs, found)
 
 
 def comparable(snapshot: Snapshot) -> list[str]:

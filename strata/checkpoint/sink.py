@@ -7,18 +7,19 @@ durable, or not at all. Errors are `StorageError`; `ObjectMissing` when there is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from strata.checkpoint.digest import Bytes
-from strata.errors import InvalidArgument, StorageError
+from strata.errors import CheckpointCorrupt, CheckpointIncomplete, InvalidArgument, StorageError
 
 OnStep = Callable[[str], None]
 """Told the name of each step before it is taken; whoever listens may end the process there."""
 
 
-def unobserved(step: str) -> None:
-    """Listen to no step."""
+def unobserved(*_: object, **_named: object) -> None:
+    """Take no notice of what is told: a step, a block, how far a copy is."""
 
 
 class ObjectMissing(StorageError):
@@ -33,23 +34,24 @@ class NotAnObject(StorageError):
     code = "NOT_AN_OBJECT"
 
 
+class NameTaken(StorageError):
+    """A new object's name has one already, which is never replaced."""
+
+    code = "NAME_TAKEN"
+
+
 class Sink(Protocol):
     """One object being written: begin, any number of write_at, then finish or abort.
 
     Several threads may call `write_at` at once.
     """
 
-    @property
-    def block_bytes(self) -> int:
-        """What it takes best in one write_at, at multiples of it; known once it has begun."""
-        ...
-
     def begin(self, size_bytes: int) -> None:
         """Prepare to take exactly that many bytes."""
         ...
 
     def write_at(self, offset: int, chunk: Bytes) -> None:
-        """Take bytes for their place; in any order, each place once.
+        """Take bytes for their place; in any order, each place once. Best are chunks, at multiples of their size.
 
         A read-only view may be borrowed until `finish` or `abort` returns, and must not change
         meanwhile; what is writable is the caller's own again at once.
@@ -57,7 +59,7 @@ class Sink(Protocol):
         ...
 
     def finish(self) -> None:
-        """Return once the object is durable and visible under its name."""
+        """Return once the object is durable and visible under its name; `NameTaken` when another has that."""
         ...
 
     def abort(self) -> None:
@@ -84,7 +86,7 @@ class Storage(Protocol):
     def uri(self) -> str: ...
 
     def sink(self, name: str) -> Sink:
-        """Return the sink of a new object; finishing it fails if the name is taken."""
+        """Return the sink of a new object."""
         ...
 
     def create_once(self, name: str, data: bytes) -> bool:
@@ -144,6 +146,17 @@ def put(storage: Storage, name: str, data: bytes) -> None:
         sink.finish()
     finally:
         sink.abort()
+
+
+@contextlib.contextmanager
+def proving(name: str) -> Iterator[None]:
+    """Take an object that is not there for a checkpoint that is not whole; one that is none, for a corrupt one."""
+    try:
+        yield
+    except ObjectMissing as error:
+        raise CheckpointIncomplete(f"{name} is missing") from error
+    except NotAnObject as error:
+        raise CheckpointCorrupt(error.message, hint=error.hint) from error
 
 
 def checked_name(name: str) -> str:

@@ -16,6 +16,7 @@ meanwhile. The snapshot is whole in any case, and may become a Full.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,15 +30,13 @@ from strata.checkpoint.memory import PAGE_BYTES, Arena, Held, allocate, copy
 from strata.checkpoint.pipeline import groups, spread
 from strata.checkpoint.replication import Replica
 from strata.checkpoint.sharding import share
+from strata.checkpoint.sink import unobserved
 from strata.checkpoint.staging import Staging
 from strata.checkpoint.state import Flat, Json
 from strata.checkpoint.tensors import COPY_THREADS, copy_out, in_place
+from strata.errors import CheckpointAborted
 
 __all__ = ["Arena", "Snapshot", "take_snapshot"]
-
-
-def _unasked(digests: Mapping[str, Sequence[str]]) -> None:
-    """Tell nobody of the digests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class Snapshot:
     shares: Mapping[str, range] = field(default_factory=dict)
     mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     digests: Mapping[str, Sequence[str]] | None = None
-    on_hashed: Callable[[Mapping[str, Sequence[str]]], None] = _unasked
+    on_hashed: Callable[[Mapping[str, Sequence[str]]], None] = unobserved
 
     def wait(self, size_bytes: int | None = None) -> None:
         """Return once the image's first `size_bytes` are there, or all of it.
@@ -76,7 +75,8 @@ class Snapshot:
 
     def settle(self) -> None:
         """Return once nothing is copied any more, whatever became of it: the memory is used again."""
-        self.staging.settle()
+        with contextlib.suppress(CheckpointAborted):
+            self.staging.wait()
         self.pending.wait()
 
     @property

@@ -59,11 +59,6 @@ class Staging:
             if not self._is_there(size_bytes):
                 raise CheckpointAborted("the state was not copied whole", hint="save it again")
 
-    def settle(self) -> None:
-        """Return once nothing is copied any more, whatever became of it."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._failed or self._is_there(None))
-
     def _is_there(self, size_bytes: int | None) -> bool:
         if self._next == len(self._ends):
             return True

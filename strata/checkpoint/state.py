@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -232,6 +232,21 @@ def children(tree: Json) -> list[tuple[Any, Json]] | None:
             if kind in tree:
                 return list(enumerate(tree[kind]))
     return None
+
+
+def leaves(tree: Json, path: str = "") -> Iterator[tuple[str, Json]]:
+    """Yield (path, tree) for everything in a state that holds nothing else."""
+    parts = children(tree)
+    if parts is None:
+        yield path, tree
+    else:
+        for name, part in parts:
+            yield from leaves(part, join(path, name))
+
+
+def named_by(leaf: Json) -> str | None:
+    """Return the name of the tensor, or of the opaque bytes, that a leaf stands for; None for any other."""
+    return leaf.get("t", leaf.get("b")) if isinstance(leaf, dict) else None
 
 
 def _key(tree: Json) -> Any:

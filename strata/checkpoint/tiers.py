@@ -74,13 +74,13 @@ class TieredStorage:
     # -- reading
 
     def read(self, name: str) -> bytes:
-        return self._nearest(lambda storage: storage.read(name), name)
+        return nearest(self.near, self.far, lambda storage: storage.read(name), name)
 
     def source(self, name: str) -> TieredSource:
         return TieredSource(self.near, self.far, name)
 
     def size(self, name: str) -> int:
-        return self._nearest(lambda storage: storage.size(name), name)
+        return nearest(self.near, self.far, lambda storage: storage.size(name), name)
 
     def exists(self, name: str) -> bool:
         if self.near.exists(name):
@@ -115,9 +115,6 @@ class TieredStorage:
             return True
         with from_afar():
             return self.far.is_held(name)
-
-    def _nearest(self, read: Callable[[Storage], _T], name: str) -> _T:
-        return nearest(self.near, self.far, read, name)
 
 
 class TieredSource:

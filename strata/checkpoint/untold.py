@@ -5,11 +5,17 @@ There are those of saves, which their handles keep, and those of what follows a 
 
 from __future__ import annotations
 
-import contextlib
-import queue
+import sys
+from collections import deque
 
 from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.last_words import tell_on_stderr
+
+
+def tell_on_stderr(text: str) -> None:
+    """Say it on stderr: a log may go nowhere, or be shut down by now."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"strata: {text}\n")
+        sys.stderr.flush()
 
 
 class Untold:
@@ -17,7 +23,7 @@ class Untold:
 
     def __init__(self) -> None:
         self._infos: list[CheckpointInfo] = []
-        self._troubles: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        self._troubles: deque[BaseException] = deque()
 
     def follow(self, info: CheckpointInfo) -> None:
         """Keep the error of a save, if it comes to one."""
@@ -35,7 +41,7 @@ class Untold:
 
     def trouble(self, error: BaseException) -> None:
         """Keep what failed after a save."""
-        self._troubles.put(error)
+        self._troubles.append(error)
 
     @property
     def unfinished(self) -> list[int]:
@@ -82,8 +88,4 @@ class Untold:
             tell_on_stderr(f"nobody was told what failed after a save: {trouble}")
 
     def _take_troubles(self) -> list[BaseException]:
-        troubles = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                troubles.append(self._troubles.get_nowait())
-        return troubles
+        return [self._troubles.popleft() for _ in range(len(self._troubles))]

@@ -18,7 +18,7 @@ from strata.checkpoint.marker import check_size, read_manifest, read_marker, rea
 from strata.checkpoint.memory import allocate
 from strata.checkpoint.pipeline import open_at_once
 from strata.checkpoint.reader import check_refers, tensors_of
-from strata.checkpoint.sink import NotAnObject, ObjectMissing, Source, Storage
+from strata.checkpoint.sink import Source, Storage, proving, unobserved
 from strata.errors import CheckpointCorrupt, CheckpointIncomplete
 
 MAX_PROBLEMS: Final = 1000
@@ -26,10 +26,6 @@ MAX_PROBLEMS: Final = 1000
 
 OnBytes = Callable[[int], None]
 """Told how many more bytes were read."""
-
-
-def ignored(count_bytes: int) -> None:
-    """Take no notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +42,9 @@ class Verification:
         return not self.problems
 
 
-def verify(storage: Storage, folder: str, *, manifest_digest: str | None, on_bytes: OnBytes) -> Verification:
+def verify(
+    storage: Storage, folder: str, *, manifest_digest: str | None, on_bytes: OnBytes = unobserved
+) -> Verification:
     """Read the whole checkpoint in `folder` and return all that is amiss.
 
     `manifest_digest` is what the catalog says; None takes the marker's word. `CheckpointError` for
@@ -69,7 +67,7 @@ def look(storage: Storage, folder: str, *, manifest_digest: str, only: str = "")
     write it anew. `CheckpointIncomplete` where a file is missing, and nothing that was read is damaged.
     """
     with Images(storage, folder) as images:
-        work = _Verifier(storage, folder, images, ignored, only)
+        work = _Verifier(storage, folder, images, unobserved, only)
         try:
             work.parts(read_manifest(storage, folder, manifest_digest))
         except CheckpointCorrupt as error:
@@ -98,16 +96,12 @@ class Images:
         """Return the chunk, read to the front of `into`; `CheckpointCorrupt` naming `what` if it differs."""
         name = object_name(self._folder, place.image)
         chunk = into[: place.size_bytes]
-        try:
+        with proving(name):
             if name not in self._open:
                 while len(self._open) >= open_at_once():
                     self._open.pop(next(iter(self._open))).close()
                 self._open[name] = self._storage.source(name)
             count = self._open[name].read_into(place.offset, chunk)
-        except ObjectMissing as error:
-            raise CheckpointIncomplete(f"{name} is missing") from error
-        except NotAnObject as error:
-            raise CheckpointCorrupt(error.message) from error
         if count != len(chunk):
             raise CheckpointCorrupt(f"{name} ends after {place.offset + count} bytes, within {what}")
         if digest(chunk) != place.digest:

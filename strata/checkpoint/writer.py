@@ -28,7 +28,6 @@ from strata.checkpoint import rng
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.cuda_copies import CudaCopies, optimizers_in
 from strata.checkpoint.handle import CheckpointInfo, Progress
-from strata.checkpoint.last_words import tell_on_stderr
 from strata.checkpoint.memory import allocate
 from strata.checkpoint.replication import RNG_KEY, Replication
 from strata.checkpoint.save_retry import HoldOver
@@ -36,7 +35,7 @@ from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
 from strata.checkpoint.state import Flat
 from strata.checkpoint.tensors import COPY_THREADS
-from strata.checkpoint.untold import Untold
+from strata.checkpoint.untold import Untold, tell_on_stderr
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StrataError, Unavailable
 
@@ -99,7 +98,6 @@ class AsyncCheckpointWriter:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._exiting = False
-        self._registered = False
 
     def prepare(self, state: Any, *, capture_rng: bool = True) -> None:
         """Have the memory ready for states like this one: the first saves then cost no more than later ones."""
@@ -380,9 +378,8 @@ class AsyncCheckpointWriter:
     def _start(self) -> bool:
         # a daemon: an idle writer keeps no program alive; _at_exit waits for a busy one
         thread = threading.Thread(target=self._run, name="strata-checkpoints", daemon=True)
-        if not self._registered:
-            self._registered = True
-            atexit.register(self._at_exit)
+        atexit.unregister(self._at_exit)  # an earlier try may have come as far as this
+        atexit.register(self._at_exit)
         try:
             thread.start()
         except RuntimeError:  # what Python says at its end, or when there are too many

@@ -35,16 +35,7 @@ class CopyReports:
         self._catalog = catalog
         self._root = root
 
-    def begun(self, replica: Replica) -> None:
-        self._report(replica, begun=True)
-
-    def part(self, replica: Replica, rank: int, digest: str) -> None:
-        self._report(replica, rank=rank, digest=digest)
-
-    def sealed(self, replica: Replica) -> None:
-        self._report(replica, sealed=True, digest=replica.manifest_digest)
-
-    def _report(self, replica: Replica, **what: Any) -> None:
+    def __call__(self, replica: Replica, **what: Any) -> None:
         """Say it; a plain `Refused` is left to those for whom the copy is not wanted any more."""
         try:
             self._catalog.report_copy(

@@ -17,10 +17,9 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.opening import open_storage
-from strata.checkpoint.rank_values import texts_of_ranks
-from strata.checkpoint.reader import Lend, Loaded, load
+from strata.checkpoint.reader import Lend, Loaded, load, texts_of_ranks
 from strata.checkpoint.replicator import Replicator
-from strata.checkpoint.sink import Storage
+from strata.checkpoint.sink import Storage, unobserved
 from strata.checkpoint.tiers import FarAway, TieredStorage, copies, tiers_of
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_copies import TIER, CopyReports, Told
@@ -214,7 +213,6 @@ class Tiers:
             ]
 
         self._catalog = catalog
-        reports = CopyReports(told, root=far.uri) if told is not None else None
         self._replicator = Replicator(
             self.storage,  # a part that the near one refused may lie in the far one alone
             far,
@@ -222,7 +220,7 @@ class Tiers:
             ranks=catalog.world_size,
             world="" if isinstance(catalog, LocalCatalog) else str(catalog.generation),
             others_s=self._others_s,
-            reports=reports,
+            report=CopyReports(told, root=far.uri) if told is not None else unobserved,
             doubted=self.doubted,
             missing=missing,
             afterwards=afterwards,

@@ -61,7 +61,7 @@ async def in_thread(uri: str) -> str:
     told.set_running_or_notify_cancel()  # whoever stops waiting does not take it from the thread
 
     def probe() -> None:
-        from strata.checkpoint.probe import refusal  # noqa: PLC0415  # most members that begin need none of it
+        from strata.checkpoint.opening import refusal  # noqa: PLC0415  # most members that begin need none of it
 
         try:
             told.set_result(refusal(uri, nonce=lambda: uuid.uuid4().hex))

@@ -26,7 +26,8 @@ def test_a_process_killed_at_any_step_leaves_only_whole_checkpoints(tmp_path: Pa
     assert (report["kills"], report["lived_to_the_end"]) == (len(names), 0)
     assert len(names) > 80, "four saves, three deletions"
     mark = names.index("mark")
-    assert names[mark:][:5] == ["mark", "sync COMMIT", "link COMMIT", "sync folder of COMMIT", "marked"]
+    steps = ["begin COMMIT", "write COMMIT", "sync COMMIT", "link COMMIT", "sync folder of COMMIT"]
+    assert names[mark:][:7] == ["mark", *steps, "marked"]
     deletions = [name for name in names if name.startswith("delete")]
     assert deletions[:4] == [
         "delete COMMIT",

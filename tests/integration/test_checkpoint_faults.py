@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from strata.checkpoint.verifying import ignored, verify
+from strata.checkpoint.verifying import verify
 from strata.client.checkpoints import CheckpointManager
 from tests.processes import Record, Talker
 
@@ -156,9 +156,7 @@ def test_errors_of_the_device_are_told_and_what_was_committed_is_good(
         newest = max(committed, default=0)
         assert (manager.latest_step() or 0) >= newest, "what was told to be committed is there"
         for c in kept:
-            found = verify(
-                manager._storage, manager._catalog.folder(c), manifest_digest=None, on_bytes=ignored
-            )
+            found = verify(manager._storage, manager._catalog.folder(c), manifest_digest=None)
             assert found.good, found.problems
         manager.save(b"x" * 1000, 50).wait(60)
         assert manager.latest_step() == 50, "on a disk that is sound again saves go on"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Annotated, Any
 
 import typer
 
-from strata.checkpoint import comparing
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.comparing import Difference, compare
 from strata.checkpoint.verifying import Verification, verify
@@ -116,7 +116,7 @@ def diff(
             raise Refused(f"step {checkpoint.step} has no rank {rank}, only 0 to {len(ranks) - 1}")
     difference = compare(parts[0][rank], parts[1][rank])
     if as_json:
-        print_values(comparing.as_json(difference))
+        print_values(dataclasses.asdict(difference))
         return
     _print_difference(f"step {before.step} to step {after.step}, rank {rank}", difference)
 

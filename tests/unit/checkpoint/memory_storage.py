@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from strata.checkpoint.digest import CHUNK_BYTES, Bytes
+from strata.checkpoint.digest import Bytes
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, checked_name
 from strata.documents.parsing import MAX_DOCUMENT_BYTES
 from strata.errors import StorageError
@@ -44,6 +44,16 @@ class MemoryStorage:
     @property
     def uri(self) -> str:
         return "memory:///"
+
+    def flip(self, name: str, at: int, bit: int = 0) -> None:
+        """Turn one bit of an object over."""
+        changed = bytearray(self.objects[name])
+        changed[at] ^= 1 << bit
+        self.objects[name] = bytes(changed)
+
+    def files(self, folder: str) -> dict[str, bytes]:
+        """Return the objects below a folder."""
+        return {name: data for name, data in self.objects.items() if name.startswith(f"{folder}/")}
 
     def sink(self, name: str) -> MemorySink:
         return MemorySink(self, checked_name(name))
@@ -105,8 +115,6 @@ class MemoryStorage:
 
 
 class MemorySink:
-    block_bytes = CHUNK_BYTES
-
     def __init__(self, storage: MemoryStorage, name: str) -> None:
         self._storage = storage
         self._name = name

@@ -29,6 +29,7 @@ from strata.errors import BarrierTimeout, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.worlds_pb2 import RestorePoint
 from strata.wire import checkpoints as wire
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job
 from tests.unit.core.rig import KEYS, Store
 
@@ -219,8 +220,7 @@ class Port:
 
     @property
     def world_size(self) -> int:
-        world = self.cluster.view().world()
-        assert world is not None
+        world = not_none(self.cluster.view().world())
         return world.head.size
 
     def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:

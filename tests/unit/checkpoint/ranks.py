@@ -1,26 +1,45 @@
-"""Several ranks that save one step together, each in a thread of its own."""
+"""Several ranks that save one step together, each in a thread of its own, over the catalog's real decisions."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from strata.checkpoint.bases import Doubted
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.far_copy import Replica
+from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.reader import load
 from strata.checkpoint.replication import Replication
 from strata.checkpoint.save_retry import SaveRetry
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import TieredStorage
+from strata.client.checkpoint_catalog import CoordinatedCatalog
+from strata.core.records import CheckpointType
 from strata.errors import StrataError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.ports import Cluster
 from tests.unit.checkpoint.saves import an_info, snapshot_of
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
 
 LIMIT_S = 20.0
 STEP = 20
+
+
+def catalogs_of(cluster: Cluster, count: int) -> list[CoordinatedCatalog]:
+    """Return the catalogs of that many ranks; no two attempts have one id."""
+    ids = itertools.count(1)
+    return [
+        CoordinatedCatalog(
+            cluster.port(rank),
+            root_uri="file:///data",
+            new_id=lambda: f"a{next(ids)}",
+            save_wait_s=LIMIT_S,
+        )
+        for rank in range(count)
+    ]
 
 
 class Ranks:
@@ -41,7 +60,9 @@ class Ranks:
         self.storage: Storage = self.near if far is None else TieredStorage(self.near, far)
         self.held = threading.Event()
         """Whether one of them holds its save, or has done so."""
-        self.shared = SharedCatalog(count)
+        self.cluster = Cluster(**{f"w{rank}": 1 for rank in range(count)})
+        self.catalogs = catalogs_of(self.cluster, count)
+        self.doubted = [Doubted() for _ in range(count)]
         self.infos = [an_info(STEP) for _ in range(count)]
         self.retries = [
             SaveRetry(grace_s=grace_s, tell=lambda hold: self.held.set(), pauses_s=(0.01,))
@@ -54,8 +75,10 @@ class Ranks:
     def begin(
         self,
         *ranks: int,
+        step: int = STEP,
         states: Sequence[Any] = (),
         paths: Sequence[Sequence[str]] = (),
+        kinds: Sequence[CheckpointType] = (CheckpointType.FULL,),
         timeout_s: float = LIMIT_S,
         **request: Any,
     ) -> None:
@@ -64,16 +87,18 @@ class Ranks:
         def run(rank: int) -> None:
             saver = Saver(
                 storage=self.storage,
-                catalog=self.shared.of(rank),
+                catalog=self.catalogs[rank],
                 commit_timeout_s=timeout_s,
+                doubted=self.doubted[rank],
                 on_step=self.on_step,
                 retry=self.retries[rank],
             )
             declared = frozenset(paths[rank]) if paths else frozenset()
-            replication = Replication(rank=rank, ranks=self.shared.world_size, paths=declared)
+            replication = Replication(rank=rank, ranks=len(self.catalogs), paths=declared)
             snapshot = snapshot_of(states[rank] if states else {"rank": rank}, replication=replication)
+            asked = SaveRequest(step=step, type=kinds[rank % len(kinds)], **request)
             try:
-                self.ends[rank] = saver.save(snapshot, SaveRequest(step=STEP, **request), self.infos[rank])
+                self.ends[rank] = saver.save(snapshot, asked, self.infos[rank])
             except StrataError as error:
                 self.ends[rank] = error
 
@@ -88,17 +113,20 @@ class Ranks:
             thread.join(3 * LIMIT_S)
             assert not thread.is_alive()
 
-    def save(self, *ranks: int, **how: Any) -> None:
+    def save(self, *ranks: int, **how: Any) -> list[Any]:
+        """Save, and return the record of each rank, or its error."""
         self.begin(*ranks, **how)
         self.end()
+        return [self.ends[rank] for rank in sorted(self.ends)]
 
     @property
     def record(self) -> CheckpointMetadata:
-        return self.shared.records[STEP]
+        """What the coordinators know of the newest save."""
+        return self.catalogs[0].all()[-1]
 
     @property
     def folder(self) -> str:
-        return self.shared.of(0).folder(self.record)
+        return self.catalogs[0].folder(self.record)
 
     @property
     def replica(self) -> Replica:
@@ -116,3 +144,7 @@ class Ranks:
         return load(
             self.storage, self.folder, manifest_digest=self.record.manifest_digest, rank=rank, state=state
         )
+
+    def manifest(self, rank: int) -> RankManifest:
+        name = f"{self.folder}/rank-{rank:05d}.json"
+        return RankManifest.from_bytes(self.near.objects[name], what=name)

@@ -10,13 +10,14 @@ from strata.checkpoint import rng
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.reader import load
+from strata.checkpoint.reader import Loaded, load
 from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import OnStep, Storage, unobserved
 from strata.checkpoint.snapshot import Arena, Snapshot, take_snapshot
 from strata.checkpoint.state import Flat
 from strata.core.records import CheckpointType
+from tests.unit.checkpoint.memory_storage import MemoryStorage
 
 
 def snapshot_of(state: Any, *, with_rng: bool = False, replication: Replication | None = None) -> Snapshot:
@@ -57,3 +58,22 @@ def loaded(storage: Storage, catalog: Catalog, checkpoint: CheckpointMetadata, r
     folder = catalog.folder(checkpoint)
     saved = load(storage, folder, manifest_digest=checkpoint.manifest_digest, rank=rank).saved
     return saved.value(saved.tree)
+
+
+class Saved:
+    """One committed checkpoint of a state, its storage, and its folder."""
+
+    def __init__(self, state: Any) -> None:
+        self.storage = MemoryStorage()
+        self.catalog = local_catalog(self.storage)
+        self.checkpoint: CheckpointMetadata = save(self.storage, self.catalog, state, 20)
+        self.folder = self.catalog.folder(self.checkpoint)
+
+    def load(self) -> Loaded:
+        return load(self.storage, self.folder, manifest_digest=self.checkpoint.manifest_digest, rank=0)
+
+    def value(self) -> Any:
+        return loaded(self.storage, self.catalog, self.checkpoint)
+
+    def name(self, file: str) -> str:
+        return f"{self.folder}/{file}"

@@ -10,7 +10,7 @@ import pytest
 
 from strata.checkpoint.marker import NAME as MARKER
 from strata.client.checkpoints import CheckpointManager
-from tests.crashes.judge import complaints
+from tests.crashes.judge import SMALL_BYTES, complaints
 from tests.crashes.program import STEPS, state_of
 
 SIZE_BYTES = 4096
@@ -50,7 +50,7 @@ def take_away(root: Path) -> None:
 
 
 def leave_behind(root: Path) -> None:
-    (root / "generations" / ".left.tmp").write_bytes(b"")
+    (root / "generations" / ".left.tmp").write_bytes(bytes(SMALL_BYTES))
 
 
 def save_something_else(root: Path) -> None:

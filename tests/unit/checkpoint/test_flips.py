@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.verifying import ignored, verify
+from strata.checkpoint.verifying import verify
 from strata.client.checkpoints import CheckpointManager
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt
+from tests.not_none import not_none
 
 FLIPS = 1000
 
@@ -31,8 +32,10 @@ def a_state(step: int) -> dict[str, Any]:
     }
 
 
-def an_empty_state() -> dict[str, Any]:
-    return {"model": {}, "optim": {}, "step": None}
+def restored_by(manager: CheckpointManager) -> tuple[int, dict[str, Any]]:
+    """Return the step that is restored, and its state."""
+    state: dict[str, Any] = {"model": {}, "optim": {}, "step": None}
+    return not_none(manager.restore(state)).step, state
 
 
 def same(one: Any, other: Any) -> bool:
@@ -74,19 +77,15 @@ def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_restored(
         path = files[number // 2 % 4] if number % 2 else newest / "rank-00000.safetensors"
         bit = seeded.randrange(8 * path.stat().st_size)
         with flipped(path, bit):
-            state = an_empty_state()
-            restored = manager.restore(state)
-            assert restored is not None, (path.name, bit)
-            assert restored.step == 20, (path.name, bit)
+            step, state = restored_by(manager)
+            assert step == 20, (path.name, bit)
             assert same(state, a_state(20)), (path.name, bit)
-            verification = verify(storage, newest.name, manifest_digest=None, on_bytes=ignored)
+            verification = verify(storage, newest.name, manifest_digest=None)
             assert not verification.good, (path.name, bit)
             found_by_verify += path.name in " ".join(verification.problems)
     assert found_by_verify == FLIPS, "each names the file"
-    state = an_empty_state()
-    restored = manager.restore(state)
-    assert restored is not None
-    assert restored.step == 40, "with every bit back in its place it is good again"
+    step, state = restored_by(manager)
+    assert step == 40, "with every bit back in its place it is good again"
     assert same(state, a_state(40))
 
 
@@ -107,13 +106,11 @@ def test_a_flip_in_what_an_incremental_uses_is_found_in_it_too(
     for _ in range(100):
         bit = seeded.randrange(8 * base.stat().st_size)
         with flipped(base, bit):
-            state = an_empty_state()
-            restored = manager.restore(state)
-            assert restored is not None
-            good = verify(storage, folder, manifest_digest=None, on_bytes=ignored).good
-            assert restored.step == (30 if good else 10), "20 has lost the bit in any case"
+            step, state = restored_by(manager)
+            good = verify(storage, folder, manifest_digest=None).good
+            assert step == (30 if good else 10), "20 has lost the bit in any case"
             assert same(state, newer if good else a_state(10)), bit
-            found[restored.step] += 1
+            found[step] += 1
     assert min(found[10], found[30]) > 10, "the model is used, the header and the optimizer are not"
 
 
@@ -122,7 +119,7 @@ def test_with_nothing_good_before_it_nothing_is_restored(tmp_path: Path) -> None
         manager.save_state(a_state(20), 20).wait()
         image = next(tmp_path.glob("step-*/*.safetensors"))
         with flipped(image, 8 * (image.stat().st_size - 1)):
-            state = an_empty_state()
+            state: dict[str, Any] = {"step": None}
             with pytest.raises(CheckpointCorrupt, match="none of the checkpoints is good"):
                 manager.restore(state)
-            assert state == an_empty_state(), "nothing was changed"
+            assert state == {"step": None}, "nothing was changed"

@@ -3,85 +3,39 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from strata.checkpoint.bases import Doubted
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES
-from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.manifest import GLOBAL_NAME, Manifest, RankManifest
 from strata.checkpoint.marker import committed
-from strata.checkpoint.saving import Saver
 from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_retention import retain
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState, CheckpointType
-from strata.errors import CheckpointAborted, Conflict, StrataError
-from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.ports import Cluster
-from tests.unit.checkpoint.saves import loaded, snapshot_of
+from strata.errors import CheckpointAborted, Conflict
+from tests.not_none import not_none
+from tests.unit.checkpoint.ranks import Ranks
+from tests.unit.checkpoint.saves import loaded
 
 LIMIT_S = 20
 INCREMENTAL = CheckpointType.INCREMENTAL
 
 
-class World:
+class World(Ranks):
     """Two ranks that share a storage, and a catalog of each over the same job."""
 
     def __init__(self) -> None:
-        self.storage = MemoryStorage()
-        self.cluster = Cluster(a=1, b=1)
-        self.names: Iterator[int] = iter(range(1000))
-        self.catalogs = [
-            CoordinatedCatalog(
-                self.cluster.port(rank),
-                root_uri="file:///data",
-                new_id=lambda: f"x{next(self.names)}",
-                save_wait_s=LIMIT_S,
-            )
-            for rank in (0, 1)
-        ]
-        self.doubted = [Doubted(), Doubted()]
+        super().__init__(2)
 
-    def save(self, step: int, states: list[Any], *kinds: CheckpointType) -> list[Any]:
+    def saved(self, step: int, states: list[Any], *kinds: CheckpointType) -> list[Any]:
         """Save a state for each rank, of its type; return each rank's record, or its error."""
-        found: list[Any] = [None, None]
-
-        def run(rank: int) -> None:
-            saver = Saver(
-                storage=self.storage,
-                catalog=self.catalogs[rank],
-                commit_timeout_s=LIMIT_S,
-                doubted=self.doubted[rank],
-            )
-            kind = kinds[rank % len(kinds)] if kinds else INCREMENTAL
-            info = CheckpointInfo(step=step, epoch=0, checkpoint_type=kind, metadata={})
-            try:
-                found[rank] = saver.save(snapshot_of(states[rank]), SaveRequest(step=step, type=kind), info)
-            except StrataError as error:
-                found[rank] = error
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LIMIT_S)
-        return found
+        return self.save(step=step, states=states, kinds=kinds or (INCREMENTAL,))
 
     def load(self, record: CheckpointMetadata, rank: int) -> Any:
-        return loaded(self.storage, self.catalogs[rank], record, rank)
-
-    def manifest(self, record: CheckpointMetadata) -> Manifest:
-        name = f"{self.catalogs[0].folder(record)}/{GLOBAL_NAME}"
-        return Manifest.from_bytes(self.storage.objects[name], what=name)
-
-    def part(self, record: CheckpointMetadata, rank: int) -> RankManifest:
-        name = f"{self.catalogs[0].folder(record)}/rank-0000{rank}.json"
-        return RankManifest.from_bytes(self.storage.objects[name], what=name)
+        return loaded(self.near, self.catalogs[rank], record, rank)
 
 
 @pytest.fixture
@@ -98,65 +52,54 @@ def states(fill: int = 0) -> list[dict[str, Any]]:
 
 
 def test_each_rank_writes_what_changed_of_its_part_and_the_record_names_the_base(world: World) -> None:
-    full, _ = world.save(1, states(1))
-    one, other = world.save(2, states(2))
+    full, _ = world.saved(1, states(1))
+    one, other = world.saved(2, states(2))
     assert (full.checkpoint_type, one.checkpoint_type) == (CheckpointType.FULL, INCREMENTAL)
     assert (one.base_step, one.base_attempt) == (1, full.id)
     assert one.id == other.id
     assert one.size_bytes == 2 * (4096 + 9)
-    assert world.manifest(one).uses == (world.catalogs[0].folder(full).rpartition("/")[2],)
+    proof = not_none(committed(world.near, world.folder))
+    assert proof[0].uses == (world.catalogs[0].folder(full).rpartition("/")[2],)
     for rank in (0, 1):
         back = world.load(one, rank)
         assert (back["frozen"] == rank).all()
         assert back["hot"].tolist() == [2] * 9
-    latest = world.catalogs[0].latest()
-    assert latest is not None
+    latest = not_none(world.catalogs[0].latest())
     assert latest.id == one.id
-    assert committed(world.storage, world.catalogs[0].folder(one)) is not None
+    assert committed(world.near, world.catalogs[0].folder(one)) is not None
 
 
 def test_what_an_incremental_uses_is_not_deleted_with_the_older_ones(world: World) -> None:
     for step in range(1, 4):
-        world.save(step, states(step))
-    retain(world.catalogs[0], world.storage, Keep(latest=1), now_unix_ms=0)
+        world.saved(step, states(step))
+    retain(world.catalogs[0], world.near, Keep(latest=1), now_unix_ms=0)
     kept = {c.step: c.state for c in world.catalogs[0].all()}
     assert kept.keys() == {1, 2, 3}, "the third refers to all that the second may use"
     assert set(kept.values()) == {CheckpointState.COMMITTED}
-    (whole, _) = world.save(4, states(4), CheckpointType.FULL)
-    retain(world.catalogs[0], world.storage, Keep(latest=1), now_unix_ms=0)
+    (whole, _) = world.saved(4, states(4), CheckpointType.FULL)
+    retain(world.catalogs[0], world.near, Keep(latest=1), now_unix_ms=0)
     assert [c.id for c in world.catalogs[0].all()] == [whole.id]
 
 
 def test_a_base_that_goes_before_the_begin_is_not_built_on(world: World) -> None:
     """Retention against a begin: the catalog refuses the base, and everything is written."""
-    full, _ = world.save(1, states(1))
-    world.save(2, states(2), CheckpointType.FULL)
-    stale = [StaleCatalog(catalog, full) for catalog in world.catalogs]
+    full, _ = world.saved(1, states(1))
+    world.saved(2, states(2), CheckpointType.FULL)
     world.catalogs[0].delete(full)
-    world.catalogs[:] = stale  # type: ignore[assignment]  # all that a save asks of it
-    record, _ = world.save(3, states(3))
+    for catalog in world.catalogs:
+        catalog.latest = lambda: full  # type: ignore[method-assign]  # it was so a while ago
+    record, _ = world.saved(3, states(3))
     assert record.checkpoint_type is CheckpointType.FULL
-    assert world.part(record, 0).files == ()
-
-
-class StaleCatalog:
-    """A rank's catalog whose `latest` was true a while ago."""
-
-    def __init__(self, catalog: CoordinatedCatalog, latest: CheckpointMetadata) -> None:
-        self._catalog = catalog
-        self.latest: Callable[[], CheckpointMetadata] = lambda: latest
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._catalog, name)
+    assert world.manifest(0).files == ()
 
 
 def test_ranks_that_choose_otherwise_write_what_the_first_began(world: World) -> None:
     """Either may come first: a Full of all, or an Incremental of which one rank wrote everything."""
-    world.save(1, states(1))
+    world.saved(1, states(1))
     changed = [states(2)[0], {"frozen": np.full(2 * CHUNK_BYTES, 77, np.uint8), "hot": states(2)[1]["hot"]}]
-    one, other = world.save(2, changed)
+    one, other = world.saved(2, changed)
     assert one.checkpoint_type is other.checkpoint_type
-    assert world.part(one, 1).files == ()
+    assert world.manifest(1).files == ()
     assert (world.load(one, 1)["frozen"] == 77).all()
     assert not world.load(one, 0)["frozen"].any()
 
@@ -166,7 +109,7 @@ def test_a_rank_that_doubts_the_base_writes_its_part_whole_whoever_comes_first(
     world: World, first: int
 ) -> None:
     """One rank's restore met damage. It asks for a Full; the other's Incremental may have been begun before."""
-    full, _ = world.save(1, states(1))
+    full, _ = world.saved(1, states(1))
     world.doubted[1].note(world.catalogs[1].folder(full), "")
     begun, begin = threading.Event(), CoordinatedCatalog.begin
 
@@ -183,22 +126,20 @@ def test_a_rank_that_doubts_the_base_writes_its_part_whole_whoever_comes_first(
                 begun.set()
 
         catalog.begin = in_turn  # type: ignore[method-assign]  # the order of the two is the test
-    one, _ = world.save(2, states(2))
+    one, _ = world.saved(2, states(2))
     assert one.checkpoint_type is (INCREMENTAL, CheckpointType.FULL)[first]
-    assert world.part(one, 1).files == ()
+    assert world.manifest(1).files == ()
     assert (world.load(one, 1)["frozen"] == 1).all()
-    two, _ = world.save(3, states(3))
+    two, _ = world.saved(3, states(3))
     assert two.checkpoint_type is INCREMENTAL
-    assert {image.folder for image in world.part(two, 1).files} == {folder_of(world, one)}
-    assert world.part(two, 1).image_bytes == 4096 + 9, "it builds on its own again"
-
-
-def folder_of(world: World, record: CheckpointMetadata) -> str:
-    return world.catalogs[0].folder(record).rpartition("/")[2]
+    assert {image.folder for image in world.manifest(1).files} == {
+        world.catalogs[0].folder(one).rpartition("/")[2]
+    }
+    assert world.manifest(1).image_bytes == 4096 + 9, "it builds on its own again"
 
 
 def test_a_rank_that_saves_a_part_where_the_others_save_all_ends_the_attempt(world: World) -> None:
-    one, other = world.save(1, states(1), CheckpointType.FULL, CheckpointType.MODEL_ONLY)
+    one, other = world.saved(1, states(1), CheckpointType.FULL, CheckpointType.MODEL_ONLY)
     kinds = {type(one), type(other)}
     assert kinds == {Conflict, CheckpointAborted}
     assert [c.state for c in world.catalogs[0].all()] == [CheckpointState.ABORTED]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,21 +15,22 @@ from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.root import COORDINATED, STANDALONE, claim, owner_of
 from strata.core.records import CheckpointState
 from strata.errors import ConfigError, Refused, StorageError
+from tests.not_none import not_none
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import local_catalog, save
 
 
 def test_storage_alone_is_the_catalog() -> None:
     storage = MemoryStorage()
+    storage.create_once("generations/notes.txt", b"no generation")
     catalog = local_catalog(storage)
     assert catalog.all() == []
     assert catalog.latest() is None
     for step in (20, 100):
         save(storage, catalog, {"a": step}, step, metadata={"note": str(step)})
     reopened = local_catalog(storage, start=50)
-    assert [c.step for c in reopened.all()] == [20, 100]
-    latest = reopened.latest()
-    assert latest is not None
+    assert [(c.generation, c.step) for c in reopened.all()] == [(1, 20), (1, 100)]
+    latest = not_none(reopened.latest())
     assert (latest.step, latest.metadata, latest.ranks, latest.latest) == (100, {"note": "100"}, 1, True)
     assert latest.state is CheckpointState.COMMITTED
     assert reopened.restore_point() == latest
@@ -37,34 +38,26 @@ def test_storage_alone_is_the_catalog() -> None:
     assert latest.model_hash
 
 
-def test_each_process_that_saves_has_a_generation_of_its_own() -> None:
+def test_each_process_that_saves_has_a_generation_of_its_own_and_a_new_one_after_going_back() -> None:
     storage = MemoryStorage()
     first, second = local_catalog(storage), local_catalog(storage, start=50)
     save(storage, first, {"a": 1}, 100)
     save(storage, second, {"a": 2}, 60)
     save(storage, first, {"a": 3}, 120)
     assert [(c.generation, c.step) for c in first.all()] == [(1, 100), (1, 120), (2, 60)]
-    latest = first.latest()
-    assert latest is not None
-    assert latest.step == 60, "what a later process saved is newer, whatever its step"
-
-
-def test_after_going_back_what_is_saved_is_newer_than_what_was_given_up() -> None:
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    save(storage, catalog, {"a": 1}, 100)
-    catalog.go_back()
-    save(storage, catalog, {"a": 1}, 60)
-    latest = catalog.latest()
-    assert latest is not None
-    assert (latest.generation, latest.step) == (2, 60)
+    newest = [c for c in first.all() if c.latest]
+    assert [c.step for c in newest] == [60], "what a later process saved is newer, whatever its step"
+    first.go_back()
+    save(storage, first, {"a": 1}, 20)
+    latest = not_none(first.latest())
+    assert (latest.generation, latest.step) == (3, 20)
 
 
 def test_two_writers_of_one_step_never_share_a_slot(tmp_path: Path) -> None:
-    together = threading.Barrier(4)
+    together, nonces = threading.Barrier(4), itertools.count()
 
     def write(number: int) -> None:
-        storage = LocalStorage(tmp_path, nonce=_names(f"w{number}").__next__)
+        storage = LocalStorage(tmp_path, nonce=lambda: f"w{number}-{next(nonces)}")
         catalog = local_catalog(storage, start=100 * number)
         together.wait(10)
         for step in (20, 40):
@@ -78,20 +71,6 @@ def test_two_writers_of_one_step_never_share_a_slot(tmp_path: Path) -> None:
     found = local_catalog(LocalStorage(tmp_path, nonce=str)).all()
     assert sorted(c.order for c in found) == [(g, s) for g in range(1, 5) for s in (20, 40)]
     assert all(c.state is CheckpointState.COMMITTED for c in found)
-
-
-def _names(prefix: str) -> Iterator[str]:
-    number = 0
-    while True:
-        number += 1
-        yield f"{prefix}-{number}"
-
-
-def test_a_second_save_of_a_step_finds_the_first() -> None:
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    first = save(storage, catalog, {"a": 1}, 20)
-    assert save(storage, catalog, {"a": 2}, 20).id == first.id
 
 
 def test_a_failed_save_may_be_made_again_and_its_rest_is_known() -> None:
@@ -126,17 +105,19 @@ def test_leftovers_never_include_what_is_being_saved_now_or_by_a_later_process()
     assert later.leftovers() == [catalog.folder(record)], "the earlier process is over"
 
 
-def test_a_marked_checkpoint_with_harm_is_corrupt_and_the_one_before_is_latest() -> None:
+def test_a_marked_checkpoint_with_harm_is_corrupt_and_the_one_before_is_latest_and_not_deleted() -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
-    save(storage, catalog, {"a": 20}, 20)
+    first = save(storage, catalog, {"a": 20}, 20)
+    assert save(storage, catalog, {"a": 2}, 20).id == first.id, "a step is saved once"
     last = save(storage, catalog, {"a": 40}, 40)
     del storage.objects[f"{catalog.folder(last)}/rank-00000.safetensors"]
-    states = [(c.step, c.state) for c in catalog.all()]
-    assert states == [(20, CheckpointState.COMMITTED), (40, CheckpointState.CORRUPT)]
-    latest = catalog.latest()
-    assert latest is not None
-    assert latest.step == 20
+    found = [(c.step, c.state, c.latest) for c in catalog.all()]
+    assert found == [(20, CheckpointState.COMMITTED, True), (40, CheckpointState.CORRUPT, False)]
+    with pytest.raises(Refused):
+        catalog.delete(first)
+    save(storage, catalog, {"a": 60}, 60)
+    catalog.delete(first)
 
 
 def test_a_folder_that_was_renamed_by_hand_is_corrupt() -> None:
@@ -150,16 +131,6 @@ def test_a_folder_that_was_renamed_by_hand_is_corrupt() -> None:
     (found,) = catalog.all()
     assert (found.step, found.state) == (99, CheckpointState.CORRUPT)
     assert "another checkpoint" in found.reason
-
-
-def test_the_newest_is_never_deleted() -> None:
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    only = save(storage, catalog, {"a": 1}, 20)
-    with pytest.raises(Refused):
-        catalog.delete(only)
-    save(storage, catalog, {"a": 1}, 40)
-    catalog.delete(only)
 
 
 def test_removal_begins_with_the_marker_and_may_be_interrupted_anywhere() -> None:
@@ -190,7 +161,7 @@ def test_removal_begins_with_the_marker_and_may_be_interrupted_anywhere() -> Non
 # -- whose root it is -------------------------------------------------------------------------
 
 
-def test_a_root_belongs_to_one_mode() -> None:
+def test_a_root_belongs_to_one_mode_and_a_jobs_folder_to_one_cluster() -> None:
     storage = MemoryStorage()
     assert owner_of(storage) is None
     for _ in range(2):
@@ -198,13 +169,8 @@ def test_a_root_belongs_to_one_mode() -> None:
     assert owner_of(storage) == STANDALONE
     with pytest.raises(ConfigError, match="is standalone, and it was to be used as coordinated"):
         claim(storage, COORDINATED)
-
-
-def test_a_jobs_folder_belongs_to_one_cluster() -> None:
-    storage = MemoryStorage()
-    claim(storage, COORDINATED)
-    claim(storage, f"{COORDINATED}:uid-1/gpt", folder="gpt")
-    claim(storage, f"{COORDINATED}:uid-1/bert", folder="bert")
+    for job in ("gpt", "bert"):
+        claim(storage, f"{COORDINATED}:uid-1/{job}", folder=job)
     with pytest.raises(ConfigError, match="uid-1/gpt"):
         claim(storage, f"{COORDINATED}:uid-2/gpt", folder="gpt")
 
@@ -222,8 +188,7 @@ def test_a_broken_tag_hides_no_checkpoint_and_lets_none_be_deleted(
     storage.create_once("tags/best", data)
     assert [(c.step, c.tags) for c in catalog.all()] == [(20, ()), (40, ("good",)), (60, ())]
     assert "tags/best" in caplog.text
-    point = catalog.restore_point()
-    assert point is not None
+    point = not_none(catalog.restore_point())
     assert point.step == 60
     with pytest.raises(Refused, match="may be what the tag best names"):
         catalog.delete(first)
@@ -242,10 +207,3 @@ def test_what_no_tag_can_be_called_is_none_and_lets_others_be_deleted(tmp_path: 
     (tmp_path / "tags" / name).write_bytes(b"x")
     assert marks.tags(storage) == marks.Tags({}, {})
     catalog.delete(catalog.all()[0])
-
-
-def test_what_somebody_put_among_the_generations_is_no_generation() -> None:
-    storage = MemoryStorage()
-    storage.create_once("generations/notes.txt", b"x")
-    save(storage, local_catalog(storage), {"a": 1}, 20)
-    assert [c.generation for c in local_catalog(storage).all()] == [1]

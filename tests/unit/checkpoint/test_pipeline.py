@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from strata.checkpoint.digest import CHUNK_BYTES, digest
-from strata.checkpoint.pipeline import Extent, Stored, digests, read_chunks, read_image, spread, write_image
+from strata.checkpoint.pipeline import Stored, digests, read_chunks, spread, write_image
 from strata.errors import CheckpointCorrupt, StorageError
-from tests.unit.checkpoint.memory_storage import MemorySink, MemorySource, MemoryStorage
+from tests.unit.checkpoint.memory_storage import MemorySink, MemoryStorage
 
 LIMIT_S = 20
+BLOCK = 64
 
 
 def some_bytes(count: int, seed: int = 0) -> memoryview:
@@ -30,19 +31,17 @@ def some_bytes(count: int, seed: int = 0) -> memoryview:
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
 @pytest.mark.parametrize("count", [0, 1, 2, 50])
-def test_each_number_is_worked_on_once(count: int, threads: int) -> None:
+def test_each_number_is_worked_on_once_by_as_many_threads_as_there_are(count: int, threads: int) -> None:
     done: list[int] = []
-    spread(count, done.append, threads=threads)
-    assert sorted(done) == list(range(count))
-
-
-def test_as_many_work_at_once_as_there_are_threads() -> None:
-    together = threading.Barrier(3)
+    together = threading.Barrier(max(1, min(count, threads)))
 
     def work(number: int) -> None:
-        together.wait(LIMIT_S)
+        if number < together.parties:
+            together.wait(LIMIT_S)
+        done.append(number)
 
-    spread(3, work, threads=3)
+    spread(count, work, threads=threads)
+    assert sorted(done) == list(range(count))
 
 
 def test_after_an_error_nothing_is_begun_and_it_is_raised_when_all_have_ended() -> None:
@@ -106,15 +105,11 @@ def test_a_process_without_threads_does_it_alone(monkeypatch: pytest.MonkeyPatch
 # -- writing ----------------------------------------------------------------------------------
 
 
-class SmallBlocks(MemorySink):
-    block_bytes = 64
-
-
 def written(pieces: Sequence[memoryview], **more: Any) -> tuple[bytes, list[str]]:
     storage = MemoryStorage()
-    sink = SmallBlocks(storage, "x")
+    sink = MemorySink(storage, "x")
     sink.begin(sum(map(len, pieces)))
-    found = write_image(sink, pieces, **more)
+    found = write_image(sink, pieces, block_bytes=BLOCK, **more)
     sink.finish()
     return storage.objects["x"], found
 
@@ -161,11 +156,11 @@ def test_blocks_are_told_of_one_at_a_time_and_what_is_raised_there_ends_it() -> 
 
 def test_an_error_of_the_sink_is_the_callers() -> None:
     storage = MemoryStorage()
-    sink = SmallBlocks(storage, "x")
+    sink = MemorySink(storage, "x")
     sink.begin(640)
     storage.fail(StorageError("disk full"), "write", times=1)
     with pytest.raises(StorageError, match="disk full"):
-        write_image(sink, [some_bytes(640)], threads=3)
+        write_image(sink, [some_bytes(640)], threads=3, block_bytes=BLOCK)
 
 
 def test_digests_of_many_chunks() -> None:
@@ -175,8 +170,6 @@ def test_digests_of_many_chunks() -> None:
 
 
 # -- reading ----------------------------------------------------------------------------------
-
-BLOCK = 64
 
 
 class Read:
@@ -200,26 +193,19 @@ class Read:
             for a, b in itertools.pairwise(cuts)
         ]
 
-    def extent(self, offset: int, position: int, size: int) -> Extent:
-        source = MemorySource(self.storage, "x")
-        return Extent(source=source, name="x", offset=offset, position=position, size_bytes=size)
-
-    def run(self, *extents: Extent, threads: int = 3) -> None:
-        read_image(
-            self.memory,
-            extents or [self.extent(0, 0, len(self.data))],
-            self.checks,
-            threads=threads,
-            block_bytes=BLOCK,
-        )
+    def run(self, threads: int = 3) -> None:
+        read_chunks(self.storage, self.memory, self.checks, threads=threads, block_bytes=BLOCK)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("cut", [0, BLOCK + 7])
-def test_what_was_written_is_read_whatever_the_order_of_extents(threads: int, cut: int) -> None:
-    read = Read()
-    read.run(read.extent(cut, cut, len(read.data) - cut), read.extent(0, 0, cut), threads=threads)
+def test_neighbours_are_read_together_whatever_their_order(threads: int) -> None:
+    read = Read(size=10 * BLOCK + 3)
+    reads: list[str] = []
+    read.storage.fault = lambda verb, name: reads.append(name) if verb == "read" else None
+    random.Random(threads).shuffle(read.checks)
+    read.run(threads)
     assert read.memory == read.data
+    assert len(reads) == 11, "as many as there are blocks"
 
 
 @pytest.mark.parametrize("at", [0, 9, 10, 49, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 99])
@@ -232,21 +218,6 @@ def test_what_is_not_as_it_was_is_found(at: int, harm: str) -> None:
     read.storage.objects["x"] = bytes(broken)
     with pytest.raises(CheckpointCorrupt, match="x ends after|is wrong" if harm == "cut" else "is wrong"):
         read.run()
-
-
-def test_a_chunk_that_nothing_brings_is_no_good_one() -> None:
-    read = Read()
-    with pytest.raises(CheckpointCorrupt, match="is wrong"):
-        read.run(read.extent(0, 0, BLOCK))
-
-
-def test_neighbours_are_read_together_wherever_chunks_begin() -> None:
-    read = Read(size=10 * BLOCK + 3)
-    reads: list[str] = []
-    read.storage.fault = lambda verb, name: reads.append(name) if verb == "read" else None
-    read_chunks(read.storage, read.memory, read.checks, block_bytes=BLOCK)
-    assert read.memory == read.data
-    assert len(reads) == 11, "as many as there are blocks"
 
 
 MANY = """
@@ -267,13 +238,11 @@ for n in range(count):
     put(storage, f"f/{n}", bytes([n % 251]) * 4096)
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]),) * 2)
 memory = memoryview(bytearray(count * 4096))
-told = []
 read_chunks(storage, memory, [
     Stored(name=f"f/{n}", offset=0, position=n * 4096, size_bytes=4096,
            digest=digest(bytes([n % 251]) * 4096), complaint=f"{n}")
     for n in range(count)
-], on_block=told.append)
-assert sum(told) == len(memory)
+])
 assert all(memory[n * 4096] == memory[n * 4096 + 4095] == n % 251 for n in range(count))
 with Images(storage, "f") as images:
     for n in (*range(count), *range(count)):
@@ -299,8 +268,9 @@ def test_chunks_of_several_objects_come_to_their_places() -> None:
         for check in read.checks
     ]
     read.storage.objects["x"] = bytes(read.data[:40]) + b"?" * 10 + bytes(read.data[50:])
-    read_chunks(read.storage, read.memory, wanted, block_bytes=BLOCK)
+    read.checks = wanted
+    read.run()
     assert read.memory == read.data
     del read.storage.objects["y"]
     with pytest.raises(CheckpointCorrupt, match="y is missing"):
-        read_chunks(read.storage, read.memory, wanted, block_bytes=BLOCK)
+        read.run()

@@ -1,23 +1,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
-from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.digest import CHUNK_BYTES, named_digest
 from strata.checkpoint.manifest import GLOBAL_NAME, ImageRef, Manifest, RankManifest, Run
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed, read_manifest, write_marker
 from strata.checkpoint.reader import Loaded, load
-from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, CheckpointError
-from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import local_catalog, save
+from tests.unit.checkpoint.ranks import Ranks
+from tests.unit.checkpoint.saves import Saved, save
 
 STATE = {
     "big": np.arange(CHUNK_BYTES // 8 + 100, dtype=np.float64),
@@ -27,82 +25,54 @@ STATE = {
 }
 
 
-class Saved:
-    """One committed checkpoint, its storage, and its folder."""
-
-    def __init__(self, state: Any = STATE) -> None:
-        self.storage = MemoryStorage()
-        self.catalog = local_catalog(self.storage)
-        self.checkpoint: CheckpointMetadata = save(self.storage, self.catalog, state, 20)
-        self.folder = self.catalog.folder(self.checkpoint)
-
-    def load(self) -> Loaded:
-        return load(self.storage, self.folder, manifest_digest=self.checkpoint.manifest_digest, rank=0)
-
-    def name(self, file: str) -> str:
-        return f"{self.folder}/{file}"
-
-
 def test_everything_comes_back_and_storage_alone_proves_the_commit() -> None:
-    saved = Saved()
-    loaded = saved.load()
-    back = loaded.saved.value(loaded.saved.tree)
+    saved = Saved(STATE)
+    back = saved.value()
     assert np.array_equal(back["big"], STATE["big"])  # type: ignore[arg-type]  # an array
     assert (back["raw"], back["plain"]) == (b"opaque bytes", {"lr": 0.1, "name": "x"})
     proof = committed(saved.storage, saved.folder)
-    assert proof is not None
-    assert proof == (loaded.manifest, saved.checkpoint.manifest_digest)
-    assert saved.checkpoint.state is CheckpointState.COMMITTED
-
-
-def flip(data: bytes, bit: int) -> bytes:
-    changed = bytearray(data)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
+    assert proof == (saved.load().manifest, saved.checkpoint.manifest_digest)
+    del saved.storage.objects[saved.name(MARKER)]
+    assert committed(saved.storage, saved.folder) is None
 
 
 @pytest.mark.parametrize("file", [GLOBAL_NAME, "rank-00000.json", MARKER])
 def test_every_flipped_bit_of_a_document_is_found(file: str) -> None:
     saved = Saved({"a": np.ones(2), "b": 1})
     name = saved.name(file)
-    whole = saved.storage.objects[name]
-    for bit in range(8 * len(whole)):
-        saved.storage.objects[name] = flip(whole, bit)
+    for at, bit in itertools.product(range(saved.storage.size(name)), range(8)):
+        saved.storage.flip(name, at, bit)
         with pytest.raises(CheckpointError):
             committed(saved.storage, saved.folder)
+        saved.storage.flip(name, at, bit)
 
 
 def test_flipped_bits_of_every_region_of_an_image_are_found() -> None:
-    saved = Saved()
-    name = saved.name("rank-00000.safetensors")
-    whole = saved.storage.objects[name]
-    rank = saved.load().manifest.parts[0]
-    assert rank.image_bytes == len(whole)
-    seeded = random.Random(20)
-    regions = [range(8), range(8, 4096), range(4096, len(whole)), range(len(whole) - 40, len(whole))]
-    for _ in range(6):
-        for region in regions:
-            bit = 8 * seeded.choice(region) + seeded.randrange(8)
-            saved.storage.objects[name] = flip(whole, bit)
-            with pytest.raises(CheckpointCorrupt, match=r"rank-00000\.safetensors"):
+    saved = Saved(STATE)
+    name, seeded = saved.name("rank-00000.safetensors"), random.Random(20)
+    size = saved.storage.size(name)
+    assert saved.load().manifest.parts[0].image_bytes == size
+    second = range(4096 + CHUNK_BYTES, 4096 + CHUNK_BYTES + 800)
+    regions = {
+        range(8): "header",
+        range(8, 4096): "header",
+        range(4096, size): "",
+        range(size - 40, size): "",
+    }
+    for region, what in {**regions, second: r"tensor big differs .* \(chunk 1\)"}.items():
+        for _ in range(6):
+            at, bit = seeded.choice(region), seeded.randrange(8)
+            saved.storage.flip(name, at, bit)
+            with pytest.raises(CheckpointCorrupt, match=rf"rank-00000\.safetensors.*{what}"):
                 saved.load()
-    saved.storage.objects[name] = whole
+            saved.storage.flip(name, at, bit)
     saved.load()
-
-
-def test_corruption_names_the_file_and_the_tensor() -> None:
-    saved = Saved()
-    name = saved.name("rank-00000.safetensors")
-    whole = saved.storage.objects[name]
-    saved.storage.objects[name] = flip(whole, 8 * (4096 + CHUNK_BYTES + 3))
-    with pytest.raises(CheckpointCorrupt, match=r"safetensors: tensor big differs .* \(chunk 1\)"):
-        saved.load()
 
 
 @pytest.mark.parametrize("file", [GLOBAL_NAME, "rank-00000.json", "rank-00000.safetensors"])
 @pytest.mark.parametrize("harm", ["missing", "truncated", "longer", "empty", "exchanged"])
 def test_a_file_that_is_not_the_one_saved_is_found(file: str, harm: str) -> None:
-    saved, other = Saved(), Saved({"big": np.zeros(5)})
+    saved, other = Saved(STATE), Saved({"big": np.zeros(5)})
     name = saved.name(file)
     data = saved.storage.objects[name]
     changed = {
@@ -121,30 +91,19 @@ def test_a_file_that_is_not_the_one_saved_is_found(file: str, harm: str) -> None
             look()
 
 
-def test_without_a_marker_nothing_is_committed() -> None:
-    saved = Saved()
-    del saved.storage.objects[saved.name(MARKER)]
-    assert committed(saved.storage, saved.folder) is None
-
-
-def test_whoever_writes_the_marker_writes_the_same() -> None:
-    saved = Saved()
+def test_whoever_writes_the_marker_writes_the_same_and_takes_no_other_for_it() -> None:
+    saved = Saved(STATE)
     marker = saved.storage.objects.pop(saved.name(MARKER))
     manifest = read_manifest(saved.storage, saved.folder, saved.checkpoint.manifest_digest)
     for _ in range(2):
         write_marker(saved.storage, saved.folder, manifest, saved.checkpoint.manifest_digest)
         assert saved.storage.objects[saved.name(MARKER)] == marker
-
-
-def test_a_marker_of_another_checkpoint_is_not_taken_for_ones_own() -> None:
-    saved = Saved()
-    manifest = read_manifest(saved.storage, saved.folder, saved.checkpoint.manifest_digest)
     with pytest.raises(CheckpointCorrupt, match="another checkpoint"):
         write_marker(saved.storage, saved.folder, manifest, named_digest(b"other"))
 
 
 def test_the_predecessor_is_the_commit_before() -> None:
-    saved = Saved()
+    saved = Saved(STATE)
     save(saved.storage, saved.catalog, {"a": 1}, 40)
     manifests = [
         Manifest.from_bytes(data, what=name)
@@ -158,21 +117,15 @@ def test_the_predecessor_is_the_commit_before() -> None:
 # -- other sizes of the world -----------------------------------------------------------------
 
 
-def test_a_rank_beyond_the_old_world_learns_what_differed(two_ranks: Callable[..., Loaded]) -> None:
-    loaded = two_ranks(
-        {"model": np.ones(2), "lr": 0.1, "seen": [1, 2], "mine": np.zeros(3)},
-        {"model": np.ones(2), "lr": 0.1, "seen": [1, 3], "mine": np.ones(3), "only": None},
-        rank=2,
-    )
-    assert not loaded.own
-    assert loaded.differing == ("seen.1", "mine", "only")
-
-
-def test_a_rank_of_the_old_world_gets_its_own_part(two_ranks: Callable[..., Loaded]) -> None:
-    loaded = two_ranks({"x": np.zeros(1)}, {"x": np.ones(1)}, rank=1)
-    assert loaded.own
-    assert loaded.differing == ()
-    assert loaded.saved.value(loaded.saved.tree)["x"].tolist() == [1]
+def test_a_rank_of_the_old_world_gets_its_own_part_and_one_beyond_it_learns_what_differed() -> None:
+    ranks = Ranks(2)
+    alike = {"model": np.ones(2), "lr": 0.1}
+    own = [{"seen": [1, 2], "mine": np.zeros(3)}, {"seen": [1, 3], "mine": np.ones(3), "only": None}]
+    ranks.save(states=[alike | each for each in own])
+    beyond, second = ranks.loaded(2), ranks.loaded(1)
+    assert (beyond.own, beyond.differing) == (False, ("seen.1", "mine", "only"))
+    assert (second.own, second.differing) == (True, ())
+    assert second.saved.value(second.saved.tree)["mine"].tolist() == [1, 1, 1]
 
 
 # -- chunks that lie elsewhere ------------------------------------------------------------------
@@ -207,7 +160,7 @@ def moved_to(image: ImageRef) -> Callable[[RankManifest], RankManifest]:
 
 def second_chunk_elsewhere() -> tuple[Saved, Callable[[], Loaded], str]:
     """A checkpoint, what loads it, and the object that has its second chunk."""
-    saved = Saved()
+    saved = Saved(STATE)
     tail = STATE["big"].tobytes()[CHUNK_BYTES:]  # type: ignore[attr-defined]  # an array
     image = ImageRef(folder="step-0", image="other", size_bytes=len(tail) + 5)
     saved.storage.objects["step-0/other"] = b"12345" + tail
@@ -228,9 +181,12 @@ def test_a_chunk_is_read_from_the_image_it_lies_in() -> None:
 @pytest.mark.parametrize("harm", ["missing", "truncated", "longer", "flipped"])
 def test_what_is_wrong_with_an_image_of_an_earlier_attempt_is_found(harm: str) -> None:
     saved, look, name = second_chunk_elsewhere()
-    data = saved.storage.objects.pop(name)
-    changed = {"truncated": data[:-1], "longer": data + b"\0", "flipped": flip(data, 8 * 5)}.get(harm)
-    if changed is not None:
-        saved.storage.objects[name] = changed
+    objects = saved.storage.objects
+    if harm == "flipped":
+        saved.storage.flip(name, 5)
+    elif harm == "missing":
+        del objects[name]
+    else:
+        objects[name] = objects[name][:-1] if harm == "truncated" else objects[name] + b"\0"
     with pytest.raises(CheckpointCorrupt, match=name):
         look()

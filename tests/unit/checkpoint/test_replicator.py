@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from strata.checkpoint.catalog import SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.far_copy import Replica
 from strata.checkpoint.manifest import GLOBAL_NAME
@@ -17,18 +16,14 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed
 from strata.checkpoint.reader import load
 from strata.checkpoint.replicator import Replicator
-from strata.checkpoint.saving import Saver
-from strata.checkpoint.sink import ObjectMissing, put
+from strata.checkpoint.sink import ObjectMissing, Storage, put
 from strata.checkpoint.tiers import TieredStorage
-from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError, StrataError
-from tests.unit.checkpoint.memory_storage import MemorySource, MemoryStorage
+from tests.unit.checkpoint.memory_storage import MemorySource
 from tests.unit.checkpoint.ranks import STEP, Ranks
-from tests.unit.checkpoint.saves import an_info, save, snapshot_of
-from tests.unit.checkpoint.test_tiers import LIMIT_S, STATE, Pair, of, replica_of
+from tests.unit.checkpoint.test_tiers import LIMIT_S, STATE, Pair, image_of, of
 
 GONE = OSError("the device is gone")
-FROZEN = {"frozen": bytes(range(256)) * (2 * CHUNK_BYTES // 256)}
 
 
 @pytest.fixture
@@ -36,16 +31,6 @@ def pair() -> Iterator[Pair]:
     pair = Pair()
     yield pair
     pair.replicator.close()
-
-
-def image_of(storage: MemoryStorage, replica: Replica, rank: int = 0) -> str:
-    return next(name for name in of(storage, replica) if name.endswith(f"rank-{rank:05d}.safetensors"))
-
-
-def flip(storage: MemoryStorage, name: str, at: int) -> None:
-    data = bytearray(storage.objects[name])
-    data[at] ^= 1
-    storage.objects[name] = bytes(data)
 
 
 def until_lost(replicator: Replicator, count: int = 1) -> None:
@@ -145,14 +130,15 @@ def test_what_nobody_asked_for_is_told_at_the_end(
     assert "step 1 is not copied" in caplog.text + capsys.readouterr().err
 
 
+@pytest.mark.parametrize("error", [StorageError("away"), ObjectMissing("no such upload")])
 @pytest.mark.parametrize("verb", ["begin", "finish", "create"])
-def test_what_is_missing_there_is_not_missing_here(pair: Pair, verb: str) -> None:
-    """A server that answers 404 to an upload is in trouble; the checkpoint is not."""
+def test_a_far_storage_in_trouble_is_tried_again(pair: Pair, error: StorageError, verb: str) -> None:
+    """A server that answers 404 to an upload is in trouble; the checkpoint is not missing here."""
     replica = pair.save(1)
-    pair.far.fail(ObjectMissing("no such upload"), verb, times=3)
-    pair.replicator.add(replica)
-    pair.replicator.wait(LIMIT_S)
+    pair.far.fail(error, verb, times=3)
+    pair.copy(replica)
     assert of(pair.far, replica) == of(pair.near, replica)
+    assert committed(pair.far, replica.folder) is not None
 
 
 def test_one_that_cannot_be_read_here_keeps_no_other_waiting(pair: Pair) -> None:
@@ -168,44 +154,27 @@ def test_one_that_cannot_be_read_here_keeps_no_other_waiting(pair: Pair) -> None
 # -- nothing unproven -------------------------------------------------------------------------
 
 
-def with_incremental(pair: Pair) -> tuple[Replica, Replica]:
-    """Return a base of three chunks, and an Incremental that uses the first two of them."""
-    state = {**FROZEN, "step": bytes(CHUNK_BYTES)}
-    base = save(pair.both, pair.catalog, state, 1)
-    saver = Saver(storage=pair.both, catalog=pair.catalog, commit_timeout_s=5)
-    request = SaveRequest(step=2, type=CheckpointType.INCREMENTAL)
-    saved = saver.save(snapshot_of({**state, "step": b"2" * CHUNK_BYTES}), request, an_info(2))
-    assert saved.checkpoint_type is CheckpointType.INCREMENTAL
-    return replica_of(pair.catalog, base), replica_of(pair.catalog, saved)
-
-
 def at_of(pair: Pair, base: Replica, tensor: str) -> int:
     found = load(pair.near, base.folder, manifest_digest=base.manifest_digest, rank=0).saved
     return pair.near.objects[image_of(pair.near, base)].index(bytes(found.data[tensor][:64]))
 
 
 def test_a_base_is_proven_on_its_way(pair: Pair) -> None:
-    base, replica = with_incremental(pair)
-    flip(pair.near, image_of(pair.near, base), at_of(pair, base, "frozen") + CHUNK_BYTES + 5)
-    pair.replicator.add(replica)
+    base, replica = pair.with_incremental()
+    pair.near.flip(image_of(pair.near, base), at_of(pair, base, "frozen") + CHUNK_BYTES + 5)
     with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
-        pair.replicator.wait(LIMIT_S)
+        pair.copy(replica)
     assert of(pair.far, replica) == {}
 
 
-def test_what_an_incremental_does_not_use_keeps_it_from_nothing(
-    pair: Pair, caplog: pytest.LogCaptureFixture
-) -> None:
-    base, replica = with_incremental(pair)
+def test_what_an_incremental_does_not_use_keeps_it_from_nothing(pair: Pair) -> None:
+    base, replica = pair.with_incremental()
     name = image_of(pair.near, base)
-    flip(pair.near, name, len(pair.near.objects[name]) - 3)
-    pair.replicator.add(replica)
-    pair.replicator.wait(LIMIT_S)
+    pair.near.flip(name, len(pair.near.objects[name]) - 3)
+    pair.copy(replica)
     load(pair.far, replica.folder, manifest_digest=replica.manifest_digest, rank=0)
-    assert "differs from what was saved" in caplog.text
-    pair.replicator.add(base)
     with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
-        pair.replicator.wait(LIMIT_S)
+        pair.copy(base)
     assert committed(pair.far, base.folder) is None, "half of it lies there, unproven"
 
 
@@ -213,13 +182,13 @@ def test_what_an_incremental_does_not_use_keeps_it_from_nothing(
 @pytest.mark.parametrize("which", ["base", "own"])
 def test_what_lies_there_already_is_proven_before_it_counts(pair: Pair, which: str, harm: str) -> None:
     """What is cut is not written anew: no upload leaves a part of an object, and no name that is taken is replaced."""
-    base, replica = with_incremental(pair)
+    base, replica = pair.with_incremental()
     name = image_of(pair.near, base if which == "base" else replica)
     whole = pair.near.objects[name]
     put(pair.far, name, whole if harm == "a bit" else whole[:-1])
     said = f"memory.* has {len(whole) - 1} bytes instead of {len(whole)}"
     if harm == "a bit":
-        flip(pair.far, name, 9 if which == "own" else at_of(pair, base, "frozen") + 5)
+        pair.far.flip(name, 9 if which == "own" else at_of(pair, base, "frozen") + 5)
         said = "memory.*differs"
     pair.replicator.add(replica)
     with pytest.raises(CheckpointCorrupt, match=said) as told:
@@ -230,7 +199,7 @@ def test_what_lies_there_already_is_proven_before_it_counts(pair: Pair, which: s
 
 
 def test_what_this_process_proved_is_not_read_back(pair: Pair) -> None:
-    base, replica = with_incremental(pair)
+    base, replica = pair.with_incremental()
     opened, sources = pair.far.source, list[str]()
 
     def source(name: str) -> MemorySource:
@@ -239,8 +208,7 @@ def test_what_this_process_proved_is_not_read_back(pair: Pair) -> None:
 
     pair.far.source = source  # type: ignore[method-assign]  # counted
     for each in (base, replica):
-        pair.replicator.add(each)
-        pair.replicator.wait(LIMIT_S)
+        pair.copy(each)
     assert committed(pair.far, replica.folder) is not None
     assert sources == []
 
@@ -250,12 +218,11 @@ def test_a_document_that_changes_between_two_reads_is_not_copied(pair: Pair) -> 
 
     def fault(verb: str, name: str) -> None:
         if verb == "read" and name.endswith("rank-00000.json") and next(reads) == 1:
-            flip(pair.near, name, 100)
+            pair.near.flip(name, 100)
 
     pair.near.fault = fault
-    pair.replicator.add(replica)
     with pytest.raises(CheckpointCorrupt, match=r"rank-00000\.json differs"):
-        pair.replicator.wait(LIMIT_S)
+        pair.copy(replica)
     assert not pair.far.exists(f"{replica.folder}/rank-00000.json")
 
 
@@ -263,8 +230,7 @@ def test_what_has_no_marker_here_for_the_disk_was_full_then_is_copied_and_marked
     """The catalog says that it is committed."""
     replica = pair.save(1)
     del pair.near.objects[f"{replica.folder}/{MARKER}"]
-    pair.replicator.add(replica)
-    pair.replicator.wait(LIMIT_S)
+    pair.copy(replica)
     assert committed(pair.far, replica.folder) is not None
 
 
@@ -278,10 +244,12 @@ def of_two(pair: Pair) -> Replica:
     return ranks.replica
 
 
-def ranks_of(pair: Pair, world: str, *, others_s: float = 600.0) -> list[Replicator]:
+def ranks_of(
+    pair: Pair, world: str, *, near: Storage | None = None, others_s: float = 600.0
+) -> list[Replicator]:
     return [
         Replicator(
-            pair.near,
+            near or pair.near,
             pair.far,
             rank=rank,
             ranks=2,
@@ -298,7 +266,7 @@ def test_a_rank_that_cannot_copy_its_part_tells_the_others(pair: Pair) -> None:
     replica, ranks = of_two(pair), ranks_of(pair, "1")
     name = image_of(pair.near, replica, 1)
     whole = pair.near.objects[name]
-    flip(pair.near, name, 9)
+    pair.near.flip(name, 9)
     for each in ranks:
         each.add(replica)
     with pytest.raises(CheckpointCorrupt, match="rank-00001"):
@@ -321,20 +289,8 @@ def test_a_rank_that_cannot_copy_its_part_tells_the_others(pair: Pair) -> None:
 def test_nobody_waits_for_ever_for_a_rank_that_is_gone(pair: Pair) -> None:
     replica, (first, second) = of_two(pair), ranks_of(pair, "1", others_s=0.05)
     first.add(replica)
-    told: list[StrataError] = []
-
-    def wait() -> None:
-        try:
-            first.wait(None)
-        except StrataError as error:
-            told.append(error)
-
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    waiting.join(LIMIT_S)
-    assert not waiting.is_alive()
-    assert "rank 1" in told[0].message
-    assert f"steps [{STEP}]" in told[0].message
+    with pytest.raises(StorageError, match=rf"steps \[{STEP}\] .*rank 1"):
+        first.wait(None)
     first.check()  # it may only be slow: that is nobody's error yet
     second.add(replica)
     second.wait(LIMIT_S)
@@ -342,14 +298,14 @@ def test_nobody_waits_for_ever_for_a_rank_that_is_gone(pair: Pair) -> None:
     for each in (first, second):
         each.close()
     assert of(pair.far, replica) == of(pair.near, replica)
+    pair.far.objects.clear()
+    pair.copy(replica)
+    assert of(pair.far, replica) == of(pair.near, replica), "a smaller world copies what the larger one left"
 
 
 def test_a_checkpoint_that_retention_took_while_its_copy_was_half_made_is_nobodys_failure(pair: Pair) -> None:
     replica, both = of_two(pair), TieredStorage(pair.near, pair.far)
-    ranks = [
-        Replicator(both, pair.far, rank=rank, ranks=2, world="1", retry_s=(0.05,), look_s=0.05, others_s=1.0)
-        for rank in range(2)
-    ]
+    ranks = ranks_of(pair, "1", near=both, others_s=1.0)
     ranks[0].add(replica)
     deadline = time.monotonic() + LIMIT_S
     while not pair.far.exists(f"{replica.folder}/{GLOBAL_NAME}"):

@@ -19,7 +19,6 @@ from strata.checkpoint.s3_errors import storage_error
 from strata.checkpoint.save_retry import PAUSES_S, HoldOver, SaveRetry
 from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.sink import put
-from strata.checkpoint.tiers import FarAway, from_afar
 from strata.core.records import CheckpointState
 from strata.core.save_hold import SaveHold
 from strata.errors import CheckpointAborted, StorageError
@@ -83,12 +82,6 @@ def test_of_the_answers_of_an_object_storage_time_heals_those_of_its_load(
     assert storage_error("write", "s3://b/x", code, status).transient == transient
 
 
-def test_what_time_heals_of_the_far_storage_is_said_of_both() -> None:
-    with pytest.raises(FarAway) as caught, from_afar():
-        raise full()
-    assert caught.value.transient == "disk full"
-
-
 # -- one object -------------------------------------------------------------------------------
 
 
@@ -123,18 +116,13 @@ class Clock:
         return self.retry.first(acts, step=20, pause=self.pause)
 
 
-def test_it_is_tried_again_after_ever_longer_pauses_and_told_once() -> None:
-    clock, act = Clock(), Refusing(*(full() for _ in range(7)))
-    assert clock.first(act) == 7
+def test_it_is_tried_again_after_ever_longer_pauses_and_told_once_a_reason() -> None:
+    clock, other = Clock(), StorageError("x", transient="device error")
+    assert clock.first(Refusing(*(full() for _ in range(5)), other, full())) == 7
     assert clock.pauses == [*PAUSES_S, PAUSES_S[-1]]
-    assert [(h.step, h.reason) if h else None for h in clock.told] == [(20, "disk full"), None]
+    reasons = ["disk full", "device error", "disk full"]
+    assert [(h.step, h.reason) if h else None for h in clock.told] == [*((20, why) for why in reasons), None]
     assert clock.retry.hold is None
-
-
-def test_another_reason_is_told_too() -> None:
-    clock = Clock()
-    clock.first(Refusing(full(), StorageError("x", transient="device error"), full()))
-    assert [h and h.reason for h in clock.told] == ["disk full", "device error", "disk full", None]
 
 
 @pytest.mark.parametrize("errors", [(StorageError("denied"),), (full(), StorageError("denied"))])
@@ -196,6 +184,18 @@ def test_a_refusal_long_after_the_last_one_has_a_grace_of_its_own() -> None:
     clock.first(Refusing(full()))
     clock.now_s += 3600.0
     assert clock.first(Refusing(*(full() for _ in range(5)))) == 7
+
+
+def test_tries_that_take_longer_than_the_grace_end_with_it() -> None:
+    clock = Clock()
+
+    def slow() -> int:
+        clock.now_s += 150.0
+        raise full()
+
+    with pytest.raises(StorageError, match="No space left"):
+        clock.first(slow)
+    assert clock.now_s < 1000
 
 
 def test_without_a_grace_nothing_is_held() -> None:
@@ -262,34 +262,29 @@ def test_a_hold_ends_when_the_save_is_not_wanted_any_more(who: str) -> None:
     if who == "this rank cancels":
         ranks.infos[1].cancel()
     else:
-        ranks.shared.of(0).abort(ranks.record, "rank 0: it has no memory left")
+        ranks.catalogs[0].abort(ranks.record, "rank 0: it has no memory left")
     ranks.end()
     assert all(isinstance(end, CheckpointAborted) for end in ranks.ends.values())
     assert ranks.retries[1].hold is None
     assert ranks.infos[0].dropped == (who == "this rank cancels")
 
 
-def test_parts_that_the_near_storage_refuses_go_to_the_far_one_and_are_read_from_there() -> None:
+@pytest.mark.parametrize("parts", [("rank-00001.safetensors", "rank-00000.json"), ("",)], ids=["some", "all"])
+def test_parts_that_the_near_storage_refuses_go_to_the_far_one_and_are_read_from_there(
+    parts: tuple[str, ...],
+) -> None:
+    """The far storage is marked if it has all of them."""
     far = MemoryStorage()
     ranks = Ranks(2, far=far, grace_s=LIMIT_S)
-    ranks.near.fail(full(), "finish", "create", name=("rank-00001.safetensors", "rank-00000.json"))
+    ranks.near.fail(full(), "finish", "create", name=parts)
     ranks.save()
     assert ranks.states() == [CheckpointState.COMMITTED] * 2
-    assert sorted(name.rpartition("/")[2] for name in far.objects) == [
-        "rank-00000.json",
-        "rank-00001.safetensors",
-    ]
     assert committed(ranks.storage, ranks.folder) is not None
-    assert f"{ranks.folder}/{MARKER}" in ranks.near.objects
-
-
-def test_the_far_storage_is_marked_where_all_of_it_lies() -> None:
-    far = MemoryStorage()
-    ranks = Ranks(2, far=far, grace_s=LIMIT_S)
-    ranks.near.fail(full(), "finish", "create")
-    ranks.save()
-    assert ranks.states() == [CheckpointState.COMMITTED] * 2
-    assert committed(far, ranks.folder) is not None
+    if parts == ("",):
+        assert committed(far, ranks.folder) is not None
+    else:
+        assert {name.rpartition("/")[2] for name in far.objects} == set(parts)
+        assert f"{ranks.folder}/{MARKER}" in ranks.near.objects
 
 
 @pytest.mark.parametrize("two", [False, True])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.sharding import Box, gap, share, sources
+from tests.not_none import not_none
 
 SIZES = st.dictionaries(
     st.text("abc", min_size=1, max_size=3),
@@ -64,8 +65,7 @@ def test_any_box_is_found_in_any_partitioning(data: st.DataObject) -> None:
     pieces = grid(shape, data.draw(steps))
     wanted = data.draw(st.sampled_from(grid(shape, data.draw(steps))))
     assert gap(shape, pieces) is None
-    found = sources(wanted, pieces)
-    assert found is not None
+    found = not_none(sources(wanted, pieces))
     elements = sorted(
         index
         for number, box in found

@@ -17,6 +17,7 @@ from strata.checkpoint.snapshot import Arena, Snapshot, take_snapshot
 from strata.checkpoint.state import Flat
 from strata.checkpoint.writer import AsyncCheckpointWriter
 from strata.core.records import CheckpointType
+from tests.not_none import not_none
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import loaded, local_catalog
 
@@ -161,8 +162,7 @@ def test_an_incremental_after_a_full_copies_only_what_has_changed(copies: Copies
     writer.close()
     for checkpoint in catalog.all():
         assert checkpoint.checkpoint_type is (CheckpointType.FULL if checkpoint.step == 1 else INCREMENTAL)
-    newest = catalog.latest()
-    assert newest is not None
+    newest = not_none(catalog.latest())
     back = loaded(storage, catalog, newest)
     assert all(np.array_equal(back[name], state[name]) for name in state)
 

@@ -51,29 +51,22 @@ def test_bytes_are_there_when_all_before_them_are_copied() -> None:
     waiting.join(LIMIT_S)
     assert there == [0, 5, 10, 11, 25, 30]
     staging.wait()
-    staging.settle()
 
 
-def test_what_waits_for_a_copy_that_failed_is_told() -> None:
+def test_what_waits_for_a_copy_that_failed_or_never_began_is_told() -> None:
     def work(number: int) -> None:
         if number:
             raise MemoryError
 
-    staging = Staging([10, 20], work)
+    failed, never = Staging([10, 20], work), Staging([10, 20], work)
     with pytest.raises(MemoryError):
-        staging.run(1)
-    staging.wait(10)
-    staging.settle()
-    for wanted in (11, None):
+        failed.run(1)
+    failed.wait(10)
+    never.end()
+    for staging, wanted in ((failed, 11), (failed, None), (never, 1)):
         with pytest.raises(CheckpointAborted, match="not copied whole"):
             staging.wait(wanted)
-
-
-def test_no_copy_is_there_at_once() -> None:
-    staging = Staging()
-    staging.wait()
-    staging.wait(0)
-    staging.run(2)
+    Staging().wait()
 
 
 def test_what_is_copied_from_is_held_until_it_is_copied_and_no_longer() -> None:
@@ -99,14 +92,6 @@ def test_what_is_copied_from_is_held_until_it_is_copied_and_no_longer() -> None:
     taken.staging.run(2)
     assert made.given[0]() is None
     assert bytes(taken.views["made.array"]) == np.arange(100_000).tobytes()
-
-
-def test_what_is_never_copied_holds_up_nobody() -> None:
-    staging = Staging([10, 20], lambda number: None)
-    staging.end()
-    staging.settle()
-    with pytest.raises(CheckpointAborted):
-        staging.wait(1)
 
 
 class Rig(writer_rig.Rig):

@@ -20,14 +20,14 @@ from strata.checkpoint.sink import ObjectMissing, put
 from strata.checkpoint.tiers import TieredStorage
 from strata.client.checkpoint_retention import retain
 from strata.core.checkpoint_records import Keep
-from strata.core.records import CheckpointState, CheckpointType
+from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import an_info, local_catalog, save, snapshot_of
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
 
 LIMIT_S = 20
 STATE = {"weights": bytes(range(256)) * 40_000, "step": 1}
+FROZEN = {"frozen": bytes(range(256)) * (2 * CHUNK_BYTES // 256)}
 
 
 class Pair:
@@ -50,13 +50,27 @@ class Pair:
             look_s=0.001,
         )
 
+    def with_incremental(self) -> tuple[Replica, Replica]:
+        """Save a base of three chunks, and an Incremental that uses the first two of them."""
+        state = {**FROZEN, "step": bytes(CHUNK_BYTES)}
+        base = save(self.both, self.catalog, state, 1)
+        saver = Saver(storage=self.both, catalog=self.catalog, commit_timeout_s=5)
+        request = SaveRequest(step=2, type=CheckpointType.INCREMENTAL)
+        saved = saver.save(snapshot_of({**state, "step": b"2" * CHUNK_BYTES}), request, an_info(2))
+        assert saved.checkpoint_type is CheckpointType.INCREMENTAL
+        return replica_of(self.catalog, base), replica_of(self.catalog, saved)
+
+    def copy(self, *replicas: Replica) -> None:
+        for replica in replicas:
+            self.replicator.add(replica)
+        self.replicator.wait(LIMIT_S)
+
     def save(self, step: int) -> Replica:
         return replica_of(self.catalog, save(self.both, self.catalog, STATE, step))
 
     def replicate(self, step: int) -> Replica:
         replica = self.save(step)
-        self.replicator.add(replica)
-        self.replicator.wait(LIMIT_S)
+        self.copy(replica)
         return replica
 
 
@@ -83,16 +97,14 @@ def loaded(storage: MemoryStorage | TieredStorage, replica: Replica) -> bytes:
 
 
 def of(storage: MemoryStorage, replica: Replica) -> dict[str, bytes]:
-    return {name: data for name, data in storage.objects.items() if name.startswith(replica.folder)}
+    return storage.files(replica.folder)
+
+
+def image_of(storage: MemoryStorage, replica: Replica, rank: int = 0) -> str:
+    return next(name for name in of(storage, replica) if name.endswith(f"rank-{rank:05d}.safetensors"))
 
 
 # -- copying ----------------------------------------------------------------------------------
-
-
-def test_a_copy_is_the_same_and_marked(pair: Pair) -> None:
-    replica = pair.replicate(1)
-    assert of(pair.far, replica) == of(pair.near, replica)
-    assert committed(pair.far, replica.folder) is not None
 
 
 def test_the_handle_tells_when_it_is_there(pair: Pair) -> None:
@@ -105,20 +117,6 @@ def test_the_handle_tells_when_it_is_there(pair: Pair) -> None:
     pair.replicator.wait(LIMIT_S)
     pair.replicator.follow(late)
     assert (info.replicated, late.replicated) == (True, True)
-
-
-def test_a_far_storage_that_is_away_is_tried_again(pair: Pair) -> None:
-    replica = pair.save(1)
-    failures = iter(range(5))
-
-    def fault(verb: str, name: str) -> None:
-        if verb in {"begin", "finish"} and next(failures, None) is not None:
-            raise StorageError("away")
-
-    pair.far.fault = fault
-    pair.replicator.add(replica)
-    pair.replicator.wait(LIMIT_S)
-    assert of(pair.far, replica) == of(pair.near, replica)
 
 
 def test_what_it_fails_of_is_told_to_who_waits(pair: Pair) -> None:
@@ -136,43 +134,39 @@ def test_what_it_fails_of_is_told_to_who_waits(pair: Pair) -> None:
     assert [c.step for c in pair.catalog.all()] == [2]
 
 
-def test_the_first_save_of_a_process_needs_the_far_storage(pair: Pair) -> None:
+def test_half_a_list_is_an_error_so_the_first_save_of_a_process_needs_the_far_storage(pair: Pair) -> None:
     class Away(MemoryStorage):
         def list(self, folder: str = "") -> list[str]:
             raise StorageError("away")
 
+    catalog = local_catalog(both := TieredStorage(pair.near, Away()))
     with pytest.raises(StorageError, match="away"):
-        save(both := TieredStorage(pair.near, Away()), local_catalog(both), STATE, 1)
+        save(both, catalog, STATE, 1)
+    with pytest.raises(StorageError, match="away"):
+        catalog.all()
 
 
 def test_a_corrupt_image_is_not_spread(pair: Pair) -> None:
     replica = pair.save(1)
-    name = next(name for name in pair.near.objects if name.endswith(".safetensors"))
-    data = bytearray(pair.near.objects[name])
-    data[CHUNK_BYTES] ^= 1
-    pair.near.objects[name] = bytes(data)
-    pair.replicator.add(replica)
+    pair.near.flip(image_of(pair.near, replica), CHUNK_BYTES)
     with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
-        pair.replicator.wait(LIMIT_S)
+        pair.copy(replica)
     assert of(pair.far, replica) == {}
 
 
 def test_what_retention_removed_first_is_no_failure(pair: Pair) -> None:
     replica = pair.save(1)
-    for name in list(of(pair.near, replica)):
+    for name in of(pair.near, replica):
         pair.near.delete(name)
-    pair.replicator.add(replica)
-    pair.replicator.wait(LIMIT_S)
+    pair.copy(replica)
     assert of(pair.far, replica) == {}
 
 
 def test_a_copy_that_a_crash_cut_is_completed(pair: Pair) -> None:
     replica = pair.save(1)
-    names = sorted(of(pair.near, replica))
-    image = next(name for name in names if name.endswith(".safetensors"))
+    image = image_of(pair.near, replica)
     put(pair.far, image, pair.near.objects[image])
-    pair.replicator.add(replica)
-    pair.replicator.wait(LIMIT_S)
+    pair.copy(replica)
     assert of(pair.far, replica) == of(pair.near, replica)
 
 
@@ -188,54 +182,12 @@ def test_what_an_earlier_process_left_is_carried_on_with_the_first_save(pair: Pa
 
 
 def test_an_incremental_takes_with_it_what_it_uses(pair: Pair) -> None:
-    state = {"frozen": bytes(CHUNK_BYTES), "step": b"1"}
-    base = save(pair.both, pair.catalog, state, 1)
-    saver = Saver(storage=pair.both, catalog=pair.catalog, commit_timeout_s=5)
-    request = SaveRequest(step=2, type=CheckpointType.INCREMENTAL)
-    saved = saver.save(snapshot_of({**state, "step": b"2"}), request, an_info(2))
-    assert saved.checkpoint_type is CheckpointType.INCREMENTAL
-    replica = replica_of(pair.catalog, saved)
-    pair.replicator.add(replica)
-    pair.replicator.wait(LIMIT_S)
-    images = [name for name in pair.far.objects if name.endswith(".safetensors")]
-    assert sorted(images) == sorted(n for n in pair.near.objects if n.endswith(".safetensors"))
+    base, replica = pair.with_incremental()
+    pair.copy(replica)
+    assert {name for name in pair.far.objects if name.startswith(base.folder)} == {image_of(pair.near, base)}
     found = load(pair.far, replica.folder, manifest_digest=replica.manifest_digest, rank=0)
-    assert {name: bytes(data) for name, data in found.saved.data.items()} == {**state, "step": b"2"}
-    assert not pair.far.exists(f"{pair.catalog.folder(base)}/{MARKER}"), "the base itself was not asked for"
-
-
-def test_of_several_ranks_the_last_one_to_finish_marks(pair: Pair) -> None:
-    shared, ends = SharedCatalog(2), []
-
-    def one(rank: int) -> None:
-        saver = Saver(storage=pair.near, catalog=shared.of(rank), commit_timeout_s=10)
-        ends.append(saver.save(snapshot_of({"rank": rank, **STATE}), SaveRequest(step=7), an_info(7)))
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    saved = ends[0]
-    replica = Replica(
-        folder=shared.of(0).folder(saved), attempt=saved.id, manifest_digest=saved.manifest_digest, step=7
-    )
-    first, second = pair.start(0, ranks=2), pair.start(1, ranks=2)
-    first.add(replica)
-    with pytest.raises(StorageError, match="those of rank 1 are not there"):
-        first.wait(0.3)
-    assert f"{replica.folder}/{MARKER}" not in pair.far.objects
-    second.add(replica)
-    second.wait(LIMIT_S)
-    first.wait(LIMIT_S)
-    first.close()
-    second.close()
-    assert of(pair.far, replica) == of(pair.near, replica)
-    for name in list(pair.far.objects):
-        del pair.far.objects[name]
-    pair.replicator.add(replica)
-    pair.replicator.wait(LIMIT_S)
-    assert of(pair.far, replica) == of(pair.near, replica), "a smaller world copies what the larger one left"
+    data = {name: bytes(data) for name, data in found.saved.data.items()}
+    assert data == {**FROZEN, "step": b"2" * CHUNK_BYTES}
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -257,7 +209,7 @@ def test_each_file_comes_from_the_nearest_that_has_it(pair: Pair) -> None:
     pair.far.fault = lambda verb, name: asked.append(name)
     assert loaded(pair.both, replica) == STATE["weights"]
     assert asked == []
-    image = next(name for name in of(pair.near, replica) if name.endswith(".safetensors"))
+    image = image_of(pair.near, replica)
     del pair.near.objects[image]
     assert loaded(pair.both, replica) == STATE["weights"]
     assert set(asked) == {image}
@@ -276,22 +228,6 @@ def test_what_both_lack_is_missing(pair: Pair) -> None:
             read("no/such")
     with pytest.raises(ObjectMissing):
         pair.both.source("no/such").read_into(0, memoryview(bytearray(1)))
-
-
-def test_a_corrupt_near_manifest_is_not_the_end(pair: Pair) -> None:
-    replica = pair.replicate(1)
-    name = f"{replica.folder}/{MARKER}"
-    pair.near.objects[name] = b"{" + pair.near.objects[name][1:-5]
-    assert [c.state for c in pair.catalog.all()] == [CheckpointState.COMMITTED]
-
-
-def test_half_a_list_is_an_error(pair: Pair) -> None:
-    class Away(MemoryStorage):
-        def list(self, folder: str = "") -> list[str]:
-            raise StorageError("away")
-
-    with pytest.raises(StorageError, match="away"):
-        local_catalog(TieredStorage(pair.near, Away())).all()
 
 
 # -- removing and holding ---------------------------------------------------------------------
@@ -317,11 +253,10 @@ def test_what_nobody_can_begin_from_afar_protects_nothing(pair: Pair, spoilt: st
         saver = Saver(storage=pair.both, catalog=pair.catalog, commit_timeout_s=5)
         request = SaveRequest(step=2, type=CheckpointType.MODEL_ONLY)
         part = replica_of(pair.catalog, saver.save(snapshot_of(STATE), request, an_info(2)))
-        pair.replicator.add(part)
-        pair.replicator.wait(LIMIT_S)
+        pair.copy(part)
     else:
         part = pair.replicate(2)
-        image = next(name for name in of(pair.far, part) if name.endswith(".safetensors"))
+        image = image_of(pair.far, part)
         pair.far.objects[image] = pair.far.objects[image][:-1]
     pair.save(3)
     retain(pair.catalog, pair.both, Keep(latest=1), now_unix_ms=0)
@@ -331,7 +266,7 @@ def test_what_nobody_can_begin_from_afar_protects_nothing(pair: Pair, spoilt: st
     assert of(pair.far, kept) == {}
 
 
-def test_what_is_held_here_is_held_for_other_hosts(pair: Pair) -> None:
+def test_what_is_held_here_is_held_for_other_hosts_and_needs_no_far_storage(pair: Pair) -> None:
     pair.both.create_once("generations/000001", b"{}")
     pair.both.hold("generations/000001")
     elsewhere = TieredStorage(MemoryStorage(), pair.far)
@@ -339,11 +274,7 @@ def test_what_is_held_here_is_held_for_other_hosts(pair: Pair) -> None:
     assert elsewhere.list("generations") == ["000001"]
     pair.both.let_go("generations/000001")
     assert not elsewhere.is_held("generations/000001")
-
-
-def test_a_hold_needs_no_far_storage(pair: Pair) -> None:
     pair.far.fault = down
-    pair.both.create_once("generations/000001", b"{}")
     pair.both.hold("generations/000001")
     assert pair.near.is_held("generations/000001")
 

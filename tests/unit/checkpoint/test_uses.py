@@ -19,11 +19,11 @@ from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import Storage, put
 from strata.checkpoint.tiers import TieredStorage
 from strata.checkpoint.uses import NAME
-from strata.checkpoint.verifying import ignored
 from strata.client.checkpoint_retention import retain
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import Refused
+from tests.not_none import not_none
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import an_info, loaded, local_catalog, snapshot_of
 
@@ -47,6 +47,12 @@ def save(storage: Storage, catalog: LocalCatalog, step: int, kind: CheckpointTyp
     saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=5)
     state = {"stays": STAYS, "step": np.array([step])}
     return saver.save(snapshot_of(state), SaveRequest(step=step, type=kind), an_info(step))
+
+
+def on_base(catalog: LocalCatalog, *bases: CheckpointMetadata, step: int) -> SaveRequest:
+    """Return an Incremental on the first of `bases` that uses the images of the last."""
+    base, uses = bases[0], frozenset({catalog.folder(bases[-1])})
+    return SaveRequest(step=step, type=INCREMENTAL, base_step=base.step, base_attempt=base.id, uses=uses)
 
 
 def check_all(storage: Storage) -> dict[int, CheckpointType]:
@@ -146,8 +152,7 @@ def test_what_is_being_saved_is_not_left_over_at_any_step() -> None:
     def make() -> tuple[Any, Stepping, Act, Act]:
         _, near, catalog, tidy = one_process(1)
         (base,) = catalog.all()
-        uses = frozenset({catalog.folder(base)})
-        request = SaveRequest(step=3, type=INCREMENTAL, base_step=1, base_attempt=base.id, uses=uses)
+        request = on_base(catalog, base, step=3)
         written: list[str] = []
 
         def begin() -> None:
@@ -165,19 +170,14 @@ def test_what_is_being_deleted_is_no_base() -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     first, second = save(storage, catalog, 1, FULL), save(storage, catalog, 2, FULL)
-
-    def incremental(step: int) -> SaveRequest:
-        uses = frozenset({catalog.folder(first)})
-        return SaveRequest(step=step, type=INCREMENTAL, base_step=2, base_attempt=second.id, uses=uses)
-
     catalog.delete(first)  # its objects go next
     with pytest.raises(Refused, match="deleted"):
-        catalog.begin(incremental(3))
+        catalog.begin(on_base(catalog, second, first, step=3))
     assert not storage.list(f"step-{3:012d}-gen-000001-a2")
     catalog.deleted(first)
     with pytest.raises(Refused, match="newest"):
         catalog.delete(second)
-    catalog.begin(incremental(4))
+    catalog.begin(on_base(catalog, second, first, step=4))
 
 
 def test_with_two_storages_a_newer_one_of_another_process_is_seen_too() -> None:
@@ -188,15 +188,7 @@ def test_with_two_storages_a_newer_one_of_another_process_is_seen_too() -> None:
     save(storage, other, 2, FULL)
     retain(other, storage, Keep(latest=1), now_unix_ms=0)
     with pytest.raises(Refused, match="not the newest"):
-        catalog.begin(
-            SaveRequest(
-                step=3,
-                type=INCREMENTAL,
-                base_step=1,
-                base_attempt=base.id,
-                uses=frozenset({catalog.folder(base)}),
-            )
-        )
+        catalog.begin(on_base(catalog, base, step=3))
     save(storage, catalog, 3, INCREMENTAL)
     assert 3 in check_all(storage)
 
@@ -232,31 +224,26 @@ def test_one_that_died_on_the_way_holds_nothing_for_long(died_at: str) -> None:
 UNSEALED = b'{"format": "strata-uses", "version": 1, "folders": [], "self": "another digest"}'
 
 
-@pytest.mark.parametrize("harm", ["lost", "illegible"])
-def test_one_that_is_lost_or_illegible_is_known_by_its_manifest(harm: str) -> None:
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [("lost", "is used by"), ("illegible", "is used by"), ("illegible, without a manifest", "not known")],
+)
+def test_one_that_is_lost_or_illegible_is_known_by_its_manifest_or_stops_deletions(
+    harm: str, said: str
+) -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     base = save(storage, catalog, 1, FULL)
     user = save(storage, catalog, 2, INCREMENTAL)
     save(storage, catalog, 3, FULL)
-    del storage.objects[f"{catalog.folder(user)}/{NAME}"]
-    if harm == "illegible":
-        storage.objects[f"{catalog.folder(user)}/{NAME}"] = UNSEALED
-    with pytest.raises(Refused, match="is used by"):
-        local_catalog(storage, start=50).delete(base)
-
-
-def test_while_one_is_illegible_nothing_is_deleted() -> None:
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    first = save(storage, catalog, 1, FULL)
-    user = save(storage, catalog, 2, INCREMENTAL)
-    save(storage, catalog, 3, FULL)
     folder = catalog.folder(user)
-    storage.objects[f"{folder}/{NAME}"] = UNSEALED
-    del storage.objects[f"{folder}/{GLOBAL_NAME}"]
-    with pytest.raises(Refused, match="not known"):
-        local_catalog(storage, start=50).delete(first)
+    del storage.objects[f"{folder}/{NAME}"]
+    if harm != "lost":
+        storage.objects[f"{folder}/{NAME}"] = UNSEALED
+    if harm == "illegible, without a manifest":
+        del storage.objects[f"{folder}/{GLOBAL_NAME}"]
+    with pytest.raises(Refused, match=said):
+        local_catalog(storage, start=50).delete(base)
 
 
 # -- a copy brings along what it uses ---------------------------------------------------------
@@ -268,9 +255,8 @@ def test_what_a_copy_brought_along_is_not_swept(caplog: pytest.LogCaptureFixture
     save(source, catalog, 1, FULL)
     user = save(source, catalog, 2, INCREMENTAL)
     folder = catalog.folder(user)
-    proof = committed(source, folder)
-    assert proof is not None
-    copy_checkpoint([source], target, folder, proof[1], on_bytes=ignored)
+    proof = not_none(committed(source, folder))
+    copy_checkpoint([source], target, folder, proof[1])
     there = local_catalog(target, start=50)
     save(target, there, 7, FULL)
     retain(there, target, Keep(latest=5), now_unix_ms=0)

@@ -1,22 +1,15 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import numpy as np
 import pytest
 
-from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.replication import Replication
-from strata.checkpoint.saving import Saver
-from strata.checkpoint.verifying import Verification, ignored, verify
+from strata.checkpoint.verifying import Verification, verify
 from strata.errors import CheckpointError
-from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import an_info, local_catalog, save, snapshot_of
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
+from tests.unit.checkpoint.ranks import Ranks
+from tests.unit.checkpoint.saves import Saved
 
 STATE = {
     "big": np.arange(CHUNK_BYTES // 8 + 100, dtype=np.float64),
@@ -25,26 +18,20 @@ STATE = {
 }
 
 
-class Saved:
-    def __init__(self, state: Any = STATE) -> None:
-        self.storage = MemoryStorage()
-        catalog = local_catalog(self.storage)
-        self.checkpoint: CheckpointMetadata = save(self.storage, catalog, state, 20)
-        self.folder = catalog.folder(self.checkpoint)
+class Verified(Saved):
+    def __init__(self) -> None:
+        super().__init__(STATE)
         self.read: list[int] = []
 
     def verify(self, digest: str | None = None) -> Verification:
         return verify(self.storage, self.folder, manifest_digest=digest, on_bytes=self.read.append)
 
     def change(self, file: str, offset: int) -> None:
-        name = f"{self.folder}/{file}"
-        changed = bytearray(self.storage.objects[name])
-        changed[offset] ^= 1
-        self.storage.objects[name] = bytes(changed)
+        self.storage.flip(self.name(file), offset)
 
 
 def test_a_good_one_is_read_to_its_last_byte_and_told_about() -> None:
-    saved = Saved()
+    saved = Verified()
     found = saved.verify()
     image = saved.storage.objects[f"{saved.folder}/rank-00000.safetensors"]
     assert (found.good, found.marked) == (True, True)
@@ -54,7 +41,7 @@ def test_a_good_one_is_read_to_its_last_byte_and_told_about() -> None:
 
 
 def test_all_that_is_amiss_is_told_not_the_first_alone() -> None:
-    saved = Saved()
+    saved = Verified()
     for offset in (100, 4096, 4096 + CHUNK_BYTES):
         saved.change("rank-00000.safetensors", offset)
     saved.change("rank-00000.safetensors", -1)
@@ -70,7 +57,7 @@ def test_all_that_is_amiss_is_told_not_the_first_alone() -> None:
 
 @pytest.mark.parametrize("file", [GLOBAL_NAME, "rank-00000.json", MARKER, "rank-00000.safetensors"])
 def test_a_file_that_is_missing_or_changed_is_named(file: str) -> None:
-    saved = Saved()
+    saved = Verified()
     saved.change(file, 9)
     assert file in " ".join(saved.verify().problems)
     del saved.storage.objects[f"{saved.folder}/{file}"]
@@ -83,14 +70,14 @@ def test_a_file_that_is_missing_or_changed_is_named(file: str) -> None:
 
 
 def test_a_catalog_that_means_another_manifest_is_a_problem() -> None:
-    saved = Saved()
+    saved = Verified()
     problems = saved.verify("xxh3-128:" + "0" * 32).problems
     assert "names another checkpoint than the catalog" in problems[0]
     assert "differs from what was committed" in problems[1]
 
 
 def test_a_newer_format_is_no_damage() -> None:
-    saved = Saved()
+    saved = Verified()
     name = f"{saved.folder}/{MARKER}"
     body = saved.storage.objects[name]
     newer = body.partition(b', "self"')[0].replace(b'"version": 1', b'"version": 9') + b"}"
@@ -99,34 +86,19 @@ def test_a_newer_format_is_no_damage() -> None:
         saved.verify()
 
 
-def two_ranks(storage: MemoryStorage) -> tuple[str, str]:
-    """Save one tensor that two ranks hold alike; return the folder and the manifest's digest."""
-    shared = SharedCatalog(2)
-
-    def one(rank: int) -> None:
-        replication = Replication(rank=rank, ranks=2, paths=frozenset({"same"}))
-        state = {"same": np.arange(CHUNK_BYTES // 4, dtype=np.float64), "mine": np.full(3, rank)}
-        saver = Saver(storage=storage, catalog=shared.of(rank), commit_timeout_s=30)
-        saver.save(snapshot_of(state, replication=replication), SaveRequest(step=20), an_info(20))
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(one, range(2)))
-    record = shared.records[20]
-    return shared.of(0).folder(record), record.manifest_digest
-
-
 def test_what_ranks_wrote_between_them_is_read_once_and_named_once() -> None:
-    storage = MemoryStorage()
-    folder, digest = two_ranks(storage)
+    ranks = Ranks(2)
+    states = [{"same": STATE["big"], "mine": np.full(3, rank)} for rank in range(2)]
+    ranks.save(states=states, paths=[["same"]] * 2)
+    storage, folder, digest = ranks.near, ranks.folder, ranks.record.manifest_digest
     images = [f"{folder}/rank-{rank:05d}.safetensors" for rank in range(2)]
-    found = verify(storage, folder, manifest_digest=digest, on_bytes=ignored)
+    found = verify(storage, folder, manifest_digest=digest)
     assert found.good
     assert found.read_bytes == sum(len(storage.objects[image]) for image in images)
     for image in images:
-        whole = storage.objects[image]
-        storage.objects[image] = whole[:-1] + bytes([whole[-1] ^ 1])
-        (problem,) = verify(storage, folder, manifest_digest=digest, on_bytes=ignored).problems
+        storage.flip(image, -1)
+        (problem,) = verify(storage, folder, manifest_digest=digest).problems
         assert image in problem
-        storage.objects[image] = whole
+        storage.flip(image, -1)
     del storage.objects[images[1]]
-    assert images[1] in " ".join(verify(storage, folder, manifest_digest=digest, on_bytes=ignored).problems)
+    assert images[1] in " ".join(verify(storage, folder, manifest_digest=digest).problems)

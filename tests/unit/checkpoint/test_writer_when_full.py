@@ -39,9 +39,8 @@ def test_a_newer_save_takes_the_place_of_the_one_that_has_not_begun(
 
 def test_a_save_may_fail_instead_of_waiting() -> None:
     rig, *_ = full(when_full=WhenFull.FAIL)
-    with pytest.raises(CheckpointError, match="step 60 is not saved: 2 saves are in flight") as caught:
+    with pytest.raises(CheckpointError, match="step 60 is not saved: 2 saves are in flight"):
         rig.write(60)
-    assert "save less often" in caught.value.hint
     rig.go.set()
     rig.writer.close()
     assert rig.steps() == [20, 40]

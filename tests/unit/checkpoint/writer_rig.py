@@ -10,8 +10,9 @@ from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.core.records import CheckpointState
 from strata.errors import StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.ports import Cluster, state_of
+from tests.unit.checkpoint.ranks import catalogs_of
 from tests.unit.checkpoint.saves import loaded, local_catalog
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
 
 LIMIT_S = 20
 
@@ -66,14 +67,14 @@ class Pair:
     """Two ranks with a writer each; rank 0's storage can be held up."""
 
     def __init__(self, when_full: WhenFull) -> None:
-        self.shared = SharedCatalog(2)
+        self.cluster = Cluster(a=1, b=1)
         self.rigs = [Rig(when_full=when_full) for _ in range(2)]
         self.writers = []
         storage = self.rigs[0].storage
-        for rank, rig in enumerate(self.rigs):
-            saver = Saver(storage=storage, catalog=self.shared.of(rank), commit_timeout_s=LIMIT_S)
+        for rig, catalog in zip(self.rigs, catalogs_of(self.cluster, 2), strict=True):
+            saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=LIMIT_S)
             self.writers.append(AsyncCheckpointWriter(saver, when_full=when_full))
             rig.writer.close()
 
     def state_of(self, step: int) -> CheckpointState:
-        return self.shared.records[step].state
+        return state_of(self.cluster, step)

@@ -21,7 +21,7 @@ from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import committed
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import unobserved
-from strata.checkpoint.verifying import ignored, verify
+from strata.checkpoint.verifying import verify
 from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoints import CheckpointManager
 from strata.core.records import CheckpointState
@@ -140,7 +140,7 @@ def complaints(world: World) -> Iterator[str]:
         if committed(storage, f"job/{name}") is not None and not known:
             yield f"storage has {name} as committed, and the catalog has {record}"
         if known and record is not None:
-            found = verify(storage, f"job/{name}", manifest_digest=record.manifest_digest, on_bytes=ignored)
+            found = verify(storage, f"job/{name}", manifest_digest=record.manifest_digest)
             if not found.good:
                 yield f"{name}: {found.problems[0]}"
     newest = max(r.step for r in world.cluster.records() if r.state is CheckpointState.COMMITTED)

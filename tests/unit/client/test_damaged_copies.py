@@ -348,8 +348,12 @@ def test_a_copy_that_fails_is_raised_by_who_asks(tmp_path: Path) -> None:
     manager = two(tmp_path)
     assert isinstance(manager._storage, TieredStorage)
 
+    sink = manager._storage.far.sink
+
     def broken(name: str) -> Sink:
-        raise OSError("the device is gone")
+        if name.startswith("step-"):
+            raise OSError("the device is gone")
+        return sink(name)
 
     manager._storage.far.sink = broken  # type: ignore[method-assign]  # what no storage of ours raises
     for step, ask in enumerate(

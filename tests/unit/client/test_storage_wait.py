@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from strata.checkpoint.probe import refusal
+from strata.checkpoint.opening import refusal
 from strata.checkpoint.transient import SILENT
 from strata.client.storage_wait import ANSWER_S, FIRST_S, MOST_S, SAY_S, in_thread, wait_for_storage
 from strata.errors import CheckpointNotFound, NotFound, StrataError, Unavailable
@@ -296,7 +296,7 @@ async def test_a_look_that_fails_is_an_error_and_no_wait(
     def broken(uri: str, *, nonce: Callable[[], str]) -> str:
         raise RuntimeError(f"a bug, at {uri}")
 
-    monkeypatch.setattr("strata.checkpoint.probe.refusal", broken)
+    monkeypatch.setattr("strata.checkpoint.opening.refusal", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         await asyncio.wait_for(in_thread(tmp_path.as_uri()), 10)
 

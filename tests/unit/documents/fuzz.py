@@ -30,7 +30,7 @@ from strata.checkpoint.marker import Marker
 from strata.checkpoint.marks import tags
 from strata.checkpoint.place import parse_place
 from strata.checkpoint.uses import read_uses
-from strata.checkpoint.verifying import ignored, verify
+from strata.checkpoint.verifying import verify
 from strata.client.checkpoints import CheckpointManager
 from strata.client.endpoints import parse_endpoints
 from strata.config import (
@@ -141,7 +141,7 @@ def of_root(judge: Judge, folder: Path) -> Round:
 
     def use(root: Path, newest: Path, kind: str) -> None:
         storage = LocalStorage(root, nonce=lambda: "n")
-        judge.call("verify", lambda: verify(storage, newest.name, manifest_digest=None, on_bytes=ignored))
+        judge.call("verify", lambda: verify(storage, newest.name, manifest_digest=None))
         judge.call("uses", lambda: read_uses(storage, newest.name))
         judge.call("tags", lambda: tags(storage))
         manager = judge.call("open", lambda: CheckpointManager(root))
@@ -223,7 +223,7 @@ def of_headers(judge: Judge, folder: Path) -> Round:
         )
         (newest / "rank-00000.json").write_bytes(hostile.to_json(body))
         hostile.reseal(newest)
-        judge.call("verify", lambda: verify(storage, newest.name, manifest_digest=None, on_bytes=ignored))
+        judge.call("verify", lambda: verify(storage, newest.name, manifest_digest=None))
 
     return turn
 
