@@ -21,7 +21,6 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from strata import errors
-from strata.client.dialling import connect
 from strata.client.endpoints import Endpoint, Route
 from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
 from strata.client.scouting import Found, Lookout
@@ -229,13 +228,12 @@ class Session:
         """Be served by `endpoint` until the connection ends, and take note of why."""
         trouble: StrataError
         try:
-            async with AsyncExitStack() as stack:
-                if found is not None:
-                    stack.callback(found.release)
+            if found is not None:
+                async with found.stack:
                     await self._converse(found.link, found.welcome)
-                else:
-                    link = await connect(self._route, endpoint, self._dial, stack)
-                    await self._converse(link)
+            else:
+                async with AsyncExitStack() as stack:
+                    await self._converse(await self._dialled(endpoint, stack))
             trouble = Unavailable(f"{endpoint} ended the stream")
         except _Leaving:
             self._finish(None)
@@ -255,6 +253,14 @@ class Session:
             self._route.prefer(self._ready_elsewhere)
             self._ready_elsewhere = ()  # good for one try at each: who said so may be back before those that it named
         self._observer.on_disconnected(trouble)
+
+    async def _dialled(self, endpoint: Endpoint, stack: AsyncExitStack) -> Link[Down, Up]:
+        limit_s = self._route.connect_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await stack.enter_async_context(self._dial(endpoint))
+        except TimeoutError:
+            raise Unavailable(f"{endpoint} did not answer within {limit_s:g} s") from None
 
     async def _converse(self, link: Link[Down, Up], welcome: Welcome | None = None) -> None:
         """Introduce this side, unless it has its welcome; then take what comes until the stream ends."""
@@ -286,7 +292,6 @@ class Session:
                 self._take_welcome(down.welcome, link)
             case "tick":
                 self._ready_elsewhere = tuple(down.tick.ready_addresses)
-                self._leave_if_unready(down.tick)
                 self._lookout.heard(down.tick.ready)
             case "world":
                 self._take_token(down.world.token)
@@ -316,12 +321,6 @@ class Session:
                 raise unpack(down.ended.error)
             case _:
                 pass  # a newer server's message, which this version does without
-
-    def _leave_if_unready(self, tick: Tick) -> None:
-        """Go to a replica that is ready, when this one says that it is not and knows one."""
-        if not tick.ready and self.connected and self._route.has_other(tick.ready_addresses):
-            self._route.go_to(tick.ready_addresses)
-            raise Unavailable(f"{self._route.current} is not ready, and another replica is")
 
     def _take_welcome(self, welcome: Welcome, link: Link[Down, Up]) -> None:
         self._take_token(welcome.token)
@@ -364,7 +363,7 @@ class Session:
     # -- the clock
 
     async def _tick(self, link: Link[Down, Up]) -> None:
-        """Say every second that this side turns; leave a replica that says nothing.
+        """Say every second that this side turns; look for another replica when this one says nothing.
 
         Silence is counted in short steps, each at most twice its length: when this process did
         not run (a held GIL, a stopped process), its own stall is not blamed on the replica.
@@ -376,7 +375,7 @@ class Session:
             now = self._now()
             self._silence_s += min(now - before, 2 * step_s)
             before = now
-            if self._silence_s >= self._limit_s():
+            if not self.connected and self._silence_s >= self._pace.handshake_s:
                 link.close(Unavailable(f"{self._route.current} was silent for {self._silence_s:.1f} s"))
                 return
             if self.connected and self._silence_s >= self._pace.silent_s:
@@ -384,12 +383,6 @@ class Session:
             self._lookout.look(link)
             if number % 4 == 0:
                 link.send(Up(tick=Tick(sequence=number // 4)))
-
-    def _limit_s(self) -> float:
-        if not self.connected:
-            return self._pace.handshake_s
-        alternative = self._route.has_other(self._ready_elsewhere)
-        return self._pace.silent_s if alternative else float("inf")
 
     # -- sending
 
