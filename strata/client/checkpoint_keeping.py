@@ -172,7 +172,7 @@ class Keeping:
         while waited and time.monotonic() < deadline:
             time.sleep(LOOK_S)
             with contextlib.suppress(Unavailable):
-                now = self._catalog.looked_up(checkpoint)
+                now = self._catalog.look_up(checkpoint)
                 for said in now.doubts:
                     if said not in heard and not said.startswith(f"{self._host} on "):
                         heard.append(said)

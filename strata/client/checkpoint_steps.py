@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata
+from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
 from strata.client.checkpoint_loading import steps_of
@@ -37,7 +38,7 @@ def delete_step(catalog: Catalog, storage: Storage, keeping: Keeping | None, ste
         raise CheckpointNotFound(f"no checkpoint of step {step} is committed; there are {steps_of(known)}")
     for checkpoint in reversed(there):
         catalog.delete(checkpoint)
-        if keeping is None:
+        if isinstance(catalog, LocalCatalog):
             remove_objects(storage, catalog.folder(checkpoint))
             catalog.deleted(checkpoint)
             log.info("step %d is deleted: %s", checkpoint.step, checkpoint.path)
