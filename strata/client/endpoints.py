@@ -179,6 +179,11 @@ class Route:
         self.connect_s = CONNECT_S
         """How long the current endpoint is given to connect."""
 
+    @property
+    def count(self) -> int:
+        """How many endpoints are configured."""
+        return len(self._endpoints)
+
     def next(self, *, took_s: float = 0.0) -> tuple[Endpoint, float]:
         """Return the endpoint to try, and the seconds to wait before; the try before took `took_s` of these."""
         if self.current is None or self._tries == 0:
@@ -198,10 +203,9 @@ class Route:
         answer at once, a frozen host for one, is not waited for while others were not asked. Later, after as many tries as
         there are endpoints, one is given all the time: another endpoint's each time. The others get as long as the pause would be.
         """
-        count = len(self._endpoints)
-        if not self._served or self._tries % (count + 1) == 0:
+        if not self._served or self._tries % (self.count + 1) == 0:
             return CONNECT_S
-        return HASTE_S if self._tries < count else max(HASTE_S, self._cap_s)
+        return HASTE_S if self._tries < self.count else max(HASTE_S, self._cap_s)
 
     def others(self) -> list[Endpoint]:
         """Return the configured endpoints but the current one."""
@@ -241,8 +245,7 @@ class Route:
     def _choose(self) -> Endpoint:
         if self._asked:
             return self._asked.pop()
-        count = len(self._endpoints)
-        order = [self._endpoints[(self._at + i) % count] for i in range(1, count + 1)]
+        order = [*self._endpoints[self._at + 1 :], *self._endpoints[: self._at + 1]]
         ready = [e for e in order if str(e) in self._preferred and e != self.current]
         if ready:
             chosen = self.rng.choice(ready)
