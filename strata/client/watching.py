@@ -55,7 +55,9 @@ async def watch(
                 raise
             if isinstance(error, Unauthenticated | ConfigError):
                 refusals += 1
-            if refusals > route.count:  # once more than there are: the last connection's credential may have run out
+            if (
+                refusals > route.count
+            ):  # once more than there are: the last connection's credential may have run out
                 raise
             trouble = error.message
     raise Unavailable(

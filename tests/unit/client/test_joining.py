@@ -43,7 +43,7 @@ class SameLoop:
 @pytest.fixture(autouse=True)
 def _nobody_joined() -> Iterator[None]:
     yield
-    joining._lone.clear()
+    joining._shared.clear()
 
 
 def replica(monkeypatch: pytest.MonkeyPatch) -> FakeReplica:
@@ -64,9 +64,11 @@ async def connect(
 ) -> RankClient:
     registration = Registration(job="j", worker_id=worker, boot="boot", slots=1)
     background = cast("BackgroundLoop", SameLoop())
-    return await joining._share(
-        background, parse_endpoints(endpoints), registration, Timing.derive(), Credentials(), timeout_s
+    addresses = parse_endpoints(endpoints)
+    join = functools.partial(
+        joining._join, background, addresses, registration, Timing.derive(), Credentials()
     )
+    return await joining._share(background, (frozenset(addresses), worker), join, timeout_s)
 
 
 async def greeted(met: FakeReplica, times: int) -> None:
