@@ -6,7 +6,7 @@ rank's part is; and when the marker is. With all of them the storage is a tier o
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from strata.checkpoint.far_copy import Replica
 from strata.errors import (
@@ -18,20 +18,17 @@ from strata.errors import (
     Unavailable,
 )
 
+if TYPE_CHECKING:
+    from strata.client.checkpoint_catalog import CoordinatedCatalog
+
 TIER: Final = "replica"
 """The name of the second storage among the tiers of a record."""
-
-
-class Told(Protocol):
-    """Where reports go: the catalog of the coordinators."""
-
-    def report_copy(self, **copy: Any) -> None: ...
 
 
 class CopyReports:
     """The reports of one rank; `root` is the URI of the second storage."""
 
-    def __init__(self, catalog: Told, *, root: str) -> None:
+    def __init__(self, catalog: CoordinatedCatalog, *, root: str) -> None:
         self._catalog = catalog
         self._root = root
 

@@ -23,7 +23,7 @@ from strata.checkpoint.replicator import Replicator
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import FarAway, TieredStorage, copies, tiers_of
 from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_copies import TIER, CopyReports, Told
+from strata.client.checkpoint_copies import TIER, CopyReports
 from strata.core.checkpoint_tiers import PRIMARY
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, CheckpointIncomplete, ConfigError, StorageError
@@ -190,10 +190,8 @@ class Tiers:
         """Whether there is a far one, which no save may have to wait for."""
         return isinstance(self.storage, TieredStorage)
 
-    def start(
-        self, catalog: CoordinatedCatalog | LocalCatalog, *, told: Told | None, afterwards: Callable[[], None]
-    ) -> None:
-        """Copy from now on what `committed` names, and tell `told` how far it is; then call `afterwards`."""
+    def start(self, catalog: CoordinatedCatalog | LocalCatalog, *, afterwards: Callable[[], None]) -> None:
+        """Copy from now on what `committed` names, and tell the coordinators how far it is; then call `afterwards`."""
         if not isinstance(self.storage, TieredStorage):
             return
         near, far = self.storage.near, self.storage.far
@@ -214,7 +212,6 @@ class Tiers:
             ]
 
         self._catalog = catalog
-        reports = CopyReports(told, root=far.uri) if told is not None else None
         self._replicator = Replicator(
             self.storage,  # a part that the near one refused may lie in the far one alone
             far,
@@ -222,7 +219,7 @@ class Tiers:
             ranks=catalog.world_size,
             world="" if isinstance(catalog, LocalCatalog) else str(catalog.generation),
             others_s=self._others_s,
-            reports=reports,
+            reports=None if isinstance(catalog, LocalCatalog) else CopyReports(catalog, root=far.uri),
             doubted=self.doubted,
             missing=missing,
             afterwards=afterwards,

@@ -106,7 +106,7 @@ class CheckpointManager:
         self._reached: int | None = None
         """The step that was saved or restored last."""
         self._gone_back: str | None = None
-        self._tiers.start(self._catalog, told=self._coordinated, afterwards=self._tidy)
+        self._tiers.start(self._catalog, afterwards=self._tidy)
         retry = retry_of(self.config, client)
         self._writer = writer_of(
             self.config,

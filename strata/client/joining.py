@@ -253,7 +253,7 @@ async def _join(
         endpoints, registration, watcher, rng=random.Random(), timing=timing, credentials=credentials
     )
     watch = lone_watch(session.progress, detect_s=timing.detect_s, environment=os.environ)
-    session.on_request = Inspection(session, own_stacks, lambda _rank: (), log=Words()).on_request
+    session.on_request = Inspection(session.evidence, own_stacks, lambda _rank: (), log=Words()).on_request
     waits = "waiting for a world with a place for %s in job %s"
     saying = asyncio.get_running_loop().call_later(
         SAY_S, log.warning, waits, registration.worker_id, registration.job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -29,6 +29,9 @@ from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster
 from tests.unit.client.test_checkpoints_coordinated import LIMIT_S, managers
 from tests.unit.core.rig import JOB
+
+if TYPE_CHECKING:
+    from strata.client.checkpoint_catalog import CoordinatedCatalog
 
 FROZEN = np.arange(4096.0)
 REPLICA = Replica(folder="job/step-20", attempt="x20", manifest_digest="m", step=20)
@@ -100,15 +103,11 @@ class Refusing:
         (PermissionDenied("not for you"), CheckpointError),
     ],
 )
-@pytest.mark.parametrize("what", ["begun", "part", "sealed"])
+@pytest.mark.parametrize(("what", "more"), [("begun", ()), ("part", (0, "d")), ("sealed", ())])
 def test_only_what_is_not_wanted_any_more_is_left_without_a_word(
-    error: StrataError, told: type[StrataError], what: str
+    error: StrataError, told: type[StrataError], what: str, more: tuple[Any, ...]
 ) -> None:
-    reports = CopyReports(Refusing(error), root="s3://far")
+    reports = CopyReports(cast("CoordinatedCatalog", Refusing(error)), root="s3://far")
     with pytest.raises(told, match=error.message) as raised:
-        {
-            "begun": lambda: reports.begun(REPLICA),
-            "part": lambda: reports.part(REPLICA, 0, "d"),
-            "sealed": lambda: reports.sealed(REPLICA),
-        }[what]()
+        getattr(reports, what)(REPLICA, *more)
     assert isinstance(raised.value, Refused) == (told in {Refused, StaleGeneration})

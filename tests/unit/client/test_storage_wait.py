@@ -13,8 +13,9 @@ import pytest
 from google.protobuf.message import Message
 
 from strata.checkpoint.probe import refusal
+from strata.checkpoint.save_retry import GRACE_S
 from strata.checkpoint.transient import SILENT
-from strata.client.storage_wait import ANSWER_S, GRACE_S, MOST_S, SAY_S, in_thread, wait_for_storage
+from strata.client.storage_wait import ANSWER_S, MOST_S, SAY_S, in_thread, wait_for_storage
 from strata.errors import CheckpointNotFound, NotFound, StrataError, Unavailable
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointResponse, Tier
