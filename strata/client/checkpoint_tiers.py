@@ -246,14 +246,9 @@ class Tiers:
         if self._replicator is not None:
             self._replicator.check()
 
-    def close(self, timeout_s: float | None) -> None:
-        """Wait for the copies so long, and copy nothing more; None: do not wait."""
-        if self._replicator is None:
-            return
-        try:
-            if timeout_s is not None:
-                self._replicator.wait(timeout_s)
-        finally:
+    def close(self) -> None:
+        """Copy nothing more."""
+        if self._replicator is not None:
             self._replicator.close()
 
 
