@@ -7,7 +7,6 @@ import json
 import os
 import random
 import socket
-import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Self
@@ -98,7 +97,6 @@ class CoordinatorClient:
         self._loop = loop.shared()
         self._unary: UnaryClient | None = None
         self._registered: dict[str, Registration] = {}
-        self._lock = threading.Lock()
 
     @classmethod
     def connect(
@@ -299,8 +297,7 @@ class CoordinatorClient:
             raise InvalidArgument("slots is 0", hint="the number of ranks that it runs, from 1 on")
         if spec is not None and not isinstance(spec, JobSpec):
             raise InvalidArgument(f"spec is a {type(spec).__name__}", hint="pass a strata.v1 JobSpec")
-        with self._lock:
-            known = self._registered.get(worker_id)
+        known = self._registered.get(worker_id)
         registration = Registration(
             job=self.job,
             worker_id=worker_id,
@@ -321,8 +318,7 @@ class CoordinatorClient:
             attempt_s=REGISTER_S,
         )
         registration.incarnation = answer.incarnation
-        with self._lock:
-            self._registered[registration.worker_id] = registration
+        self._registered[registration.worker_id] = registration
         return answer
 
     def heartbeat(self, *, worker_id: str) -> World:
@@ -333,8 +329,7 @@ class CoordinatorClient:
         its incarnation changes, and the next world is one of a newcomer.
         """
         worker_id = checked_id("worker", worker_id)
-        with self._lock:
-            known = self._registered.get(worker_id)
+        known = self._registered.get(worker_id)
         if known is None:
             spec = spec_message(bare_registration(WorkerId(worker_id)).spec)
             return self.register(worker_id=worker_id, spec=spec).world
@@ -350,13 +345,11 @@ class CoordinatorClient:
     def leave(self, *, worker_id: str) -> None:
         """End the membership of a worker that this client registered."""
         worker_id = checked_id("worker", worker_id)
-        with self._lock:
-            known = self._registered.get(worker_id)
+        known = self._registered.get(worker_id)
         if known is None:
             raise InvalidArgument(
                 f"this client did not register a worker {worker_id!r}",
                 hint="whoever registered it ends it; else its silence does",
             )
         self.call(LeaveRequest(job=self.job, worker_id=worker_id, incarnation=known.incarnation))
-        with self._lock:
-            self._registered.pop(worker_id, None)
+        self._registered.pop(worker_id, None)

@@ -146,22 +146,20 @@ class DatasetRegistry:
         )
         try:
             answer: GetAssignmentResponse = self._client.call_until(request, settled)
+            if not answer.assign_epoch:
+                raise NotFound(
+                    f"nobody owns shards of dataset {answer.dataset.name!r} yet",
+                    hint="they are divided once the job has a world: see `strata members`",
+                )
+            if not settled(answer):
+                raise NotFound(
+                    f"worker {worker_id!r} has no part in dataset {answer.dataset.name!r}"
+                    f" in generation {answer.generation}",
+                    hint=f"its workers are {', '.join(answer.workers[:8])}; standbys own nothing",
+                )
         except NotFound as error:
             self._check_begun(dataset, worker_id)
             raise error from None
-        if not answer.assign_epoch:
-            self._check_begun(answer.dataset.name, worker_id)
-            raise NotFound(
-                f"nobody owns shards of dataset {answer.dataset.name!r} yet",
-                hint="they are divided once the job has a world: see `strata members`",
-            )
-        if not settled(answer):
-            self._check_begun(answer.dataset.name, worker_id)
-            raise NotFound(
-                f"worker {worker_id!r} has no part in dataset {answer.dataset.name!r}"
-                f" in generation {answer.generation}",
-                hint=f"its workers are {', '.join(answer.workers[:8])}; standbys own nothing",
-            )
         return answer
 
     def _check_begun(self, dataset: str | None, worker_id: str) -> None:

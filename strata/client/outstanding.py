@@ -62,9 +62,6 @@ class OpenArrivals:
     def __init__(self) -> None:
         self._rounds: dict[RoundKey, _OpenRound] = {}
 
-    def __len__(self) -> int:
-        return len(self._rounds)
-
     def add(self, arrival: Arrival, now_s: float, size: int) -> asyncio.Future[BarrierOutcome]:
         """Keep the arrival until its round ends, and return the future of that end.
 
@@ -163,9 +160,6 @@ class OpenCalls:
 
     def __init__(self) -> None:
         self._calls: dict[int, _OpenCall] = {}
-
-    def __len__(self) -> int:
-        return len(self._calls)
 
     def add(self, id_: int, message: Message) -> asyncio.Future[Message]:
         """Keep the request until `drop`; return the future of its reply."""

@@ -13,6 +13,7 @@ All of it runs in one event loop, on a `Link`; grpc is known to `strata.client.c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
@@ -117,7 +118,14 @@ class Session:
 
     async def wait_connected(self) -> None:
         """Return once connected; raise the error that ended the session."""
-        await self._until(self._connected)
+        waiters = [asyncio.ensure_future(event.wait()) for event in (self._connected, self._ended)]
+        try:
+            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiter in waiters:
+                waiter.cancel()
+        if not self.connected:
+            self._check_open()
 
     def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
         """Arrive at a round and return the future of its outcome.
@@ -214,8 +222,10 @@ class Session:
                     await self._visit(found.endpoint, found)
                     continue
                 endpoint, delay_s = self._route.next(took_s=self._now() - began)
-                if await self._ends_within(delay_s):
-                    break
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay_s):
+                        await self._ended.wait()
+                        break
                 began = self._now()
                 await self._visit(endpoint, None)
             if self.error is not None:
@@ -467,25 +477,6 @@ class Session:
     def _check_open(self) -> None:
         if self._ended.is_set():
             raise self.error or Unavailable("the session has ended", hint="connect again")
-
-    async def _ends_within(self, delay_s: float) -> bool:
-        try:
-            async with asyncio.timeout(delay_s):
-                await self._ended.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    async def _until(self, event: asyncio.Event) -> None:
-        """Return once `event` is set; raise when the session ends first."""
-        waiters = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self._ended.wait())]
-        try:
-            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiter in waiters:
-                waiter.cancel()
-        if not event.is_set():
-            self._check_open()
 
     @staticmethod
     def _now() -> float:
