@@ -145,21 +145,6 @@ def test_the_ranks_write_shares_of_what_is_equal_and_hash_it_once(
     assert max(map(len, messages)) <= 64, "one digest, where all is equal"
 
 
-def test_what_only_some_ranks_hold_is_theirs(cluster: Cluster, tmp_path: Path) -> None:
-    states = [state_of_rank(rank) for rank in range(3)]
-    states[0]["ema"] = np.arange(1000.0)
-    with managers(cluster, tmp_path) as ranks:
-        size_bytes = save(ranks, 1, states)
-    assert size_bytes <= 1.02 * tensors_bytes(states[0]) + 8000
-    with managers(cluster, tmp_path) as ranks:
-        assert_restored(ranks, 1, states)
-        here = {"ema": np.zeros(1000)}
-        ranks[0].restore(here, step=1)
-        assert np.array_equal(here["ema"], states[0]["ema"])
-        with pytest.raises(CheckpointError, match="ema"):
-            ranks[1].restore({"ema": np.zeros(1000)}, step=1)
-
-
 def test_bytes_and_parts_of_a_state_are_written_once_too(cluster: Cluster, tmp_path: Path) -> None:
     states = [state_of_rank(rank) for rank in range(3)]
     with managers(cluster, tmp_path) as ranks:
@@ -312,34 +297,3 @@ def test_a_plan_that_differs_between_ranks_is_never_committed(
             with pytest.raises(StrataError):
                 info.wait(LIMIT_S)
     assert state_of(cluster, 1) is CheckpointState.ABORTED
-
-
-class DistributedDataParallel:
-    """By its name, and by what it says of its parameters, torch's."""
-
-    def __init__(self, weight: np.ndarray[Any, Any]) -> None:
-        self.weight = weight
-
-    def named_parameters(self) -> list[tuple[str, np.ndarray[Any, Any]]]:
-        return [("weight", self.weight)]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"weight": self.weight}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.weight = state["weight"]
-
-
-def test_ranks_that_differ_are_saved_whole_where_nothing_is_replicated(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    states = [{"model": DistributedDataParallel(np.full(8, float(rank)))} for rank in range(3)]
-    with managers(cluster, tmp_path, replicated=False) as ranks:
-        infos = [manager.save_state(states[rank], 1) for rank, manager in enumerate(ranks)]
-        for info in infos:
-            info.wait(LIMIT_S)
-    with managers(cluster, tmp_path) as ranks:
-        for rank, manager in enumerate(ranks):
-            again = {"model": DistributedDataParallel(np.zeros(8))}
-            manager.restore(again, step=1)
-            assert again["model"].weight.tolist() == [float(rank)] * 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,6 @@ from tests.unit.checkpoint.ports import Cluster
 from tests.unit.client import coordinated
 
 LIMIT_S = 20
-
-
-@pytest.fixture(autouse=True)
-def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("STRATA_SOCKET", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
-    with CheckpointManager(tmp_path / "root") as manager:
-        yield manager
 
 
 def save(manager: CheckpointManager, *steps: int, **more: Any) -> None:

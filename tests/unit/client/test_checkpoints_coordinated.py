@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import shutil
 import threading
@@ -17,8 +16,6 @@ from google.protobuf.message import Message
 
 from strata.checkpoint.marker import NAME as MARKER
 from strata.client.checkpoints import CheckpointManager
-from strata.core.checkpoint_tiers import tiers_of
-from strata.core.checkpoints import decide_pin
 from strata.core.records import CheckpointState, TierState
 from strata.errors import (
     CheckpointAborted,
@@ -27,7 +24,6 @@ from strata.errors import (
     CheckpointNotFound,
     ConfigError,
     Refused,
-    StaleGeneration,
     StorageError,
     Unavailable,
 )
@@ -156,25 +152,6 @@ def test_a_failure_of_one_rank_fails_the_save_of_all_and_the_next_works(
         assert ranks[0].all_steps() == [20, 40]
 
 
-def test_a_save_that_began_in_an_ended_generation_is_told_so(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path) as ranks:
-        cluster.next_world()
-        with pytest.raises(StaleGeneration):
-            ranks[0].save_state({"a": 1}, 20).wait(LIMIT_S)
-
-
-def test_without_coordinators_a_save_fails_after_its_wait_and_the_trainer_goes_on(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with managers(cluster, tmp_path, save_wait_s=0.5) as ranks:
-        cluster.down = True
-        info = ranks[0].save_state({"a": 1}, 20)
-        assert info.staged
-        with pytest.raises(Unavailable):
-            info.wait(LIMIT_S)
-        cluster.down = False
-
-
 def test_a_rank_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) -> None:
     with (
         managers(cluster, tmp_path, commit_timeout_s=0.3, save_grace_s=0) as ranks,
@@ -235,16 +212,6 @@ def test_more_ranks_get_all_that_rank_0_had_below_a_path(cluster: Cluster, tmp_p
         assert state == {"own": {"loader": {"at": 0, "seen": [0]}}}
 
 
-def test_fewer_ranks_each_get_their_own(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path) as ranks:
-        save(ranks, 20)
-    point = cluster.restore_point()
-    with CheckpointManager(tmp_path, client=Cluster(a=1).port(0, restore=point)) as manager:
-        state: dict[str, Any] = {"rank": None}
-        manager.restore(state)
-        assert state == {"rank": 0}
-
-
 # -- corruption and going back ----------------------------------------------------------------
 
 
@@ -294,56 +261,7 @@ def test_loading_a_part_is_no_going_back(cluster: Cluster, tmp_path: Path) -> No
         save(ranks, 40)
 
 
-def test_incrementals_are_saved_by_the_manager_too(cluster: Cluster, tmp_path: Path) -> None:
-    kinds = []
-    with managers(cluster, tmp_path, capture_rng=False, keep_count=1) as ranks:
-        for step in (20, 40):
-            state = {"frozen": np.arange(100), "step": step}
-            infos = [m.save_state(state, step, 0, "incremental") for m in ranks]
-            kinds.append([info.wait(LIMIT_S).checkpoint_type.value for info in infos])
-            for manager in ranks:
-                manager.wait_until_finished(LIMIT_S)
-        assert kinds == [["full", "full"], ["incremental", "incremental"]]
-        assert [record.step for record in cluster.records()] == [20, 40], "what is used stays"
-
-
 # -- retention --------------------------------------------------------------------------------
-
-
-def test_rank_0_removes_what_is_too_old_but_not_what_is_pinned(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path, keep_count=2) as ranks:
-        save(ranks, 20)
-        (record,) = cluster.records()
-        cluster.job.store.settle(
-            lambda v: decide_pin(v, step=20, attempt=record.attempt, who="me", why="paper")
-        )
-        for step in (40, 60, 80):
-            save(ranks, step)
-        assert ranks[0].all_steps() == [20, 60, 80]
-    assert len(folders(tmp_path)) == 3
-
-
-def test_a_removal_that_was_interrupted_is_finished_by_the_next_pass(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with managers(cluster, tmp_path, keep_count=1) as ranks:
-        save(ranks, 20)
-        (record,) = cluster.records()
-        save(ranks, 40)
-    assert len(folders(tmp_path)) == 1
-    cluster.job.store.put(
-        next(iter(cluster.view().checkpoints())).key.replace("0040", "0020"), _deleting(record)
-    )
-    with managers(cluster, tmp_path, keep_count=5) as ranks:
-        save(ranks, 60)
-    assert [r.step for r in cluster.records()] == [40, 60]
-
-
-def _deleting(record: Any) -> Any:
-    tiers = {
-        name: dataclasses.replace(tier, state=TierState.DELETING) for name, tier in tiers_of(record).items()
-    }
-    return dataclasses.replace(record, state=CheckpointState.DELETING, manifest_digest="m", tiers=tiers)
 
 
 def test_what_is_left_of_an_aborted_save_goes_unless_storage_has_it_as_committed(

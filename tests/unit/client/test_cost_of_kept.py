@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState
 from strata.v1 import checkpoints_pb2 as pb
 from tests.s3_stub import StubS3, serving
-from tests.unit.checkpoint.memory_storage import MemorySink, MemoryStorage
+from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.ports import Cluster
 from tests.unit.checkpoint.saves import local_catalog, save
 
@@ -34,33 +34,10 @@ class Counting(MemoryStorage):
         super().__init__()
         self.asked: Counter[str] = Counter()
 
-    def sink(self, name: str) -> MemorySink:
-        self.asked["sink"] += 1
-        return super().sink(name)
-
-    def create_once(self, name: str, data: bytes) -> bool:
-        self.asked["create"] += 1
-        return super().create_once(name, data)
-
-    def is_held(self, name: str) -> bool:
-        self.asked["is_held"] += 1
-        return super().is_held(name)
-
-    def read(self, name: str) -> bytes:
-        self.asked["read"] += 1
-        return super().read(name)
-
-    def exists(self, name: str) -> bool:
-        self.asked["exists"] += 1
-        return super().exists(name)
-
-    def list(self, folder: str = "") -> list[str]:
-        self.asked["list"] += 1
-        return super().list(folder)
-
-    def delete(self, name: str) -> None:
-        self.asked["delete"] += 1
-        super().delete(name)
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"sink", "create_once", "is_held", "read", "exists", "list", "delete"}:
+            self.asked[name] += 1
+        return super().__getattribute__(name)
 
     def take(self) -> Counter[str]:
         asked, self.asked = self.asked, Counter()
@@ -157,43 +134,23 @@ def test_of_coordinators(by_dcp: bool, tmp_path: Path) -> None:
             requests[type(request).__name__] += 1
 
         cluster.on_call = note
-        port, act = cluster.port(0), Act(root)
-        save_step = act.by_dcp(port, StrataWriter, dcp_save, torch) if by_dcp else act.by_manager(port)
-        for step in range(1, kept + 2):
-            requests.clear()
-            save_step(step)
-        act.close()
+        port = cluster.port(0)
+        with closing(
+            StrataWriter(root, client=port) if by_dcp else CheckpointManager(root, client=port)
+        ) as one:
+            for step in range(1, kept + 2):
+                requests.clear()
+                if by_dcp:
+                    dcp_save({"w": torch.zeros(3)}, checkpoint_id=str(step), storage_writer=one)
+                    one._tidying.wait()
+                else:
+                    one.save_state({"w": np.zeros(3)}, step).wait()
+                    one.wait_until_finished()
         return requests
 
     many, few = asked(12, tmp_path / "many"), asked(2, tmp_path / "few")
     assert many == few
     assert pb.ListCheckpointsRequest.__name__ not in many, "it lists all that are kept"
-
-
-class Act:
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.close: Callable[[], None] = lambda: None
-
-    def by_manager(self, port: Any) -> Callable[[int], object]:
-        manager = CheckpointManager(self.root, client=port)
-        self.close = manager.close
-
-        def save_step(step: int) -> None:
-            manager.save_state({"w": np.zeros(3)}, step).wait()
-            manager.wait_until_finished()
-
-        return save_step
-
-    def by_dcp(self, port: Any, writer_type: Any, dcp_save: Any, torch: Any) -> Callable[[int], object]:
-        writer = writer_type(self.root, client=port)
-        self.close = writer.close
-
-        def save_step(step: int) -> None:
-            dcp_save({"w": torch.zeros(3)}, checkpoint_id=str(step), storage_writer=writer)
-            writer._tidying.wait()
-
-        return save_step
 
 
 # -- and what stays safe ----------------------------------------------------------------------

@@ -65,49 +65,43 @@ async def test_all_coordinators_down_for_30_s() -> None:
         await call
 
 
+@in_virtual_time()
 @pytest.mark.parametrize("silent", [False, True], ids=["the others refuse", "the others are black holes"])
 @pytest.mark.parametrize("back", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(4))
-def test_whoever_is_the_first_to_be_back_is_found_in_time(seed: int, back: int, silent: bool) -> None:
+async def test_whoever_is_the_first_to_be_back_is_found_in_time(seed: int, back: int, silent: bool) -> None:
     """Whatever the lost one said of the others' readiness: it may be the only one that is back, and leads.
 
     It deletes members that nobody has served for 5 s, counted from then (PROTOCOLS 5.4).
     """
-
-    @in_virtual_time()
-    async def test() -> None:
-        async with rig(3, seed=seed) as r:
-            for replica in r.replicas:
-                replica.ready_addresses = [x.address for x in r.replicas if x is not replica]
-            await asyncio.sleep(1.1)  # a tick has said so
-            alone = (r.serving, *r.others)[back]
-            for replica in r.replicas:
-                if silent and replica is not alone:
-                    replica.board.block("client", host_of(replica.address))
-                replica.down()
-            await asyncio.sleep(30.0)
-            alone.up()
-            up_at = asyncio.get_running_loop().time()
-            assert await r.reconnected(2) is alone
-            assert alone.hello_times[-1] - up_at < 4.2
-
-    test()
+    async with rig(3, seed=seed) as r:
+        for replica in r.replicas:
+            replica.ready_addresses = [x.address for x in r.replicas if x is not replica]
+        await asyncio.sleep(1.1)  # a tick has said so
+        alone = (r.serving, *r.others)[back]
+        for replica in r.replicas:
+            if silent and replica is not alone:
+                replica.board.block("client", host_of(replica.address))
+            replica.down()
+        await asyncio.sleep(30.0)
+        alone.up()
+        up_at = asyncio.get_running_loop().time()
+        assert await r.reconnected(2) is alone
+        assert alone.hello_times[-1] - up_at < 4.2
 
 
+@in_virtual_time()
 @pytest.mark.parametrize("seed", range(6))
-def test_moved_means_there_at_once(seed: int) -> None:
-    @in_virtual_time()
-    async def test() -> None:
-        async with rig(3, seed=seed) as r:
-            target, before = r.others[seed % 2], r.serving
-            moved_at = asyncio.get_running_loop().time()
-            before.send(Down(moved=Moved(addresses=[target.address], reason="draining")))
-            assert await r.reconnected(2) is target
-            assert target.hello_times[-1] - moved_at < 0.1
-
-    test()
+async def test_moved_means_there_at_once(seed: int) -> None:
+    async with rig(3, seed=seed) as r:
+        target, before = r.others[seed % 2], r.serving
+        moved_at = asyncio.get_running_loop().time()
+        before.send(Down(moved=Moved(addresses=[target.address], reason="draining")))
+        assert await r.reconnected(2) is target
+        assert target.hello_times[-1] - moved_at < 0.1
 
 
+@in_virtual_time()
 @pytest.mark.parametrize(
     ("refusal", "final"),
     [
@@ -123,27 +117,23 @@ def test_moved_means_there_at_once(seed: int) -> None:
         (errors.ClusterReplaced("other"), True),
     ],
 )
-def test_which_refusals_end_a_session_that_was_served_before(
+async def test_which_refusals_end_a_session_that_was_served_before(
     refusal: errors.StrataError, final: bool
 ) -> None:
-    @in_virtual_time()
-    async def test() -> None:
-        async with rig(2) as r:
+    async with rig(2) as r:
+        for replica in r.replicas:
+            replica.refuse_hello = refusal
+        r.serving.down()
+        r.serving.up()
+        await asyncio.sleep(20)
+        assert r.running.done() is final
+        if final:
+            with pytest.raises(type(refusal)):
+                r.running.result()
+        else:
             for replica in r.replicas:
-                replica.refuse_hello = refusal
-            r.serving.down()
-            r.serving.up()
-            await asyncio.sleep(20)
-            assert r.running.done() is final
-            if final:
-                with pytest.raises(type(refusal)):
-                    r.running.result()
-            else:
-                for replica in r.replicas:
-                    replica.refuse_hello = None
-                await r.reconnected(2)
-
-    test()
+                replica.refuse_hello = None
+            await r.reconnected(2)
 
 
 @in_virtual_time()
