@@ -1,9 +1,9 @@
 """A rank served by a coordinator by script."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Any, cast
 
 from strata.client.loop import BackgroundLoop
 from strata.client.rank import RankClient
@@ -19,6 +19,9 @@ class NoThread:
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def submit(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(coroutine)
 
     def soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)

@@ -227,38 +227,14 @@ def test_going_back_to_the_beginning_later_is_a_reader_for_latest_names_another_
         save(ckpt, 20)
         seen: list[list[str]] = []
         exists = LocalStorage.exists
+        record = cluster.records()[0]
+        readers = cluster.view().keys.readers(10, record.generation, record.attempt)
 
         def look(storage: LocalStorage, name: str) -> bool:
-            job = cluster.view()
-            record = cluster.records()[0]
-            where = (10, record.generation, record.attempt)
-            seen.append(list(job.view.names(job.keys.readers(*where))))
+            seen.append(cluster.view().view.names(readers))
             return exists(storage, name)
 
         monkeypatch.setattr(LocalStorage, "exists", look)
         ckpt.restore({"w": np.zeros(4)}, step=step)
-        assert [len(readers) for readers in seen] == [1] * len(seen) != []
-
-
-def test_a_restore_by_step_is_a_reader_and_that_of_the_beginning_needs_none(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with manager(cluster, tmp_path) as ckpt:
-        save(ckpt, 10, 20)
-    seen: list[list[str]] = []
-
-    def look(request: object) -> None:
-        if isinstance(request, pb.CloseCheckpointRequest):
-            record = cluster.records()[0]
-            keys = cluster.view().keys
-            seen.append(cluster.view().view.names(keys.readers(10, record.generation, record.attempt)))
-
-    cluster.on_call = look
-    with manager(cluster, tmp_path, restores=True) as ckpt:
-        assert ckpt.restore({"w": np.zeros(4)}) is not None
-        assert pb.OpenCheckpointRequest not in cluster.answers
-        assert ckpt.restore({"w": np.zeros(4)}, step=10) is not None
-    assert [len(names) for names in seen] == [1]
-    record = cluster.records()[0]
-    left = cluster.view().view.names(cluster.view().keys.readers(10, record.generation, record.attempt))
-    assert left == []
+        assert [len(names) for names in seen] == [1] * len(seen) != []
+        assert cluster.view().view.names(readers) == []

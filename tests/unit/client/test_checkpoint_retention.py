@@ -13,45 +13,35 @@ from strata.errors import StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 
 
-def test_what_cannot_be_removed_is_told_and_keeps_nothing_else_from_going(tmp_path: Path) -> None:
-    manager = CheckpointManager(tmp_path)
-    for step in (1, 2, 3):
-        manager.save(b"x", step=step).wait()
-    manager.close()
-    first = next(tmp_path.glob("step-000000000001-*"))
-    (first / "rank-00000.json").unlink()
-    (first / "rank-00000.json").mkdir()
+def steps_in(root: Path) -> dict[int, Path]:
+    return {int(path.name.split("-")[1]): path for path in root.glob("step-*")}
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_cannot_be_removed_is_told_and_keeps_nothing_else_from_going(
+    tmp_path: Path, ended: bool
+) -> None:
+    """Neither a checkpoint, nor what is left of a save that never ended."""
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2, 3, 4):
+            manager.save(b"x", step=step).wait()
+    folders = steps_in(tmp_path)
+    for step in () if ended else (1, 2):
+        (folders[step] / MARKER).unlink()
+    in_the_way = folders[1] / "rank-00000.json"
+    in_the_way.unlink()
+    in_the_way.mkdir()
     keeping = CheckpointManager(tmp_path, keep_count=1)
-    keeping.save(b"x", step=4).wait()
+    keeping.save(b"x", step=5).wait()
     with pytest.raises(NotAnObject, match="it is a folder") as error:
         keeping.wait_until_finished()
     assert "move it away" in error.value.hint
-    assert keeping.all_steps() == [4]
-    assert {path.name.split("-")[1] for path in tmp_path.glob("step-*")} == {"000000000001", "000000000004"}
-    (first / "rank-00000.json").rmdir()
-    keeping.save(b"x", step=5).wait()
+    assert set(steps_in(tmp_path)) == {1, 5}
+    assert list(folders[1].iterdir()) == [in_the_way], "all else of it has gone"
+    in_the_way.rmdir()
+    keeping.save(b"x", step=6).wait()
     keeping.close()
-    assert {path.name.split("-")[1] for path in tmp_path.glob("step-*")} == {"000000000005"}
-
-
-def test_what_was_left_over_and_cannot_be_removed_keeps_nothing_else_from_going(tmp_path: Path) -> None:
-    manager = CheckpointManager(tmp_path)
-    for step in (1, 2, 3, 4):
-        manager.save(b"x", step=step).wait()
-    manager.close()
-    folders = {int(path.name.split("-")[1]): path for path in tmp_path.glob("step-*")}
-    for step in (1, 2):  # two saves that never ended, the first of them in the way
-        (folders[step] / MARKER).unlink()
-    (folders[1] / "rank-00000.json").unlink()
-    (folders[1] / "rank-00000.json").mkdir()
-    keeping = CheckpointManager(tmp_path, keep_count=1)
-    keeping.save(b"x", step=5).wait()
-    with pytest.raises(NotAnObject, match="it is a folder"):
-        keeping.wait_until_finished()
-    left = {int(path.name.split("-")[1]): path for path in tmp_path.glob("step-*")}
-    assert set(left) == {1, 5}
-    assert [path.name for path in left[1].iterdir()] == ["rank-00000.json"], "all else of it has gone"
-    keeping.close()
+    assert set(steps_in(tmp_path)) == {6}
 
 
 def test_the_marker_goes_first_or_nothing_does_and_then_all_that_can() -> None:

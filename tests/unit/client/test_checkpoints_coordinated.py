@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ from strata.errors import (
 )
 from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, Port, state_of
+from tests.unit.client.coordinated import managers
 
 LIMIT_S = 20
 
@@ -36,19 +34,6 @@ LIMIT_S = 20
 @pytest.fixture
 def cluster() -> Cluster:
     return Cluster(a=1, b=1)
-
-
-@contextlib.contextmanager
-def managers(cluster: Cluster, root: Path, *, restore: bool = False, **settings: Any) -> Iterator[Any]:
-    """One manager a rank of the current world."""
-    world = cluster.view().world()
-    assert world is not None
-    point = cluster.restore_point() if restore else None
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(CheckpointManager(root, client=cluster.port(rank, restore=point), **settings))
-            for rank in range(world.head.size)
-        ]
 
 
 def save(managers: list[CheckpointManager], step: int, **state: Any) -> None:
@@ -264,34 +249,10 @@ def test_loading_a_part_is_no_going_back(cluster: Cluster, tmp_path: Path) -> No
 # -- retention --------------------------------------------------------------------------------
 
 
-def test_what_is_left_of_an_aborted_save_goes_unless_storage_has_it_as_committed(
-    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(info: object) -> None:
-        raise StorageError("disk full")
-
-    with managers(cluster, tmp_path) as ranks:
-        for step in (20, 40):
-            infos = [m.save_state({"w": np.ones(1)}, step, progress=full) for m in ranks]
-            for info in infos:
-                with pytest.raises((StorageError, CheckpointAborted)):
-                    info.wait(LIMIT_S)
-        aborted = cluster.records()
-        assert {record.state for record in aborted} == {CheckpointState.ABORTED}
-        marked = tmp_path / "job" / aborted[0].path.rpartition("/")[2] / MARKER
-        marked.parent.mkdir(exist_ok=True)
-        marked.write_text("from another catalog")
-        with caplog.at_level(logging.ERROR):
-            save(ranks, 60)
-        assert "was given up, and is marked as committed" in caplog.text
-    assert marked.exists()
-    assert [record.step for record in cluster.records()] == [20, 60]
-    assert len(folders(tmp_path)) == 2
-
-
+@pytest.mark.parametrize("again", [True, False], ids=["its slot was taken again", "another step was saved"])
 @pytest.mark.parametrize("marked", [True, False])
-def test_what_is_left_of_a_save_whose_slot_was_taken_again_goes_unless_storage_has_it_as_committed(
-    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, marked: bool
+def test_what_is_left_of_an_aborted_save_goes_unless_storage_has_it_as_committed(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, marked: bool, again: bool
 ) -> None:
     def full(info: object) -> None:
         raise StorageError("disk full")
@@ -303,10 +264,10 @@ def test_what_is_left_of_a_save_whose_slot_was_taken_again_goes_unless_storage_h
         left = tmp_path / "job" / cluster.records()[0].path.rpartition("/")[2]
         left.mkdir(exist_ok=True)
         (left / (MARKER if marked else "rank-00000.json")).write_text("of an attempt before")
-        save(ranks, 20)
+        save(ranks, 20 if again else 40)
     assert left.exists() is marked
     assert ("is marked as committed" in caplog.text) is marked
-    assert [record.state for record in cluster.records()] == [CheckpointState.COMMITTED]
+    assert (CheckpointState.ABORTED in {r.state for r in cluster.records()}) is (marked and not again)
     assert len(folders(tmp_path)) == 1 + marked
 
 

@@ -27,7 +27,7 @@ from strata.errors import (
 )
 from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster
-from tests.unit.client.test_checkpoints_coordinated import LIMIT_S, managers
+from tests.unit.client.coordinated import LIMIT_S, managers
 from tests.unit.core.rig import JOB
 
 if TYPE_CHECKING:

@@ -135,9 +135,8 @@ def test_of_coordinators(by_dcp: bool, tmp_path: Path) -> None:
 
         cluster.on_call = note
         port = cluster.port(0)
-        with closing(
-            StrataWriter(root, client=port) if by_dcp else CheckpointManager(root, client=port)
-        ) as one:
+        one: Any = StrataWriter(root, client=port) if by_dcp else CheckpointManager(root, client=port)
+        with closing(one):
             for step in range(1, kept + 2):
                 requests.clear()
                 if by_dcp:

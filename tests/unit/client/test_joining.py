@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -24,20 +24,8 @@ from strata.core.timing import Timing
 from strata.testing.links import Switchboard
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import Registration
+from tests.unit.client.fake_rank import NoThread
 from tests.unit.client.fake_replica import FakeReplica, done
-
-
-class SameLoop:
-    """In the place of the background thread: the test is in the loop itself."""
-
-    def at_stop(self, act: object) -> None:
-        pass
-
-    def now_s(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def submit(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.create_task(coroutine)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +51,7 @@ async def connect(
     endpoints: str = "a:1,b:1", worker: str = "w", *, timeout_s: float | None = 30.0
 ) -> RankClient:
     registration = Registration(job="j", worker_id=worker, boot="boot", slots=1)
-    background = cast("BackgroundLoop", SameLoop())
+    background = cast("BackgroundLoop", NoThread())
     addresses = parse_endpoints(endpoints)
     join = functools.partial(
         joining._join, background, addresses, registration, Timing.derive(), Credentials()

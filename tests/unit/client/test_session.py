@@ -153,16 +153,6 @@ async def _sent_again(session: object, replica: object) -> bool:
 
 
 @in_virtual_time()
-async def test_a_request_is_sent_once_a_connection() -> None:
-    async with rig() as r:
-        calls = [asyncio.create_task(r.session.call(GetWorldRequest(job=f"j{i}"))) for i in range(3)]
-        await asyncio.sleep(1)
-        assert [call.get_world.job for call in r.serving.all("call")] == ["j0", "j1", "j2"]
-        for call in calls:
-            call.cancel()
-
-
-@in_virtual_time()
 async def test_the_errors_of_answers_are_typed_and_try_again_is_no_answer() -> None:
     async with rig() as r:
         refusals = [errors.Unavailable("no etcd"), errors.NotLeader("not me"), errors.NotFound("no such job")]
@@ -280,7 +270,7 @@ async def test_ended_is_final() -> None:
 
 
 @in_virtual_time()
-async def test_how_far_a_rank_came_is_told_before_it_leaves() -> None:
+async def test_leaving_is_confirmed_and_ends_the_session() -> None:
     async with rig() as r:
 
         def answer(up: Up) -> None:
@@ -293,19 +283,6 @@ async def test_how_far_a_rank_came_is_told_before_it_leaves() -> None:
         await r.session.leave("done")
         await r.running
         assert [rank.step for told in r.serving.all("progress") for rank in told.ranks][-1:] == [2]
-
-
-@in_virtual_time()
-async def test_leaving_is_confirmed_and_ends_the_session() -> None:
-    async with rig() as r:
-
-        def answer(up: Up) -> None:
-            if up.WhichOneof("message") == "leave":
-                r.serving.links[-1].close()
-
-        r.serving.answer = answer
-        await r.session.leave("done")
-        await r.running
         assert r.serving.all("leave")[0].reason == "done"
         assert r.session.error is None
         with pytest.raises(errors.Unavailable):
