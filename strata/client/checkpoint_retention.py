@@ -7,9 +7,9 @@ next one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Final
 
 from strata.checkpoint.catalog import CheckpointMetadata
@@ -62,21 +62,14 @@ def newest_afar(catalog: LocalCatalog, storage: Storage, checkpoints: Sequence[C
 
     It is what is left if this host is lost, so it stays until a newer one is there.
     """
-    if isinstance(storage, TieredStorage):
-        for checkpoint in reversed(checkpoints):
-            if checkpoint.checkpoint_type in RESTORABLE_TYPES and _is_whole(
-                storage.far, catalog.folder(checkpoint)
-            ):
-                return checkpoint.id
+    if not isinstance(storage, TieredStorage):
+        return ""
+    for checkpoint in reversed(checkpoints):
+        if checkpoint.checkpoint_type in RESTORABLE_TYPES:
+            with contextlib.suppress(CheckpointCorrupt), from_afar():
+                if committed(storage.far, catalog.folder(checkpoint)) is not None:
+                    return checkpoint.id
     return ""
-
-
-def _is_whole(far: Storage, folder: str) -> bool:
-    with from_afar():
-        try:
-            return committed(far, folder) is not None
-        except CheckpointCorrupt:
-            return False
 
 
 def candidate_of(checkpoint: CheckpointMetadata) -> Candidate:
@@ -115,7 +108,7 @@ def retain(catalog: LocalCatalog, storage: Storage, keep: Keep, *, now_unix_ms: 
         raise failed[0]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _noted(failed: list[StorageError], what: str) -> Iterator[None]:
     try:
         yield

@@ -172,7 +172,7 @@ class Route:
         self._cap_s = min(CAP_S, ROUND_S / len(self._endpoints))
         self._at = rng.randrange(len(endpoints)) - 1
         self._asked: list[Endpoint] = []
-        self._preferred: frozenset[str] = frozenset()
+        """Which ones to try first, the last of them next."""
         self._tries = 0
         self._served = False
         self.current: Endpoint | None = None
@@ -220,7 +220,6 @@ class Route:
         self._tries = 0
         self._served = True
         self._asked.clear()
-        self._preferred = frozenset()
 
     def go_to(self, addresses: Iterable[str]) -> None:
         """Try these addresses first, as a replica that steps down asks.
@@ -229,29 +228,26 @@ class Route:
         may know itself by an address that does not reach it from here.
         """
         given = [e for e in self._parsed(addresses) if e != self.current]
-        known = [e for e in self._endpoints if e in given]
-        elsewhere = bool(self.others())
-        self._asked = known or ([] if elsewhere else given)
+        self._asked = [] if self.others() else given
         self.rng.shuffle(self._asked)
+        self.prefer(addresses)
 
     def ask_first(self, endpoint: Endpoint) -> None:
         """Try this configured endpoint next, once, before all others."""
         self._asked.append(endpoint)
 
     def prefer(self, addresses: Iterable[str]) -> None:
-        """Of the configured endpoints take these first, once, after the current one is lost."""
-        self._preferred = frozenset(str(e) for e in self._parsed(addresses))
+        """Of the configured endpoints try these next, once each, after those that are to be tried first."""
+        given = self._parsed(addresses)
+        ready = [e for e in self.others() if e in given]
+        self.rng.shuffle(ready)
+        self._asked = [*ready, *self._asked]
 
     def _choose(self) -> Endpoint:
         if self._asked:
             return self._asked.pop()
         order = [*self._endpoints[self._at + 1 :], *self._endpoints[: self._at + 1]]
-        ready = [e for e in order if str(e) in self._preferred and e != self.current]
-        if ready:
-            chosen = self.rng.choice(ready)
-            self._preferred -= {str(chosen)}
-        else:
-            chosen = next((e for e in order if e != self.current), order[0])
+        chosen = next((e for e in order if e != self.current), order[0])
         self._at = self._endpoints.index(chosen)
         return chosen
 
