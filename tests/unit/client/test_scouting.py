@@ -7,7 +7,7 @@ import asyncio
 from strata import errors
 from strata.testing.links import host_of
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.client.fake_replica import FakeReplica, Rig, arrival, rig
+from tests.unit.client.fake_replica import FakeReplica, Rig, rig
 
 
 def now() -> float:
@@ -23,28 +23,6 @@ def unready(replica: FakeReplica) -> None:
 async def first_unready_tick(r: Rig) -> None:
     unready(r.serving)
     await asyncio.sleep(1.0)
-
-
-@in_virtual_time()
-async def test_a_session_of_an_unready_replica_is_welcomed_elsewhere_before_it_lets_go() -> None:
-    async with rig(3) as r:
-        before, link = r.serving, r.serving.links[-1]
-        waiting = r.session.arrive(arrival())
-        began = now()
-        await first_unready_tick(r)
-        after = await r.reconnected(2)
-        assert after is not before
-        assert 2.5 < now() - began < 3.5
-        assert after.hellos[-1].if_ready
-        assert after.hellos[-1].member.incarnation == 7
-        assert len(r.observer.troubles) == 1, "the old stream ended once the new one stood"
-        await asyncio.sleep(0.1)
-        assert link.over
-        after.release((await after.next("arrivals")).arrivals[0])
-        await waiting
-        await asyncio.sleep(30)
-        assert r.session.connected
-        assert len(r.observer.connected) == 2
 
 
 @in_virtual_time()

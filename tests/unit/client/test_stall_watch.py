@@ -260,16 +260,6 @@ async def test_whom_the_coordinators_blame_is_evicted_if_it_is_here() -> None:
 
 
 @in_virtual_time()
-async def test_nobody_is_evicted_whom_the_coordinators_do_not_blame() -> None:
-    """All that stand still here wait for a rank elsewhere, which moves."""
-    async with watched(evict=True) as node:
-        node.where, node.blamed = {2: "fetch"}, set()
-        await node.train(4, 5)
-        await asyncio.sleep(60)
-        assert node.evicted == []
-
-
-@in_virtual_time()
 async def test_nobody_is_evicted_while_no_coordinator_answers() -> None:
     async with watched(evict=True) as node:
         node.where, node.blamed = {2: "fetch"}, None
