@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from strata.client.checkpoints import CheckpointManager, CheckpointManagerConfig, CheckpointMetadata
+from strata.client.checkpoints import CheckpointManager, CheckpointManagerConfig
 from strata.core.checkpoints import decide_pin
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointNotFound, ConfigError, InvalidArgument, Refused
@@ -141,14 +141,8 @@ def test_a_save_is_in_progress_until_it_is_committed(tmp_path: Path) -> None:
 # -- the original names -----------------------------------------------------------------------
 
 
-def test_the_directory_is_the_storage_root(manager: CheckpointManager, tmp_path: Path) -> None:
-    assert manager.directory == tmp_path / "root"
-
-
 def test_a_configuration_may_be_given_by_its_other_names_and_in_the_first_place(tmp_path: Path) -> None:
     config = CheckpointManagerConfig(storage_backend="local", checkpoint_dir=str(tmp_path), keep_count=5)
-    with CheckpointManager(config) as manager:
-        assert (manager.directory, manager.config.keep_count) == (tmp_path, 5)
     with CheckpointManager(config, keep_count=2) as manager:
         assert (manager.directory, manager.config.keep_count) == (tmp_path, 2)
     with pytest.raises(ConfigError, match="two configurations"):
@@ -157,20 +151,3 @@ def test_a_configuration_may_be_given_by_its_other_names_and_in_the_first_place(
         CheckpointManagerConfig(storage_path="a", checkpoint_dir="b")
     with pytest.raises(ConfigError, match="storage_type is 'nfs'"):
         CheckpointManagerConfig(checkpoint_dir="a", storage_backend="nfs")
-
-
-def test_eight_fields_make_a_record_and_the_types_have_their_other_names() -> None:
-    record = CheckpointMetadata(
-        id="a",
-        step=1,
-        epoch=2,
-        path="s3://b/p",
-        size_bytes=3,
-        checkpoint_type=CheckpointType.Full,
-        model_hash="h",
-        metadata={"loss": "1"},
-    )
-    assert (record.step, record.metadata["loss"]) == (1, "1")
-    names = ("Full", "Incremental", "OptimizerOnly", "ModelOnly")
-    assert [CheckpointType[name] for name in names] == list(CheckpointType)
-    assert [kind.name for kind in CheckpointType] == ["FULL", "INCREMENTAL", "OPTIMIZER_ONLY", "MODEL_ONLY"]
