@@ -11,58 +11,56 @@ from strata.testing.links import host_of
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.session_pb2 import Down, Moved
 from strata.v1.worlds_pb2 import GetWorldRequest
-from tests.unit.client.fake_replica import arrival, done, rig
+from tests.unit.client.fake_replica import Rig, arrival, done, rig
+from tests.unit.coordinator.rig import in_rig
 
 
-@in_virtual_time()
-async def test_a_lost_replica_is_left_for_another_within_100_ms() -> None:
-    async with rig(3) as r:
-        before, lost_at = r.serving, asyncio.get_running_loop().time()
-        before.down()
-        now = await r.reconnected(2)
-        assert now is not before
-        assert now.hello_times[-1] - lost_at < 0.1
-        assert r.session.connected
+@in_rig(rig, 3)
+async def test_a_lost_replica_is_left_for_another_within_100_ms(r: Rig) -> None:
+    before, lost_at = r.serving, asyncio.get_running_loop().time()
+    before.down()
+    now = await r.reconnected(2)
+    assert now is not before
+    assert now.hello_times[-1] - lost_at < 0.1
+    assert r.session.connected
 
 
-@in_virtual_time()
-async def test_a_replica_that_does_not_answer_is_not_waited_for_while_another_may() -> None:
+@in_rig(rig, 3)
+async def test_a_replica_that_does_not_answer_is_not_waited_for_while_another_may(r: Rig) -> None:
     """The lost one counts a grace of a second, within which the member must be back."""
-    async with rig(3) as r:
-        before = r.serving
-        frozen, well = r.others
-        frozen.board.block("client", host_of(frozen.address))
-        before.ready_addresses = [frozen.address]
-        await asyncio.sleep(1.1)  # a tick has said where to go
-        lost_at = asyncio.get_running_loop().time()
-        before.board.block("client", host_of(before.address))
-        before.down()
-        assert await r.reconnected(2) is well
-        assert well.hello_times[-1] - lost_at < 1.0
+    before = r.serving
+    frozen, well = r.others
+    frozen.board.block("client", host_of(frozen.address))
+    before.ready_addresses = [frozen.address]
+    await asyncio.sleep(1.1)  # a tick has said where to go
+    lost_at = asyncio.get_running_loop().time()
+    before.board.block("client", host_of(before.address))
+    before.down()
+    assert await r.reconnected(2) is well
+    assert well.hello_times[-1] - lost_at < 1.0
 
 
-@in_virtual_time()
-async def test_all_coordinators_down_for_30_s() -> None:
-    async with rig(3) as r:
-        waiting = r.session.arrive(arrival())
-        call = asyncio.create_task(r.session.call(GetWorldRequest(job="j"), timeout_s=None))
-        for replica in r.replicas:
-            replica.answer = done
-            replica.down()
-        await asyncio.sleep(30)
-        assert not r.session.connected
-        assert 30 <= len(r.observer.troubles) <= 80
-        for replica in r.replicas:
-            replica.up()
-        up_at = asyncio.get_running_loop().time()
-        now = await r.reconnected(2)
-        assert now.hello_times[-1] - up_at <= 2.1
-        assert now.hellos[-1].member.incarnation == 7
-        again = await now.next("arrivals")
-        assert 29_000 < again.arrivals[0].age_ms < 33_000
-        now.release(again.arrivals[0])
-        await waiting
-        await call
+@in_rig(rig, 3)
+async def test_all_coordinators_down_for_30_s(r: Rig) -> None:
+    waiting = r.session.arrive(arrival())
+    call = asyncio.create_task(r.session.call(GetWorldRequest(job="j"), timeout_s=None))
+    for replica in r.replicas:
+        replica.answer = done
+        replica.down()
+    await asyncio.sleep(30)
+    assert not r.session.connected
+    assert 30 <= len(r.observer.troubles) <= 80
+    for replica in r.replicas:
+        replica.up()
+    up_at = asyncio.get_running_loop().time()
+    now = await r.reconnected(2)
+    assert now.hello_times[-1] - up_at <= 2.1
+    assert now.hellos[-1].member.incarnation == 7
+    again = await now.next("arrivals")
+    assert 29_000 < again.arrivals[0].age_ms < 33_000
+    now.release(again.arrivals[0])
+    await waiting
+    await call
 
 
 @in_virtual_time()
@@ -101,7 +99,6 @@ async def test_moved_means_there_at_once(seed: int) -> None:
         assert target.hello_times[-1] - moved_at < 0.1
 
 
-@in_virtual_time()
 @pytest.mark.parametrize(
     ("refusal", "final"),
     [
@@ -117,87 +114,82 @@ async def test_moved_means_there_at_once(seed: int) -> None:
         (errors.ClusterReplaced("other"), True),
     ],
 )
+@in_rig(rig, 2)
 async def test_which_refusals_end_a_session_that_was_served_before(
-    refusal: errors.StrataError, final: bool
+    r: Rig, refusal: errors.StrataError, final: bool
 ) -> None:
-    async with rig(2) as r:
+    for replica in r.replicas:
+        replica.refuse_hello = refusal
+    r.serving.down()
+    r.serving.up()
+    await asyncio.sleep(20)
+    assert r.running.done() is final
+    if final:
+        with pytest.raises(type(refusal)):
+            r.running.result()
+    else:
         for replica in r.replicas:
-            replica.refuse_hello = refusal
-        r.serving.down()
-        r.serving.up()
-        await asyncio.sleep(20)
-        assert r.running.done() is final
-        if final:
-            with pytest.raises(type(refusal)):
-                r.running.result()
-        else:
-            for replica in r.replicas:
-                replica.refuse_hello = None
-            await r.reconnected(2)
+            replica.refuse_hello = None
+        await r.reconnected(2)
 
 
-@in_virtual_time()
-async def test_a_silent_replica_is_kept_if_no_other_is_ready() -> None:
-    async with rig(2) as r:
-        r.others[0].refuse_hello = errors.Unavailable("this replica is not ready")
-        r.serving.ticking = False
-        await asyncio.sleep(300)
-        assert len(r.observer.connected) == 1
-        assert r.session.connected
+@in_rig(rig, 2)
+async def test_a_silent_replica_is_kept_if_no_other_is_ready(r: Rig) -> None:
+    r.others[0].refuse_hello = errors.Unavailable("this replica is not ready")
+    r.serving.ticking = False
+    await asyncio.sleep(300)
+    assert len(r.observer.connected) == 1
+    assert r.session.connected
 
 
-@in_virtual_time()
-async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welcomes() -> None:
+@in_rig(rig, 3)
+async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welcomes(r: Rig) -> None:
     """It may have frozen before it knew; its members are orphans before long."""
-    async with rig(3) as r:
-        before, there = r.serving, r.others[0]
-        r.others[1].refuse_hello = errors.Unavailable("this replica is not ready")
-        before.ready_addresses = []
-        await asyncio.sleep(2.5)
-        before.ticking = False
-        silent_at = asyncio.get_running_loop().time()
-        assert await r.reconnected(2) is there
-        assert there.hellos[-1].if_ready
-        assert 2.0 <= there.hello_times[-1] - silent_at <= 4.0
-        assert "is silent, and" in r.observer.troubles[-1].message
+    before, there = r.serving, r.others[0]
+    r.others[1].refuse_hello = errors.Unavailable("this replica is not ready")
+    before.ready_addresses = []
+    await asyncio.sleep(2.5)
+    before.ticking = False
+    silent_at = asyncio.get_running_loop().time()
+    assert await r.reconnected(2) is there
+    assert there.hellos[-1].if_ready
+    assert 2.0 <= there.hello_times[-1] - silent_at <= 4.0
+    assert "is silent, and" in r.observer.troubles[-1].message
 
 
-@in_virtual_time()
-async def test_a_replica_that_speaks_again_is_looked_for_elsewhere_no_more() -> None:
-    async with rig(2) as r:
-        there = r.others[0]
-        there.refuse_hello = errors.Unavailable("this replica is not ready")
-        r.serving.ticking = False
-        await asyncio.sleep(10)
-        assert there.hellos
-        r.serving.ticking = True
-        await asyncio.sleep(2)
-        looked = len(there.hellos)
-        there.refuse_hello = None
-        await asyncio.sleep(60)
-        assert len(there.hellos) == looked
-        assert len(r.observer.connected) == 1
+@in_rig(rig, 2)
+async def test_a_replica_that_speaks_again_is_looked_for_elsewhere_no_more(r: Rig) -> None:
+    there = r.others[0]
+    there.refuse_hello = errors.Unavailable("this replica is not ready")
+    r.serving.ticking = False
+    await asyncio.sleep(10)
+    assert there.hellos
+    r.serving.ticking = True
+    await asyncio.sleep(2)
+    looked = len(there.hellos)
+    there.refuse_hello = None
+    await asyncio.sleep(60)
+    assert len(there.hellos) == looked
+    assert len(r.observer.connected) == 1
 
 
-@in_virtual_time()
-async def test_its_own_stall_is_not_blamed_on_the_replica() -> None:
-    async with rig(2) as r:
-        for replica in r.replicas:
-            replica.ready_addresses = [x.address for x in r.replicas]
-        loop = asyncio.get_running_loop()
-        for _ in range(5):
-            await asyncio.sleep(1.7)
-            loop._now += 30  # type: ignore[attr-defined]  # as if this process had not run for 30 s
-        assert len(r.observer.connected) == 1
+@in_rig(rig, 2)
+async def test_its_own_stall_is_not_blamed_on_the_replica(r: Rig) -> None:
+    for replica in r.replicas:
+        replica.ready_addresses = [x.address for x in r.replicas]
+    loop = asyncio.get_running_loop()
+    for _ in range(5):
+        await asyncio.sleep(1.7)
+        loop._now += 30  # type: ignore[attr-defined]  # as if this process had not run for 30 s
+    assert len(r.observer.connected) == 1
 
 
-@in_virtual_time()
-async def test_a_replica_that_never_welcomes_is_left() -> None:
-    async with rig(2) as r:
-        mute = r.others[0]
-        mute.welcoming = mute.ticking = False
-        r.serving.down()
-        r.serving.up()
-        now = await r.reconnected(2)
-        assert now is not mute
-        assert len(mute.hellos) == 1
+@in_rig(rig, 2)
+async def test_a_replica_that_never_welcomes_is_left(r: Rig) -> None:
+    mute = r.others[0]
+    mute.welcoming = mute.ticking = False
+    r.serving.down()
+    r.serving.up()
+    now = await r.reconnected(2)
+    assert now is not mute
+    assert len(mute.hellos) == 1
