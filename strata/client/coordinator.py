@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
 import socket
+import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Self
 
 from google.protobuf.message import Message
@@ -53,7 +53,7 @@ from strata.v1.worlds_pb2 import (
     StopNotice,
     World,
 )
-from strata.wire.pages import whole, whole_async
+from strata.wire.pages import whole
 from strata.wire.worlds import spec_message
 
 POLL_S: Final = 0.1
@@ -95,7 +95,7 @@ class CoordinatorClient:
         self.timeout_s = arguments.seconds(timeout_s)
         self.boot = uuid.uuid4().hex
         self._loop = loop.shared()
-        self._unary: UnaryClient | None = None
+        self._unary = UnaryClient(self.endpoints, random.Random(), credentials)
         self._registered: dict[str, Registration] = {}
 
     @classmethod
@@ -122,15 +122,14 @@ class CoordinatorClient:
 
     def close(self) -> None:
         """Close the connection. Workers registered here stay, until their silence is noticed."""
-        unary, self._unary = self._unary, None
-        if unary is not None and not self._loop.is_inherited:
-            self._loop.call(unary.close())
+        if not self._loop.is_inherited:
+            self._loop.call(self._unary.close())
 
     def call(self, request: Message, *, timeout_s: float | None = None, attempt_s: float = ATTEMPT_S) -> Any:
         """Return the response to any unary request of `strata.v1`."""
         within_s = self.timeout_s if timeout_s is None else arguments.seconds(timeout_s)
         attempt_s = arguments.seconds(attempt_s, what="attempt_s")
-        return self._loop.call(self._call(request, within_s, attempt_s))
+        return self._loop.call(self._unary.call(request, timeout_s=within_s, attempt_s=attempt_s))
 
     def call_whole(self, request: Message) -> Any:
         """Return the response to a request for a list with all of its pages."""
@@ -141,28 +140,13 @@ class CoordinatorClient:
 
         Of a list it is the answer with all of its pages.
         """
-        return self._loop.call(self._call_until(request, accept))
-
-    async def _call_until(self, request: Message, accept: Callable[[Any], bool]) -> Any:
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self.timeout_s
+        ask = self.call_whole if "page_token" in request.DESCRIPTOR.fields_by_name else self.call
+        deadline = time.monotonic() + self.timeout_s
         while True:
-            answer = await self._call_whole(request)
-            if accept(answer) or clock() >= deadline:
+            answer = ask(request)
+            if accept(answer) or time.monotonic() >= deadline:
                 return answer
-            await asyncio.sleep(POLL_S)
-
-    async def _call_whole(self, request: Message) -> Any:
-        def ask(page: Message) -> Awaitable[Any]:
-            return self._call(page, self.timeout_s, ATTEMPT_S)
-
-        paged = "page_token" in request.DESCRIPTOR.fields_by_name
-        return await (whole_async(ask, request) if paged else ask(request))
-
-    async def _call(self, request: Message, timeout_s: float, attempt_s: float) -> Any:
-        if self._unary is None:
-            self._unary = UnaryClient(self.endpoints, random.Random(), self.credentials)
-        return await self._unary.call(request, timeout_s=timeout_s, attempt_s=attempt_s)
+            time.sleep(POLL_S)
 
     # -- reading
 

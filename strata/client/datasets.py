@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from strata.client import arguments
 from strata.client.coordinator import CoordinatorClient
@@ -19,8 +19,7 @@ from strata.v1.datasets_pb2 import (
     GetAssignmentResponse,
     RegisterDatasetRequest,
 )
-
-T = TypeVar("T")
+from strata.v1.members_pb2 import Member
 
 _FORMATTER: Final = string.Formatter()
 _PADDING: Final = re.compile(r"(0?[1-9][0-9]?)?[dxX]?")
@@ -164,8 +163,12 @@ class DatasetRegistry:
 
     def _check_begun(self, dataset: str | None, worker_id: str) -> None:
         """Raise a `NotFound` that names the calls which have to come first, where one has not come."""
+        names: list[str] = []
+        members: list[Member] = []
         try:
-            names, members = _listed(self.datasets), _listed(self._client.members)
+            names, members = self.datasets(), self._client.members()
+        except NotFound:  # there is no such job
+            pass
         except Unavailable:  # what is known already has to do
             return
         missing, calls = [], []
@@ -193,14 +196,6 @@ class DatasetRegistry:
         endpoints = ",".join(map(str, self._client.endpoints))
         job = self._client.job
         return f'"{endpoints}"' if job == DEFAULT_JOB else f'"{endpoints}", job="{job}"'
-
-
-def _listed(ask: Callable[[], list[T]]) -> list[T]:
-    """Return what a job has; nothing, if there is no such job."""
-    try:
-        return ask()
-    except NotFound:
-        return []
 
 
 def _file(uri: str, shard: int) -> str:
