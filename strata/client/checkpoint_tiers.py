@@ -23,16 +23,28 @@ from strata.checkpoint.replicator import Replicator
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import FarAway, TieredStorage, copies, tiers_of
 from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_copies import TIER, CopyReports
 from strata.core.checkpoint_tiers import PRIMARY
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, CheckpointIncomplete, ConfigError, StorageError
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointIncomplete,
+    ConfigError,
+    Conflict,
+    PermissionDenied,
+    QuotaExceeded,
+    StorageError,
+    Unauthenticated,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from strata.client.checkpoint_catalog import CoordinatedCatalog
 
 _T = TypeVar("_T")
 
+TIER: Final = "replica"
+"""The name of the second storage among the tiers of a record."""
 MISSING_HINT: Final = "put the file back or mount it; `strata checkpoints rewind` takes a job to another step"
 _TWO_HINT: Final = (
     "`strata checkpoints repair` makes a whole one of two copies that are damaged in different places"
@@ -264,3 +276,37 @@ def _replica(catalog: Catalog, checkpoint: CheckpointMetadata) -> Replica:
         manifest_digest=checkpoint.manifest_digest,
         step=checkpoint.step,
     )
+
+
+class CopyReports:
+    """What the coordinators are told of one rank's copies in the second storage, at the URI `root` (PROTOCOLS 8.7).
+
+    They are told before the first byte is there, so that what a crash leaves goes with the record; when a
+    rank's part is; and when the marker is. With all of them the storage is a tier of the record.
+    """
+
+    def __init__(self, catalog: CoordinatedCatalog, *, root: str) -> None:
+        self._catalog = catalog
+        self._root = root
+
+    def begun(self, replica: Replica) -> None:
+        self._report(replica, begun=True)
+
+    def part(self, replica: Replica, rank: int, digest: str) -> None:
+        self._report(replica, rank=rank, digest=digest)
+
+    def sealed(self, replica: Replica) -> None:
+        self._report(replica, sealed=True, digest=replica.manifest_digest)
+
+    def _report(self, replica: Replica, **what: Any) -> None:
+        """Say it; a plain `Refused` is left to those for whom the copy is not wanted any more."""
+        try:
+            self._catalog.report_copy(
+                step=replica.step, attempt=replica.attempt, tier=TIER, root=self._root, **what
+            )
+        except QuotaExceeded as error:  # by etcd, say: there may be room again
+            raise Unavailable(error.message, hint=error.hint) from error
+        except (Conflict, PermissionDenied, Unauthenticated) as error:
+            raise CheckpointError(
+                f"step {replica.step} is not copied: {error.message}", hint=error.hint
+            ) from error

@@ -27,10 +27,8 @@ from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.client import arguments
 from strata.client.arguments import integer
 from strata.client.checkpoint_config import CheckpointManagerConfig, paths_of, type_named
-from strata.client.checkpoint_loading import MAX_STEP, Loading, steps_of
-from strata.client.checkpoint_restore import put_into
-from strata.client.checkpoint_retention import retain
-from strata.client.checkpoint_steps import best_step, delete_step
+from strata.client.checkpoint_loading import MAX_STEP, Loading, put_into, steps_of
+from strata.client.checkpoint_retention import best_step, delete_step, retain
 from strata.client.checkpoint_tiers import Tiers
 from strata.client.checkpoint_writing import Holds
 from strata.client.preemption import PreemptionPoint
@@ -325,7 +323,11 @@ class CheckpointManager:
         self._writer.settle()
         found = self._loading.each(step, state, begins=self._progressed_to is None)
         if not found:
-            log.info("nothing to restore: %s", self._beginning())
+            alone = isinstance(self._catalog, LocalCatalog)
+            why = (
+                f"{self._storage.uri} has no checkpoint" if alone else "this world begins from no checkpoint"
+            )
+            log.info("nothing to restore: %s", why)
             return None
         try:
             capture_rng = self.config.capture_rng
@@ -366,11 +368,6 @@ class CheckpointManager:
                 self._gone_back = (
                     f"step {checkpoint.step} was restored by hand, and this generation did not begin there"
                 )
-
-    def _beginning(self) -> str:
-        if not isinstance(self._catalog, LocalCatalog):
-            return "this world begins from no checkpoint"
-        return f"{self._storage.uri} has no checkpoint"
 
     # -- when to save
 

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from strata.checkpoint.far_copy import Replica
 from strata.checkpoint.handle import CheckpointInfo
-from strata.client.checkpoint_copies import TIER, CopyReports
+from strata.client.checkpoint_tiers import TIER, CopyReports
 from strata.core.records import CheckpointType, TierState
 from strata.errors import (
     CheckpointError,
