@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -11,6 +12,8 @@ from strata import errors
 from strata.client.barriers import RoundBook, payloads_of
 from strata.client.rank import RankClient
 from strata.client.seat import Watcher, placed
+from strata.core.save_hold import SaveHold
+from strata.errors import Unauthenticated, Unavailable
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
@@ -19,9 +22,9 @@ from strata.v1.barriers_pb2 import (
     Arrival,
     BarrierOutcome,
 )
-from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.checkpoints_pb2 import Checkpoint, HoldSavesRequest
 from strata.v1.members_pb2 import RankProgress, TrainingReport
-from strata.v1.session_pb2 import ArrivalRefused, Down, Outcomes, WorldUpdate
+from strata.v1.session_pb2 import ArrivalRefused, Down, Outcomes, Welcome, WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
 from strata.wire.status import pack
 from tests.unit.client.fake_rank import of_rank, rank_client
@@ -395,3 +398,82 @@ async def test_a_step_counts_though_what_is_to_be_said_of_the_training_cannot_be
     client.progress(2, "step")
     await asyncio.sleep(0.5)
     assert [(each.step, each.HasField("training")) for each in told] == [(1, False), (2, False)]
+
+
+# -- a rank that cannot save says so: with each of its words, and once for the record
+
+
+HOLD = SaveHold(step=20, reason="disk full", host="a", held_s=3.0)
+
+
+async def last_said(r: Rig, number: int) -> RankProgress:
+    """Return what the rank said in the `number`-th message of progress."""
+    (said,) = (await r.serving.next("progress", after=number - 1)).ranks
+    assert isinstance(said, RankProgress)
+    return said
+
+
+def calls(r: Rig) -> list[HoldSavesRequest]:
+    return [call.hold_saves for call in r.serving.all("call") if call.HasField("hold_saves")]
+
+
+@of_rank()
+async def test_every_word_of_the_rank_carries_the_hold_until_it_is_over(r: Rig, client: RankClient) -> None:
+    client.progress(20, "step")
+    assert not (await last_said(r, 1)).HasField("save_hold")
+    client.hold_saves(HOLD)
+    said = await last_said(r, 2)
+    assert (said.step, said.phase) == (20, "step"), "without a step of its own"
+    assert (said.save_hold.step, said.save_hold.reason, said.save_hold.host) == (20, "disk full", "a")
+    await asyncio.sleep(60)
+    client.progress(24, "step")
+    said = await last_said(r, 3)
+    assert said.step == 24
+    assert 62_900 <= said.save_hold.held_ms <= 64_000, "it is as old as it is by now"
+    client.hold_saves(None)
+    assert not (await last_said(r, 4)).HasField("save_hold")
+
+
+@of_rank(2)
+async def test_a_hold_is_put_on_record_though_replicas_go_and_not_after_it_is_over(
+    r: Rig, client: RankClient
+) -> None:
+    client.hold_saves(HOLD)
+    await asyncio.sleep(1)
+    (asked,) = calls(r)
+    assert (asked.step, asked.reason, asked.host, asked.author.rank) == (20, "disk full", "a", 0)
+    r.serving.down()
+    await asyncio.sleep(5)
+    assert len(calls(r)) == 1, "told again to the replica that took over"
+    assert (await last_said(r, 1)).save_hold.step == 20, "and shown by it"
+    client.hold_saves(None)
+    await asyncio.sleep(1)
+    r.serving.down()
+    await asyncio.sleep(5)
+    assert (await last_said(r, 2)).HasField("save_hold") is False
+    assert len(calls(r)) == 1, "what it had heard before, and nothing since"
+
+
+@of_rank()
+async def test_nobody_is_troubled_when_the_session_is_over(r: Rig, client: RankClient) -> None:
+    await r.session.leave()
+    client.hold_saves(HOLD)
+    await asyncio.sleep(1)
+
+
+# -- what a rank's log says of its connection: each kind of trouble once, not once a try or endpoint
+
+
+def test_tries_at_several_endpoints_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    watcher = Watcher()
+    with caplog.at_level(logging.WARNING, logger="strata.client"):
+        for _ in range(3):
+            for endpoint in ("a:1", "b:2", "c:3"):
+                watcher.on_disconnected(Unavailable(f"{endpoint}: connection refused"))
+        assert len(caplog.records) == 1
+        watcher.on_disconnected(Unauthenticated("the token was revoked"))
+        assert len(caplog.records) == 2, "another kind of trouble is news"
+        watcher.on_connected(Welcome(replica="r1"))
+        assert "connected again" in caplog.records[-1].getMessage()
+        watcher.on_disconnected(Unavailable("a:1: connection refused"))
+        assert len(caplog.records) == 4, "a new outage is told anew"
