@@ -299,13 +299,18 @@ class StallWatch:
         process = self._actions.process(rank)
         if process == STOPPED:
             return _Evidence(process=process)  # it answers nothing
-        stack = await self._actions.stack(rank) or ""
+        trace = None
+        if stalled:
+            told, trace = await asyncio.gather(self._actions.stack(rank), self._actions.trace(rank))
+        else:
+            told = await self._actions.stack(rank)
+        stack = told or ""
         return _Evidence(
             process=process,
             stack=shortened(stack, STACK_CHARS),
             where=innermost(stack),
             activity=activity(stack),
-            trace=await self._actions.trace(rank) if stalled else None,
+            trace=trace,
         )
 
     async def _evict(self, now_s: float) -> None:

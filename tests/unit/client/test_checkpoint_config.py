@@ -7,10 +7,8 @@ import pytest
 
 from strata.checkpoint.place import S3Place, parse_place
 from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_port import PORT_MEMBERS
 from strata.client.checkpoints import CheckpointManager
 from strata.errors import ConfigError
-from tests.unit.checkpoint.ports import Cluster
 
 
 def folder(path: Any) -> Any:
@@ -186,9 +184,3 @@ def test_what_is_no_client_is_refused_before_anything_is_written(tmp_path: Path)
         CheckpointManager(tmp_path / "root", client=5)  # type: ignore[arg-type]  # on purpose
     assert "strata.connect()" in error.value.hint
     assert not (tmp_path / "root").exists()
-
-
-def test_what_the_manager_asks_for_is_what_a_port_has() -> None:
-    port = Cluster(a=1).port(0)
-    assert [name for name in PORT_MEMBERS if not hasattr(port, name)] == []
-    assert {"uid", "rank", "call", "observe_checkpoints"} <= set(PORT_MEMBERS)

@@ -15,7 +15,7 @@ import torch
 
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.client.checkpoints import CheckpointManager
-from strata.core.records import CheckpointState, CheckpointType
+from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt, CheckpointError, Conflict, InvalidArgument
 
 FULL, INCREMENTAL = CheckpointType.FULL, CheckpointType.INCREMENTAL
@@ -273,14 +273,6 @@ def test_a_step_that_holds_a_part_is_not_taken_for_the_whole(manager: Checkpoint
 def test_a_type_may_be_given_by_its_name(manager: CheckpointManager, kind: str) -> None:
     manager.save_state({"model": 1, "optim": 2}, 1, 0, kind).wait(LIMIT_S)
     assert kinds(manager) == {1: CheckpointType.FULL if kind == "incremental" else CheckpointType(kind)}
-
-
-def test_bytes_may_be_of_any_type(manager: CheckpointManager) -> None:
-    manager.save(b"weights", 1, 0, MODEL_ONLY)
-    manager.wait_until_finished()
-    (checkpoint,) = manager.all_checkpoints()
-    assert (checkpoint.checkpoint_type, checkpoint.state) == (MODEL_ONLY, CheckpointState.COMMITTED)
-    assert manager.load_bytes(1) == b"weights"
 
 
 @pytest.mark.parametrize("kind", ["fully", None, 3])

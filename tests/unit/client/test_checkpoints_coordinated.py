@@ -176,22 +176,6 @@ def test_what_every_rank_had_at_a_key_is_read_of_the_manifests_alone(
         assert ranks[1].texts_of_ranks(checkpoint, "gone", "text") == {}
 
 
-def test_more_ranks_get_what_all_had_in_common(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path) as ranks:
-        save(ranks, 20, w=np.arange(3.0), lr=0.1)
-    point = cluster.restore_point()
-    bigger = Cluster(a=1, b=1, c=1)
-    with CheckpointManager(tmp_path, client=bigger.port(2, restore=point)) as manager:
-        state: dict[str, Any] = {"w": np.zeros(3), "lr": None}
-        assert manager.restore(state) is not None
-        assert (state["w"].tolist(), state["lr"]) == ([0, 1, 2], 0.1)
-        with pytest.raises(CheckpointError, match="rank differs between the 2 ranks"):
-            manager.restore({"w": np.zeros(3), "rank": None})
-        state["rank"] = None
-        manager.restore(state, of_rank_0={"rank"})
-        assert state["rank"] == 0
-
-
 def test_more_ranks_get_all_that_rank_0_had_below_a_path(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path) as ranks:
         for info in [

@@ -155,18 +155,6 @@ def test_of_coordinators(by_dcp: bool, tmp_path: Path) -> None:
 # -- and what stays safe ----------------------------------------------------------------------
 
 
-def test_what_another_process_adds_and_deletes_is_seen() -> None:
-    storage = MemoryStorage()
-    one, other = local_catalog(storage), local_catalog(storage, start=100)
-    for step in (1, 2):
-        saved(storage, one, step, Keep())
-    saved(storage, other, 3, Keep(latest=2))
-    assert [c.step for c in one.kept()] == [2, 3]
-    latest = one.latest()
-    assert latest is not None
-    assert latest.step == 3
-
-
 @pytest.mark.parametrize("looked_at", [LocalCatalog.all, LocalCatalog.latest])
 def test_an_older_one_stays_while_the_newest_is_damaged_however_often_it_was_proven(looked_at: Any) -> None:
     """Here its damage comes after all were proven to this process, and nobody has looked since."""

@@ -158,22 +158,6 @@ async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welco
 
 
 @in_rig(rig, 2)
-async def test_a_replica_that_speaks_again_is_looked_for_elsewhere_no_more(r: Rig) -> None:
-    there = r.others[0]
-    there.refuse_hello = errors.Unavailable("this replica is not ready")
-    r.serving.ticking = False
-    await asyncio.sleep(10)
-    assert there.hellos
-    r.serving.ticking = True
-    await asyncio.sleep(2)
-    looked = len(there.hellos)
-    there.refuse_hello = None
-    await asyncio.sleep(60)
-    assert len(there.hellos) == looked
-    assert len(r.observer.connected) == 1
-
-
-@in_rig(rig, 2)
 async def test_its_own_stall_is_not_blamed_on_the_replica(r: Rig) -> None:
     for replica in r.replicas:
         replica.ready_addresses = [x.address for x in r.replicas]

@@ -37,7 +37,6 @@ class Node:
         self.states: dict[int, str] = {}
         self.evicted: list[tuple[int, int, str]] = []
         self.where: dict[int, str] = {}
-        self.unable: set[int] = set()
         self.blamed: set[int] | None = set()
         actions = Actions(
             log=get_logger(),
@@ -61,7 +60,7 @@ class Node:
         self.at_once.append(self.asking)
         await asyncio.sleep(self.dump_s)
         self.asking -= 1
-        return None if rank in self.unable else DUMP.format(rank=rank, where=self.where.get(rank, "backward"))
+        return DUMP.format(rank=rank, where=self.where.get(rank, "backward"))
 
     async def _trace(self, rank: int) -> tuple[Path, int] | None:
         return (Path("/traces/rank_1"), 2048) if rank == 1 else None
@@ -198,14 +197,6 @@ async def test_late_ranks_are_told_of_before_their_stacks_are_there_however_long
     await asyncio.sleep(3.0 * 4)
     last = {told.rank: told.where for told in node.told}
     assert {rank for rank, where in last.items() if where} == set(range(39))
-
-
-@in_rig(watched)
-async def test_a_rank_without_a_stack_is_told_of_all_the_same(node: Node) -> None:
-    node.unable = {0}
-    await node.train(1, 5)
-    await asyncio.sleep(12)
-    assert [told.stack for told in node.stalled] == [""]
 
 
 @in_rig(watched)
