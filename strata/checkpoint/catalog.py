@@ -161,7 +161,3 @@ class Catalog(Protocol):
     def delete(self, checkpoint: CheckpointMetadata) -> None:
         """Forbid its use, so that its objects may be removed; `Refused` while it is needed."""
         ...
-
-    def deleted(self, checkpoint: CheckpointMetadata) -> None:
-        """Forget a checkpoint whose objects are removed."""
-        ...

@@ -31,8 +31,6 @@ _UNPRINTED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 def integer(what: str, value: object, *, below: int, hint: str = "pass a whole number") -> int:
     """Return `value` as a plain integer from 0 to `below` - 1; NumPy's are taken as well."""
-    if type(value) is int and 0 <= value < below:
-        return value
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # what has no __index__ is the TypeError
     except TypeError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from threading import Condition, Event
 from typing import Any, Final
 
@@ -21,7 +21,6 @@ from strata.core.checkpoints import folder_name
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointAborted, CheckpointNotFound, Conflict, Unavailable
 from strata.v1.checkpoints_pb2 import (
-    CHECKPOINT_STATE_OPEN,
     AbortCheckpointRequest,
     AckCheckpointRequest,
     BeginCheckpointRequest,
@@ -41,6 +40,8 @@ ASK_AGAIN_S: Final = 2.0
 """How often whoever waits asks, in case a push was lost."""
 LOOK_S: Final = 0.25
 """How often a waiting save looks whether it was cancelled."""
+MOST_SEEN: Final = 64
+"""Of so many slots the newest state is remembered, which is many more than are saved at a time."""
 ABORT_S: Final = 10.0
 REPORT_S: Final = 10.0
 
@@ -95,16 +96,13 @@ class CoordinatedCatalog:
         """Hand what the session says of checkpoints to `callback`, in its thread; return the way out."""
         return self._port.observe_checkpoints(callback)
 
-    def ask(self, request: Message, *, wait_s: float) -> Any:
-        """Return the answer to any request of this job; `Unavailable` when there is none in time."""
-        return self._ask(request, wait_s=wait_s)
-
-    def looked_up(self, checkpoint: CheckpointMetadata) -> Checkpoint:
+    def look_up(self, checkpoint: CheckpointMetadata) -> Checkpoint:
         """Return what is on record of a checkpoint by now; `StaleGeneration` once this one is over."""
         message = GetCheckpointRequest(job=self._port.job, step=checkpoint.step, attempt=checkpoint.id)
         with _begun(checkpoint):
-            found: Checkpoint = self._ask(message, wait_s=self._ask_again_s).checkpoint
-            return found
+            found: Checkpoint = self.ask(message, wait_s=self._ask_again_s).checkpoint
+        self._learn(found)
+        return found
 
     def folder(self, checkpoint: CheckpointMetadata) -> str:
         """A fork's bytes lie with the job that it comes from: where its path says."""
@@ -134,7 +132,7 @@ class CoordinatedCatalog:
             base_step=request.base_step or 0,
             base_attempt=request.base_attempt,
         )
-        return self._learn(self._ask(message).checkpoint)
+        return self._learn(self.ask(message).checkpoint)
 
     def ack(self, checkpoint: CheckpointMetadata, ack: CheckpointAck) -> CheckpointMetadata:
         message = AckCheckpointRequest(
@@ -146,7 +144,7 @@ class CoordinatedCatalog:
             size_bytes=ack.size_bytes,
         )
         with _begun(checkpoint):
-            return self._learn(self._ask(message).checkpoint)
+            return self._learn(self.ask(message).checkpoint)
 
     def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
         message = SealCheckpointRequest(
@@ -160,7 +158,7 @@ class CoordinatedCatalog:
             part_digests=seal.part_digests,
         )
         with _begun(checkpoint):
-            return self._learn(self._ask(message).checkpoint)
+            return self._learn(self.ask(message).checkpoint)
 
     def abort(self, checkpoint: CheckpointMetadata, reason: str) -> CheckpointMetadata:
         message = AbortCheckpointRequest(
@@ -171,9 +169,9 @@ class CoordinatedCatalog:
             reason=reason,
         )
         try:
-            return self._learn(self._ask(message, wait_s=ABORT_S).checkpoint)
+            return self._learn(self.ask(message, wait_s=ABORT_S).checkpoint)
         except Conflict:  # it is committed
-            return self._get(checkpoint)
+            return metadata_of(self.look_up(checkpoint))
 
     def wait(
         self,
@@ -204,10 +202,8 @@ class CoordinatedCatalog:
                 )
             if now - asked >= self._ask_again_s:
                 asked = now
-                try:
-                    self._get(checkpoint, wait_s=self._ask_again_s)
-                except Unavailable:
-                    continue
+                with contextlib.suppress(Unavailable):
+                    self.look_up(checkpoint)
 
     def look(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
         """Return the record of an attempt that goes on, as the coordinators have it, or as it was known last.
@@ -216,19 +212,19 @@ class CoordinatedCatalog:
         """
         current = checkpoint
         with contextlib.suppress(Unavailable):
-            current = self._get(checkpoint, wait_s=self._ask_again_s)
+            current = metadata_of(self.look_up(checkpoint))
         _check_attempt(current, checkpoint)
         return current
 
     # -- reading
 
     def all(self) -> list[CheckpointMetadata]:
-        answer = whole(self._ask, ListCheckpointsRequest(job=self._port.job))
+        answer = whole(self.ask, ListCheckpointsRequest(job=self._port.job))
         return sorted(map(metadata_of, answer.checkpoints), key=lambda c: c.order)
 
     def latest(self) -> CheckpointMetadata | None:
         try:
-            answer = self._ask(GetCheckpointRequest(job=self._port.job, latest=True))
+            answer = self.ask(GetCheckpointRequest(job=self._port.job, latest=True))
         except CheckpointNotFound:
             return None
         return metadata_of(answer.checkpoint)
@@ -239,7 +235,7 @@ class CoordinatedCatalog:
             job=self._port.job, step=checkpoint.step, attempt=checkpoint.id, before=True
         )
         try:
-            found = metadata_of(self._ask(request, wait_s=ABORT_S).checkpoint)
+            found = metadata_of(self.ask(request, wait_s=ABORT_S).checkpoint)
         except CheckpointNotFound:
             return None
         if found.id == checkpoint.id:
@@ -263,12 +259,11 @@ class CoordinatedCatalog:
     # -- deleting
 
     def delete(self, checkpoint: CheckpointMetadata) -> None:
-        self._delete(checkpoint, finished=False)
-
-    def deleted(self, checkpoint: CheckpointMetadata) -> None:
-        self._delete(checkpoint, finished=True)
-        with self._news:
-            self._seen.pop((checkpoint.step, checkpoint.generation), None)
+        self.ask(
+            DeleteCheckpointRequest(
+                job=self._port.job, step=checkpoint.step, attempt=checkpoint.id, finished=False
+            )
+        )
 
     # -- copies
 
@@ -277,14 +272,7 @@ class CoordinatedCatalog:
 
         `Refused` or `CheckpointNotFound` when it is not wanted any more, `Unavailable` when nobody answers.
         """
-        self._ask(ReportCopyRequest(job=self._port.job, **copy), wait_s=REPORT_S)
-
-    def _delete(self, checkpoint: CheckpointMetadata, *, finished: bool) -> None:
-        self._ask(
-            DeleteCheckpointRequest(
-                job=self._port.job, step=checkpoint.step, attempt=checkpoint.id, finished=finished
-            )
-        )
+        self.ask(ReportCopyRequest(job=self._port.job, **copy), wait_s=REPORT_S)
 
     # -- inside
 
@@ -298,8 +286,11 @@ class CoordinatedCatalog:
             rank=port.rank,
         )
 
-    def _ask(self, request: Message, *, wait_s: float | None = None) -> Any:
-        """Return the answer, asking again while nobody can give one."""
+    def ask(self, request: Message, *, wait_s: float | None = None) -> Any:
+        """Return the answer to any request of this job, asking again while nobody can give one.
+
+        `Unavailable` when there is none within `wait_s`, or within the time of a save.
+        """
         deadline = time.monotonic() + (self._save_wait_s if wait_s is None else wait_s)
         while True:
             left_s = deadline - time.monotonic()
@@ -311,27 +302,24 @@ class CoordinatedCatalog:
             with self._news:
                 self._news.wait(LOOK_S)
 
-    def _get(self, checkpoint: CheckpointMetadata, *, wait_s: float | None = None) -> CheckpointMetadata:
-        message = GetCheckpointRequest(job=self._port.job, step=checkpoint.step, attempt=checkpoint.id)
-        with _begun(checkpoint):
-            return self._learn(self._ask(message, wait_s=wait_s).checkpoint)
-
     def _observe(self, checkpoint: Checkpoint) -> None:
         self._learn(checkpoint)
 
-    def _learn(self, checkpoint: Checkpoint) -> CheckpointMetadata:
-        """Take what was pushed or answered as news unless newer is known; return what is known."""
-        slot = checkpoint.step, checkpoint.generation
+    def _learn(self, news: Checkpoint) -> CheckpointMetadata:
+        """Take what was pushed or answered as news unless a newer record is known; return what is known.
+
+        An ack does not change the record's revision: of two states of one revision the later one counts. Where
+        that one lacks an ack, whoever waits for it asks again.
+        """
+        slot = news.step, news.generation
         with self._news:
-            known = self._seen[slot] = _newer(self._seen.get(slot), checkpoint)
-            self._forget_old(slot)
+            known = self._seen.get(slot)
+            if known is None or news.mod_revision >= known.mod_revision:
+                known = self._seen[slot] = news
+                while len(self._seen) > MOST_SEEN:
+                    del self._seen[next(iter(self._seen))]
             self._news.notify_all()
         return metadata_of(known)
-
-    def _forget_old(self, slot: tuple[int, int]) -> None:
-        while len(self._seen) > 64:
-            oldest = next(key for key in self._seen if key != slot)
-            del self._seen[oldest]
 
 
 @contextlib.contextmanager
@@ -370,27 +358,6 @@ def metadata_of(message: Checkpoint) -> CheckpointMetadata:
         base_step=message.base_step if message.base_attempt else None,
         base_attempt=message.base_attempt,
     )
-
-
-def _newer(known: Checkpoint | None, news: Checkpoint) -> Checkpoint:
-    """Return the later of two states of one slot.
-
-    Acks do not change the record's revision, and while it is OPEN they only become more.
-    """
-    if known is None or news.mod_revision > known.mod_revision:
-        return news
-    if news.mod_revision < known.mod_revision or news.state != CHECKPOINT_STATE_OPEN:
-        return known
-    merged = Checkpoint()
-    merged.CopyFrom(known)
-    del merged.acked[:]
-    merged.acked.extend(_union(known.acked, news.acked))
-    merged.sealed = known.sealed or news.sealed
-    return merged
-
-
-def _union(one: Iterable[int], other: Iterable[int]) -> list[int]:
-    return sorted({*one, *other})
 
 
 def _check_attempt(current: CheckpointMetadata, wanted: CheckpointMetadata) -> None:

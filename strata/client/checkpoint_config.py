@@ -86,39 +86,32 @@ class CheckpointManagerConfig:
         self._take("storage_path", "checkpoint_dir", checkpoint_dir)
         for name in ("save_wait_s", "commit_timeout_s", "save_grace_s", "corrupt_wait_s", "keep_age_s"):
             value = getattr(self, name)
-            if value is None and name == "keep_age_s":
-                continue
             try:
-                seconds(value, what=name, zero=name == "save_grace_s")
+                if value is not None or name != "keep_age_s":
+                    seconds(value, what=name, zero=name == "save_grace_s")
             except InvalidArgument as error:
                 raise ConfigError(error.message, hint=error.hint) from None
         if self.when_full not in set(WhenFull):
             words = ", ".join(repr(word.value) for word in WhenFull)
             raise ConfigError(f"when_full is one of {words}, not {self.when_full!r}")
-        threads = self.io_threads
-        if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
-            raise ConfigError(f"io_threads is a number from 1 to {MAX_THREADS}, not {threads!r}")
+        _check_count("io_threads", self.io_threads, least=1, most=MAX_THREADS)
         for name in ("model_keys", "optimizer_keys"):
             patterns = getattr(self, name)
             if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
                 raise ConfigError(f"{name} must be a list of patterns, not {patterns!r}", hint='["model*"]')
         paths_of(self.replicated)
         _check_mesh(self.mesh)
-        for name in ("storage_path", "replica_path"):
+        for name in ("storage_path", "replica_path", "storage_type", "bucket", "endpoint_url", "region"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, str | Path):
-                raise ConfigError(f"{name} is a {type(value).__name__}, not text or a Path", hint=_HINT)
-        for name in ("storage_type", "bucket", "endpoint_url", "region"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise ConfigError(f"{name} is a {type(value).__name__}, not text")
+            kinds = (str, Path) if name.endswith("_path") else (str,)
+            if value is not None and not isinstance(value, kinds):
+                words = " or a ".join("text" if kind is str else kind.__name__ for kind in kinds)
+                raise ConfigError(f"{name} is a {type(value).__name__}, not {words}", hint=_HINT)
         if self.storage_type is not None and self.storage_type not in _TYPES:
             raise ConfigError(
                 f"storage_type is {self.storage_type!r}", hint=f"it may be {' or '.join(_TYPES)}, or left out"
             )
-        interval = self.save_interval_steps
-        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-            raise ConfigError(f"save_interval_steps must be at least 1, not {interval!r}")
+        _check_count("save_interval_steps", self.save_interval_steps, least=1)
         self._check_keep()
 
     def _take(self, name: str, other: str, value: str | Path | None) -> None:
@@ -133,11 +126,9 @@ class CheckpointManagerConfig:
         object.__setattr__(self, name, value)
 
     def _check_keep(self) -> None:
-        for name in ("keep_count", "keep_every_steps", "keep_best"):
-            count = getattr(self, name)
-            least = 0 if name == "keep_count" else 1
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
-                raise ConfigError(f"{name} must be at least {least}, not {count!r}")
+        for name, least in (("keep_count", 0), ("keep_every_steps", 1), ("keep_best", 1)):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), least=least)
         if self.best_mode not in {"min", "max"}:
             raise ConfigError(f'best_mode is "min" or "max", not {self.best_mode!r}')
         try:
@@ -188,35 +179,31 @@ class CheckpointManagerConfig:
         """Return the storage root; `ConfigError` when the settings name none, or contradict each other."""
         text = _text(self.storage_path)
         scheme = scheme_of(text)
-        if self.bucket is None and scheme != "s3":
-            if self.storage_type == "s3":
-                if scheme or text.startswith("/") or "/" not in text.removesuffix("/"):
-                    raise ConfigError(
-                        "storage_type is 's3', and no bucket is named",
-                        hint='bucket=…, or a storage path like "s3://bucket/prefix" or "bucket/prefix"',
-                    )
-                bucket, _, prefix = text.partition("/")
-                return self._in_bucket(bucket, prefix)
-            self._refuse_s3_settings(text)
-            return parse_place(text)
-        if self.storage_type == "local":
-            raise ConfigError(f"storage_type is 'local', and {self.bucket or text!r} is in an object store")
-        if self.bucket is None:
-            return parse_place(text, endpoint_url=self.endpoint_url, region=self.region)
-        if scheme or text.startswith("/"):
+        bucket, prefix = self.bucket, text
+        if self.storage_type == "local" and (bucket is not None or scheme == "s3"):
+            raise ConfigError(f"storage_type is 'local', and {bucket or text!r} is in an object store")
+        if bucket is not None and (scheme or text.startswith("/")):
             raise ConfigError(
-                f"bucket is {self.bucket!r}, and the storage path {text!r} names a place of its own",
-                hint=f"with bucket= the storage path is the prefix in it, or leave bucket out: s3://{self.bucket}/…",
+                f"bucket is {bucket!r}, and the storage path {text!r} names a place of its own",
+                hint=f"with bucket= the storage path is the prefix in it, or leave bucket out: s3://{bucket}/…",
             )
-        return self._in_bucket(self.bucket, text)
-
-    def _in_bucket(self, bucket: str, prefix: str) -> S3Place:
-        return S3Place(
-            bucket=bucket,
-            prefix=prefix.removesuffix("/"),
-            endpoint_url=self.endpoint_url,
-            region=self.region,
-        )
+        if bucket is None and self.storage_type == "s3" and scheme != "s3":
+            bucket, _, prefix = text.partition("/")
+            if scheme or not bucket or not prefix:
+                raise ConfigError(
+                    "storage_type is 's3', and no bucket is named",
+                    hint='bucket=…, or a storage path like "s3://bucket/prefix" or "bucket/prefix"',
+                )
+        if bucket is not None:
+            return S3Place(
+                bucket=bucket,
+                prefix=prefix.removesuffix("/"),
+                endpoint_url=self.endpoint_url,
+                region=self.region,
+            )
+        if scheme != "s3":
+            self._refuse_s3_settings(text)
+        return parse_place(text, endpoint_url=self.endpoint_url, region=self.region)
 
     def replica(self) -> Place | None:
         """Return the second storage; None when there is none."""
@@ -257,6 +244,14 @@ def paths_of(replicated: Collection[str] | bool | None) -> frozenset[str]:
             f"replicated must be a list of paths, or True, not {replicated!r}", hint='["model", "optim"]'
         )
     return frozenset(replicated)
+
+
+def _check_count(name: str, count: object, *, least: int, most: int | None = None) -> None:
+    """Return if `count` is a whole number in these bounds; else `ConfigError`."""
+    if type(count) is not int or count < least or (most is not None and count > most):
+        raise ConfigError(
+            f"{name} must be at least {least}{f', at most {most}' if most else ''}, not {count!r}"
+        )
 
 
 def _check_mesh(mesh: Mapping[str, tuple[int, int]]) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -22,7 +22,6 @@ from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_readers import reading
 from strata.client.checkpoint_tiers import Damage
 from strata.client.surroundings import random_id
-from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState
 from strata.errors import (
     CheckpointNotFound,
@@ -34,8 +33,8 @@ from strata.errors import (
     Unavailable,
 )
 from strata.v1.checkpoints_pb2 import Checkpoint, ReportDamageRequest
-from strata.v1.retention_pb2 import Keep as KeepMessage
 from strata.v1.retention_pb2 import Retention, SetRetentionRequest
+from strata.wire.checkpoints import keep_message
 from strata.wire.enums import CHECKPOINT_STATES, from_wire
 
 ASK_S: Final = 10.0
@@ -50,31 +49,28 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class Keeping:
-    """One rank's part in it. `looks`: this process speaks for its host when a copy is in doubt.
+    """One rank's part in it. `looks`: this process may speak for its host when a copy is in doubt; one of each host does.
 
-    `keep` are the rules that rank 0 hands over; None: those that the job has stand.
+    Rank 0 hands over the rules of `config`; where they say nothing those that the job has stand.
     """
 
     def __init__(
         self,
         catalog: CoordinatedCatalog,
         storage: Storage,
+        config: CheckpointManagerConfig,
         *,
-        keep: Keep | None,
-        host: str,
-        looks: bool,
-        new_id: Callable[[], str],
-        corrupt_wait_s: float,
+        looks: bool = True,
     ) -> None:
         self._catalog = catalog
-        self._keep = keep
-        self._told = keep is None or catalog.rank != 0
-        self._host = host
-        self._new_id = new_id
-        self._corrupt_wait_s = corrupt_wait_s
+        self._keep = config.keep
+        self._told = config.keep_count is None or catalog.rank != 0
+        self._host = socket.gethostname()
+        self._corrupt_wait_s = config.corrupt_wait_s
         self._chores = Chores(
-            self._ask_soon, job=catalog.job, host=host, storages=tiers_of(storage), first=self._tell
+            self._ask_soon, job=catalog.job, host=self._host, storages=tiers_of(storage), first=self._tell
         )
+        looks = looks and os.environ.get("LOCAL_RANK", "0") == "0"
         self._stop = catalog.observe(self._observe) if looks else lambda: None
         if looks or not self._told:
             self._chores.soon()  # a doubt may have come up before anybody observed here
@@ -101,11 +97,10 @@ class Keeping:
         of one that the catalog does not know (yet) they are handed over with a later pass. That this caller may not
         set them is: `PermissionDenied` or `Unauthenticated`, for without them everything stays.
         """
-        if self._keep is not None and not self._told:
+        if not self._told:
+            retention = Retention(keep=keep_message(self._keep), who=f"rank {self._catalog.rank}")
             request = SetRetentionRequest(
-                job=self._catalog.job,
-                retention=self._retention(self._keep),
-                author=self._catalog.author(),
+                job=self._catalog.job, retention=retention, author=self._catalog.author()
             )
             try:
                 self._ask_soon(request)
@@ -115,19 +110,6 @@ class Keeping:
                 log.info("these rules of what stays are not handed over: %s", error.message)
             else:
                 self._told = True
-
-    def _retention(self, keep: Keep) -> Retention:
-        return Retention(
-            keep=KeepMessage(
-                latest=keep.latest,
-                every_steps=keep.every_steps,
-                best=keep.best,
-                metric=keep.metric,
-                highest=keep.highest,
-                age_ms=keep.age_ms,
-            ),
-            who=f"rank {self._catalog.rank}",
-        )
 
     # -- reading
 
@@ -148,7 +130,7 @@ class Keeping:
             job=self._catalog.job,
             step=checkpoint.step,
             attempt=checkpoint.id,
-            reader=self._new_id(),
+            reader=random_id(),
             who=f"{self._host}, rank {self._catalog.rank}",
         )
 
@@ -172,7 +154,7 @@ class Keeping:
         while waited and time.monotonic() < deadline:
             time.sleep(LOOK_S)
             with contextlib.suppress(Unavailable):
-                now = self._catalog.looked_up(checkpoint)
+                now = self._catalog.look_up(checkpoint)
                 for said in now.doubts:
                     if said not in heard and not said.startswith(f"{self._host} on "):
                         heard.append(said)
@@ -224,16 +206,3 @@ class Keeping:
 def is_corrupt(message: Checkpoint) -> bool:
     """Tell whether no copy of a checkpoint is left."""
     return from_wire(CHECKPOINT_STATES, message.state) is CheckpointState.CORRUPT
-
-
-def keeping_of(catalog: CoordinatedCatalog, storage: Storage, config: CheckpointManagerConfig) -> Keeping:
-    """Return this process's part; one of each host's speaks for it."""
-    return Keeping(
-        catalog,
-        storage,
-        keep=None if config.keep_count is None else config.keep,
-        host=socket.gethostname(),
-        looks=os.environ.get("LOCAL_RANK", "0") == "0",
-        new_id=random_id,
-        corrupt_wait_s=config.corrupt_wait_s,
-    )

@@ -1,17 +1,19 @@
-"""Finding the checkpoint that is to be restored, and reading it with proof of every byte."""
+"""Finding the checkpoint that is to be restored, reading it with proof of every byte, and putting it into a state."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from strata.checkpoint import rng
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import write_marker
 from strata.checkpoint.reader import Lend, Loaded
+from strata.checkpoint.restoring import restore_into
 from strata.checkpoint.sink import Storage
 from strata.client.arguments import integer
 from strata.client.checkpoint_tiers import MISSING_HINT, Damage, Tiers
@@ -35,6 +37,9 @@ _COORDINATED_HINT: Final = (
     " or from what `strata checkpoints fork` gives it"
 )
 _STANDALONE_HINT: Final = "restore() without a step takes the newest good one"
+
+Found = Sequence[tuple[CheckpointMetadata, Loaded]]
+"""Checkpoints, what is wanted most first."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -177,3 +182,32 @@ def check_there(storage: Storage, checkpoint: CheckpointMetadata, folder: str) -
 def steps_of(checkpoints: Sequence[CheckpointMetadata]) -> list[int]:
     """Return the steps of those that are committed, in order."""
     return sorted({c.step for c in checkpoints if c.state is CheckpointState.COMMITTED})
+
+
+def put_into(
+    state: MutableMapping[str, Any],
+    found: Found,
+    *,
+    of_rank_0: Collection[str],
+    rank: int,
+    restore_rng: bool,
+) -> None:
+    """Restore each key of `state` from the first that holds it, and the random generators.
+
+    `CheckpointError`, naming what does not fit, before anything is changed.
+    """
+    for _, loaded in found:
+        loaded.check_known(state, of_rank_0, rank=rank)
+    restore_into(found[0][1].saved, state, *(loaded.saved for _, loaded in found[1:]))
+    if restore_rng:
+        _restore_rng(found, rank)
+
+
+def _restore_rng(found: Found, rank: int) -> None:
+    for checkpoint, loaded in found:
+        if loaded.saved.rng is None:
+            continue
+        if loaded.own:
+            rng.restore(loaded.saved.value(loaded.saved.rng))
+            return
+        log.warning("step %d has no random state for rank %d", checkpoint.step, rank)

@@ -25,8 +25,7 @@ class ReaderKey:
     """Keeps a checkpoint's bytes from `register` to `close`, by a thread that renews from `start` on.
 
     Where no coordinator answers any more the reading goes on: then nobody marks anything for deletion
-    either, and what was marked before was refused. `most`: the thread ends by itself after so many renewals,
-    unless somebody has said `stay` by then.
+    either, and what was marked before was refused.
     """
 
     def __init__(
@@ -38,16 +37,12 @@ class ReaderKey:
         attempt: str,
         reader: str,
         who: str,
-        most: int | None = None,
     ) -> None:
         self._ask = ask
         self._open = OpenCheckpointRequest(
             job=job, step=step, attempt=attempt, reader=reader, who=who, ttl_s=TTL_S
         )
         self._close = CloseCheckpointRequest(job=job, step=step, attempt=attempt, reader=reader)
-        self._most = most
-        self._lock = threading.Lock()
-        self._ended = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="strata-reader", daemon=True)
 
@@ -59,12 +54,6 @@ class ReaderKey:
         """Renew it from now on, three times in each lease."""
         self._thread.start()
 
-    def stay(self) -> bool:
-        """Renew it until `stop` from now on; False when it has ended before."""
-        with self._lock:
-            self._most = None
-            return not self._ended and self._thread.is_alive()
-
     def stop(self) -> None:
         """Have the thread take the key away, and wait for nothing."""
         self._done.set()
@@ -75,20 +64,13 @@ class ReaderKey:
         self._thread.join(JOIN_S)
 
     def _run(self) -> None:
-        renewed = 0
-        while not self._done.wait(RENEW_S) and not self._over(renewed):
-            renewed += 1
+        while not self._done.wait(RENEW_S):
             try:
                 self._ask(self._open)
             except StrataError as error:
                 log.warning("step %d is read without a lease for now: %s", self._open.step, error.message)
         with contextlib.suppress(StrataError):  # the lease runs out by itself
             self._ask(self._close)
-
-    def _over(self, renewed: int) -> bool:
-        with self._lock:
-            self._ended = self._most is not None and renewed >= self._most
-            return self._ended
 
 
 @contextlib.contextmanager

@@ -22,16 +22,28 @@ from strata.checkpoint.replicator import Replicator
 from strata.checkpoint.sink import Storage, unobserved
 from strata.checkpoint.tiers import FarAway, TieredStorage, copies, tiers_of
 from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_copies import TIER, CopyReports, Told
 from strata.core.checkpoint_tiers import PRIMARY
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, CheckpointIncomplete, ConfigError, StorageError
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointIncomplete,
+    ConfigError,
+    Conflict,
+    PermissionDenied,
+    QuotaExceeded,
+    StorageError,
+    Unauthenticated,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from strata.client.checkpoint_catalog import CoordinatedCatalog
 
 _T = TypeVar("_T")
 
+TIER: Final = "replica"
+"""The name of the second storage among the tiers of a record."""
 MISSING_HINT: Final = "put the file back or mount it; `strata checkpoints rewind` takes a job to another step"
 _TWO_HINT: Final = (
     "`strata checkpoints repair` makes a whole one of two copies that are damaged in different places"
@@ -189,10 +201,8 @@ class Tiers:
         """Whether there is a far one, which no save may have to wait for."""
         return isinstance(self.storage, TieredStorage)
 
-    def start(
-        self, catalog: CoordinatedCatalog | LocalCatalog, *, told: Told | None, afterwards: Callable[[], None]
-    ) -> None:
-        """Copy from now on what `committed` names, and tell `told` how far it is; then call `afterwards`."""
+    def start(self, catalog: CoordinatedCatalog | LocalCatalog, *, afterwards: Callable[[], None]) -> None:
+        """Copy from now on what `committed` names, and tell the coordinators how far it is; then call `afterwards`."""
         if not isinstance(self.storage, TieredStorage):
             return
         near, far = self.storage.near, self.storage.far
@@ -220,7 +230,7 @@ class Tiers:
             ranks=catalog.world_size,
             world="" if isinstance(catalog, LocalCatalog) else str(catalog.generation),
             others_s=self._others_s,
-            report=CopyReports(told, root=far.uri) if told is not None else unobserved,
+            report=unobserved if isinstance(catalog, LocalCatalog) else CopyReports(catalog, root=far.uri),
             doubted=self.doubted,
             missing=missing,
             afterwards=afterwards,
@@ -247,14 +257,9 @@ class Tiers:
         if self._replicator is not None:
             self._replicator.check()
 
-    def close(self, timeout_s: float | None) -> None:
-        """Wait for the copies so long, and copy nothing more; None: do not wait."""
-        if self._replicator is None:
-            return
-        try:
-            if timeout_s is not None:
-                self._replicator.wait(timeout_s)
-        finally:
+    def close(self) -> None:
+        """Copy nothing more."""
+        if self._replicator is not None:
             self._replicator.close()
 
 
@@ -270,3 +275,28 @@ def _replica(catalog: Catalog, checkpoint: CheckpointMetadata) -> Replica:
         manifest_digest=checkpoint.manifest_digest,
         step=checkpoint.step,
     )
+
+
+class CopyReports:
+    """What the coordinators are told of one rank's copies in the second storage, at the URI `root` (PROTOCOLS 8.7).
+
+    They are told before the first byte is there, so that what a crash leaves goes with the record; when a
+    rank's part is; and when the marker is. With all of them the storage is a tier of the record.
+    """
+
+    def __init__(self, catalog: CoordinatedCatalog, *, root: str) -> None:
+        self._catalog = catalog
+        self._root = root
+
+    def __call__(self, replica: Replica, **what: Any) -> None:
+        """Say it; a plain `Refused` is left to those for whom the copy is not wanted any more."""
+        try:
+            self._catalog.report_copy(
+                step=replica.step, attempt=replica.attempt, tier=TIER, root=self._root, **what
+            )
+        except QuotaExceeded as error:  # by etcd, say: there may be room again
+            raise Unavailable(error.message, hint=error.hint) from error
+        except (Conflict, PermissionDenied, Unauthenticated) as error:
+            raise CheckpointError(
+                f"step {replica.step} is not copied: {error.message}", hint=error.hint
+            ) from error

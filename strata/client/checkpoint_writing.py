@@ -1,28 +1,17 @@
-"""The writer of a `CheckpointManager`: what saves in the background, and tells of saves that are held."""
+"""What a `CheckpointManager`'s saves do while they are held, for whoever decides what a training does meanwhile."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from strata.checkpoint.bases import Doubted
-from strata.checkpoint.catalog import Catalog
 from strata.checkpoint.save_retry import SaveRetry
-from strata.checkpoint.saving import Saver
-from strata.checkpoint.sharing import Exchange
-from strata.checkpoint.sink import Storage
-from strata.checkpoint.writer import AfterSave, AsyncCheckpointWriter, WhenFull
-from strata.client.checkpoint_config import CheckpointManagerConfig
+from strata.checkpoint.writer import AsyncCheckpointWriter
 from strata.core.save_hold import SaveHold
 from strata.errors import Unavailable
 
-if TYPE_CHECKING:
-    from strata.client.checkpoint_port import SessionPort
-
 LOOK_S: Final = 0.1
-FAILING_PATIENCE_S: Final = 5.0
-"""How long a program that fails waits for a save that makes no progress: other ranks may never come to it."""
 
 
 class Holds:
@@ -65,40 +54,3 @@ class Holds:
         """Give up, for all ranks, what is in flight while a save is held: a newer one takes its place."""
         if self.current is not None:
             self._writer.give_way()
-
-
-def retry_of(config: CheckpointManagerConfig, client: SessionPort | None) -> SaveRetry:
-    """Return what holds saves; `client` tells the coordinators of it."""
-    if client is None:
-        return SaveRetry(grace_s=config.save_grace_s)
-    return SaveRetry(grace_s=config.save_grace_s, tell=client.hold_saves)
-
-
-def writer_of(
-    config: CheckpointManagerConfig,
-    *,
-    storage: Storage,
-    catalog: Catalog,
-    doubted: Doubted,
-    exchange: Exchange | None,
-    retry: SaveRetry,
-    after_save: AfterSave,
-    coordinated: bool,
-) -> AsyncCheckpointWriter:
-    """Return the writer that `config` asks for."""
-    saver = Saver(
-        storage=storage,
-        catalog=catalog,
-        commit_timeout_s=config.commit_timeout_s,
-        doubted=doubted,
-        threads=config.io_threads,
-        exchange=exchange,
-        retry=retry,
-    )
-    return AsyncCheckpointWriter(
-        saver,
-        after_save=after_save,
-        failing_patience_s=FAILING_PATIENCE_S if coordinated else None,
-        when_full=WhenFull(config.when_full),
-        low_memory=config.low_memory,
-    )

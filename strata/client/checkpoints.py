@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -19,16 +20,17 @@ from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.replication import Replication
+from strata.checkpoint.save_retry import SaveRetry
+from strata.checkpoint.saving import Saver
 from strata.checkpoint.sharing import Exchange
+from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.client import arguments
 from strata.client.arguments import integer
 from strata.client.checkpoint_config import CheckpointManagerConfig, paths_of, type_named
-from strata.client.checkpoint_loading import MAX_STEP, Loading, steps_of
-from strata.client.checkpoint_restore import put_into
-from strata.client.checkpoint_retention import retain
-from strata.client.checkpoint_steps import best_step, delete_step
+from strata.client.checkpoint_loading import MAX_STEP, Loading, put_into, steps_of
+from strata.client.checkpoint_retention import best_step, delete_step, retain
 from strata.client.checkpoint_tiers import Tiers
-from strata.client.checkpoint_writing import Holds, retry_of, writer_of
+from strata.client.checkpoint_writing import Holds
 from strata.client.preemption import PreemptionPoint
 from strata.client.surroundings import now_unix_ms, random_id, session_of_rank, world_size_elsewhere
 from strata.core.checkpoints import RESTORABLE_TYPES
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
     from strata.client.checkpoint_port import SessionPort
 
 __all__ = ["CheckpointInfo", "CheckpointManager", "CheckpointManagerConfig", "CheckpointMetadata"]
+
+FAILING_PATIENCE_S: Final = 5.0
+"""How long a program that fails waits for a save that makes no progress: other ranks may never come to it."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -85,39 +90,45 @@ class CheckpointManager:
             raise ConfigError(str(error)) from None
         self._tiers = Tiers(self.config, nonce=random_id)
         self._storage = self._tiers.storage
-        self._owned: Any = None
+        self._closing = ExitStack()
+        """What is let go at the end, the last first, whichever of it fails."""
         if client is None and os.environ.get("STRATA_SOCKET"):
-            client = self._owned = session_of_rank()
+            owned = client = session_of_rank()
+            self._closing.callback(owned.close)
         self.root_ids: dict[str, str] = {}
         """The ids of the job's folders, by the URIs of their roots. Hosts that share a root read the same id."""
-        self._coordinated: CoordinatedCatalog | None = None
-        self._local: LocalCatalog | None = None
         self._exchange: Exchange | None = None
         self._keeping: Keeping | None = None
+        self._preemption: PreemptionPoint | None = None
         if client is not None:
             self._catalog: CoordinatedCatalog | LocalCatalog = self._coordinate(client)
         else:
             self._catalog = self._stand_alone()
-        self._claimed = self._coordinated is not None
-        self._preemption: PreemptionPoint | None = None
-        if client is not None:
-            self._preemption = PreemptionPoint(client, storage_uri=self._storage.uri)
+        self._claimed = client is not None
         self._progressed_to: int | None = None
         self._reached: int | None = None
         """The step that was saved or restored last."""
         self._gone_back: str | None = None
-        self._tiers.start(self._catalog, told=self._coordinated, afterwards=self._tidy)
-        retry = retry_of(self.config, client)
-        self._writer = writer_of(
-            self.config,
+        self._tiers.start(self._catalog, afterwards=self._tidy)
+        tell = client.hold_saves if client is not None else (lambda hold: None)
+        retry = SaveRetry(grace_s=self.config.save_grace_s, tell=tell)
+        saver = Saver(
             storage=self._storage,
             catalog=self._catalog,
+            commit_timeout_s=self.config.commit_timeout_s,
             doubted=self._tiers.doubted,
+            threads=self.config.io_threads,
             exchange=self._exchange,
             retry=retry,
-            after_save=self._retain,
-            coordinated=self._coordinated is not None,
         )
+        self._writer = AsyncCheckpointWriter(
+            saver,
+            after_save=self._retain,
+            failing_patience_s=FAILING_PATIENCE_S if client is not None else None,
+            when_full=WhenFull(self.config.when_full),
+            low_memory=self.config.low_memory,
+        )
+        self._closing.callback(self._tiers.close)
         self.holds: Final = Holds(retry, self._writer)
         self._loading = Loading(
             self._catalog, self._storage, self._tiers, keeping=self._keeping, lend=self._writer.lend
@@ -126,24 +137,27 @@ class CheckpointManager:
     def _coordinate(self, client: SessionPort) -> CoordinatedCatalog:
         from strata.client.checkpoint_catalog import CoordinatedCatalog  # noqa: PLC0415  # imports protobuf
         from strata.client.checkpoint_exchange import RankExchange  # noqa: PLC0415  # as above
-        from strata.client.checkpoint_keeping import keeping_of  # noqa: PLC0415  # as above
+        from strata.client.checkpoint_keeping import Keeping  # noqa: PLC0415  # as above
         from strata.client.checkpoint_port import check_port  # noqa: PLC0415  # as above
 
         check_port(client)
         self._tiers.claim(root.COORDINATED)
         owner = f"{root.COORDINATED}:{client.uid}/{client.job}"
         self.root_ids = self._tiers.claim(owner, folder=client.job)
-        self._coordinated = CoordinatedCatalog(
+        catalog = CoordinatedCatalog(
             client,
             root_uri=self._storage.uri,
             new_id=random_id,
             save_wait_s=self.config.save_wait_s,
         )
-        self._keeping = keeping_of(self._coordinated, self._storage, self.config)
+        self._keeping = Keeping(catalog, self._storage, self.config)
+        self._preemption = PreemptionPoint(client, storage_uri=self._storage.uri)
+        for part in (catalog, self._keeping, self._preemption):
+            self._closing.callback(part.close)
         if self.config.compares:
             wait_s = self.config.commit_timeout_s + self.config.save_grace_s
-            self._exchange = RankExchange(client, self._coordinated, wait_s=wait_s)
-        return self._coordinated
+            self._exchange = RankExchange(client, catalog, wait_s=wait_s)
+        return catalog
 
     def _stand_alone(self) -> LocalCatalog:
         world_size = world_size_elsewhere()
@@ -153,8 +167,14 @@ class CheckpointManager:
                 hint="start them with `strata run`, or pass client=strata.connect()",
             )
         self._tiers.claim_again(root.STANDALONE)
-        self._local = LocalCatalog(self._storage, new_id=random_id, now_unix_ms=now_unix_ms)
-        return self._local
+        catalog = LocalCatalog(self._storage, new_id=random_id, now_unix_ms=now_unix_ms)
+
+        def let_go() -> None:
+            if self._writer.idle:
+                catalog.go_back()  # others may remove what this process left unfinished
+
+        self._closing.callback(let_go)
+        return catalog
 
     # -- saving
 
@@ -249,8 +269,8 @@ class CheckpointManager:
         return info
 
     def _meet(self) -> None:
-        if self._coordinated is not None:
-            self._coordinated.meet(self.config.commit_timeout_s)
+        if not isinstance(self._catalog, LocalCatalog):
+            self._catalog.meet(self.config.commit_timeout_s)
 
     def _request(
         self, step: int, epoch: int, checkpoint_type: CheckpointType, metadata: Mapping[str, str] | None
@@ -269,13 +289,13 @@ class CheckpointManager:
     def _retain(self, saved: CheckpointMetadata | None) -> None:
         if saved is not None:
             self._tiers.committed(saved)
-        if not self._tiers.two and (saved is not None or self._local is not None):
+        if not self._tiers.two and (saved is not None or isinstance(self._catalog, LocalCatalog)):
             self._tidy()
 
     def _tidy(self) -> None:
         with self.holds.retry.excusing("old checkpoints stay until the next save"):
-            if self._local is not None:
-                retain(self._local, self._storage, self.config.keep, now_unix_ms=now_unix_ms())
+            if isinstance(self._catalog, LocalCatalog):
+                retain(self._catalog, self._storage, self.config.keep, now_unix_ms=now_unix_ms())
             elif self._keeping is not None and self._catalog.rank == 0:
                 self._keeping.after_commit()
 
@@ -303,7 +323,11 @@ class CheckpointManager:
         self._writer.settle()
         found = self._loading.each(step, state, begins=self._progressed_to is None)
         if not found:
-            log.info("nothing to restore: %s", self._beginning())
+            alone = isinstance(self._catalog, LocalCatalog)
+            why = (
+                f"{self._storage.uri} has no checkpoint" if alone else "this world begins from no checkpoint"
+            )
+            log.info("nothing to restore: %s", why)
             return None
         try:
             capture_rng = self.config.capture_rng
@@ -335,8 +359,8 @@ class CheckpointManager:
         """What is saved from now on follows from this checkpoint, if it is whole, also when newer ones exist."""
         if checkpoint.checkpoint_type in RESTORABLE_TYPES:
             self._reached = self.holds.retry.committed_step = checkpoint.step
-        if self._local is not None:
-            self._local.go_back()
+        if isinstance(self._catalog, LocalCatalog):
+            self._catalog.go_back()
         elif checkpoint.checkpoint_type in RESTORABLE_TYPES:
             point = self._catalog.restore_point()
             begun = point is not None and point.id == checkpoint.id
@@ -344,11 +368,6 @@ class CheckpointManager:
                 self._gone_back = (
                     f"step {checkpoint.step} was restored by hand, and this generation did not begin there"
                 )
-
-    def _beginning(self) -> str:
-        if self._coordinated is not None:
-            return "this world begins from no checkpoint"
-        return f"{self._storage.uri} has no checkpoint"
 
     # -- when to save
 
@@ -361,7 +380,8 @@ class CheckpointManager:
         step = integer("step", step, below=MAX_STEP)
         if self._reached is None:
             # under coordinators not the newest checkpoint: ranks may look before and after a commit
-            point = self._catalog.restore_point() if self._local is None else self._local.latest()
+            alone = isinstance(self._catalog, LocalCatalog)
+            point = self._catalog.latest() if alone else self._catalog.restore_point()
             self._reached = point.step if point is not None else -1
         stops = self.reached_preemption(step)
         if step <= self._reached:
@@ -458,28 +478,10 @@ class CheckpointManager:
         self._close(failing=False)
 
     def _close(self, *, failing: bool) -> None:
-        patience_s = None
-        try:
+        with self._closing:
             self._writer.close(failing=failing)
-            patience_s = None if failing else self.config.commit_timeout_s
-        finally:
-            self._let_go(patience_s)
-
-    def _let_go(self, patience_s: float | None) -> None:
-        try:
-            self._tiers.close(patience_s)
-        finally:
-            if self._preemption is not None:
-                self._preemption.close()
-            if self._keeping is not None:
-                self._keeping.close()
-            if self._coordinated is not None:
-                self._coordinated.close()
-            if self._local is not None and self._writer.idle:
-                self._local.go_back()  # others may remove what this process left unfinished
-            owned, self._owned = self._owned, None
-            if owned is not None:
-                owned.close()
+            if self._tiers.two and not failing:
+                self._tiers.wait(self.config.commit_timeout_s)
 
     def __enter__(self) -> Self:
         return self

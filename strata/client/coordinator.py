@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
 import socket
-import threading
+import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Self
 
 from google.protobuf.message import Message
@@ -54,7 +53,7 @@ from strata.v1.worlds_pb2 import (
     StopNotice,
     World,
 )
-from strata.wire.pages import whole, whole_async
+from strata.wire.pages import whole
 from strata.wire.worlds import spec_message
 
 POLL_S: Final = 0.1
@@ -96,9 +95,8 @@ class CoordinatorClient:
         self.timeout_s = arguments.seconds(timeout_s)
         self.boot = uuid.uuid4().hex
         self._loop = loop.shared()
-        self._unary: UnaryClient | None = None
+        self._unary = UnaryClient(self.endpoints, random.Random(), credentials)
         self._registered: dict[str, Registration] = {}
-        self._lock = threading.Lock()
 
     @classmethod
     def connect(
@@ -124,15 +122,14 @@ class CoordinatorClient:
 
     def close(self) -> None:
         """Close the connection. Workers registered here stay, until their silence is noticed."""
-        unary, self._unary = self._unary, None
-        if unary is not None and not self._loop.is_inherited:
-            self._loop.call(unary.close())
+        if not self._loop.is_inherited:
+            self._loop.call(self._unary.close())
 
     def call(self, request: Message, *, timeout_s: float | None = None, attempt_s: float = ATTEMPT_S) -> Any:
         """Return the response to any unary request of `strata.v1`."""
         within_s = self.timeout_s if timeout_s is None else arguments.seconds(timeout_s)
         attempt_s = arguments.seconds(attempt_s, what="attempt_s")
-        return self._loop.call(self._call(request, within_s, attempt_s))
+        return self._loop.call(self._unary.call(request, timeout_s=within_s, attempt_s=attempt_s))
 
     def call_whole(self, request: Message) -> Any:
         """Return the response to a request for a list with all of its pages."""
@@ -143,28 +140,13 @@ class CoordinatorClient:
 
         Of a list it is the answer with all of its pages.
         """
-        return self._loop.call(self._call_until(request, accept))
-
-    async def _call_until(self, request: Message, accept: Callable[[Any], bool]) -> Any:
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self.timeout_s
+        ask = self.call_whole if "page_token" in request.DESCRIPTOR.fields_by_name else self.call
+        deadline = time.monotonic() + self.timeout_s
         while True:
-            answer = await self._call_whole(request)
-            if accept(answer) or clock() >= deadline:
+            answer = ask(request)
+            if accept(answer) or time.monotonic() >= deadline:
                 return answer
-            await asyncio.sleep(POLL_S)
-
-    async def _call_whole(self, request: Message) -> Any:
-        def ask(page: Message) -> Awaitable[Any]:
-            return self._call(page, self.timeout_s, ATTEMPT_S)
-
-        paged = "page_token" in request.DESCRIPTOR.fields_by_name
-        return await (whole_async(ask, request) if paged else ask(request))
-
-    async def _call(self, request: Message, timeout_s: float, attempt_s: float) -> Any:
-        if self._unary is None:
-            self._unary = UnaryClient(self.endpoints, random.Random(), self.credentials)
-        return await self._unary.call(request, timeout_s=timeout_s, attempt_s=attempt_s)
+            time.sleep(POLL_S)
 
     # -- reading
 
@@ -299,8 +281,7 @@ class CoordinatorClient:
             raise InvalidArgument("slots is 0", hint="the number of ranks that it runs, from 1 on")
         if spec is not None and not isinstance(spec, JobSpec):
             raise InvalidArgument(f"spec is a {type(spec).__name__}", hint="pass a strata.v1 JobSpec")
-        with self._lock:
-            known = self._registered.get(worker_id)
+        known = self._registered.get(worker_id)
         registration = Registration(
             job=self.job,
             worker_id=worker_id,
@@ -321,8 +302,7 @@ class CoordinatorClient:
             attempt_s=REGISTER_S,
         )
         registration.incarnation = answer.incarnation
-        with self._lock:
-            self._registered[registration.worker_id] = registration
+        self._registered[registration.worker_id] = registration
         return answer
 
     def heartbeat(self, *, worker_id: str) -> World:
@@ -333,8 +313,7 @@ class CoordinatorClient:
         its incarnation changes, and the next world is one of a newcomer.
         """
         worker_id = checked_id("worker", worker_id)
-        with self._lock:
-            known = self._registered.get(worker_id)
+        known = self._registered.get(worker_id)
         if known is None:
             spec = spec_message(bare_registration(WorkerId(worker_id)).spec)
             return self.register(worker_id=worker_id, spec=spec).world
@@ -350,13 +329,11 @@ class CoordinatorClient:
     def leave(self, *, worker_id: str) -> None:
         """End the membership of a worker that this client registered."""
         worker_id = checked_id("worker", worker_id)
-        with self._lock:
-            known = self._registered.get(worker_id)
+        known = self._registered.get(worker_id)
         if known is None:
             raise InvalidArgument(
                 f"this client did not register a worker {worker_id!r}",
                 hint="whoever registered it ends it; else its silence does",
             )
         self.call(LeaveRequest(job=self.job, worker_id=worker_id, incarnation=known.incarnation))
-        with self._lock:
-            self._registered.pop(worker_id, None)
+        self._registered.pop(worker_id, None)

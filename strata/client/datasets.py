@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from strata.client import arguments
 from strata.client.coordinator import CoordinatorClient
@@ -19,8 +19,7 @@ from strata.v1.datasets_pb2 import (
     GetAssignmentResponse,
     RegisterDatasetRequest,
 )
-
-T = TypeVar("T")
+from strata.v1.members_pb2 import Member
 
 _FORMATTER: Final = string.Formatter()
 _PADDING: Final = re.compile(r"(0?[1-9][0-9]?)?[dxX]?")
@@ -146,28 +145,30 @@ class DatasetRegistry:
         )
         try:
             answer: GetAssignmentResponse = self._client.call_until(request, settled)
+            if not answer.assign_epoch:
+                raise NotFound(
+                    f"nobody owns shards of dataset {answer.dataset.name!r} yet",
+                    hint="they are divided once the job has a world: see `strata members`",
+                )
+            if not settled(answer):
+                raise NotFound(
+                    f"worker {worker_id!r} has no part in dataset {answer.dataset.name!r}"
+                    f" in generation {answer.generation}",
+                    hint=f"its workers are {', '.join(answer.workers[:8])}; standbys own nothing",
+                )
         except NotFound as error:
             self._check_begun(dataset, worker_id)
             raise error from None
-        if not answer.assign_epoch:
-            self._check_begun(answer.dataset.name, worker_id)
-            raise NotFound(
-                f"nobody owns shards of dataset {answer.dataset.name!r} yet",
-                hint="they are divided once the job has a world: see `strata members`",
-            )
-        if not settled(answer):
-            self._check_begun(answer.dataset.name, worker_id)
-            raise NotFound(
-                f"worker {worker_id!r} has no part in dataset {answer.dataset.name!r}"
-                f" in generation {answer.generation}",
-                hint=f"its workers are {', '.join(answer.workers[:8])}; standbys own nothing",
-            )
         return answer
 
     def _check_begun(self, dataset: str | None, worker_id: str) -> None:
         """Raise a `NotFound` that names the calls which have to come first, where one has not come."""
+        names: list[str] = []
+        members: list[Member] = []
         try:
-            names, members = _listed(self.datasets), _listed(self._client.members)
+            names, members = self.datasets(), self._client.members()
+        except NotFound:  # there is no such job
+            pass
         except Unavailable:  # what is known already has to do
             return
         missing, calls = [], []
@@ -195,14 +196,6 @@ class DatasetRegistry:
         endpoints = ",".join(map(str, self._client.endpoints))
         job = self._client.job
         return f'"{endpoints}"' if job == DEFAULT_JOB else f'"{endpoints}", job="{job}"'
-
-
-def _listed(ask: Callable[[], list[T]]) -> list[T]:
-    """Return what a job has; nothing, if there is no such job."""
-    try:
-        return ask()
-    except NotFound:
-        return []
 
 
 def _file(uri: str, shard: int) -> str:

@@ -170,18 +170,19 @@ class Route:
         self._endpoints = list(endpoints)
         self.rng = rng
         self._cap_s = min(CAP_S, ROUND_S / len(self._endpoints))
-        self._silent: set[Endpoint] = set()
-        """Which endpoints have not answered within `CONNECT_S`, and in no shorter time since."""
         self._at = rng.randrange(len(endpoints)) - 1
         self._asked: list[Endpoint] = []
-        self._preferred: frozenset[str] = frozenset()
+        """Which ones to try first, the last of them next."""
         self._tries = 0
-        self._impatient_tries = 0
-        """How many tries there were since one that `CONNECT_S` was given to."""
         self._served = False
         self.current: Endpoint | None = None
         self.connect_s = CONNECT_S
         """How long the current endpoint is given to connect."""
+
+    @property
+    def count(self) -> int:
+        """How many endpoints are configured."""
+        return len(self._endpoints)
 
     def next(self, *, took_s: float = 0.0) -> tuple[Endpoint, float]:
         """Return the endpoint to try, and the seconds to wait before; the try before took `took_s` of these."""
@@ -192,33 +193,19 @@ class Route:
             delay_s = max(0.0, longest_s * self.rng.uniform(0.5, 1.0) - took_s)
         self._tries += 1
         self.current = self._choose()
-        self.connect_s = self._patience_s(self.current)
-        self._impatient_tries = 0 if self.connect_s == CONNECT_S else self._impatient_tries + 1
+        self.connect_s = self._patience_s()
         return self.current, delay_s
 
-    def _patience_s(self, endpoint: Endpoint) -> float:
-        """Return how long an endpoint is given to connect.
+    def _patience_s(self) -> float:
+        """Return how long this try's endpoint is given to connect.
 
-        In the first round after a connection that worked somebody counts the time until this process is back; who does not
-        answer at once then, a frozen host for one, is not waited for while others were not asked. Later, after as many tries as
+        After a connection that worked somebody counts the time until this process is back. In the first round whoever does not
+        answer at once, a frozen host for one, is not waited for while others were not asked. Later, after as many tries as
         there are endpoints, one is given all the time: another endpoint's each time. The others get as long as the pause would be.
-        Where nobody counts the time, only who has been silent before is treated like this.
         """
-        count = len(self._endpoints)
-        if self._served and 0 < self._tries < count:
-            return HASTE_S
-        if not self._served and endpoint not in self._silent:
+        if not self._served or self._tries % (self.count + 1) == 0:
             return CONNECT_S
-        return CONNECT_S if self._impatient_tries >= count else max(HASTE_S, self._cap_s)
-
-    def connected(self, took_s: float, *, made: bool) -> None:
-        """Take note whether a connection to the current endpoint was made, and after how long that was known."""
-        if self.current is None:
-            return
-        if made or took_s < HASTE_S:  # who refuses is heard
-            self._silent.discard(self.current)
-        elif took_s > CONNECT_S - HASTE_S:
-            self._silent.add(self.current)
+        return HASTE_S if self._tries < self.count else max(HASTE_S, self._cap_s)
 
     def others(self) -> list[Endpoint]:
         """Return the configured endpoints but the current one."""
@@ -233,7 +220,6 @@ class Route:
         self._tries = 0
         self._served = True
         self._asked.clear()
-        self._preferred = frozenset()
 
     def go_to(self, addresses: Iterable[str]) -> None:
         """Try these addresses first, as a replica that steps down asks.
@@ -242,39 +228,26 @@ class Route:
         may know itself by an address that does not reach it from here.
         """
         given = [e for e in self._parsed(addresses) if e != self.current]
-        known = [e for e in self._endpoints if e in given]
-        elsewhere = bool(self.others())
-        self._asked = known or ([] if elsewhere else given)
+        self._asked = [] if self.others() else given
         self.rng.shuffle(self._asked)
+        self.prefer(addresses)
 
     def ask_first(self, endpoint: Endpoint) -> None:
         """Try this configured endpoint next, once, before all others."""
         self._asked.append(endpoint)
 
     def prefer(self, addresses: Iterable[str]) -> None:
-        """Of the configured endpoints take these first, once, after the current one is lost."""
-        self._preferred = frozenset(str(e) for e in self._parsed(addresses))
-
-    def has_other(self, addresses: Iterable[str]) -> bool:
-        """Tell whether one of these addresses is another endpoint than the current one.
-
-        A replica may be known here by another name than its own, so with several endpoints any
-        address that is not literally the current one counts.
-        """
-        others = [e for e in self._parsed(addresses) if e != self.current]
-        return bool(others) and bool(self.others())
+        """Of the configured endpoints try these next, once each, after those that are to be tried first."""
+        given = self._parsed(addresses)
+        ready = [e for e in self.others() if e in given]
+        self.rng.shuffle(ready)
+        self._asked = [*ready, *self._asked]
 
     def _choose(self) -> Endpoint:
         if self._asked:
             return self._asked.pop()
-        count = len(self._endpoints)
-        order = [self._endpoints[(self._at + i) % count] for i in range(1, count + 1)]
-        ready = [e for e in order if str(e) in self._preferred and e != self.current]
-        if ready:
-            chosen = self.rng.choice(ready)
-            self._preferred -= {str(chosen)}
-        else:
-            chosen = next((e for e in order if e != self.current), order[0])
+        order = [*self._endpoints[self._at + 1 :], *self._endpoints[: self._at + 1]]
+        chosen = next((e for e in order if e != self.current), order[0])
         self._at = self._endpoints.index(chosen)
         return chosen
 

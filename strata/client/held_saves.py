@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final, Protocol
+from typing import Final
 
-from google.protobuf.message import Message
-
+from strata.client.session import Session
 from strata.core.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS, SaveHold
 from strata.errors import StrataError
 from strata.v1.checkpoints_pb2 import HoldSavesRequest
@@ -15,14 +14,6 @@ from strata.v1.common_pb2 import Author
 from strata.v1.members_pb2 import SaveHold as SaveHoldMessage
 
 log: Final = logging.getLogger("strata.client")
-
-
-class Session(Protocol):
-    """What this needs of the rank's session."""
-
-    async def call(self, request: Message, *, timeout_s: float | None) -> Any:
-        """Return the response to one of the requests that a session carries."""
-        ...
 
 
 class HeldSaves:

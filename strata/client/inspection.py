@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from strata.client.stall_watch import Log
 from strata.core.stacks import shortened
@@ -32,29 +32,21 @@ class RankLog:
     """How it ended; "" while it runs."""
 
 
-class Session(Protocol):
-    """What this needs of the session with the coordinators."""
-
-    def evidence(self, generation: int, evidence: RankEvidence) -> None:
-        """Tell what is seen of a rank."""
-        ...
-
-
 class Inspection:
     """Answers the looks that come on a session; one look at a rank at a time."""
 
     def __init__(
         self,
-        session: Session,
+        tell: Callable[[int, RankEvidence], None],
         stack: Callable[[int], Awaitable[str | None]],
         logs: Callable[[int], Sequence[RankLog]],
         *,
         log: Log,
     ) -> None:
-        """`stack` returns where a rank's threads stand, None if it cannot tell; `logs` where its output went,
+        """`tell` is called with (generation, evidence). `stack` returns where a rank's threads stand, None if it cannot tell; `logs` where its output went,
         the newest process first.
         """
-        self._session = session
+        self._tell = tell
         self._stack = stack
         self._logs = logs
         self._log = log
@@ -75,7 +67,7 @@ class Inspection:
 
     async def _look(self, generation: int, rank: int) -> None:
         try:
-            self._session.evidence(generation, await self._seen(rank))
+            self._tell(generation, await self._seen(rank))
         finally:
             del self._looking[rank]
 

@@ -10,8 +10,10 @@ import random
 import re
 import socket
 import uuid
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from google.protobuf import json_format
@@ -97,7 +99,8 @@ def connect(
     )
     background = loop.shared()
     if endpoints is None and "STRATA_SOCKET" in environment:
-        return background.call(_attach(background, environment, REACH_S if timeout_s is None else timeout_s))
+        attach = partial(_attach, background, environment)
+        return background.call(_share(background, environment["STRATA_SOCKET"], attach, timeout_s))
     said_all = endpoints is not None and job and credentials is not None
     found = LibraryConfig() if said_all else LibraryConfig.load(env=environment)
     where = list(found.endpoints) if endpoints is None else endpoints
@@ -125,9 +128,10 @@ def connect(
     except ValueError:
         raise ConfigError(f"STRATA_DETECT_S is {environment['STRATA_DETECT_S']!r}, not a number") from None
     own = found.credentials if credentials is None else credentials
-    return background.call(
-        _share(background, parse_endpoints(where, own), registration, timing, own, timeout_s)
-    )
+    addresses = parse_endpoints(where, own)
+    who = frozenset(addresses), registration.job, registration.worker_id
+    join = partial(_join, background, addresses, registration, timing, own)
+    return background.call(_share(background, who, join, timeout_s))
 
 
 def _members(what: str, value: object) -> int:
@@ -138,24 +142,51 @@ def _members(what: str, value: object) -> int:
     return count
 
 
-_seat: Seat | None = None
-_seating = asyncio.Lock()
+@dataclass(slots=True)
+class _Shared:
+    """The seat of one rank of this process; `lock` is held by whoever takes it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    seat: Seat | None = None
+
+
+_shared: Final[defaultdict[object, _Shared]] = defaultdict(_Shared)
+"""By the supervisor's socket; of a lone trainer by endpoints, job and worker id. A second session of the same would be
+refused by the first."""
+
+
+async def _share(
+    background: loop.BackgroundLoop,
+    who: object,
+    take_seat: Callable[[float | None], Awaitable[Seat]],
+    timeout_s: float | None,
+) -> RankClient:
+    """Return a client of the session that this process has as this rank; take a seat if it has none."""
+    shared, clock = _shared[who], asyncio.get_running_loop().time
+    deadline = None if timeout_s is None else clock() + timeout_s
+    try:
+        async with asyncio.timeout_at(deadline):
+            await shared.lock.acquire()
+    except TimeoutError:
+        raise Unavailable(
+            f"within {timeout_s:g} s no world had a place for this member, which another thread joins as"
+        ) from None
+    try:
+        before = shared.seat
+        if before is None or not before.users or before.session.error is not None:
+            shared.seat = await take_seat(None if deadline is None else max(0.0, deadline - clock()))
+            if before is not None and before.place == shared.seat.place:
+                shared.seat.rounds = before.rounds  # the rank is the same one, and as far as it was
+        assert shared.seat is not None
+        return RankClient(shared.seat, background)
+    finally:
+        shared.lock.release()
 
 
 async def _attach(
-    background: loop.BackgroundLoop, environment: Mapping[str, str], timeout_s: float
-) -> RankClient:
-    """Attach to the supervisor as the rank that the environment names, unless this process did."""
-    global _seat  # a process is one rank
-    async with _seating:
-        if _seat is None or not _seat.users or _seat.session.error is not None:
-            before, _seat = _seat, await _seated(background, environment, timeout_s)
-            if before is not None and before.place == _seat.place:
-                _seat.rounds = before.rounds  # the rank is the same one, and as far as it was
-        return RankClient(_seat, background)
-
-
-async def _seated(background: loop.BackgroundLoop, environment: Mapping[str, str], timeout_s: float) -> Seat:
+    background: loop.BackgroundLoop, environment: Mapping[str, str], timeout_s: float | None
+) -> Seat:
+    """Attach to the supervisor as the rank that the environment names."""
     missing = [name for name in _SUPERVISED if name not in environment]
     if missing:
         raise ConfigError(
@@ -192,53 +223,13 @@ async def _seated(background: loop.BackgroundLoop, environment: Mapping[str, str
         pace=Pace(progress_s=0.0),  # its client gathers: a second timer would wake this process up once more
     )
     session.on_request = watcher.on_request
-    running = background.submit(session.run())
-    running.add_done_callback(_report_bug)
+    running = _running(background, session)
     try:
-        await _connected(session, timeout_s, "the supervisor")
+        await _connected(session, REACH_S if timeout_s is None else timeout_s, "the supervisor")
     except BaseException:
         running.cancel()
         raise
     return Seat(session=session, watcher=watcher, place=place, owns_member=False)
-
-
-@dataclass(slots=True)
-class _Lone:
-    """One lone trainer of this process; `lock` is held by whoever joins as it."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    seat: Seat | None = None
-
-
-_lone: Final[dict[tuple[frozenset[Endpoint], str, str], _Lone]] = {}
-"""By endpoints, job and worker id. A second session of the same would be refused by the first."""
-
-
-async def _share(
-    background: loop.BackgroundLoop,
-    endpoints: tuple[Endpoint, ...],
-    registration: Registration,
-    timing: Timing,
-    credentials: Credentials,
-    timeout_s: float | None,
-) -> RankClient:
-    """Return a client of the session that this process has as this member; join if it has none."""
-    lone = _lone.setdefault((frozenset(endpoints), registration.job, registration.worker_id), _Lone())
-    deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-    try:
-        async with asyncio.timeout_at(deadline):
-            await lone.lock.acquire()
-    except TimeoutError:
-        raise Unavailable(
-            f"within {timeout_s:g} s no world had a place for this member, which another thread joins as"
-        ) from None
-    try:
-        if lone.seat is None or not lone.seat.users or lone.seat.session.error is not None:
-            left_s = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
-            lone.seat = await _join(background, endpoints, registration, timing, credentials, left_s)
-        return RankClient(lone.seat, background)
-    finally:
-        lone.lock.release()
 
 
 async def _join(
@@ -256,30 +247,31 @@ async def _join(
     """
     if registration.reexecutes:  # it trains by strata.init, which saves
         await _storage_takes_saves(registration.job, endpoints, credentials)
-    limit_s = REACH_S if timeout_s is None else timeout_s
+    deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     watcher = Watcher()
     session = MemberSession(
         endpoints, registration, watcher, rng=random.Random(), timing=timing, credentials=credentials
     )
     watch = lone_watch(session.progress, detect_s=timing.detect_s, environment=os.environ)
-    session.on_request = Inspection(session, own_stacks, lambda _rank: (), log=Words()).on_request
+    session.on_request = Inspection(session.evidence, own_stacks, lambda _rank: (), log=Words()).on_request
     waits = "waiting for a world with a place for %s in job %s"
     saying = asyncio.get_running_loop().call_later(
         SAY_S, log.warning, waits, registration.worker_id, registration.job
     )
-    running = background.submit(session.run())
-    running.add_done_callback(_report_bug)
+    running = _running(background, session)
     try:
-        async with asyncio.timeout(limit_s) as limit:
-            await session.wait_connected()
-            if timeout_s is None:
-                limit.reschedule(None)
+        await _connected(session, REACH_S if timeout_s is None else timeout_s, "any coordinator")
+        async with asyncio.timeout_at(deadline):
             place = await placed(
                 session, watcher, job=registration.job, worker_id=registration.worker_id, after=0
             )
     except TimeoutError:
         await session.leave("no world came about in time")
-        raise _not_placed(session, limit_s) from None
+        why = f": {session.world.world.reason}" if session.world is not None else ""
+        raise Unavailable(
+            f"no world with a place for this member within {timeout_s:g} s{why}",
+            hint="the job waits for more members, or has as many as it takes: see `strata members`",
+        ) from None
     except BaseException:
         running.cancel()
         raise
@@ -301,6 +293,12 @@ async def _storage_takes_saves(job: str, endpoints: tuple[Endpoint, ...], creden
         await unary.close()
 
 
+def _running(background: loop.BackgroundLoop, session: Session) -> concurrent.futures.Future[None]:
+    running = background.submit(session.run())
+    running.add_done_callback(_report_bug)
+    return running
+
+
 def _report_bug(running: concurrent.futures.Future[None]) -> None:
     """Log what is not one of our errors; those reach the user with every call."""
     if running.cancelled():
@@ -308,17 +306,6 @@ def _report_bug(running: concurrent.futures.Future[None]) -> None:
     error = running.exception()
     if error is not None and not isinstance(error, StrataError):
         log.error("the session failed; please report it", exc_info=error)
-
-
-def _not_placed(session: Session, timeout_s: float) -> Unavailable:
-    if not session.incarnation:
-        why = f": {session.last_trouble.message}" if session.last_trouble else ""
-        return Unavailable(f"could not reach any coordinator within {timeout_s:g} s{why}")
-    why = f": {session.world.world.reason}" if session.world is not None else ""
-    return Unavailable(
-        f"no world with a place for this member within {timeout_s:g} s{why}",
-        hint="the job waits for more members, or has as many as it takes: see `strata members`",
-    )
 
 
 async def _connected(session: Session, timeout_s: float, what: str) -> None:

@@ -17,9 +17,10 @@ from typing import Final
 
 from strata.client.loop import BackgroundLoop
 from strata.client.seat import RankPlace, Seat
-from strata.client.step_times import step_times_message
+from strata.core.stragglers import StepTimes
 from strata.observe import get_logger
 from strata.v1.members_pb2 import RankProgress, TrainingReport
+from strata.v1.members_pb2 import StepTimes as StepTimesMessage
 
 log = get_logger()
 
@@ -103,7 +104,7 @@ class ProgressReports:
             step_us=round(1e6 * own_s),
             training=_made(training),
             # empty while it warms up: so nobody takes what it measured then for its pace
-            step_times=step_times_message(seat.steps.times) if own_s > 0 else None,
+            step_times=_step_times(seat.steps.times) if own_s > 0 else None,
         )
         self._tell(said)
 
@@ -126,3 +127,23 @@ def _made(training: MakeTraining | None) -> TrainingReport | None:
     except Exception:
         log.exception("training_report_failed")
         return None
+
+
+def _step_times(times: StepTimes | None) -> StepTimesMessage:
+    """Return the message of what a rank measured; an empty one before it made enough steps."""
+    if times is None:
+        return StepTimesMessage()
+    return StepTimesMessage(
+        compute_us=_us(times.compute_s),
+        data_wait_us=_us(times.data_wait_s),
+        median_compute_us=_us(times.median_compute_s),
+        median_data_wait_us=_us(times.median_data_wait_s),
+        best_compute_us=_us(times.best_compute_s),
+        cheaper_us=_us(times.cheaper_s),
+        steady_steps=times.steady_steps,
+        slowed_ms=max(1, round(times.slowed_s * 1000)) if times.slowed_s > 0 else 0,
+    )
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)

@@ -12,8 +12,10 @@ nothing under way behind it, and never takes a session from the replica that it 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Final
 
 from strata.client.endpoints import Endpoint, Route
@@ -34,18 +36,14 @@ replicas that have little else to do. A longer pause could miss the five seconds
 leaves to members of a replica that is gone, once the others have etcd again."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A replica that has welcomed the session. Its link stands until `release`."""
+    """A replica that has welcomed the session. Its link stands until `stack` is closed."""
 
     endpoint: Endpoint
     link: Link[Down, Up]
     welcome: Welcome
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def release(self) -> None:
-        """Let the connection go."""
-        self.over.set()
+    stack: AsyncExitStack
 
 
 class Lookout:
@@ -62,8 +60,6 @@ class Lookout:
         self._looking: asyncio.Task[None] | None = None
         self._asked: Endpoint | None = None
         """Who has our hello and has not answered yet."""
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        """The one that looks, and those that hold a connection found; in order, so that a run can be repeated."""
         self._found: Found | None = None
 
     def connected(self) -> None:
@@ -71,15 +67,9 @@ class Lookout:
         self._since = None
 
     def heard(self, ready: bool) -> None:
-        """Take note of what the replica says of itself.
-
-        Whoever has our hello may have the key by now, and would delete it if we never came: that
-        answer is still waited for, and counts.
-        """
+        """Take note of what the replica says of itself; once it is ready, nobody else is asked."""
         if ready:
             self._since = None
-            if self._asked is None:
-                self._stop()
         elif self._since is None:
             self._since, self._trouble = asyncio.get_running_loop().time(), "is not ready"
 
@@ -91,18 +81,10 @@ class Lookout:
 
     def look(self, link: Link[Down, Up]) -> None:
         """Begin to look, if it is time; close `link` once another replica has welcomed the session."""
-        if self._looking is not None or self._since is None:
+        if self._looking is not None or self._since is None or not self._route.others():
             return
-        if asyncio.get_running_loop().time() - self._since < self._unready_s or not self._route.others():
-            return
-
-        def take(found: Found) -> None:
-            self._found, self._looking = found, None
-            link.close(Unavailable(f"{self._route.current} {self._trouble}, and {found.endpoint} is ready"))
-
-        task = self._looking = asyncio.create_task(self._scout(take), name="scout")
-        self._tasks[task] = None
-        task.add_done_callback(lambda over: self._tasks.pop(over, None))
+        if asyncio.get_running_loop().time() - self._since >= self._unready_s:
+            self._looking = asyncio.create_task(self._scout(link), name="scout")
 
     def lost(self) -> None:
         """Take note that the connection is over: if none is found yet, the session looks by itself.
@@ -110,10 +92,11 @@ class Lookout:
         First at whoever has our hello: that replica may have taken the key, which is why the one
         before let go, and it would delete it if we went elsewhere and were late.
         """
-        if self._found is None:
+        if self._looking is not None:
             if self._asked is not None:
                 self._route.ask_first(self._asked)
-            self._stop()
+            self._looking.cancel()
+            self._looking, self._asked = None, None
 
     def take(self) -> Found | None:
         """Return the connection that was found, once."""
@@ -123,52 +106,44 @@ class Lookout:
         return found
 
     async def end(self) -> None:
-        """Stop looking, and let every connection go."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Stop looking, and let go of what was found and not taken."""
+        self.lost()
+        if (found := self.take()) is not None:
+            await found.stack.aclose()
 
-    def _stop(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking, self._asked = None, None
+    async def _scout(self, link: Link[Down, Up]) -> None:
+        """Ask the other endpoints, round after round, until one welcomes the session or `link` is ready again.
 
-    async def _scout(self, take: Callable[[Found], None]) -> None:
-        """Ask the other endpoints, round after round, until one welcomes the session; then hold it."""
+        Whoever has our hello may have the key by now, and would delete it if we never came: that
+        answer is waited for in any case, and counts.
+        """
         rng, pause_s = self._route.rng, FIRST_PAUSE_S
-        while True:
+        while self._since is not None:
             others = self._route.others()
             for endpoint in rng.sample(others, len(others)):
-                try:
-                    if await self._ask(endpoint, take):
-                        return
-                except StrataError:
-                    pass  # whatever it is, the session is served where it is and goes on there
+                # whatever the refusal is, the session is served where it is and goes on there
+                with contextlib.suppress(StrataError, TimeoutError):
+                    self._found = await self._ask(endpoint)
                 self._asked = None
-                if self._since is None:  # the replica that serves is ready again
-                    self._looking = None
-                    return
+                if self._found is not None or self._since is None:
+                    break
+            if self._found is not None:
+                link.close(Unavailable(f"{self._route.current} {self._trouble}, and {endpoint} is ready"))
+                break
             await asyncio.sleep(pause_s * rng.uniform(0.5, 1.0))
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        self._looking = None
 
-    async def _ask(self, endpoint: Endpoint, take: Callable[[Found], None]) -> bool:
+    async def _ask(self, endpoint: Endpoint) -> Found | None:
         hello = self._introduce()
         hello.if_ready = True
-        limit = asyncio.timeout(CONNECT_S)
-        try:
-            async with limit, self._dial(endpoint) as link:
-                limit.reschedule(asyncio.get_running_loop().time() + WELCOME_S)
-                link.send(Up(hello=hello))
-                self._asked = endpoint
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(CONNECT_S):
+                link = await stack.enter_async_context(self._dial(endpoint))
+            self._asked = endpoint
+            link.send(Up(hello=hello))
+            async with asyncio.timeout(WELCOME_S):
                 down = await link.recv()
-                if down is None or not down.HasField("welcome"):
-                    return False
-                limit.reschedule(None)
-                self._asked = None
-                found = Found(endpoint=endpoint, link=link, welcome=down.welcome)
-                take(found)
-                await found.over.wait()
-                return True
-        except TimeoutError:
-            raise Unavailable(f"{endpoint} did not answer in time") from None
+            if down is not None and down.HasField("welcome"):
+                return Found(endpoint=endpoint, link=link, welcome=down.welcome, stack=stack.pop_all())
+        return None

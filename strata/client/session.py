@@ -13,6 +13,7 @@ All of it runs in one event loop, on a `Link`; grpc is known to `strata.client.c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
@@ -21,7 +22,6 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from strata import errors
-from strata.client.dialling import connect
 from strata.client.endpoints import Endpoint, Route
 from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
 from strata.client.scouting import Found, Lookout
@@ -118,7 +118,14 @@ class Session:
 
     async def wait_connected(self) -> None:
         """Return once connected; raise the error that ended the session."""
-        await self._until(self._connected)
+        waiters = [asyncio.ensure_future(event.wait()) for event in (self._connected, self._ended)]
+        try:
+            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiter in waiters:
+                waiter.cancel()
+        if not self.connected:
+            self._check_open()
 
     def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
         """Arrive at a round and return the future of its outcome.
@@ -215,8 +222,10 @@ class Session:
                     await self._visit(found.endpoint, found)
                     continue
                 endpoint, delay_s = self._route.next(took_s=self._now() - began)
-                if await self._ends_within(delay_s):
-                    break
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay_s):
+                        await self._ended.wait()
+                        break
                 began = self._now()
                 await self._visit(endpoint, None)
             if self.error is not None:
@@ -229,13 +238,12 @@ class Session:
         """Be served by `endpoint` until the connection ends, and take note of why."""
         trouble: StrataError
         try:
-            async with AsyncExitStack() as stack:
-                if found is not None:
-                    stack.callback(found.release)
+            if found is not None:
+                async with found.stack:
                     await self._converse(found.link, found.welcome)
-                else:
-                    link = await connect(self._route, endpoint, self._dial, stack)
-                    await self._converse(link)
+            else:
+                async with AsyncExitStack() as stack:
+                    await self._converse(await self._dialled(endpoint, stack))
             trouble = Unavailable(f"{endpoint} ended the stream")
         except _Leaving:
             self._finish(None)
@@ -255,6 +263,14 @@ class Session:
             self._route.prefer(self._ready_elsewhere)
             self._ready_elsewhere = ()  # good for one try at each: who said so may be back before those that it named
         self._observer.on_disconnected(trouble)
+
+    async def _dialled(self, endpoint: Endpoint, stack: AsyncExitStack) -> Link[Down, Up]:
+        limit_s = self._route.connect_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await stack.enter_async_context(self._dial(endpoint))
+        except TimeoutError:
+            raise Unavailable(f"{endpoint} did not answer within {limit_s:g} s") from None
 
     async def _converse(self, link: Link[Down, Up], welcome: Welcome | None = None) -> None:
         """Introduce this side, unless it has its welcome; then take what comes until the stream ends."""
@@ -286,7 +302,6 @@ class Session:
                 self._take_welcome(down.welcome, link)
             case "tick":
                 self._ready_elsewhere = tuple(down.tick.ready_addresses)
-                self._leave_if_unready(down.tick)
                 self._lookout.heard(down.tick.ready)
             case "world":
                 self._take_token(down.world.token)
@@ -316,12 +331,6 @@ class Session:
                 raise unpack(down.ended.error)
             case _:
                 pass  # a newer server's message, which this version does without
-
-    def _leave_if_unready(self, tick: Tick) -> None:
-        """Go to a replica that is ready, when this one says that it is not and knows one."""
-        if not tick.ready and self.connected and self._route.has_other(tick.ready_addresses):
-            self._route.go_to(tick.ready_addresses)
-            raise Unavailable(f"{self._route.current} is not ready, and another replica is")
 
     def _take_welcome(self, welcome: Welcome, link: Link[Down, Up]) -> None:
         self._take_token(welcome.token)
@@ -364,7 +373,7 @@ class Session:
     # -- the clock
 
     async def _tick(self, link: Link[Down, Up]) -> None:
-        """Say every second that this side turns; leave a replica that says nothing.
+        """Say every second that this side turns; look for another replica when this one says nothing.
 
         Silence is counted in short steps, each at most twice its length: when this process did
         not run (a held GIL, a stopped process), its own stall is not blamed on the replica.
@@ -376,7 +385,7 @@ class Session:
             now = self._now()
             self._silence_s += min(now - before, 2 * step_s)
             before = now
-            if self._silence_s >= self._limit_s():
+            if not self.connected and self._silence_s >= self._pace.handshake_s:
                 link.close(Unavailable(f"{self._route.current} was silent for {self._silence_s:.1f} s"))
                 return
             if self.connected and self._silence_s >= self._pace.silent_s:
@@ -384,12 +393,6 @@ class Session:
             self._lookout.look(link)
             if number % 4 == 0:
                 link.send(Up(tick=Tick(sequence=number // 4)))
-
-    def _limit_s(self) -> float:
-        if not self.connected:
-            return self._pace.handshake_s
-        alternative = self._route.has_other(self._ready_elsewhere)
-        return self._pace.silent_s if alternative else float("inf")
 
     # -- sending
 
@@ -474,25 +477,6 @@ class Session:
     def _check_open(self) -> None:
         if self._ended.is_set():
             raise self.error or Unavailable("the session has ended", hint="connect again")
-
-    async def _ends_within(self, delay_s: float) -> bool:
-        try:
-            async with asyncio.timeout(delay_s):
-                await self._ended.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    async def _until(self, event: asyncio.Event) -> None:
-        """Return once `event` is set; raise when the session ends first."""
-        waiters = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self._ended.wait())]
-        try:
-            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiter in waiters:
-                waiter.cancel()
-        if not event.is_set():
-            self._check_open()
 
     @staticmethod
     def _now() -> float:

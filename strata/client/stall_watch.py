@@ -17,7 +17,7 @@ import asyncio
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Protocol
@@ -73,6 +73,17 @@ class Actions:
     """Returns the ranks that hold up the others, of the whole world, if that shows; None: nobody answers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence:
+    """What a rank that does not move was found to do: its process's state, and where its threads are."""
+
+    process: str = ""
+    stack: str = ""
+    where: str = ""
+    activity: str = ""
+    trace: tuple[Path, int] | None = None
+
+
 @dataclass(slots=True)
 class _Watched:
     pace: RankPace = field(default_factory=RankPace)
@@ -81,11 +92,7 @@ class _Watched:
     """Whether it has not moved for clearly longer than usual."""
     asked: bool = False
     """Whether it was asked where it stands, since it is late."""
-    stack: str = ""
-    where: str = ""
-    activity: str = ""
-    process: str = ""
-    trace: tuple[Path, int] | None = None
+    evidence: _Evidence = _Evidence()
     since_s: float = 0.0
     """When the stall was found."""
     times: StepTimes | None = None
@@ -139,9 +146,8 @@ class StallWatch:
                     step=said.step,
                     stood_still_s=round(watched.stall.still_s + now_s - watched.since_s, 1),
                 )
-            watched.stall, watched.stack, watched.trace = None, "", None
+            watched.stall, watched.evidence = None, _Evidence()
             watched.late = watched.asked = False
-            watched.where = watched.activity = watched.process = ""
         if said.step_us > 0 and said.step != before:
             watched.own_us.append(said.step_us)
         if said.HasField("step_times"):
@@ -163,8 +169,8 @@ class StallWatch:
             self._actions.log.info("rank.saves_again", rank=said.rank, step=before.step)
 
     def _message(self, rank: int, watched: _Watched, *, age_ms: int) -> RankProgress:
-        pace, stall = watched.pace, watched.stall
-        trace, trace_bytes = watched.trace or ("", 0)
+        pace, stall, evidence = watched.pace, watched.stall, watched.evidence
+        trace, trace_bytes = evidence.trace or ("", 0)
         return RankProgress(
             rank=rank,
             step=pace.step,
@@ -173,15 +179,15 @@ class StallWatch:
             step_us=watched.own_us[-1] if watched.own_us else _us(pace.last_step_s),
             median_step_us=round(median(watched.own_us)) if watched.own_us else _us(pace.usual_s()),
             stalled_ms=max(1, round(stall.still_s * 1000)) if stall is not None else 0,
-            stack=watched.stack,
+            stack=evidence.stack,
             trace_file=str(trace),
             trace_bytes=trace_bytes,
             save_hold=watched.save_hold,
             late_ms=max(1, age_ms) if watched.late else 0,
             usual_ms=round(1000 * (pace.usual_s(kind_of(pace.phase)) or 0)),
-            where=watched.where,
-            activity=watched.activity,
-            process=watched.process,
+            where=evidence.where,
+            activity=evidence.activity,
+            process=evidence.process,
             step_times=watched.times,
         )
 
@@ -212,9 +218,9 @@ class StallWatch:
                 if (
                     self._actions.process(rank) == STOPPED
                 ):  # it is not asked anything: that is all there is to know
-                    watched.process = STOPPED
+                    watched.evidence = _Evidence(process=STOPPED)
                 late.append(rank)
-        self._report_late(self._generation, late)
+        self._tell(self._generation, late)
 
     async def _ask(self) -> None:
         loop = asyncio.get_running_loop()
@@ -240,66 +246,72 @@ class StallWatch:
             return False
         moved = {rank: (watched.pace.step, watched.pace.phase) for rank, watched in self._ranks.items()}
         asked = sorted([*found, *late], key=lambda rank: (rank not in found, moved[rank], rank))[:STACKS]
-        evidence = await asyncio.gather(*(self._evidence(rank, stalled=rank in found) for rank in asked))
+        seen = await asyncio.gather(*(self._evidence(rank, stalled=rank in found) for rank in asked))
         if generation != self._generation:
             return True
-        held = sum(1 for rank, watched in self._ranks.items() if watched.stack and rank not in asked)
-        for rank, (process, stack, trace) in zip(asked, evidence, strict=True):
+        held = sum(1 for rank, watched in self._ranks.items() if watched.evidence.stack and rank not in asked)
+        for rank, evidence in zip(asked, seen, strict=True):
             now = self._ranks.get(rank)
             if now is None or (now.pace.step, now.pace.phase) != moved[rank]:
                 continue  # it moved while it was asked
-            now.asked, now.process, now.trace = True, process, trace
-            now.where, now.activity = innermost(stack), activity(stack)
-            if stack and held < STACKS:
-                now.stack, held = shortened(stack, STACK_CHARS), held + 1
-        passed_s = asyncio.get_running_loop().time() - now_s
-        self._report(generation, found, passed_s)
-        self._report_late(generation, [rank for rank in asked if rank in late and self._is_late(rank)])
+            if evidence.stack:
+                held += 1
+            now.asked, now.evidence = True, evidence if held <= STACKS else replace(evidence, stack="")
+        still = [rank for rank, stall in found.items() if self._stall_of(rank) is stall]
+        self._warn(generation, still)
+        self._tell(generation, [*still, *(rank for rank in asked if rank in late and self._is_late(rank))])
         return True
 
-    def _is_late(self, rank: int) -> bool:
+    def _stall_of(self, rank: int) -> Stall | None:
         watched = self._ranks.get(rank)
-        return watched is not None and watched.late and watched.stall is None
+        return watched.stall if watched is not None else None
 
-    def _report_late(self, generation: int, ranks: Sequence[int]) -> None:
-        now_s = asyncio.get_running_loop().time()
-        told = []
+    def _is_late(self, rank: int) -> bool:
+        return rank in self._ranks and self._ranks[rank].late and self._ranks[rank].stall is None
+
+    def _tell(self, generation: int, ranks: Sequence[int]) -> None:
+        """Tell for how long these ranks have not moved, and what is known of them."""
+        if ranks:
+            now_s = asyncio.get_running_loop().time()
+            ages_ms = {rank: round(1000 * self._ranks[rank].pace.still_s(now_s)) for rank in ranks}
+            self._actions.tell(
+                generation, [self._message(rank, self._ranks[rank], age_ms=ages_ms[rank]) for rank in ranks]
+            )
+
+    def _warn(self, generation: int, ranks: Sequence[int]) -> None:
         for rank in ranks:
             watched = self._ranks[rank]
-            still_s = watched.pace.still_s(now_s)
-            told.append(self._message(rank, watched, age_ms=round(1000 * still_s)))
-        if told:
-            self._actions.tell(generation, told)
-
-    def _report(self, generation: int, found: dict[int, Stall], passed_s: float) -> None:
-        told = []
-        for rank, stall in found.items():
-            watched = self._ranks.get(rank)
-            if watched is None or watched.stall is not stall:
-                continue  # it moved while it was asked
+            assert watched.stall is not None
+            evidence = watched.evidence
             self._actions.log.warning(
                 "rank.stalled",
                 rank=rank,
                 generation=generation,
-                step=stall.step,
-                phase=stall.phase,
-                reason=stall.reason,
-                stack=watched.stack or None,
-                trace=str(watched.trace[0]) if watched.trace else None,
+                step=watched.stall.step,
+                phase=watched.stall.phase,
+                reason=watched.stall.reason,
+                stack=evidence.stack or None,
+                trace=str(evidence.trace[0]) if evidence.trace else None,
             )
-            told.append(self._message(rank, watched, age_ms=round(1000 * (stall.still_s + passed_s))))
-        if told:
-            self._actions.tell(generation, told)
 
-    async def _evidence(self, rank: int, *, stalled: bool) -> tuple[str, str, tuple[Path, int] | None]:
-        """Return the state of a rank's process, its stacks, and, of a stalled one, its recording."""
+    async def _evidence(self, rank: int, *, stalled: bool) -> _Evidence:
+        """Return what a rank does, and of a stalled one its recording."""
         process = self._actions.process(rank)
         if process == STOPPED:
-            return process, "", None  # it answers nothing
-        if not stalled:
-            return process, await self._actions.stack(rank) or "", None
-        stack, trace = await asyncio.gather(self._actions.stack(rank), self._actions.trace(rank))
-        return process, stack or "", trace
+            return _Evidence(process=process)  # it answers nothing
+        trace = None
+        if stalled:
+            told, trace = await asyncio.gather(self._actions.stack(rank), self._actions.trace(rank))
+        else:
+            told = await self._actions.stack(rank)
+        stack = told or ""
+        return _Evidence(
+            process=process,
+            stack=shortened(stack, STACK_CHARS),
+            where=innermost(stack),
+            activity=activity(stack),
+            trace=trace,
+        )
 
     async def _evict(self, now_s: float) -> None:
         """Kill one of the ranks here that hold up the others, once all had time to come to stand still.
@@ -331,9 +343,9 @@ class StallWatch:
                     rank=rank,
                     step=w.pace.step,
                     phase=w.pace.phase,
-                    waits=w.activity == COLLECTIVE,
-                    where=w.where,
-                    unable=w.process == STOPPED,
+                    waits=w.evidence.activity == COLLECTIVE,
+                    where=w.evidence.where,
+                    unable=w.evidence.process == STOPPED,
                 )
                 for rank, w in still.items()
                 if rank in blamed

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
-
-from google.protobuf.message import Message
+from typing import TYPE_CHECKING, Final
 
 from strata.checkpoint.save_retry import GRACE_S
 from strata.checkpoint.transient import SILENT
@@ -32,27 +31,23 @@ from strata.observe.words import age
 from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointRequest
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, GetJobRequest
 
+if TYPE_CHECKING:
+    from strata.client.unary import UnaryClient
+
 ASK_S: Final = 3.0
 ATTEMPT_S: Final = 1.5
 """How long the coordinators have to answer, and each of them; a member that finds none registers as ever."""
 FIRST_S: Final = 1.0
 MOST_S: Final = 30.0
 ANSWER_S: Final = 60.0
-"""Longer than a client of S3 tries by itself."""
+"""How long a storage has to answer one try, which is longer than a client of S3 tries by itself. A mount that hangs
+keeps the thread of each try, some ten of them in a grace of 15 minutes, until it answers or the process ends."""
 SAY_S: Final = 300.0
 """How often it is said again for what is waited."""
 
 Say = Callable[[str], None]
 Refusal = Callable[[str], Awaitable[str]]
 """Returns why nothing can be written at a folder's URI that time may heal; "" for anything else."""
-
-
-class Unary(Protocol):
-    """What this needs of a client of the coordinators."""
-
-    async def call(self, request: Message, *, timeout_s: float, attempt_s: float) -> Any:
-        """Return the response to a unary request."""
-        ...
 
 
 async def in_thread(uri: str) -> str:
@@ -81,7 +76,7 @@ def patience_s(environment: Mapping[str, str]) -> float:
 
 
 async def wait_for_storage(
-    unary: Unary,
+    unary: UnaryClient,
     *,
     job: str,
     taken_up: bool,
@@ -109,16 +104,10 @@ async def wait_for_storage(
             say(f"no checkpoint can be written to {why}; waiting for that before it joins{since}")
 
     while places := await _saved_at(unary, job, taken_up=taken_up):
-        looking = asyncio.ensure_future(_refused(places, refuses))
-        try:
-            # a dead mount never answers
-            while not (await asyncio.wait({looking}, timeout=min(ANSWER_S, limit_s)))[0]:
-                tell(f"{places[0]}: {SILENT}")
-                if clock() - began_s >= limit_s or not await _saved_at(unary, job, taken_up=taken_up):
-                    break  # others may end the job meanwhile
-            why = looking.result() if looking.done() else told
-        finally:
-            looking.cancel()
+        why = f"{places[0]}: {SILENT}"
+        with contextlib.suppress(TimeoutError):  # a dead mount never answers
+            async with asyncio.timeout(min(ANSWER_S, limit_s)):
+                why = await _refused(places, refuses)
         if not why:
             break
         if (left_s := began_s + limit_s - clock()) <= 0:
@@ -133,20 +122,18 @@ async def wait_for_storage(
 
 async def _refused(places: Sequence[str], refuses: Refusal) -> str:
     """Return which of `places` refuses, and why, if all do; "" as soon as one takes what is written."""
-    looks = {asyncio.ensure_future(refuses(place)): place for place in places}
+    looks = [asyncio.ensure_future(refuses(place)) for place in places]
     try:
-        waiting = set(looks)
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not all(look.result() for look in done):
+        for look in asyncio.as_completed(looks):
+            if not await look:
                 return ""
-        return "; ".join(f"{place}: {look.result()}" for look, place in looks.items())
+        return "; ".join(f"{place}: {look.result()}" for place, look in zip(places, looks, strict=True))
     finally:
         for look in looks:
             look.cancel()
 
 
-async def _saved_at(unary: Unary, job: str, *, taken_up: bool) -> list[str]:
+async def _saved_at(unary: UnaryClient, job: str, *, taken_up: bool) -> list[str]:
     """Return the URIs of the job's folders of checkpoints; none to wait for, or where nobody answers."""
     try:
         phase = (await unary.call(GetJobRequest(job=job), timeout_s=ASK_S, attempt_s=ATTEMPT_S)).job.phase

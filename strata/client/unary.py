@@ -93,7 +93,6 @@ class UnaryClient:
         self, endpoints: Sequence[Endpoint], rng: random.Random, credentials: Credentials | None = None
     ) -> None:
         self._credentials = credentials
-        self._endpoints = tuple(endpoints)
         self._route = Route(endpoints, rng)
         self._line: _Line | None = None
         self._dialling = asyncio.Lock()
@@ -109,26 +108,21 @@ class UnaryClient:
             raise InvalidArgument(f"no call takes a {type(request).__name__}")
         request.token.CopyFrom(self.token)  # type: ignore[attr-defined]  # every request has one
         trouble: dict[str, StrataError] = {}
-        strangers: set[Endpoint] = set()
-        """Endpoints that refused who we are on a line dialled since; an older one shows an older credential."""
-        old = self._line
+        refusals = 0
         try:
             deadline = asyncio.get_running_loop().time() + timeout_s
             async with asyncio.timeout_at(deadline):
                 while True:
-                    line = None
                     try:
                         line = await self._connected(deadline)
                         return await self._attempt(line, method, request, attempt_s)
                     except StrataError as error:
-                        if _answers_for_all(error):
+                        if not error.retryable:
+                            refusals += 1
+                        # once more than there are replicas: the line in use may show a credential that was renewed since
+                        if _answers_for_all(error) or refusals > self._route.count:
                             raise
-                        at = self._route.current
-                        if not error.retryable and at is not None and (line is None or line is not old):
-                            strangers.add(at)
-                            if strangers.issuperset(self._endpoints):
-                                raise
-                        trouble[str(at)] = error
+                        trouble[str(self._route.current)] = error
         except TimeoutError:
             said = "; ".join(error.message for error in trouble.values()) or "no connection came about"
             raise Unavailable(f"no coordinator answered within {timeout_s:g} s: {said}") from None

@@ -34,13 +34,12 @@ async def watch(
     """
     clock = asyncio.get_running_loop().time
     route, token = Route(endpoints, rng), Token()
-    refused: set[Endpoint] = set()
-    """Endpoints that refused who we are since the last response."""
+    refusals = 0
+    """How many endpoints refused who we are since the last response."""
     served_at, trouble = clock(), ""
     while clock() - served_at < timeout_s:
         endpoint, delay_s = route.next()
         await asyncio.sleep(delay_s)
-        new = True  # nothing came on this connection yet
         try:
             async with connected(endpoint, credentials=credentials) as connection:
                 with translated(str(endpoint)):
@@ -50,15 +49,16 @@ async def watch(
                         route.reached()
                         yield response
                         token, served_at = response.token, clock()
-                        new = False
-                        refused.clear()
+                        refusals = 0
         except StrataError as error:
             if not error.retryable and (not token.uid or is_final(error, welcomed=True)):
                 raise
-            if isinstance(error, Unauthenticated | ConfigError) and new:
-                refused.add(endpoint)
-                if refused.issuperset(endpoints):
-                    raise
+            if isinstance(error, Unauthenticated | ConfigError):
+                refusals += 1
+            if (
+                refusals > route.count
+            ):  # once more than there are: the last connection's credential may have run out
+                raise
             trouble = error.message
     raise Unavailable(
         f"no coordinator served the watch within {timeout_s:g} s" + (f": {trouble}" if trouble else "")

@@ -215,7 +215,7 @@ async def _run(
         will_heed=partial(uses_init, command),
     )
     health = Health(config.health, Listening(session, progress), supervisor, detect_s=timing.detect_s)
-    session.on_request = Inspection(session, supervisor.stack, supervisor.logs, log=log).on_request
+    session.on_request = Inspection(session.evidence, supervisor.stack, supervisor.logs, log=log).on_request
     relay = Relay(
         session,
         worker_id=worker_id,

@@ -203,8 +203,8 @@ def retention_record(message: retention_pb2.Retention) -> Retention:
 
 def retention_message(record: Retention) -> retention_pb2.Retention:
     return retention_pb2.Retention(
-        keep=_keep_message(record.keep),
-        tiers={tier: _keep_message(keep) for tier, keep in record.tiers.items()},
+        keep=keep_message(record.keep),
+        tiers={tier: keep_message(keep) for tier, keep in record.tiers.items()},
         who=record.who,
     )
 
@@ -220,7 +220,7 @@ def _keep(message: retention_pb2.Keep) -> Keep:
     )
 
 
-def _keep_message(keep: Keep) -> retention_pb2.Keep:
+def keep_message(keep: Keep) -> retention_pb2.Keep:
     return retention_pb2.Keep(
         latest=keep.latest,
         every_steps=keep.every_steps,

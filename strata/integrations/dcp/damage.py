@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,10 +20,9 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_keeping import Keeping, keeping_of
+from strata.client.checkpoint_keeping import Keeping
 from strata.client.checkpoint_port import SessionPort
 from strata.client.checkpoint_tiers import MISSING_HINT, Damage
-from strata.client.surroundings import random_id
 from strata.core.checkpoint_tiers import PRIMARY
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
@@ -64,7 +62,7 @@ def look(room: Room, port: SessionPort | None, config: CheckpointManagerConfig) 
             return
         keeping.close()
     # what stays is not a reader's matter
-    keeping = keeping_of(room.catalog, room.storage, replace(config, keep_count=None))
+    keeping = Keeping(room.catalog, room.storage, replace(config, keep_count=None))
     _LOOKING[place] = _Looking(
         keeping=weakref.ref(keeping), port=weakref.ref(port), generation=port.generation
     )
@@ -154,15 +152,7 @@ def _report(
         return
     point, latest = catalog.restore_point(), catalog.latest()
     begins = point is not None and latest is not None and point.id == latest.id == checkpoint.id
-    keeping = Keeping(
-        catalog,
-        room.storage,
-        keep=None,
-        host=socket.gethostname(),
-        looks=False,
-        new_id=random_id,
-        corrupt_wait_s=config.corrupt_wait_s,
-    )
+    keeping = Keeping(catalog, room.storage, replace(config, keep_count=None), looks=False)
     try:
         damage = Damage(tier=PRIMARY, complaint=error.message)
         keeping.report(checkpoint, [damage], begins=begins)

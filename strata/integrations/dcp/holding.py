@@ -1,8 +1,8 @@
 """A load by DCP that keeps what it reads: retention waits until it is done (PROTOCOLS 8.5).
 
 DCP tells a reader when a load begins and never that it ended: a rank that fails ends it for all of them. So a
-checkpoint is kept from the moment it is found until this rank has read its part; for a quarter of an hour where
-DCP does not come to that; and never longer than its reader lives, or its process by a minute.
+checkpoint is kept from the moment it is found until this rank has read its part, or the reader finds another one;
+and never longer than its reader lives, or its process by a minute.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from strata.errors import CheckpointNotFound, Refused, Unavailable
 from strata.integrations.dcp.room import Room
 
 ASK_S: Final = 10.0
-PLANNING: Final = 45
-"""How often a key is renewed while DCP plans: for a quarter of an hour."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -75,8 +73,8 @@ class Hold:
     def reading(self, checkpoint: CheckpointMetadata) -> Iterator[None]:
         """Keep this checkpoint, whichever was found, while the body runs, and nothing after it."""
         try:
-            if self._key is None or self._id != checkpoint.id or not self._key.stay():
-                self._take(checkpoint, most=None)
+            if self._key is None or self._id != checkpoint.id:
+                self._take(checkpoint)
             yield
         finally:
             self.release()
@@ -90,7 +88,7 @@ class Hold:
         if key is not None:
             key.close()
 
-    def _take(self, checkpoint: CheckpointMetadata, *, most: int | None = PLANNING) -> None:
+    def _take(self, checkpoint: CheckpointMetadata) -> None:
         """Keep this one, and no other. Where no coordinator answers it is asked for again and again."""
         catalog = self._catalog
         if catalog is None:
@@ -102,7 +100,6 @@ class Hold:
             attempt=checkpoint.id,
             reader=random_id(),
             who=f"{socket.gethostname()}, rank {catalog.rank}",
-            most=most,
         )
         try:
             key.register()

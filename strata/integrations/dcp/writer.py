@@ -36,7 +36,7 @@ from strata.checkpoint.sink import put
 from strata.checkpoint.state import Json
 from strata.client import arguments
 from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_keeping import Keeping, keeping_of
+from strata.client.checkpoint_keeping import Keeping
 from strata.client.checkpoint_port import SessionPort
 from strata.client.checkpoint_retention import retain
 from strata.client.surroundings import now_unix_ms
@@ -227,7 +227,7 @@ class StrataWriter(StorageWriter):
             retain(room.catalog, room.storage, self.config.keep, now_unix_ms=now_unix_ms())
             return
         if self._keeping is None:
-            self._keeping = keeping_of(room.catalog, room.storage, self.config)
+            self._keeping = Keeping(room.catalog, room.storage, self.config)
         self._keeping.after_commit()
 
     def _enter(self, ranks: int) -> Room:

@@ -12,8 +12,6 @@ from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.marker import committed
 from strata.client.checkpoint_catalog import CoordinatedCatalog
-from strata.client.checkpoint_retention import retain
-from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointAborted, Conflict
 from tests.not_none import not_none
@@ -67,18 +65,6 @@ def test_each_rank_writes_what_changed_of_its_part_and_the_record_names_the_base
     latest = not_none(world.catalogs[0].latest())
     assert latest.id == one.id
     assert committed(world.near, world.catalogs[0].folder(one)) is not None
-
-
-def test_what_an_incremental_uses_is_not_deleted_with_the_older_ones(world: World) -> None:
-    for step in range(1, 4):
-        world.saved(step, states(step))
-    retain(world.catalogs[0], world.near, Keep(latest=1), now_unix_ms=0)
-    kept = {c.step: c.state for c in world.catalogs[0].all()}
-    assert kept.keys() == {1, 2, 3}, "the third refers to all that the second may use"
-    assert set(kept.values()) == {CheckpointState.COMMITTED}
-    (whole, _) = world.saved(4, states(4), CheckpointType.FULL)
-    retain(world.catalogs[0], world.near, Keep(latest=1), now_unix_ms=0)
-    assert [c.id for c in world.catalogs[0].all()] == [whole.id]
 
 
 def test_a_base_that_goes_before_the_begin_is_not_built_on(world: World) -> None:

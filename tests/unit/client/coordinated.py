@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,33 @@ from strata.client.checkpoints import CheckpointManager
 from tests.unit.checkpoint.ports import Cluster
 
 LIMIT_S = 30.0
+
+
+@contextlib.contextmanager
+def managers(
+    cluster: Cluster,
+    root: Path,
+    *,
+    ranks: int | None = None,
+    restore: bool = False,
+    each: Mapping[int, dict[str, Any]] | None = None,
+    **settings: Any,
+) -> Iterator[list[CheckpointManager]]:
+    """Have one manager for each rank of the current world, or for so many; `each` are settings of some ranks."""
+    world = cluster.view().world()
+    assert world is not None
+    point = cluster.restore_point() if restore else None
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                CheckpointManager(
+                    root,
+                    client=cluster.port(rank, restore=point),
+                    **{**settings, **(each or {}).get(rank, {})},
+                )
+            )
+            for rank in range(ranks or world.head.size)
+        ]
 
 
 def manager(cluster: Cluster, root: Path, *, restores: bool = False, **settings: Any) -> CheckpointManager:

@@ -1,14 +1,18 @@
 """A rank served by a coordinator by script."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Any, Concatenate, ParamSpec, cast
 
 from strata.client.loop import BackgroundLoop
 from strata.client.rank import RankClient
 from strata.client.seat import RankPlace, Seat, Watcher
+from strata.testing.virtual_time import run
 from tests.unit.client.fake_replica import Rig, rig
+from tests.unit.coordinator.rig import shown_as
+
+P = ParamSpec("P")
 
 
 class NoThread:
@@ -19,6 +23,9 @@ class NoThread:
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def submit(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(coroutine)
 
     def soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
@@ -31,3 +38,20 @@ async def rank_client(count: int = 1, generation: int = 1) -> AsyncIterator[tupl
         background = cast("BackgroundLoop", NoThread())
         seat = Seat(session=r.session, watcher=Watcher(), place=place, owns_member=True)
         yield r, RankClient(seat, background)
+
+
+def of_rank(
+    count: int = 1,
+) -> Callable[[Callable[Concatenate[Rig, RankClient, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """Make an `async def` test one that runs in virtual time, with a rank's client that `count` replicas serve."""
+
+    def decorate(
+        test: Callable[Concatenate[Rig, RankClient, P], Coroutine[Any, Any, None]],
+    ) -> Callable[P, None]:
+        async def within(*given: P.args, **named: P.kwargs) -> None:
+            async with rank_client(count) as (r, client):
+                await test(r, client, *given, **named)
+
+        return shown_as(test, lambda *given, **named: run(within(*given, **named)), given=2)
+
+    return decorate

@@ -157,7 +157,6 @@ class Recorder:
         self.welcomed = asyncio.Event()
         self.connected: list[Welcome] = []
         self.troubles: list[StrataError] = []
-        self.worlds: list[WorldUpdate] = []
         self.outcomes: list[BarrierOutcome] = []
         self.checkpoints: list[Checkpoint] = []
 
@@ -169,7 +168,7 @@ class Recorder:
         self.troubles.append(reason)
 
     def on_world(self, update: WorldUpdate) -> None:
-        self.worlds.append(update)
+        pass  # the session keeps it
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
         self.outcomes.append(outcome)

@@ -9,10 +9,8 @@ import pytest
 from strata.client import arguments
 from strata.core.spans import MAX_S
 from strata.errors import InvalidArgument
-from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.members_pb2 import RankProgress
-from tests.unit.client.fake_rank import rank_client
 
 
 @pytest.mark.parametrize("value", [2**70, -1, 1.5, "7", None, True, 1 << 20_000], ids=type)
@@ -71,15 +69,3 @@ def test_a_phase_is_one_short_line() -> None:
 def test_a_barriers_name_is_text(value: Any) -> None:
     with pytest.raises(InvalidArgument, match="name"):
         arguments.barrier_name(value)
-
-
-@in_virtual_time()
-async def test_a_client_checks_what_it_is_given_before_anything_is_sent() -> None:
-    async with rank_client() as (r, client):
-        for more in ({"payload": "x"}, {"ranks": "0"}, {"timeout_s": 0}):
-            with pytest.raises(InvalidArgument):
-                client.barrier("b", **more)
-        for step, phase in ((2**70, ""), (-1, ""), (1, 5)):
-            with pytest.raises(InvalidArgument):
-                client.progress(step, phase)  # type: ignore[arg-type]  # on purpose
-        assert r.serving.heard == []

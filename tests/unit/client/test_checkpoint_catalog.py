@@ -170,7 +170,7 @@ def test_a_late_rank_is_told_that_the_attempt_was_given_up(cleared: bool) -> Non
     cluster.job.save(40)  # what was given up goes once there is a newer commit
     catalogs[0].delete(record)
     if cleared:
-        catalogs[0].deleted(record)
+        cluster.call(pb.DeleteCheckpointRequest(step=20, attempt=record.id, finished=True))
         assert [c.step for c in catalogs[0].all()] == [40]
     with pytest.raises(CheckpointAborted, match="step 20"):
         catalogs[1].ack(late, CheckpointAck(digest="d", size_bytes=1))
@@ -197,28 +197,6 @@ def test_news_from_the_past_changes_nothing() -> None:
     assert catalog.wait(record, _is_committed, timeout_s=LIMIT_S, cancelled=NEVER).latest
 
 
-def test_acks_of_two_answers_add_up() -> None:
-    cluster = Cluster(a=2)
-    cluster.pushes = False
-    catalog = catalog_of(cluster.port(0))
-    record = catalog.begin(SaveRequest(step=20))
-    (observe,) = cluster.observers
-    for rank in (1, 0):
-        observe(
-            pb.Checkpoint(
-                attempt=record.id,
-                step=20,
-                generation=record.generation,
-                state=pb.CHECKPOINT_STATE_OPEN,
-                type=pb.CHECKPOINT_TYPE_FULL,
-                ranks=2,
-                acked=[rank],
-                mod_revision=next(iter(cluster.view().checkpoints())).mod_revision,
-            )
-        )
-    assert catalog.wait(record, lambda r: not r.missing, timeout_s=0.5, cancelled=NEVER).acked == {0, 1}
-
-
 def test_where_the_run_begins_needs_no_coordinator() -> None:
     cluster = Cluster(a=1)
     assert catalog_of(cluster.port(0)).restore_point() is None
@@ -231,15 +209,13 @@ def test_where_the_run_begins_needs_no_coordinator() -> None:
     assert (found.step, found.id, found.generation, found.manifest_digest) == (20, "x", 3, "m")
 
 
-def test_deletion_asks_twice_and_closing_stops_observing() -> None:
+def test_a_deleted_step_is_marked_and_closing_stops_observing() -> None:
     cluster = Cluster(a=1)
     catalog = catalog_of(cluster.port(0))
     first = saved(cluster, catalog, 20)
     saved(cluster, catalog, 40)
     catalog.delete(first)
-    catalog.deleted(first)
-    catalog.deleted(first)
-    assert [c.step for c in catalog.all()] == [40]
+    assert [c.state for c in catalog.all()] == [CheckpointState.DELETING, CheckpointState.COMMITTED]
     assert catalog.latest() is not None
     catalog.close()
     assert cluster.observers == []

@@ -7,10 +7,8 @@ import pytest
 
 from strata.checkpoint.place import S3Place, parse_place
 from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_port import PORT_MEMBERS
 from strata.client.checkpoints import CheckpointManager
 from strata.errors import ConfigError
-from tests.unit.checkpoint.ports import Cluster
 
 
 def folder(path: Any) -> Any:
@@ -149,6 +147,12 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         {"commit_timeout_s": 10**400},
         {"commit_timeout_s": True},
         {"keep_count": "3"},
+        {"keep_count": -1},
+        {"keep_age_s": -1, "keep_count": 1},
+        {"keep_every_steps": 0, "keep_count": 1},
+        {"model_keys": "model"},
+        {"optimizer_keys": [1]},
+        {"no_such_setting": 1},
         {"keep_count": 2.5},
         {"when_full": "wait"},
         {"io_threads": 0},
@@ -156,9 +160,23 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         {"io_threads": 65},
     ],
 )
-def test_a_setting_that_is_no_such_number_is_named(setting: dict[str, Any]) -> None:
+def test_a_setting_that_is_none_is_named(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(setting))):
-        CheckpointManagerConfig(**setting)
+        CheckpointManager("x", **setting)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"keep_every_steps": 10},
+        {"keep_count": 1, "keep_best": 2},
+        {"keep_count": 1, "best_metric": "loss"},
+        {"keep_count": 1, "keep_best": 1, "best_metric": "loss", "best_mode": "lowest"},
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        CheckpointManager("x", **settings)
 
 
 def test_what_is_no_client_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -166,9 +184,3 @@ def test_what_is_no_client_is_refused_before_anything_is_written(tmp_path: Path)
         CheckpointManager(tmp_path / "root", client=5)  # type: ignore[arg-type]  # on purpose
     assert "strata.connect()" in error.value.hint
     assert not (tmp_path / "root").exists()
-
-
-def test_what_the_manager_asks_for_is_what_a_port_has() -> None:
-    port = Cluster(a=1).port(0)
-    assert [name for name in PORT_MEMBERS if not hasattr(port, name)] == []
-    assert {"uid", "rank", "call", "observe_checkpoints"} <= set(PORT_MEMBERS)

@@ -13,12 +13,11 @@ import pytest
 from strata.checkpoint import reader
 from strata.checkpoint.local_storage import LocalStorage
 from strata.client.checkpoint_chores import Chores
-from strata.client.checkpoints import CheckpointManager
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, CheckpointIncomplete, StaleGeneration, StorageError
 from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, state_of
-from tests.unit.client.coordinated import LIMIT_S, damage, manager, save
+from tests.unit.client.coordinated import LIMIT_S, damage, manager, managers, save
 
 
 @pytest.fixture
@@ -74,11 +73,9 @@ def test_what_is_read_right_the_second_time_is_what_was_saved(
 def saved_by_two_hosts(tmp_path: Path) -> Cluster:
     """Save step 10, a rank on each host; return the control plane."""
     cluster = Cluster(a=1, b=1)
-    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(2)]
-    for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]:
-        info.wait(LIMIT_S)
-    for each in managers:
-        each.close()
+    with managers(cluster, tmp_path) as ranks:
+        for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in ranks]:
+            info.wait(LIMIT_S)
     return cluster
 
 
@@ -134,10 +131,9 @@ class Watched(LocalStorage):
 
 def test_a_host_that_confirms_reads_the_reported_image_alone_and_once(tmp_path: Path) -> None:
     cluster = Cluster(a=2, b=1)
-    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(3)]
-    infos = [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]
-    for info in infos:
-        info.wait(LIMIT_S)
+    with managers(cluster, tmp_path) as ranks:
+        for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in ranks]:
+            info.wait(LIMIT_S)
     record = cluster.records()[0]
     folder = record.path.rpartition("/")[2]
     image = tmp_path / "job" / folder / "rank-00001.safetensors"
@@ -155,8 +151,6 @@ def test_a_host_that_confirms_reads_the_reported_image_alone_and_once(tmp_path: 
     Chores(cluster.port(2).call, job="job", host="host-b", storages=[storage]).look()
     assert storage.opened == ["rank-00001.safetensors"]
     assert state_of(cluster, 10) is CheckpointState.CORRUPT
-    for each in managers:
-        each.close()
 
 
 def test_a_host_that_has_nothing_of_a_checkpoint_confirms_no_damage(tmp_path: Path) -> None:

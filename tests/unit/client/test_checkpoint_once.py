@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +18,17 @@ from strata.core.checkpoints import COMPARE_BARRIER
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointAborted, CheckpointError, StrataError
 from tests.unit.checkpoint.ports import Cluster, state_of
+from tests.unit.client.coordinated import managers
 from tests.unit.core.rig import carry_out, leave, register
 
 LIMIT_S = 20
+AS_RANKS: dict[str, Any] = {"restore": True, "capture_rng": False}
 LARGE = 3 * CHUNK_BYTES + 8
 
 
 @pytest.fixture
 def cluster() -> Cluster:
     return Cluster(a=1, b=1, c=1)
-
-
-@contextlib.contextmanager
-def managers(
-    cluster: Cluster,
-    root: Path,
-    *,
-    ranks: int = 3,
-    each: Mapping[int, dict[str, Any]] | None = None,
-    **more: Any,
-) -> Iterator[list[CheckpointManager]]:
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                CheckpointManager(
-                    root,
-                    client=cluster.port(rank, restore=cluster.restore_point()),
-                    **{"capture_rng": False, **more, **(each or {}).get(rank, {})},
-                )
-            )
-            for rank in range(ranks)
-        ]
 
 
 def state_of_rank(rank: int, *, seed: int = 0, differs: Sequence[str] = ()) -> dict[str, Any]:
@@ -119,7 +98,7 @@ def test_equal_in_one_save_and_different_in_the_next(
     ]
     once = tensors_bytes(saved[0][0])
     headers = 3 * 8192
-    with managers(cluster, tmp_path) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         for step, states in enumerate(saved, 1):
             size_bytes = save(ranks, step, states, kind)
             if kind is CheckpointType.FULL:
@@ -127,7 +106,7 @@ def test_equal_in_one_save_and_different_in_the_next(
                     2 * states[0]["model"][path.partition(".")[2]].nbytes for path in differs[step - 1]
                 )
                 assert once + more <= size_bytes <= once + more + headers
-    with managers(cluster, tmp_path) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         for step, states in enumerate(saved, 1):
             assert_restored(ranks, step, states)
 
@@ -135,7 +114,7 @@ def test_equal_in_one_save_and_different_in_the_next(
 def test_the_ranks_write_shares_of_what_is_equal_and_hash_it_once(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with managers(cluster, tmp_path) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         save(ranks, 1, [state_of_rank(rank) for rank in range(3)])
     images = [path.stat().st_size for path in sorted(tmp_path.glob("job/step-*/*.safetensors"))]
     assert sum(images) <= 1.02 * tensors_bytes(state_of_rank(0))
@@ -145,24 +124,9 @@ def test_the_ranks_write_shares_of_what_is_equal_and_hash_it_once(
     assert max(map(len, messages)) <= 64, "one digest, where all is equal"
 
 
-def test_what_only_some_ranks_hold_is_theirs(cluster: Cluster, tmp_path: Path) -> None:
-    states = [state_of_rank(rank) for rank in range(3)]
-    states[0]["ema"] = np.arange(1000.0)
-    with managers(cluster, tmp_path) as ranks:
-        size_bytes = save(ranks, 1, states)
-    assert size_bytes <= 1.02 * tensors_bytes(states[0]) + 8000
-    with managers(cluster, tmp_path) as ranks:
-        assert_restored(ranks, 1, states)
-        here = {"ema": np.zeros(1000)}
-        ranks[0].restore(here, step=1)
-        assert np.array_equal(here["ema"], states[0]["ema"])
-        with pytest.raises(CheckpointError, match="ema"):
-            ranks[1].restore({"ema": np.zeros(1000)}, step=1)
-
-
 def test_bytes_and_parts_of_a_state_are_written_once_too(cluster: Cluster, tmp_path: Path) -> None:
     states = [state_of_rank(rank) for rank in range(3)]
-    with managers(cluster, tmp_path) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         size_bytes = save(ranks, 1, states, CheckpointType.MODEL_ONLY)
         assert size_bytes <= 1.02 * (LARGE + 880) + 3 * 4096
         infos = [manager.save(b"weights" * 1000, 2) for manager in ranks]
@@ -172,7 +136,7 @@ def test_bytes_and_parts_of_a_state_are_written_once_too(cluster: Cluster, tmp_p
         infos = [manager.save(b"of rank %d" % rank, 3) for rank, manager in enumerate(ranks)]
         for info in infos:
             info.wait(LIMIT_S)
-    with managers(cluster, tmp_path) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         for rank, manager in enumerate(ranks):
             assert manager.load_bytes(2) == b"weights" * 1000
             assert manager.load_bytes(3) == b"of rank %d" % rank
@@ -180,14 +144,14 @@ def test_bytes_and_parts_of_a_state_are_written_once_too(cluster: Cluster, tmp_p
 
 def test_a_rank_beyond_the_saving_world_takes_what_was_equal(cluster: Cluster, tmp_path: Path) -> None:
     states = [state_of_rank(rank, differs=["model.running_mean"]) for rank in range(3)]
-    with managers(cluster, tmp_path) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         save(ranks, 1, states)
     job = cluster.job
     leave(job.store, "b")
     register(job.store, "b", slots=2)
     job.close()
     carry_out(job.store, job.epoch, settled=True)
-    with managers(cluster, tmp_path, ranks=4) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS, ranks=4) as ranks:
         here = empty()
         del here["model"]["running_mean"], here["rank"]
         with pytest.raises(CheckpointError, match=r"model\.running_mean differs between the 3 ranks"):
@@ -197,7 +161,7 @@ def test_a_rank_beyond_the_saving_world_takes_what_was_equal(cluster: Cluster, t
 
 
 def test_random_generators_are_each_rank_s_own(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path, capture_rng=True) as ranks:
+    with managers(cluster, tmp_path, **(AS_RANKS | {"capture_rng": True})) as ranks:
         save(ranks, 1, [state_of_rank(rank) for rank in range(3)])
         expected = np.random.random()
         np.random.random(5)
@@ -206,7 +170,7 @@ def test_random_generators_are_each_rank_s_own(cluster: Cluster, tmp_path: Path)
 
 
 def test_the_trainer_waits_for_nobody(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         begun = time.monotonic()
         infos = [ranks[0].save_state(state_of_rank(0), 1)]
         assert infos[0].staged
@@ -219,7 +183,7 @@ def test_the_trainer_waits_for_nobody(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_cannot_save_frees_those_that_wait_to_compare(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         infos = [manager.save_state(state_of_rank(rank), 1) for rank, manager in enumerate(ranks[:2])]
         with pytest.raises(CheckpointError, match="which cannot be saved"):
             ranks[2].save_state({"bad": object()}, 1)
@@ -233,7 +197,7 @@ def test_a_rank_that_cannot_save_frees_those_that_wait_to_compare(cluster: Clust
 
 
 def test_a_save_is_cancelled_while_it_waits_to_compare(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         infos = [manager.save_state(state_of_rank(rank), 1) for rank, manager in enumerate(ranks[:2])]
         infos[0].cancel()
         for info in infos:
@@ -246,7 +210,7 @@ def test_a_save_is_cancelled_while_it_waits_to_compare(cluster: Cluster, tmp_pat
 
 
 def test_a_rank_that_does_not_compare_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path, each={1: {"replicated": False}}) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS, each={1: {"replicated": False}}) as ranks:
         infos = [manager.save_state(state_of_rank(rank), 1) for rank, manager in enumerate(ranks)]
         errors = []
         for info in infos:
@@ -263,7 +227,7 @@ def test_each_rank_writes_its_own_where_nothing_is_compared(
 ) -> None:
     states = [state_of_rank(rank) for rank in range(3)]
     sizes: list[CheckpointInfo] = []
-    with managers(cluster, tmp_path, **settings) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS, **settings) as ranks:
         threads = [
             threading.Thread(
                 target=lambda r=rank: sizes.append(ranks[r].save_state(states[r], 1).wait(LIMIT_S))
@@ -276,13 +240,13 @@ def test_each_rank_writes_its_own_where_nothing_is_compared(
             thread.join()
         assert sizes[0].size_bytes >= 3 * tensors_bytes(states[0])
         assert not any(key[0] == COMPARE_BARRIER for key in cluster.rounds.arrived)
-    with managers(cluster, tmp_path) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         assert_restored(ranks, 1, states)
 
 
 def test_what_is_declared_must_be_equal(cluster: Cluster, tmp_path: Path) -> None:
     states = [state_of_rank(rank, differs=["model.bias"]) for rank in range(3)]
-    with managers(cluster, tmp_path, replicated=["optim"]) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS, replicated=["optim"]) as ranks:
         assert save(ranks, 1, states) <= 1.02 * tensors_bytes(states[0])
         infos = [
             manager.save_state(states[rank], 2, replicated=["model"]) for rank, manager in enumerate(ranks)
@@ -306,40 +270,9 @@ def test_a_plan_that_differs_between_ranks_is_never_committed(
         return [message] * len(answers) if stage == 0 and self._port.rank == 1 else answers
 
     monkeypatch.setattr(checkpoint_exchange.RankExchange, "__call__", lying)
-    with managers(cluster, tmp_path, commit_timeout_s=3) as ranks:
+    with managers(cluster, tmp_path, **AS_RANKS, commit_timeout_s=3) as ranks:
         infos = [manager.save_state(states[rank], 1) for rank, manager in enumerate(ranks)]
         for info in infos:
             with pytest.raises(StrataError):
                 info.wait(LIMIT_S)
     assert state_of(cluster, 1) is CheckpointState.ABORTED
-
-
-class DistributedDataParallel:
-    """By its name, and by what it says of its parameters, torch's."""
-
-    def __init__(self, weight: np.ndarray[Any, Any]) -> None:
-        self.weight = weight
-
-    def named_parameters(self) -> list[tuple[str, np.ndarray[Any, Any]]]:
-        return [("weight", self.weight)]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"weight": self.weight}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.weight = state["weight"]
-
-
-def test_ranks_that_differ_are_saved_whole_where_nothing_is_replicated(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    states = [{"model": DistributedDataParallel(np.full(8, float(rank)))} for rank in range(3)]
-    with managers(cluster, tmp_path, replicated=False) as ranks:
-        infos = [manager.save_state(states[rank], 1) for rank, manager in enumerate(ranks)]
-        for info in infos:
-            info.wait(LIMIT_S)
-    with managers(cluster, tmp_path) as ranks:
-        for rank, manager in enumerate(ranks):
-            again = {"model": DistributedDataParallel(np.zeros(8))}
-            manager.restore(again, step=1)
-            assert again["model"].weight.tolist() == [float(rank)] * 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,19 +15,13 @@ import torch
 
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.client.checkpoints import CheckpointManager
-from strata.core.records import CheckpointState, CheckpointType
-from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError, Conflict, InvalidArgument
+from strata.core.records import CheckpointType
+from strata.errors import CheckpointCorrupt, CheckpointError, Conflict, InvalidArgument
 
 FULL, INCREMENTAL = CheckpointType.FULL, CheckpointType.INCREMENTAL
 MODEL_ONLY, OPTIMIZER_ONLY = CheckpointType.MODEL_ONLY, CheckpointType.OPTIMIZER_ONLY
 LIMIT_S = 20
 HEADER_BYTES = 4096
-
-
-@pytest.fixture(autouse=True)
-def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("STRATA_SOCKET", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -85,28 +78,6 @@ def test_only_chunks_that_changed_are_written_and_all_come_back(
     assert read["small"].tolist() == [1, 2, 3, 4, 5]
 
 
-def test_a_long_row_of_incrementals_restores_each_of_its_states(manager: CheckpointManager) -> None:
-    """One pass, whatever was built on what: each manifest names every chunk."""
-    state = a_state()
-    for step in range(1, 8):
-        state["big"][CHUNK_BYTES // 8 * (step % 3)] = step
-        state["step"] = step
-        saved(manager, state, step)
-    for step in range(7, 0, -1):
-        back: dict[str, Any] = {"big": np.zeros_like(state["big"]), "step": 0}
-        manager.restore(back, step=step)
-        assert back["step"] == step
-        firsts = back["big"][:: CHUNK_BYTES // 8].tolist()
-        assert firsts[step % 3] == step
-        assert max(firsts[n] for n in range(3) if firsts[n] <= 7) == step
-
-
-def test_nothing_changed_writes_no_byte(manager: CheckpointManager) -> None:
-    saved(manager, a_state(), 1)
-    assert saved(manager, a_state(), 2) == 0
-    assert kinds(manager)[2] is INCREMENTAL
-
-
 def test_opaque_bytes_are_compared_too(manager: CheckpointManager) -> None:
     data = bytearray(3 * CHUNK_BYTES + 7)
     manager.save(data, 1, 0, CheckpointType.INCREMENTAL)
@@ -114,40 +85,6 @@ def test_opaque_bytes_are_compared_too(manager: CheckpointManager) -> None:
     info = manager.save(data, 2, 0, CheckpointType.INCREMENTAL).wait(LIMIT_S)
     assert info.bytes_written - HEADER_BYTES == 7
     assert manager.load_bytes() == data
-
-
-def test_shared_tensors_and_aliases_are_found_again(manager: CheckpointManager) -> None:
-    weight = torch.randn(CHUNK_BYTES // 4 + 3)
-    bias = torch.zeros(2)
-    state = {"model": {"in": weight, "out": weight}, "bias": bias}
-    saved(manager, state, 1)
-    bias += 1
-    assert saved(manager, state, 2) == 8
-    back = {"model": {"in": torch.zeros_like(weight), "out": torch.zeros_like(weight)}}
-    manager.restore(back)
-    assert torch.equal(back["model"]["out"], weight)
-
-
-@pytest.mark.parametrize(("chunks", "kind"), [(7, INCREMENTAL), (8, FULL)])
-def test_a_full_is_saved_when_most_has_changed(
-    manager: CheckpointManager, chunks: int, kind: CheckpointType, caplog: pytest.LogCaptureFixture
-) -> None:
-    data = np.zeros(10 * CHUNK_BYTES, dtype=np.uint8)
-    saved(manager, {"a": data}, 1, FULL)
-    data[: chunks * CHUNK_BYTES] = 1
-    with caplog.at_level(logging.INFO):
-        saved(manager, {"a": data}, 2)
-    assert kinds(manager)[2] is kind
-    assert ("step 2 is saved whole" in caplog.text) is (kind is FULL)
-
-
-def test_another_shape_is_written_anew(manager: CheckpointManager) -> None:
-    saved(manager, {"a": np.zeros(CHUNK_BYTES, dtype=np.uint8), "b": np.zeros(3 * CHUNK_BYTES, np.uint8)}, 1)
-    state = {"a": np.zeros(CHUNK_BYTES - 1, dtype=np.uint8), "b": np.zeros(3 * CHUNK_BYTES, np.uint8)}
-    assert saved(manager, state, 2) == CHUNK_BYTES - 1
-    back = {"a": np.ones(CHUNK_BYTES - 1, dtype=np.uint8)}
-    manager.restore(back)
-    assert not back["a"].any()
 
 
 def test_a_process_builds_on_what_another_saved(tmp_path: Path) -> None:
@@ -228,33 +165,6 @@ def test_what_an_incremental_uses_stays_as_long_as_it_does(tmp_path: Path) -> No
     assert len(list(tmp_path.glob("root/step-*"))) == 2
 
 
-def test_two_processes_in_one_root_delete_nothing_that_the_other_builds_on(tmp_path: Path) -> None:
-    """One commits something newer and deletes, while the other still writes on the older base."""
-    with (
-        CheckpointManager(tmp_path / "root", capture_rng=False, keep_count=1) as one,
-        CheckpointManager(tmp_path / "root", capture_rng=False, keep_count=1) as other,
-    ):
-        state = a_state()
-        saved(one, state, 1)
-        one.wait_until_finished()
-        reached: list[int] = []
-
-        def meanwhile(info: object) -> None:
-            if not reached:
-                reached.append(saved(one, a_state(), 2, FULL))
-                one.wait_until_finished()
-
-        state["small"] += 1
-        other.save_state(state, 9, 0, INCREMENTAL, progress=meanwhile)
-        other.wait_until_finished()
-        assert reached
-        back = a_state()
-        found = other.restore(back)
-        assert found is not None
-        assert (found.step, found.checkpoint_type) == (9, INCREMENTAL)
-        assert back["small"].tolist() == [1, 2, 3, 4, 5]
-
-
 # -- parts of a state -------------------------------------------------------------------------
 
 
@@ -325,15 +235,6 @@ def test_a_part_carries_no_random_state(tmp_path: Path) -> None:
         assert np.array_equal(np.random.get_state()[1], before)  # type: ignore[index]  # as above
 
 
-def test_parts_go_with_the_whole_ones_that_are_older(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path / "root", keep_count=1) as manager:
-        numbers = itertools.count(1)
-        for kind in (MODEL_ONLY, FULL, MODEL_ONLY, MODEL_ONLY, FULL, MODEL_ONLY):
-            saved(manager, {"model": np.zeros(3)}, next(numbers), kind)
-        manager.wait_until_finished()
-        assert manager.all_steps() == [5, 6]
-
-
 def test_an_incremental_does_not_build_on_a_part(manager: CheckpointManager) -> None:
     saved(manager, {"model": np.zeros(CHUNK_BYTES, np.uint8)}, 1, MODEL_ONLY)
     saved(manager, {"model": np.zeros(CHUNK_BYTES, np.uint8)}, 2)
@@ -359,12 +260,6 @@ def test_which_keys_are_which_can_be_told(tmp_path: Path) -> None:
     assert safetensors.numpy.load_file(image(tmp_path, 2)).keys() == {"m"}
 
 
-@pytest.mark.parametrize("setting", [{"model_keys": "model"}, {"optimizer_keys": [1]}])
-def test_patterns_that_are_none_are_refused(tmp_path: Path, setting: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(setting))):
-        CheckpointManager(tmp_path, **setting)
-
-
 def test_a_step_that_holds_a_part_is_not_taken_for_the_whole(manager: CheckpointManager) -> None:
     state = {"model": np.zeros(1), "rest": 1}
     saved(manager, state, 1, MODEL_ONLY)
@@ -378,14 +273,6 @@ def test_a_step_that_holds_a_part_is_not_taken_for_the_whole(manager: Checkpoint
 def test_a_type_may_be_given_by_its_name(manager: CheckpointManager, kind: str) -> None:
     manager.save_state({"model": 1, "optim": 2}, 1, 0, kind).wait(LIMIT_S)
     assert kinds(manager) == {1: CheckpointType.FULL if kind == "incremental" else CheckpointType(kind)}
-
-
-def test_bytes_may_be_of_any_type(manager: CheckpointManager) -> None:
-    manager.save(b"weights", 1, 0, MODEL_ONLY)
-    manager.wait_until_finished()
-    (checkpoint,) = manager.all_checkpoints()
-    assert (checkpoint.checkpoint_type, checkpoint.state) == (MODEL_ONLY, CheckpointState.COMMITTED)
-    assert manager.load_bytes(1) == b"weights"
 
 
 @pytest.mark.parametrize("kind", ["fully", None, 3])

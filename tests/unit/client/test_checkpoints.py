@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from google.protobuf.message import Message
 
+from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.memory import address_of
+from strata.checkpoint.removal import remove_objects
+from strata.checkpoint.sink import NotAnObject
 from strata.client.checkpoints import CheckpointManager, CheckpointManagerConfig
+from strata.core.checkpoints import decide_pin
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import (
     CheckpointCorrupt,
@@ -22,32 +25,18 @@ from strata.errors import (
     CheckpointNotFound,
     ConfigError,
     InvalidArgument,
+    Refused,
     StorageError,
 )
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.ports import Cluster
+from tests.unit.client import coordinated
 
 LIMIT_S = 20
 
 
-@pytest.fixture(autouse=True)
-def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("STRATA_SOCKET", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
-    with CheckpointManager(tmp_path / "root") as manager:
-        yield manager
-
-
 def images(root: Path) -> list[Path]:
     return sorted(root.glob("step-*/*.safetensors"))
-
-
-def flip(path: Path, at: int = -1) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 4
-    path.write_bytes(data)
 
 
 # -- the documented calls ---------------------------------------------------------------------
@@ -109,61 +98,7 @@ def test_random_generators_are_part_of_a_state(tmp_path: Path) -> None:
         assert random.random() == after
 
 
-def test_a_second_process_finds_what_the_first_saved(tmp_path: Path) -> None:
-    with CheckpointManager(str(tmp_path)) as manager:
-        manager.save_state({"a": 1}, 20)
-    with CheckpointManager(storage_path=tmp_path.as_uri()) as manager:
-        state: dict[str, Any] = {"a": None}
-        assert manager.restore(state) is not None
-        assert state == {"a": 1}
-
-
-def test_an_explicit_step_is_restored_and_what_follows_is_newer(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path) as manager:
-        for step in (20, 40):
-            manager.save_state({"a": step}, step)
-        state: dict[str, Any] = {"a": None}
-        found = manager.restore(state, step=20)
-        assert found is not None
-        assert state == {"a": 20}
-        manager.save_state({"a": 30}, 30)
-    with CheckpointManager(tmp_path) as manager:
-        assert manager.latest_step() == 30
-        manager.restore(state)
-        assert state == {"a": 30}
-        assert manager.all_steps() == [20, 30, 40]
-
-
 # -- nothing corrupt is ever loaded -----------------------------------------------------------
-
-
-def test_a_corrupt_checkpoint_gives_way_to_the_one_before_loudly(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with CheckpointManager(tmp_path) as manager:
-        for step in (20, 40, 60):
-            manager.save_state({"a": np.full(4, step)}, step)
-    flip(images(tmp_path)[2], at=4096)
-    images(tmp_path)[1].unlink()
-    with CheckpointManager(tmp_path) as manager:
-        state = {"a": np.zeros(4, dtype=np.int64)}
-        found = manager.restore(state)
-        assert found is not None
-        assert found.step == 20
-        assert state["a"].tolist() == [20] * 4
-        errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
-        assert len(errors) == 2
-        assert "step 60 is corrupt" in errors[0]
-        assert "tensor a" in errors[0]
-        assert "step 40 is corrupt" in errors[1]
-        assert "is missing" in errors[1]
-        for step in (40, 60):
-            with pytest.raises(CheckpointCorrupt) as corrupt:
-                manager.restore(state, step=step)
-            assert "without a step" in corrupt.value.hint
-        manager.save_state(state, 30)
-        manager.wait_until_finished(LIMIT_S)
-        assert manager.latest_step() == 30
 
 
 @pytest.mark.parametrize("name", [MARKER, "manifest.json", "rank-00000.json", "rank-00000.safetensors"])
@@ -183,33 +118,7 @@ def test_a_folder_in_the_place_of_a_file_is_corruption(tmp_path: Path, name: str
             manager.restore(state, step=40)
 
 
-def test_training_never_begins_from_nothing_because_all_are_corrupt(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path) as manager:
-        manager.save_state({"a": np.ones(4)}, 20)
-    flip(images(tmp_path)[0])
-    with CheckpointManager(tmp_path) as manager, pytest.raises(CheckpointCorrupt) as corrupt:
-        manager.restore({"a": np.ones(4)})
-    assert "from a copy" in corrupt.value.hint
-
-
-def test_what_does_not_fit_is_an_error_and_no_reason_to_take_an_older_one(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path) as manager:
-        manager.save_state({"a": np.ones(4)}, 20)
-        with pytest.raises(CheckpointError, match="a was saved as"):
-            manager.restore({"a": np.ones(5)})
-
-
 # -- retention --------------------------------------------------------------------------------
-
-
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    with CheckpointManager(storage_path=tmp_path, keep_count=2) as manager:
-        for step in range(1, 6):
-            manager.save(b"x" * step, step)
-        manager.wait_until_finished(LIMIT_S)
-        assert manager.all_steps() == [4, 5]
-    assert len(images(tmp_path)) == 2
-    assert len(list(tmp_path.glob("step-*"))) == 2
 
 
 def test_a_corrupt_one_is_kept_until_there_are_enough_newer_ones(tmp_path: Path) -> None:
@@ -228,49 +137,7 @@ def test_a_corrupt_one_is_kept_until_there_are_enough_newer_ones(tmp_path: Path)
         assert [c.step for c in manager.all_checkpoints()] == [3, 4]
 
 
-def test_the_rest_of_a_failed_save_goes_with_the_next(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path, keep_count=1) as manager:
-        manager.save(b"1", 1).wait(LIMIT_S)
-
-        def fails(info: object) -> None:
-            raise StorageError("disk full")
-
-        with pytest.raises(StorageError):
-            manager.save(b"2", 2, progress=fails).wait(LIMIT_S)
-        manager.save(b"3", 3)
-        manager.wait_until_finished(LIMIT_S)
-        assert manager.all_steps() == [3]
-    assert len(list(tmp_path.glob("step-*"))) == 1
-
-
-def test_an_unmarked_folder_of_a_dead_process_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path, keep_count=5) as manager:
-        manager.save(b"1", 1)
-        manager.save(b"2", 2)
-    next(tmp_path.glob(f"step-*2-gen-*/{MARKER}")).unlink()
-    with CheckpointManager(tmp_path, keep_count=5) as manager:
-        assert manager.latest_step() == 1
-        assert len(list(tmp_path.glob("step-*"))) == 2, "looking removes nothing"
-        manager.save(b"3", 3)
-        manager.wait_until_finished(LIMIT_S)
-        assert len(list(tmp_path.glob("step-*"))) == 2
-
-
 # -- refusals ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"storage_path": "x", "keep_count": -1},
-        {"storage_path": "x", "save_wait_s": 0},
-        {"storage_path": "x", "no_such_setting": 1},
-    ],
-)
-def test_a_wrong_setting_is_named(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        CheckpointManager(**settings)
 
 
 def test_settings_may_come_as_a_config_and_be_overridden(tmp_path: Path) -> None:
@@ -293,12 +160,6 @@ def test_arguments_of_the_wrong_kind_are_refused(manager: CheckpointManager) -> 
         manager.save(b"", 1, metadata={"a": 1})  # type: ignore[dict-item]  # on purpose
 
 
-def test_numpys_integers_are_numbers(manager: CheckpointManager) -> None:
-    info = manager.save(b"x", np.int64(7), epoch=np.int32(1))  # type: ignore[arg-type]  # on purpose
-    assert info.wait(LIMIT_S).committed
-    assert (manager.all_steps(), manager.all_checkpoints()[0].epoch) == ([7], 1)
-
-
 def test_bytes_and_states_are_not_taken_for_each_other(manager: CheckpointManager) -> None:
     manager.save(b"x", 1)
     with pytest.raises(CheckpointError, match="saved as bytes"):
@@ -311,12 +172,6 @@ def test_bytes_and_states_are_not_taken_for_each_other(manager: CheckpointManage
 def test_several_processes_need_coordinators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="2 processes train together"):
-        CheckpointManager(tmp_path)
-
-
-def test_a_root_of_coordinators_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "strata.json").write_text('{"format":"strata-root","version":1,"owner":"coordinated"}')
-    with pytest.raises(ConfigError, match="is coordinated"):
         CheckpointManager(tmp_path)
 
 
@@ -352,20 +207,6 @@ def test_after_settle_the_next_save_is_made_and_then_the_old_error_is_raised(
     assert manager.all_steps() == [2]
 
 
-def test_after_settle_what_failed_after_a_save_is_raised_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manager = CheckpointManager(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(manager, "_tidy", lambda: fails(None))
-        manager.save(b"x", 1)
-        manager.settle(LIMIT_S)
-    assert manager.save(b"x", 2).wait(LIMIT_S).committed
-    with pytest.raises(StorageError, match="disk full"):
-        manager.check_for_errors()
-    manager.close()
-
-
 def train_and_fail(root: Path) -> None:
     with CheckpointManager(root) as manager:
         manager.save(b"x", 1, progress=fails)
@@ -386,38 +227,223 @@ def test_closing_twice_is_harmless_and_then_nothing_is_saved(tmp_path: Path) -> 
         manager.save(b"x", 1)
 
 
-def test_what_an_object_keeps_of_a_restore_is_not_written_over_by_the_next_save(tmp_path: Path) -> None:
-    class Keeper(torch.nn.Module):
-        """Takes what it loads as it is, and keeps it."""
+# -- what a loop asks of a `CheckpointManager` about one step: whether to save it, to delete it, which is best
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.kept = torch.zeros(1 << 20)
 
-        def state_dict(self) -> dict[str, Any]:  # type: ignore[override]  # all that is asked of it
-            return {"kept": self.kept}
+LIMIT_S = 20
 
-        def load_state_dict(self, state: Any) -> None:  # type: ignore[override]  # as above
-            self.kept = state["kept"]
 
-    keeper = Keeper()
-    keeper.kept += 1
+def save(manager: CheckpointManager, *steps: int, **more: Any) -> None:
+    for step in steps:
+        manager.save_state({"w": np.full(1000, float(step)), "stays": np.ones(200_000)}, step, **more).wait(
+            LIMIT_S
+        )
+    manager.wait_until_finished(LIMIT_S)
+
+
+def folders(root: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in root.glob("**/step-*"))
+
+
+# -- delete -----------------------------------------------------------------------------------
+
+
+def test_a_deleted_step_is_gone_with_its_bytes(manager: CheckpointManager, tmp_path: Path) -> None:
+    save(manager, 1, 2, 3)
+    manager.delete(2)
+    assert (manager.all_steps(), folders(tmp_path)) == ([1, 3], [1, 3])
+    with pytest.raises(CheckpointNotFound, match=r"no checkpoint of step 2 .* there are \[1, 3\]"):
+        manager.delete(2)
+    with pytest.raises(InvalidArgument):
+        manager.delete(-1)
+
+
+def test_what_is_needed_is_not_deleted(manager: CheckpointManager, tmp_path: Path) -> None:
+    save(manager, 1)
+    with pytest.raises(Refused, match="step 1 is the newest"):
+        manager.delete(1)
+    save(manager, 2, checkpoint_type=CheckpointType.INCREMENTAL)
+    with pytest.raises(Refused, match="step 1 is used by"):
+        manager.delete(1)
+    assert (manager.all_steps(), folders(tmp_path)) == ([1, 2], [1, 2])
+
+
+def test_coordinators_judge_a_deletion_and_this_host_removes_the_bytes(tmp_path: Path) -> None:
+    cluster = Cluster(a=1)
+    with coordinated.manager(cluster, tmp_path) as manager:
+        coordinated.save(manager, 1, 2, 3)
+        pinned = next(c for c in manager.all_checkpoints() if c.step == 1)
+        cluster.job.store.settle(lambda job: decide_pin(job, step=1, attempt=pinned.id, who="me", why="mine"))
+        for step, why in ((1, "pinned"), (3, "latest")):
+            with pytest.raises(Refused, match=why):
+                manager.delete(step)
+        manager.delete(2)
+        assert (manager.all_steps(), folders(tmp_path)) == ([1, 3], [1, 3])
+
+
+# -- best -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 3), ("max", 1)])
+def test_the_best_step_is_that_of_the_metric(tmp_path: Path, mode: str, best: int) -> None:
+    with CheckpointManager(
+        tmp_path, keep_count=9, keep_best=2, best_metric="loss", best_mode=mode
+    ) as manager:
+        assert manager.best_step() is None
+        for step, loss in ((1, "0.9"), (2, "0.5"), (3, "0.1"), (4, "nan"), (5, "")):
+            save(manager, step, metadata={"loss": loss})
+        save(manager, 6)
+        assert manager.best_step() == best
+
+
+def test_without_a_metric_there_is_no_best_step(manager: CheckpointManager) -> None:
+    save(manager, 1, metadata={"loss": "1"})
+    assert manager.best_step() is None
+
+
+# -- when to save -----------------------------------------------------------------------------
+
+
+def test_a_step_is_due_once_and_by_the_interval(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, save_interval_steps=4) as manager:
+        assert [step for step in range(1, 10) if manager.should_save(step)] == [*range(1, 10)], (
+            "none is there yet"
+        )
+        save(manager, 1)
+        assert [step for step in range(10) if manager.should_save(step)] == [4, 8]
+        save(manager, 4)
+        assert [step for step in range(10) if manager.should_save(step)] == [8]
+    with CheckpointManager(tmp_path) as again:
+        assert [step for step in range(8) if again.should_save(step)] == [5, 6, 7]
+        again.restore({"w": np.zeros(1000)}, 1)
+        assert again.should_save(2), "what follows was given up"
+        assert not again.reached_preemption(2)
+    with pytest.raises(ConfigError, match="save_interval_steps must be at least 1"):
+        CheckpointManagerConfig(save_interval_steps=0)
+
+
+def test_ranks_agree_on_what_is_due_whatever_is_committed_meanwhile(tmp_path: Path) -> None:
+    cluster = Cluster(a=1)
+    with coordinated.manager(cluster, tmp_path) as manager:
+        coordinated.save(manager, 1, 2)
+        point = cluster.restore_point()
+        coordinated.save(manager, 3)
+    with CheckpointManager(tmp_path, client=cluster.port(0, restore=point)) as manager:
+        assert manager.latest_step() == 3
+        assert [step for step in range(5) if manager.should_save(step)] == [3, 4]
+
+
+def test_a_save_is_in_progress_until_it_is_committed(tmp_path: Path) -> None:
+    cluster = Cluster(a=1)
+    with coordinated.manager(cluster, tmp_path) as manager:
+        assert not manager.is_saving_in_progress()
+        held = threading.Event()
+
+        def hold(_request: Message) -> None:
+            held.wait(LIMIT_S)
+
+        cluster.on_call = hold
+        info = manager.save_state({"w": np.ones(4)}, 1)
+        assert manager.is_saving_in_progress()
+        held.set()
+        info.wait(LIMIT_S)
+        manager.wait_until_finished(LIMIT_S)
+        assert not manager.is_saving_in_progress()
+
+
+# -- the original names -----------------------------------------------------------------------
+
+
+def test_a_configuration_may_be_given_by_its_other_names_and_in_the_first_place(tmp_path: Path) -> None:
+    config = CheckpointManagerConfig(storage_backend="local", checkpoint_dir=str(tmp_path), keep_count=5)
+    with CheckpointManager(config, keep_count=2) as manager:
+        assert (manager.directory, manager.config.keep_count) == (tmp_path, 2)
+    with pytest.raises(ConfigError, match="two configurations"):
+        CheckpointManager(config, config=config)
+    with pytest.raises(ConfigError, match="storage_path is 'a', and checkpoint_dir is 'b'"):
+        CheckpointManagerConfig(storage_path="a", checkpoint_dir="b")
+    with pytest.raises(ConfigError, match="storage_type is 'nfs'"):
+        CheckpointManagerConfig(checkpoint_dir="a", storage_backend="nfs")
+
+
+# -- what cannot be removed
+
+
+def steps_in(root: Path) -> dict[int, Path]:
+    return {int(path.name.split("-")[1]): path for path in root.glob("step-*")}
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_cannot_be_removed_is_told_and_keeps_nothing_else_from_going(
+    tmp_path: Path, ended: bool
+) -> None:
+    """Neither a checkpoint, nor what is left of a save that never ended."""
     with CheckpointManager(tmp_path) as manager:
-        manager.save_state({"keeper": keeper}, 1).wait()
-        keeper.kept = torch.zeros(1 << 20)
-        manager.restore({"keeper": keeper})
-        restored = keeper.kept
-        manager.save_state({"keeper": {"kept": torch.full((1 << 20,), 7.0)}}, 2).wait()
-        assert bool((restored == 1).all())
+        for step in (1, 2, 3, 4):
+            manager.save(b"x", step=step).wait()
+    folders = steps_in(tmp_path)
+    for step in () if ended else (1, 2):
+        (folders[step] / MARKER).unlink()
+    in_the_way = folders[1] / "rank-00000.json"
+    in_the_way.unlink()
+    in_the_way.mkdir()
+    keeping = CheckpointManager(tmp_path, keep_count=1)
+    keeping.save(b"x", step=5).wait()
+    with pytest.raises(NotAnObject, match="it is a folder") as error:
+        keeping.wait_until_finished()
+    assert "move it away" in error.value.hint
+    assert set(steps_in(tmp_path)) == {1, 5}
+    assert list(folders[1].iterdir()) == [in_the_way], "all else of it has gone"
+    in_the_way.rmdir()
+    keeping.save(b"x", step=6).wait()
+    keeping.close()
+    assert set(steps_in(tmp_path)) == {6}
 
 
-def test_a_restore_reads_into_the_memory_of_saves(tmp_path: Path) -> None:
-    state: dict[str, Any] = {"w": np.ones(1 << 20), "plain": 3}
-    with CheckpointManager(tmp_path) as manager:
-        manager.save_state(state, 1).wait()
-        arena = manager._writer._arenas[-1]
-        address = address_of(arena.take(1))
-        state["w"][:] = 0
-        manager.restore(state)
-        assert address_of(arena.take(1)) == address
-        assert (state["w"] == 1).all()
+def test_the_marker_goes_first_or_nothing_does_and_then_all_that_can() -> None:
+    storage, held = MemoryStorage(), {MARKER}
+    names = [MARKER, "manifest.json", "rank-00000.safetensors", "rank-00000.json", "rank-00001.safetensors"]
+    storage.objects |= {f"f/{name}": b"x" for name in names}
+
+    def fault(verb: str, name: str) -> None:
+        if verb == "delete" and name.rpartition("/")[2] in held:
+            raise StorageError(f"cannot delete {name}")
+
+    storage.fault = fault
+    with pytest.raises(StorageError, match=MARKER):
+        remove_objects(storage, "f")
+    assert len(storage.objects) == len(names)
+    held = {"manifest.json", "rank-00000.safetensors"}
+    with pytest.raises(StorageError, match="manifest") as error:
+        remove_objects(storage, "f")
+    assert "rank-00000.safetensors" in error.value.__notes__[0]
+    assert sorted(storage.objects) == ["f/manifest.json", "f/rank-00000.safetensors"]
+    held = set()
+    remove_objects(storage, "f")
+    assert not storage.objects
+
+
+def test_an_unfinished_file_that_cannot_be_removed_keeps_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    names = [f".x.n{number}.tmp" for number in range(4)]
+    for name in names:
+        (folder / name).write_bytes(b"")
+    unlink = Path.unlink
+
+    def busy(path: Path, missing_ok: bool = False) -> None:
+        if path.name == stuck:
+            raise PermissionError(1, "Operation not permitted")
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", busy)
+    stuck = next(folder.iterdir()).name
+    storage = LocalStorage(tmp_path, nonce=lambda: "n")
+    with pytest.raises(StorageError, match="not permitted"):
+        storage.delete_folder("f")
+    assert [path.name for path in folder.iterdir()] == [stuck]
+    stuck = ""
+    storage.delete_folder("f")
+    assert not folder.exists()

@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import logging
 import shutil
 import threading
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 from google.protobuf.message import Message
 
+from strata.checkpoint.far_copy import Replica
+from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.marker import NAME as MARKER
+from strata.client.checkpoint_tiers import TIER, CopyReports
 from strata.client.checkpoints import CheckpointManager
-from strata.core.checkpoint_tiers import tiers_of
-from strata.core.checkpoints import decide_pin
-from strata.core.records import CheckpointState, TierState
+from strata.core.records import CheckpointState, CheckpointType, TierState
 from strata.errors import (
     CheckpointAborted,
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
     ConfigError,
+    Conflict,
+    PermissionDenied,
+    QuotaExceeded,
     Refused,
     StaleGeneration,
     StorageError,
+    StrataError,
     Unavailable,
 )
 from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, Port, state_of
+from tests.unit.client.coordinated import LIMIT_S, managers
+from tests.unit.core.rig import JOB
 
-LIMIT_S = 20
+if TYPE_CHECKING:
+    from strata.client.checkpoint_catalog import CoordinatedCatalog
 
 
 @pytest.fixture
 def cluster() -> Cluster:
     return Cluster(a=1, b=1)
-
-
-@contextlib.contextmanager
-def managers(cluster: Cluster, root: Path, *, restore: bool = False, **settings: Any) -> Iterator[Any]:
-    """One manager a rank of the current world."""
-    world = cluster.view().world()
-    assert world is not None
-    point = cluster.restore_point() if restore else None
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(CheckpointManager(root, client=cluster.port(rank, restore=point), **settings))
-            for rank in range(world.head.size)
-        ]
 
 
 def save(managers: list[CheckpointManager], step: int, **state: Any) -> None:
@@ -156,25 +148,6 @@ def test_a_failure_of_one_rank_fails_the_save_of_all_and_the_next_works(
         assert ranks[0].all_steps() == [20, 40]
 
 
-def test_a_save_that_began_in_an_ended_generation_is_told_so(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path) as ranks:
-        cluster.next_world()
-        with pytest.raises(StaleGeneration):
-            ranks[0].save_state({"a": 1}, 20).wait(LIMIT_S)
-
-
-def test_without_coordinators_a_save_fails_after_its_wait_and_the_trainer_goes_on(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with managers(cluster, tmp_path, save_wait_s=0.5) as ranks:
-        cluster.down = True
-        info = ranks[0].save_state({"a": 1}, 20)
-        assert info.staged
-        with pytest.raises(Unavailable):
-            info.wait(LIMIT_S)
-        cluster.down = False
-
-
 def test_a_rank_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) -> None:
     with (
         managers(cluster, tmp_path, commit_timeout_s=0.3, save_grace_s=0) as ranks,
@@ -203,22 +176,6 @@ def test_what_every_rank_had_at_a_key_is_read_of_the_manifests_alone(
         assert ranks[1].texts_of_ranks(checkpoint, "gone", "text") == {}
 
 
-def test_more_ranks_get_what_all_had_in_common(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path) as ranks:
-        save(ranks, 20, w=np.arange(3.0), lr=0.1)
-    point = cluster.restore_point()
-    bigger = Cluster(a=1, b=1, c=1)
-    with CheckpointManager(tmp_path, client=bigger.port(2, restore=point)) as manager:
-        state: dict[str, Any] = {"w": np.zeros(3), "lr": None}
-        assert manager.restore(state) is not None
-        assert (state["w"].tolist(), state["lr"]) == ([0, 1, 2], 0.1)
-        with pytest.raises(CheckpointError, match="rank differs between the 2 ranks"):
-            manager.restore({"w": np.zeros(3), "rank": None})
-        state["rank"] = None
-        manager.restore(state, of_rank_0={"rank"})
-        assert state["rank"] == 0
-
-
 def test_more_ranks_get_all_that_rank_0_had_below_a_path(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path) as ranks:
         for info in [
@@ -233,16 +190,6 @@ def test_more_ranks_get_all_that_rank_0_had_below_a_path(cluster: Cluster, tmp_p
             manager.restore(state, of_rank_0={"own.load", "loader"})
         manager.restore(state, of_rank_0={"own.loader"})
         assert state == {"own": {"loader": {"at": 0, "seen": [0]}}}
-
-
-def test_fewer_ranks_each_get_their_own(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path) as ranks:
-        save(ranks, 20)
-    point = cluster.restore_point()
-    with CheckpointManager(tmp_path, client=Cluster(a=1).port(0, restore=point)) as manager:
-        state: dict[str, Any] = {"rank": None}
-        manager.restore(state)
-        assert state == {"rank": 0}
 
 
 # -- corruption and going back ----------------------------------------------------------------
@@ -294,86 +241,13 @@ def test_loading_a_part_is_no_going_back(cluster: Cluster, tmp_path: Path) -> No
         save(ranks, 40)
 
 
-def test_incrementals_are_saved_by_the_manager_too(cluster: Cluster, tmp_path: Path) -> None:
-    kinds = []
-    with managers(cluster, tmp_path, capture_rng=False, keep_count=1) as ranks:
-        for step in (20, 40):
-            state = {"frozen": np.arange(100), "step": step}
-            infos = [m.save_state(state, step, 0, "incremental") for m in ranks]
-            kinds.append([info.wait(LIMIT_S).checkpoint_type.value for info in infos])
-            for manager in ranks:
-                manager.wait_until_finished(LIMIT_S)
-        assert kinds == [["full", "full"], ["incremental", "incremental"]]
-        assert [record.step for record in cluster.records()] == [20, 40], "what is used stays"
-
-
 # -- retention --------------------------------------------------------------------------------
 
 
-def test_rank_0_removes_what_is_too_old_but_not_what_is_pinned(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path, keep_count=2) as ranks:
-        save(ranks, 20)
-        (record,) = cluster.records()
-        cluster.job.store.settle(
-            lambda v: decide_pin(v, step=20, attempt=record.attempt, who="me", why="paper")
-        )
-        for step in (40, 60, 80):
-            save(ranks, step)
-        assert ranks[0].all_steps() == [20, 60, 80]
-    assert len(folders(tmp_path)) == 3
-
-
-def test_a_removal_that_was_interrupted_is_finished_by_the_next_pass(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with managers(cluster, tmp_path, keep_count=1) as ranks:
-        save(ranks, 20)
-        (record,) = cluster.records()
-        save(ranks, 40)
-    assert len(folders(tmp_path)) == 1
-    cluster.job.store.put(
-        next(iter(cluster.view().checkpoints())).key.replace("0040", "0020"), _deleting(record)
-    )
-    with managers(cluster, tmp_path, keep_count=5) as ranks:
-        save(ranks, 60)
-    assert [r.step for r in cluster.records()] == [40, 60]
-
-
-def _deleting(record: Any) -> Any:
-    tiers = {
-        name: dataclasses.replace(tier, state=TierState.DELETING) for name, tier in tiers_of(record).items()
-    }
-    return dataclasses.replace(record, state=CheckpointState.DELETING, manifest_digest="m", tiers=tiers)
-
-
-def test_what_is_left_of_an_aborted_save_goes_unless_storage_has_it_as_committed(
-    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(info: object) -> None:
-        raise StorageError("disk full")
-
-    with managers(cluster, tmp_path) as ranks:
-        for step in (20, 40):
-            infos = [m.save_state({"w": np.ones(1)}, step, progress=full) for m in ranks]
-            for info in infos:
-                with pytest.raises((StorageError, CheckpointAborted)):
-                    info.wait(LIMIT_S)
-        aborted = cluster.records()
-        assert {record.state for record in aborted} == {CheckpointState.ABORTED}
-        marked = tmp_path / "job" / aborted[0].path.rpartition("/")[2] / MARKER
-        marked.parent.mkdir(exist_ok=True)
-        marked.write_text("from another catalog")
-        with caplog.at_level(logging.ERROR):
-            save(ranks, 60)
-        assert "was given up, and is marked as committed" in caplog.text
-    assert marked.exists()
-    assert [record.step for record in cluster.records()] == [20, 60]
-    assert len(folders(tmp_path)) == 2
-
-
+@pytest.mark.parametrize("again", [True, False], ids=["its slot was taken again", "another step was saved"])
 @pytest.mark.parametrize("marked", [True, False])
-def test_what_is_left_of_a_save_whose_slot_was_taken_again_goes_unless_storage_has_it_as_committed(
-    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, marked: bool
+def test_what_is_left_of_an_aborted_save_goes_unless_storage_has_it_as_committed(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, marked: bool, again: bool
 ) -> None:
     def full(info: object) -> None:
         raise StorageError("disk full")
@@ -385,10 +259,10 @@ def test_what_is_left_of_a_save_whose_slot_was_taken_again_goes_unless_storage_h
         left = tmp_path / "job" / cluster.records()[0].path.rpartition("/")[2]
         left.mkdir(exist_ok=True)
         (left / (MARKER if marked else "rank-00000.json")).write_text("of an attempt before")
-        save(ranks, 20)
+        save(ranks, 20 if again else 40)
     assert left.exists() is marked
     assert ("is marked as committed" in caplog.text) is marked
-    assert [record.state for record in cluster.records()] == [CheckpointState.COMMITTED]
+    assert (CheckpointState.ABORTED in {r.state for r in cluster.records()}) is (marked and not again)
     assert len(folders(tmp_path)) == 1 + marked
 
 
@@ -475,3 +349,80 @@ def test_what_is_deleted_meanwhile_is_not_copied(cluster: Cluster, tmp_path: Pat
     assert refused.is_set()
     assert not list((tmp_path / "far").glob("job/step-000000000010-*"))
     assert len(list((tmp_path / "far").glob("job/step-000000000020-*/COMMIT"))) == 1
+
+
+# -- what the coordinators will not have copied: who is told, and that it is never taken for copied
+
+
+FROZEN = np.arange(4096.0)
+REPLICA = Replica(folder="job/step-20", attempt="x20", manifest_digest="m", step=20)
+
+
+def incremental(both: list[Any], step: int, become: CheckpointType) -> list[CheckpointInfo]:
+    """Save on all ranks what shall become that."""
+    state = {"frozen": FROZEN, "w": np.full(4, float(step))}
+    infos = [manager.save_state(state, step, 0, "incremental") for manager in both]
+    for info in infos:
+        info.wait(LIMIT_S)
+    assert {info.checkpoint_type for info in infos} == {become}
+    return infos
+
+
+@pytest.mark.parametrize("when", ["begun", "sealed"])
+def test_what_cannot_be_copied_for_its_base_left_is_told_and_the_next_one_is_whole(
+    cluster: Cluster, tmp_path: Path, when: str
+) -> None:
+    with managers(cluster, tmp_path / "near", replica_path=tmp_path / "far") as both:
+        incremental(both, 10, CheckpointType.FULL)
+        for manager in both:
+            manager.wait_until_replicated(LIMIT_S)
+
+        def leave(request: Message) -> None:
+            if isinstance(request, pb.ReportCopyRequest) and request.step == 20 and getattr(request, when):
+                base = next(r for r in cluster.records() if r.step == 10)
+                gone = replace(base.tiers[TIER], state=TierState.REMOVED)
+                tiers = {**base.tiers, TIER: gone}
+                cluster.job.store.put(JOB.checkpoint(10, base.generation), replace(base, tiers=tiers))
+
+        cluster.on_call = leave
+        infos = incremental(both, 20, CheckpointType.INCREMENTAL)
+        for manager, info in zip(both, infos, strict=True):
+            with pytest.raises(CheckpointError, match="step 10, which step 20 needs, is removed on replica"):
+                manager.wait_until_replicated(LIMIT_S)
+            assert not info.replicated
+        if when == "begun":
+            assert not list((tmp_path / "far").glob("job/step-000000000020-*/*")), "nobody would remove it"
+        incremental(both, 30, CheckpointType.FULL)
+        incremental(both, 40, CheckpointType.INCREMENTAL)
+        for manager in both:
+            manager.wait_until_replicated(LIMIT_S)
+    found = {record.step: TIER in record.tiers for record in cluster.records()}
+    assert found == {10: True, 20: False, 30: True, 40: True}
+
+
+class Refusing:
+    def __init__(self, error: StrataError) -> None:
+        self.error = error
+
+    def report_copy(self, **copy: Any) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Refused("step 20 is deleting"), Refused),
+        (CheckpointNotFound("no attempt x20"), CheckpointNotFound),
+        (StaleGeneration("generation 1 has ended"), StaleGeneration),
+        (QuotaExceeded("etcd has no space left"), Unavailable),
+        (Conflict("what lies there has digest a"), CheckpointError),
+        (PermissionDenied("not for you"), CheckpointError),
+    ],
+)
+def test_only_what_is_not_wanted_any_more_is_left_without_a_word(
+    error: StrataError, told: type[StrataError]
+) -> None:
+    report = CopyReports(cast("CoordinatedCatalog", Refusing(error)), root="s3://far")
+    with pytest.raises(told, match=error.message) as raised:
+        report(REPLICA, begun=True)
+    assert isinstance(raised.value, Refused) == (told in {Refused, StaleGeneration})

@@ -88,15 +88,6 @@ def test_leaving_is_for_ones_own_workers(server: UnaryServer) -> None:
             client.leave(worker_id="n")
 
 
-def test_an_endpoint_that_refuses_is_passed_over(server: UnaryServer) -> None:
-    (dead,) = free_ports(1)
-    for _ in range(5):  # wherever it starts
-        with CoordinatorClient.connect([f"127.0.0.1:{dead}", server.address]) as client:
-            began = time.monotonic()
-            assert client.status().answered_by == "one"
-            assert time.monotonic() - began < 1
-
-
 def test_a_renewed_credential_is_shown_before_a_call_fails(server: UnaryServer) -> None:
     """The credential that the connection began with is over: the only endpoint is dialled anew, within the call."""
     client = CoordinatorClient.connect(server.address)
@@ -117,22 +108,19 @@ def test_a_renewed_credential_is_shown_before_a_call_fails(server: UnaryServer) 
     assert len(server.asked_for(GetStatusRequest)) == asked + 2, "by the old connection, and by a new one"
 
 
-def test_one_that_does_not_answer_is_left_after_its_attempt(server: UnaryServer) -> None:
-    with unary_server() as mute:
-        mute.hanging.clear()
-        while not mute.asked:  # wherever it starts
-            with CoordinatorClient.connect([mute.address, server.address]) as client:
-                answer = client.call(GetStatusRequest(), timeout_s=5, attempt_s=0.2)
-                assert answer.answered_by == "one"
-        mute.hanging.set()
-
-
-def test_a_replica_that_cannot_is_left_for_one_that_can(server: UnaryServer) -> None:
-    with unary_server() as sick:
-        sick.answers[GetStatusRequest] = refuse(errors.Unavailable("no etcd"))  # type: ignore[assignment]
-        while not sick.asked:
-            with CoordinatorClient.connect([sick.address, server.address]) as client:
-                assert client.status().answered_by == "one"
+@pytest.mark.parametrize("how", ["nobody listens", "it hangs", "it has no etcd"])
+def test_a_replica_that_does_not_answer_is_left_for_one_that_does(server: UnaryServer, how: str) -> None:
+    with unary_server() as other:
+        other.answers[GetStatusRequest] = refuse(errors.Unavailable("no etcd"))  # type: ignore[assignment]
+        if how == "it hangs":
+            other.hanging.clear()
+        (dead,) = free_ports(1)
+        where = f"127.0.0.1:{dead}" if how == "nobody listens" else other.address
+        for _ in range(5):  # wherever it starts
+            with CoordinatorClient.connect([where, server.address]) as client:
+                began = time.monotonic()
+                assert client.call(GetStatusRequest(), timeout_s=5, attempt_s=0.2).answered_by == "one"
+                assert time.monotonic() - began < 1
 
 
 def test_when_nobody_answers_each_is_named_with_its_trouble() -> None:
@@ -262,7 +250,7 @@ def test_nobody_is_told_too_early_that_it_owns_nothing(server: UnaryServer) -> N
     server.answers[GetAssignmentRequest] = lambda _: states.pop(0) if len(states) > 1 else states[0]
     with DatasetRegistry(server.address, timeout_s=3) as registry:
         assert [shard.index for shard in registry.get_assigned_shards(worker_id="w1")] == [1]
-    with DatasetRegistry(server.address, timeout_s=0.3) as registry:
+    with DatasetRegistry(server.address, timeout_s=1.0) as registry:
         with pytest.raises(errors.NotFound, match="no part"):
             registry.get_assigned_shards(worker_id="w7")
         states[:] = [GetAssignmentResponse(dataset=Dataset(name="d", shards=2))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState
 from strata.v1 import checkpoints_pb2 as pb
 from tests.s3_stub import StubS3, serving
-from tests.unit.checkpoint.memory_storage import MemorySink, MemoryStorage
+from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.ports import Cluster
 from tests.unit.checkpoint.saves import local_catalog, save
 
@@ -34,33 +34,10 @@ class Counting(MemoryStorage):
         super().__init__()
         self.asked: Counter[str] = Counter()
 
-    def sink(self, name: str) -> MemorySink:
-        self.asked["sink"] += 1
-        return super().sink(name)
-
-    def create_once(self, name: str, data: bytes) -> bool:
-        self.asked["create"] += 1
-        return super().create_once(name, data)
-
-    def is_held(self, name: str) -> bool:
-        self.asked["is_held"] += 1
-        return super().is_held(name)
-
-    def read(self, name: str) -> bytes:
-        self.asked["read"] += 1
-        return super().read(name)
-
-    def exists(self, name: str) -> bool:
-        self.asked["exists"] += 1
-        return super().exists(name)
-
-    def list(self, folder: str = "") -> list[str]:
-        self.asked["list"] += 1
-        return super().list(folder)
-
-    def delete(self, name: str) -> None:
-        self.asked["delete"] += 1
-        super().delete(name)
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"sink", "create_once", "is_held", "read", "exists", "list", "delete"}:
+            self.asked[name] += 1
+        return super().__getattribute__(name)
 
     def take(self) -> Counter[str]:
         asked, self.asked = self.asked, Counter()
@@ -157,12 +134,17 @@ def test_of_coordinators(by_dcp: bool, tmp_path: Path) -> None:
             requests[type(request).__name__] += 1
 
         cluster.on_call = note
-        port, act = cluster.port(0), Act(root)
-        save_step = act.by_dcp(port, StrataWriter, dcp_save, torch) if by_dcp else act.by_manager(port)
-        for step in range(1, kept + 2):
-            requests.clear()
-            save_step(step)
-        act.close()
+        port = cluster.port(0)
+        one: Any = StrataWriter(root, client=port) if by_dcp else CheckpointManager(root, client=port)
+        with closing(one):
+            for step in range(1, kept + 2):
+                requests.clear()
+                if by_dcp:
+                    dcp_save({"w": torch.zeros(3)}, checkpoint_id=str(step), storage_writer=one)
+                    one._tidying.wait()
+                else:
+                    one.save_state({"w": np.zeros(3)}, step).wait()
+                    one.wait_until_finished()
         return requests
 
     many, few = asked(12, tmp_path / "many"), asked(2, tmp_path / "few")
@@ -170,73 +152,24 @@ def test_of_coordinators(by_dcp: bool, tmp_path: Path) -> None:
     assert pb.ListCheckpointsRequest.__name__ not in many, "it lists all that are kept"
 
 
-class Act:
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.close: Callable[[], None] = lambda: None
-
-    def by_manager(self, port: Any) -> Callable[[int], object]:
-        manager = CheckpointManager(self.root, client=port)
-        self.close = manager.close
-
-        def save_step(step: int) -> None:
-            manager.save_state({"w": np.zeros(3)}, step).wait()
-            manager.wait_until_finished()
-
-        return save_step
-
-    def by_dcp(self, port: Any, writer_type: Any, dcp_save: Any, torch: Any) -> Callable[[int], object]:
-        writer = writer_type(self.root, client=port)
-        self.close = writer.close
-
-        def save_step(step: int) -> None:
-            dcp_save({"w": torch.zeros(3)}, checkpoint_id=str(step), storage_writer=writer)
-            writer._tidying.wait()
-
-        return save_step
-
-
 # -- and what stays safe ----------------------------------------------------------------------
 
 
-def test_what_another_process_adds_and_deletes_is_seen() -> None:
-    storage = MemoryStorage()
-    one, other = local_catalog(storage), local_catalog(storage, start=100)
-    for step in (1, 2):
-        saved(storage, one, step, Keep())
-    saved(storage, other, 3, Keep(latest=2))
-    assert [c.step for c in one.kept()] == [2, 3]
-    latest = one.latest()
-    assert latest is not None
-    assert latest.step == 3
-
-
-def test_an_older_one_stays_while_the_newest_is_damaged_however_often_it_was_proven() -> None:
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    for step in (1, 2):
-        saved(storage, catalog, step, Keep())
-    assert [c.state for c in catalog.all()] == [CheckpointState.COMMITTED] * 2
-    del storage.objects[f"{catalog.folder(catalog.all()[-1])}/rank-00000.safetensors"]
-    retain(catalog, storage, Keep(latest=1), now_unix_ms=0)
-    assert [(c.step, c.state) for c in catalog.all()] == [
-        (1, CheckpointState.COMMITTED),
-        (2, CheckpointState.CORRUPT),
-    ]
-
-
-def test_the_newest_is_proven_at_each_deletion() -> None:
+@pytest.mark.parametrize("looked_at", [LocalCatalog.all, LocalCatalog.latest])
+def test_an_older_one_stays_while_the_newest_is_damaged_however_often_it_was_proven(looked_at: Any) -> None:
     """Here its damage comes after all were proven to this process, and nobody has looked since."""
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     for step in (1, 2):
         saved(storage, catalog, step, Keep())
-    newest = catalog.latest()
-    assert newest is not None
-    assert newest.step == 2
-    del storage.objects[f"{catalog.folder(newest)}/rank-00000.safetensors"]
+    assert looked_at(catalog)
+    (folder,) = (name for name in storage.list() if name.startswith(f"step-{2:012d}-"))
+    del storage.objects[f"{folder}/rank-00000.safetensors"]
     retain(catalog, storage, Keep(latest=1), now_unix_ms=0)
-    assert [c.step for c in local_catalog(storage).all() if c.state is CheckpointState.COMMITTED] == [1]
+    assert [(c.step, c.state) for c in catalog.all()] == [
+        (1, CheckpointState.COMMITTED),
+        (2, CheckpointState.CORRUPT),
+    ]
 
 
 def test_one_that_another_process_half_removed_is_swept() -> None:

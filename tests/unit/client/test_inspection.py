@@ -13,16 +13,9 @@ from strata.v1.members_pb2 import RankEvidence
 from strata.v1.session_pb2 import Down, Inspect, Tick
 
 
-class Session:
-    def __init__(self) -> None:
-        self.told: list[tuple[int, RankEvidence]] = []
-
-    def evidence(self, generation: int, evidence: RankEvidence) -> None:
-        self.told.append((generation, evidence))
-
-
 async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
-    log, crashed, session, go = tmp_path / "log", tmp_path / "crashed", Session(), asyncio.Event()
+    log, crashed, go = tmp_path / "log", tmp_path / "crashed", asyncio.Event()
+    told: list[tuple[int, RankEvidence]] = []
     log.write_text("first\nsecond\n")
     crashed.write_text("its last words\n")
     looks = 0
@@ -37,7 +30,9 @@ async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
         RankLog(generation=2, file=log),
         RankLog(generation=1, file=crashed, ended="exited with 7"),
     )
-    inspection = Inspection(session, stack, lambda rank: logs if rank == 3 else (), log=get_logger())
+    inspection = Inspection(
+        lambda *said: told.append(said), stack, lambda rank: logs if rank == 3 else (), log=get_logger()
+    )
     for _ in range(5):
         inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
     inspection.on_request(Down(tick=Tick()))
@@ -46,23 +41,23 @@ async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
     assert looks == 2
     go.set()
     async with asyncio.timeout(5):
-        while len(session.told) < 2:  # noqa: ASYNC110  # a thread reads the file
+        while len(told) < 2:  # noqa: ASYNC110  # a thread reads the file
             await asyncio.sleep(0.01)
-    told = {evidence.rank: evidence for _generation, evidence in session.told}
-    assert told[3].stack == "where rank 3 stands"
-    assert list(told[3].log) == ["first", "second"]
-    assert (told[3].log_file, told[3].log_generation, told[3].log_ended) == (str(log), 2, "")
-    before = told[3].before
+    of = {evidence.rank: evidence for _generation, evidence in told}
+    assert of[3].stack == "where rank 3 stands"
+    assert list(of[3].log) == ["first", "second"]
+    assert (of[3].log_file, of[3].log_generation, of[3].log_ended) == (str(log), 2, "")
+    before = of[3].before
     assert (before.generation, before.file, before.ended) == (1, str(crashed), "exited with 7")
     assert list(before.lines) == ["its last words"]
-    assert (list(told[4].log), told[4].log_file, told[4].HasField("before")) == ([], "", False)
+    assert (list(of[4].log), of[4].log_file, of[4].HasField("before")) == ([], "", False)
     inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
     await asyncio.sleep(0)
     assert looks == 3
 
 
 async def test_a_look_that_fails_is_logged_and_the_next_one_is_answered(tmp_path: Path) -> None:
-    session, fails, unhandled = Session(), True, list[Any]()
+    told, fails, unhandled = list[tuple[int, RankEvidence]](), True, list[Any]()
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unhandled.append(context))
 
     async def stack(_rank: int) -> str | None:
@@ -70,7 +65,7 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_is_answered(tmp_path
             raise OSError("no more processes")
         return "a stack"
 
-    inspection = Inspection(session, stack, lambda _rank: (), log=get_logger())
+    inspection = Inspection(lambda *said: told.append(said), stack, lambda _rank: (), log=get_logger())
     with capture_logs() as logs:
         inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
         await asyncio.sleep(0.01)
@@ -83,9 +78,9 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_is_answered(tmp_path
     fails = False
     inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
     async with asyncio.timeout(5):
-        while not session.told:  # noqa: ASYNC110  # a thread reads no file
+        while not told:  # noqa: ASYNC110  # a thread reads no file
             await asyncio.sleep(0.01)
-    assert session.told[0][1].stack == "a stack"
+    assert told[0][1].stack == "a stack"
 
 
 def test_the_last_lines_of_a_large_file(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import asyncio
 import functools
 import logging
 import socket
-from collections.abc import Coroutine, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,183 +22,148 @@ from strata.client.terms import UNTOLD_S
 from strata.config import Credentials
 from strata.core.timing import Timing
 from strata.testing.links import Switchboard
-from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import Registration
+from tests.unit.client.fake_rank import NoThread
 from tests.unit.client.fake_replica import FakeReplica, done
+from tests.unit.coordinator.rig import in_rig
 
 
-class SameLoop:
-    """In the place of the background thread: the test is in the loop itself."""
-
-    def at_stop(self, act: object) -> None:
-        pass
-
-    def now_s(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def submit(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.create_task(coroutine)
-
-
-@pytest.fixture(autouse=True)
-def _nobody_joined() -> Iterator[None]:
-    yield
-    joining._lone.clear()
-
-
-def replica(monkeypatch: pytest.MonkeyPatch) -> FakeReplica:
+@asynccontextmanager
+async def coordinator(*, up: bool = True) -> AsyncIterator[FakeReplica]:
     """Have whoever joins meet one replica, which serves "a:1" and "b:1"."""
     board = Switchboard(delay_s=0.0005)
     made = FakeReplica(board, "a:1")
     made.answer = lambda up: made.links[-1].close() if up.WhichOneof("message") == "leave" else done(up)
+    if not up:
+        made.down()
 
     def dial(_: object) -> Any:
         return board.dial("client", "a:1")
 
-    monkeypatch.setattr(joining, "MemberSession", functools.partial(MemberSession, dial=dial))
-    return made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joining, "MemberSession", functools.partial(MemberSession, dial=dial))
+        yield made
+    joining._shared.clear()
 
 
 async def connect(
     endpoints: str = "a:1,b:1", worker: str = "w", *, timeout_s: float | None = 30.0
 ) -> RankClient:
     registration = Registration(job="j", worker_id=worker, boot="boot", slots=1)
-    background = cast("BackgroundLoop", SameLoop())
-    return await joining._share(
-        background, parse_endpoints(endpoints), registration, Timing.derive(), Credentials(), timeout_s
+    background = cast("BackgroundLoop", NoThread())
+    addresses = parse_endpoints(endpoints)
+    join = functools.partial(
+        joining._join, background, addresses, registration, Timing.derive(), Credentials()
     )
+    return await joining._share(background, (frozenset(addresses), worker), join, timeout_s)
+
+
+async def joined(met: FakeReplica, number: int = 1, **more: Any) -> RankClient:
+    """Join as the `number`-th session that this replica meets."""
+    join = asyncio.create_task(connect(**more))
+    await greeted(met, number)
+    await asyncio.sleep(0.1)
+    met.world(1)
+    return await join
 
 
 async def greeted(met: FakeReplica, times: int) -> None:
     await met.until(lambda: len(met.hellos) == times)
 
 
-@in_virtual_time()
-async def test_a_lone_trainer_that_connects_again_shares_its_session() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        met = replica(patch)
-        joins = [asyncio.create_task(connect()), asyncio.create_task(connect("b:1,a:1"))]
-        await greeted(met, 1)
-        await asyncio.sleep(0.1)
-        met.world(1)
-        first, second = [await join for join in joins]
-        assert len(met.hellos) == 1
-        assert (await connect())._seat is first._seat is second._seat
-        assert first._seat.users == 3
+@in_rig(coordinator)
+async def test_a_lone_trainer_that_connects_again_shares_its_session(met: FakeReplica) -> None:
+    joins = [asyncio.create_task(connect()), asyncio.create_task(connect("b:1,a:1"))]
+    await greeted(met, 1)
+    await asyncio.sleep(0.1)
+    met.world(1)
+    first, second = [await join for join in joins]
+    assert len(met.hellos) == 1
+    assert (await connect())._seat is first._seat is second._seat
+    assert first._seat.users == 3
 
 
-@in_virtual_time()
-async def test_another_worker_or_other_endpoints_are_another_session() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        met = replica(patch)
-        for number, (endpoints, worker) in enumerate([("a:1", "w"), ("a:1", "v"), ("a:1,b:1", "w")]):
-            join = asyncio.create_task(connect(endpoints, worker))
-            await greeted(met, number + 1)
-            await asyncio.sleep(0.1)
-            met.world(1)
-            await join
-        assert len(met.hellos) == 3
+@in_rig(coordinator)
+async def test_another_worker_or_other_endpoints_are_another_session(met: FakeReplica) -> None:
+    for number, (endpoints, worker) in enumerate([("a:1", "w"), ("a:1", "v"), ("a:1,b:1", "w")]):
+        await joined(met, number + 1, endpoints=endpoints, worker=worker)
+    assert len(met.hellos) == 3
 
 
-@in_virtual_time()
-async def test_after_the_last_one_closed_connecting_joins_anew() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        met = replica(patch)
-        for number in (1, 2):
-            join = asyncio.create_task(connect())
-            await greeted(met, number)
-            await asyncio.sleep(0.1)
-            met.world(1)
-            client = await join
-            again = await connect()
-            await client._close(0, "done")
-            assert len(met.all("leave")) == number - 1
-            await again._close(0, "done")
-            assert len(met.all("leave")) == number
+@in_rig(coordinator)
+async def test_after_the_last_one_closed_connecting_joins_anew(met: FakeReplica) -> None:
+    for number in (1, 2):
+        client = await joined(met, number)
+        again = await connect()
+        await client._close(0, "done")
+        assert len(met.all("leave")) == number - 1
+        await again._close(0, "done")
+        assert len(met.all("leave")) == number
 
 
-@in_virtual_time()
 @pytest.mark.parametrize("code", [0, 75])
-async def test_an_end_that_nobody_hears_is_told_when_coordinators_are_back(code: int) -> None:
+@in_rig(coordinator)
+async def test_an_end_that_nobody_hears_is_told_when_coordinators_are_back(
+    met: FakeReplica, code: int
+) -> None:
     """Or the training would be done, and its members taken for dead: the job would wait for them for ever."""
-    with pytest.MonkeyPatch.context() as patch:
-        met = replica(patch)
-        join = asyncio.create_task(connect())
-        await greeted(met, 1)
-        met.world(1)
-        client = await join
-        met.down()
-        closing = asyncio.create_task(client._close(code, "the training is done"))
-        await asyncio.sleep(45.0)
-        met.up()
-        await closing
-        assert [(exit_.generation, exit_.code) for exit_ in met.all("rank_exit")] == [(1, code)]
-        assert len(met.all("leave")) == 1
-        kinds = [up.WhichOneof("message") for up in met.heard]
-        assert kinds.index("rank_exit") < kinds.index("leave")
+    client = await joined(met)
+    met.down()
+    closing = asyncio.create_task(client._close(code, "the training is done"))
+    await asyncio.sleep(45.0)
+    met.up()
+    await closing
+    assert [(exit_.generation, exit_.code) for exit_ in met.all("rank_exit")] == [(1, code)]
+    assert len(met.all("leave")) == 1
+    kinds = [up.WhichOneof("message") for up in met.heard]
+    assert kinds.index("rank_exit") < kinds.index("leave")
 
 
-@in_virtual_time()
-async def test_an_end_that_nobody_ever_hears_holds_nobody_up_for_ever() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        met = replica(patch)
-        join = asyncio.create_task(connect())
-        await greeted(met, 1)
-        met.world(1)
-        client = await join
-        met.down()
-        began = asyncio.get_running_loop().time()
-        await client._close(0, "the training is done")
-        assert UNTOLD_S <= asyncio.get_running_loop().time() - began < UNTOLD_S + 10.0
+@in_rig(coordinator)
+async def test_an_end_that_nobody_ever_hears_holds_nobody_up_for_ever(met: FakeReplica) -> None:
+    client = await joined(met)
+    met.down()
+    began = asyncio.get_running_loop().time()
+    await client._close(0, "the training is done")
+    assert UNTOLD_S <= asyncio.get_running_loop().time() - began < UNTOLD_S + 10.0
 
 
-@in_virtual_time()
-async def test_who_waits_for_another_threads_join_waits_no_longer_than_its_own_time() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        met = replica(patch)
-        join = asyncio.create_task(connect())
-        await greeted(met, 1)
-        with pytest.raises(errors.Unavailable, match="within 2 s"):
-            await connect(timeout_s=2.0)
-        met.world(1)
-        assert (await join)._seat.users == 1
+@in_rig(coordinator)
+async def test_who_waits_for_another_threads_join_waits_no_longer_than_its_own_time(met: FakeReplica) -> None:
+    join = asyncio.create_task(connect())
+    await greeted(met, 1)
+    with pytest.raises(errors.Unavailable, match="within 2 s"):
+        await connect(timeout_s=2.0)
+    met.world(1)
+    assert (await join)._seat.users == 1
 
 
-@in_virtual_time()
+@in_rig(coordinator)
 async def test_without_a_limit_a_world_is_waited_for_as_long_as_it_takes(
-    caplog: pytest.LogCaptureFixture,
+    met: FakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once it is a member: endpoints at which nobody answers are told within minutes."""
     caplog.set_level(logging.WARNING, logger="strata.client")
-    with pytest.MonkeyPatch.context() as patch:
-        met = replica(patch)
-        join = asyncio.create_task(connect(timeout_s=None))
-        await greeted(met, 1)
-        await asyncio.sleep(1000)
-        assert not join.done()
-        assert "waiting for a world with a place for w" in caplog.text
-        met.world(1)
-        client = await join
-        assert client.generation == 1
-        rejoin = asyncio.create_task(client._rejoin(None))
-        await asyncio.sleep(1000)
-        assert not rejoin.done()
-        met.world(2)
-        await rejoin
-        assert client.generation == 2
+    join = asyncio.create_task(connect(timeout_s=None))
+    await greeted(met, 1)
+    await asyncio.sleep(1000)
+    assert not join.done()
+    assert "waiting for a world with a place for w" in caplog.text
+    met.world(1)
+    client = await join
+    assert client.generation == 1
+    rejoin = asyncio.create_task(client._rejoin(None))
+    await asyncio.sleep(1000)
+    assert not rejoin.done()
+    met.world(2)
+    await rejoin
+    assert client.generation == 2
 
 
-@in_virtual_time()
-async def test_without_a_limit_somebody_must_answer_all_the_same() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        board = Switchboard(delay_s=0.0005)
-
-        def dial(_: object) -> Any:
-            return board.dial("client", "a:1")
-
-        patch.setattr(joining, "MemberSession", functools.partial(MemberSession, dial=dial))
-        with pytest.raises(errors.Unavailable, match="could not reach any coordinator within 300 s"):
-            await connect(timeout_s=None)
+@in_rig(coordinator, up=False)
+async def test_without_a_limit_somebody_must_answer_all_the_same(met: FakeReplica) -> None:
+    with pytest.raises(errors.Unavailable, match="could not reach any coordinator within 300 s"):
+        await connect(timeout_s=None)
 
 
 def test_endpoints_and_job_come_from_the_file_where_nobody_says_them(

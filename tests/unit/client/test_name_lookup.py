@@ -38,10 +38,6 @@ def test_it_is_asked_for_as_torch_does(host: str, asked: str | None) -> None:
     assert service.of == [asked] if asked else service.of[0] in {"::1", "::ffff:127.0.0.1"}
 
 
-def test_the_real_one_can_be_asked() -> None:
-    assert lookup_s("127.0.0.1") >= 0.0
-
-
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_slow_answer_is_warned_of_and_so_is_none(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_lookup, "SLOW_S", 0.05)
@@ -59,7 +55,3 @@ def test_a_quick_answer_is_not_spoken_of() -> None:
     said: list[str] = []
     warn_if_slow("10.0.0.7", said.append, ask=Asked(answers=False)).join(5.0)
     assert not said
-
-
-def test_a_host_that_is_not_found_is_no_error() -> None:
-    assert lookup_s("nobody.invalid", ask=Asked()) >= 0.0

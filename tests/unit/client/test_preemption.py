@@ -105,15 +105,6 @@ def test_a_notice_that_means_nobody_here_changes_nothing() -> None:
     assert rank.hears is None
 
 
-def test_without_an_agreement_no_step_is_the_last() -> None:
-    ranks = Ranks(2)
-    point = PreemptionPoint(ranks.each[0], storage_uri="x")
-    assert not point.reached(1)
-    ranks.broken = True
-    ranks.each[0].hear()
-    assert not point.reached(2)
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_newer_generation_agrees_anew(broken: bool) -> None:
     """Whether the ranks of the one before agreed or not; also on a notice heard before it was rejoined."""

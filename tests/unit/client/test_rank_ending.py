@@ -15,7 +15,7 @@ from strata.client.rank import RankClient
 from strata.client.seat import RankPlace, Seat, Watcher
 from strata.testing import virtual_time
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.client.fake_rank import NoThread, rank_client
+from tests.unit.client.fake_rank import NoThread, of_rank, rank_client
 from tests.unit.client.fake_replica import Rig, done, rig
 
 
@@ -64,16 +64,17 @@ def test_closing_says_that_the_rank_is_done_or_has_stopped_or_only_leaves() -> N
     virtual_time.run(closing(1))
 
 
-@in_virtual_time()
-async def test_who_hurries_tells_its_end_if_somebody_is_there_and_waits_for_nobody_else() -> None:
-    async with rank_client() as (r, client):
-        closing = asyncio.create_task(client._close(0, "why"))
-        await r.serving.next("rank_exit")
-        client._hasten()
-        begun_s = asyncio.get_running_loop().time()
-        assert not await closing, "nobody has heard it"
-        assert asyncio.get_running_loop().time() - begun_s < STOP_S, "a program that ends waits no longer"
-        assert [leave.reason for leave in r.serving.all("leave")] == ["why"]
+@of_rank()
+async def test_who_hurries_tells_its_end_if_somebody_is_there_and_waits_for_nobody_else(
+    r: Rig, client: RankClient
+) -> None:
+    closing = asyncio.create_task(client._close(0, "why"))
+    await r.serving.next("rank_exit")
+    client._hasten()
+    begun_s = asyncio.get_running_loop().time()
+    assert not await closing, "nobody has heard it"
+    assert asyncio.get_running_loop().time() - begun_s < STOP_S, "a program that ends waits no longer"
+    assert [leave.reason for leave in r.serving.all("leave")] == ["why"]
 
 
 @in_virtual_time()
@@ -96,15 +97,16 @@ async def test_who_waits_for_somebody_to_hear_its_end_says_so(caplog: pytest.Log
     assert not caplog.records
 
 
-@in_virtual_time()
-async def test_a_hurry_before_the_end_is_one_too_and_an_answer_is_still_heard() -> None:
-    async with rank_client() as (r, client):
-        r.serving.answer = lambda up: (
-            r.serving.links[-1].close() if up.WhichOneof("message") == "leave" else done(up)
-        )
-        client._hasten()
-        assert await client._close(0, "why")
-        assert [(x.rank, x.code) for x in r.serving.all("rank_exit")] == [(0, 0)]
+@of_rank()
+async def test_a_hurry_before_the_end_is_one_too_and_an_answer_is_still_heard(
+    r: Rig, client: RankClient
+) -> None:
+    r.serving.answer = lambda up: (
+        r.serving.links[-1].close() if up.WhichOneof("message") == "leave" else done(up)
+    )
+    client._hasten()
+    assert await client._close(0, "why")
+    assert [(x.rank, x.code) for x in r.serving.all("rank_exit")] == [(0, 0)]
 
 
 def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseException | None]:

@@ -19,12 +19,6 @@ from strata.client.checkpoints import CheckpointManager
 from strata.errors import CheckpointCorrupt, CheckpointError, StorageError
 
 
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("STRATA_SOCKET", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def state(value: float) -> dict[str, Any]:
     return {"w": np.full(3 << 20, value, np.float32), "step": value}
 

@@ -11,101 +11,92 @@ from strata.testing.links import host_of
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.session_pb2 import Down, Moved
 from strata.v1.worlds_pb2 import GetWorldRequest
-from tests.unit.client.fake_replica import arrival, done, rig
+from tests.unit.client.fake_replica import FakeReplica, Rig, arrival, done, rig
+from tests.unit.coordinator.rig import in_rig
 
 
-@in_virtual_time()
-async def test_a_lost_replica_is_left_for_another_within_100_ms() -> None:
-    async with rig(3) as r:
-        before, lost_at = r.serving, asyncio.get_running_loop().time()
-        before.down()
-        now = await r.reconnected(2)
-        assert now is not before
-        assert now.hello_times[-1] - lost_at < 0.1
-        assert r.session.connected
+@in_rig(rig, 3)
+async def test_a_lost_replica_is_left_for_another_within_100_ms(r: Rig) -> None:
+    before, lost_at = r.serving, asyncio.get_running_loop().time()
+    before.down()
+    now = await r.reconnected(2)
+    assert now is not before
+    assert now.hello_times[-1] - lost_at < 0.1
+    assert r.session.connected
 
 
-@in_virtual_time()
-async def test_a_replica_that_does_not_answer_is_not_waited_for_while_another_may() -> None:
+@in_rig(rig, 3)
+async def test_a_replica_that_does_not_answer_is_not_waited_for_while_another_may(r: Rig) -> None:
     """The lost one counts a grace of a second, within which the member must be back."""
-    async with rig(3) as r:
-        before = r.serving
-        frozen, well = r.others
-        frozen.board.block("client", host_of(frozen.address))
-        before.ready_addresses = [frozen.address]
-        await asyncio.sleep(1.1)  # a tick has said where to go
-        lost_at = asyncio.get_running_loop().time()
-        before.board.block("client", host_of(before.address))
-        before.down()
-        assert await r.reconnected(2) is well
-        assert well.hello_times[-1] - lost_at < 1.0
+    before = r.serving
+    frozen, well = r.others
+    frozen.board.block("client", host_of(frozen.address))
+    before.ready_addresses = [frozen.address]
+    await asyncio.sleep(1.1)  # a tick has said where to go
+    lost_at = asyncio.get_running_loop().time()
+    before.board.block("client", host_of(before.address))
+    before.down()
+    assert await r.reconnected(2) is well
+    assert well.hello_times[-1] - lost_at < 1.0
+
+
+@in_rig(rig, 3)
+async def test_all_coordinators_down_for_30_s(r: Rig) -> None:
+    waiting = r.session.arrive(arrival())
+    call = asyncio.create_task(r.session.call(GetWorldRequest(job="j"), timeout_s=None))
+    for replica in r.replicas:
+        replica.answer = done
+        replica.down()
+    await asyncio.sleep(30)
+    assert not r.session.connected
+    assert 30 <= len(r.observer.troubles) <= 80
+    for replica in r.replicas:
+        replica.up()
+    up_at = asyncio.get_running_loop().time()
+    now = await r.reconnected(2)
+    assert now.hello_times[-1] - up_at <= 2.1
+    assert now.hellos[-1].member.incarnation == 7
+    again = await now.next("arrivals")
+    assert 29_000 < again.arrivals[0].age_ms < 33_000
+    now.release(again.arrivals[0])
+    await waiting
+    await call
 
 
 @in_virtual_time()
-async def test_all_coordinators_down_for_30_s() -> None:
-    async with rig(3) as r:
-        waiting = r.session.arrive(arrival())
-        call = asyncio.create_task(r.session.call(GetWorldRequest(job="j"), timeout_s=None))
-        for replica in r.replicas:
-            replica.answer = done
-            replica.down()
-        await asyncio.sleep(30)
-        assert not r.session.connected
-        assert 30 <= len(r.observer.troubles) <= 80
-        for replica in r.replicas:
-            replica.up()
-        up_at = asyncio.get_running_loop().time()
-        now = await r.reconnected(2)
-        assert now.hello_times[-1] - up_at <= 2.1
-        assert now.hellos[-1].member.incarnation == 7
-        again = await now.next("arrivals")
-        assert 29_000 < again.arrivals[0].age_ms < 33_000
-        now.release(again.arrivals[0])
-        await waiting
-        await call
-
-
 @pytest.mark.parametrize("silent", [False, True], ids=["the others refuse", "the others are black holes"])
 @pytest.mark.parametrize("back", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(4))
-def test_whoever_is_the_first_to_be_back_is_found_in_time(seed: int, back: int, silent: bool) -> None:
+async def test_whoever_is_the_first_to_be_back_is_found_in_time(seed: int, back: int, silent: bool) -> None:
     """Whatever the lost one said of the others' readiness: it may be the only one that is back, and leads.
 
     It deletes members that nobody has served for 5 s, counted from then (PROTOCOLS 5.4).
     """
-
-    @in_virtual_time()
-    async def test() -> None:
-        async with rig(3, seed=seed) as r:
-            for replica in r.replicas:
-                replica.ready_addresses = [x.address for x in r.replicas if x is not replica]
-            await asyncio.sleep(1.1)  # a tick has said so
-            alone = (r.serving, *r.others)[back]
-            for replica in r.replicas:
-                if silent and replica is not alone:
-                    replica.board.block("client", host_of(replica.address))
-                replica.down()
-            await asyncio.sleep(30.0)
-            alone.up()
-            up_at = asyncio.get_running_loop().time()
-            assert await r.reconnected(2) is alone
-            assert alone.hello_times[-1] - up_at < 4.2
-
-    test()
+    async with rig(3, seed=seed) as r:
+        for replica in r.replicas:
+            replica.ready_addresses = [x.address for x in r.replicas if x is not replica]
+        await asyncio.sleep(1.1)  # a tick has said so
+        alone = (r.serving, *r.others)[back]
+        for replica in r.replicas:
+            if silent and replica is not alone:
+                replica.board.block("client", host_of(replica.address))
+            replica.down()
+        await asyncio.sleep(30.0)
+        alone.up()
+        up_at = asyncio.get_running_loop().time()
+        assert await r.reconnected(2) is alone
+        assert alone.hello_times[-1] - up_at < 4.2
 
 
+@in_virtual_time()
 @pytest.mark.parametrize("seed", range(6))
-def test_moved_means_there_at_once(seed: int) -> None:
-    @in_virtual_time()
-    async def test() -> None:
-        async with rig(3, seed=seed) as r:
-            target, before = r.others[seed % 2], r.serving
-            moved_at = asyncio.get_running_loop().time()
-            before.send(Down(moved=Moved(addresses=[target.address], reason="draining")))
-            assert await r.reconnected(2) is target
-            assert target.hello_times[-1] - moved_at < 0.1
-
-    test()
+async def test_moved_means_there_at_once(seed: int) -> None:
+    async with rig(3, seed=seed) as r:
+        target, before = r.others[seed % 2], r.serving
+        moved_at = asyncio.get_running_loop().time()
+        before.send(Down(moved=Moved(addresses=[target.address], reason="draining")))
+        assert await r.reconnected(2) is target
+        assert target.hello_times[-1] - moved_at < 0.1
 
 
 @pytest.mark.parametrize(
@@ -123,129 +114,202 @@ def test_moved_means_there_at_once(seed: int) -> None:
         (errors.ClusterReplaced("other"), True),
     ],
 )
-def test_which_refusals_end_a_session_that_was_served_before(
-    refusal: errors.StrataError, final: bool
+@in_rig(rig, 2)
+async def test_which_refusals_end_a_session_that_was_served_before(
+    r: Rig, refusal: errors.StrataError, final: bool
 ) -> None:
-    @in_virtual_time()
-    async def test() -> None:
-        async with rig(2) as r:
-            for replica in r.replicas:
-                replica.refuse_hello = refusal
-            r.serving.down()
-            r.serving.up()
-            await asyncio.sleep(20)
-            assert r.running.done() is final
-            if final:
-                with pytest.raises(type(refusal)):
-                    r.running.result()
-            else:
-                for replica in r.replicas:
-                    replica.refuse_hello = None
-                await r.reconnected(2)
-
-    test()
-
-
-@in_virtual_time()
-async def test_a_silent_replica_is_left_if_another_is_ready() -> None:
-    async with rig(2) as r:
-        before = r.serving
+    for replica in r.replicas:
+        replica.refuse_hello = refusal
+    r.serving.down()
+    r.serving.up()
+    await asyncio.sleep(20)
+    assert r.running.done() is final
+    if final:
+        with pytest.raises(type(refusal)):
+            r.running.result()
+    else:
         for replica in r.replicas:
-            replica.ready_addresses = [x.address for x in r.replicas if x is not replica]
-        await asyncio.sleep(2.5)
-        before.ticking = False
-        silent_at = asyncio.get_running_loop().time()
-        now = await r.reconnected(2)
-        assert now is not before
-        assert 2.0 <= now.hello_times[-1] - silent_at <= 4.0
-        assert "silent" in r.observer.troubles[-1].message
+            replica.refuse_hello = None
+        await r.reconnected(2)
 
 
-@in_virtual_time()
-async def test_a_silent_replica_is_kept_if_no_other_is_ready() -> None:
-    async with rig(2) as r:
-        r.others[0].refuse_hello = errors.Unavailable("this replica is not ready")
-        r.serving.ticking = False
-        await asyncio.sleep(300)
-        assert len(r.observer.connected) == 1
-        assert r.session.connected
+@in_rig(rig, 2)
+async def test_a_silent_replica_is_kept_if_no_other_is_ready(r: Rig) -> None:
+    r.others[0].refuse_hello = errors.Unavailable("this replica is not ready")
+    r.serving.ticking = False
+    await asyncio.sleep(300)
+    assert len(r.observer.connected) == 1
+    assert r.session.connected
 
 
-@in_virtual_time()
-async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welcomes() -> None:
+@in_rig(rig, 3)
+async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welcomes(r: Rig) -> None:
     """It may have frozen before it knew; its members are orphans before long."""
-    async with rig(3) as r:
-        before, there = r.serving, r.others[0]
-        r.others[1].refuse_hello = errors.Unavailable("this replica is not ready")
-        before.ready_addresses = []
-        await asyncio.sleep(2.5)
-        before.ticking = False
-        silent_at = asyncio.get_running_loop().time()
-        assert await r.reconnected(2) is there
-        assert there.hellos[-1].if_ready
-        assert 2.0 <= there.hello_times[-1] - silent_at <= 4.0
-        assert "is silent, and" in r.observer.troubles[-1].message
+    before, there = r.serving, r.others[0]
+    r.others[1].refuse_hello = errors.Unavailable("this replica is not ready")
+    before.ready_addresses = []
+    await asyncio.sleep(2.5)
+    before.ticking = False
+    silent_at = asyncio.get_running_loop().time()
+    assert await r.reconnected(2) is there
+    assert there.hellos[-1].if_ready
+    assert 2.0 <= there.hello_times[-1] - silent_at <= 4.0
+    assert "is silent, and" in r.observer.troubles[-1].message
 
 
-@in_virtual_time()
-async def test_a_replica_that_speaks_again_is_looked_for_elsewhere_no_more() -> None:
-    async with rig(2) as r:
-        there = r.others[0]
-        there.refuse_hello = errors.Unavailable("this replica is not ready")
-        r.serving.ticking = False
-        await asyncio.sleep(10)
-        assert there.hellos
-        r.serving.ticking = True
-        await asyncio.sleep(2)
-        looked = len(there.hellos)
-        there.refuse_hello = None
-        await asyncio.sleep(60)
-        assert len(there.hellos) == looked
-        assert len(r.observer.connected) == 1
+@in_rig(rig, 2)
+async def test_its_own_stall_is_not_blamed_on_the_replica(r: Rig) -> None:
+    for replica in r.replicas:
+        replica.ready_addresses = [x.address for x in r.replicas]
+    loop = asyncio.get_running_loop()
+    for _ in range(5):
+        await asyncio.sleep(1.7)
+        loop._now += 30  # type: ignore[attr-defined]  # as if this process had not run for 30 s
+    assert len(r.observer.connected) == 1
 
 
-@in_virtual_time()
-async def test_a_replica_that_says_it_is_unready_is_left_for_one_that_is_ready() -> None:
-    async with rig(3) as r:
-        before = r.serving
-        there = r.others[0]
-        before.ready_addresses = [there.address]
-        await asyncio.sleep(2.5)
-        assert r.serving is before
-        before.ready = False
-        assert await r.reconnected(2) is there
-        assert "not ready" in r.observer.troubles[-1].message
+@in_rig(rig, 2)
+async def test_a_replica_that_never_welcomes_is_left(r: Rig) -> None:
+    mute = r.others[0]
+    mute.welcoming = mute.ticking = False
+    r.serving.down()
+    r.serving.up()
+    now = await r.reconnected(2)
+    assert now is not mute
+    assert len(mute.hellos) == 1
 
 
-@in_virtual_time()
-async def test_an_unready_replica_is_kept_if_no_other_is_ready() -> None:
-    async with rig(2) as r:
-        r.serving.ready = False
-        r.serving.ready_addresses = [r.serving.address]
-        r.others[0].refuse_hello = errors.Unavailable("this replica is not ready")
-        await asyncio.sleep(300)
-        assert len(r.observer.connected) == 1
+# -- a session whose replica says that it is not ready, and knows nobody who is (PROTOCOLS 5.5)
 
 
-@in_virtual_time()
-async def test_its_own_stall_is_not_blamed_on_the_replica() -> None:
-    async with rig(2) as r:
-        for replica in r.replicas:
-            replica.ready_addresses = [x.address for x in r.replicas]
-        loop = asyncio.get_running_loop()
-        for _ in range(5):
-            await asyncio.sleep(1.7)
-            loop._now += 30  # type: ignore[attr-defined]  # as if this process had not run for 30 s
-        assert len(r.observer.connected) == 1
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
-@in_virtual_time()
-async def test_a_replica_that_never_welcomes_is_left() -> None:
-    async with rig(2) as r:
-        mute = r.others[0]
-        mute.welcoming = mute.ticking = False
-        r.serving.down()
-        r.serving.up()
-        now = await r.reconnected(2)
-        assert now is not mute
-        assert len(mute.hellos) == 1
+def unready(replica: FakeReplica) -> None:
+    """Let a replica say so, and refuse who asks whether it is ready."""
+    replica.ready = False
+    replica.refuse_hello = errors.Unavailable("this replica is not ready")
+
+
+async def first_unready_tick(r: Rig) -> None:
+    unready(r.serving)
+    await asyncio.sleep(1.0)
+
+
+@in_rig(rig, 3)
+async def test_a_black_hole_among_the_endpoints_costs_less_than_a_second(r: Rig) -> None:
+    frozen, well = r.others
+    frozen.board.block("client", host_of(frozen.address))
+    began = now()
+    await first_unready_tick(r)
+    assert await r.reconnected(2) is well
+    assert now() - began < 4.0
+
+
+@in_rig(rig, 3)
+async def test_when_no_replica_is_ready_the_stream_stays_and_the_tries_are_few(r: Rig) -> None:
+    link = r.serving.links[-1]
+    for replica in r.replicas:
+        unready(replica)
+    await asyncio.sleep(300)
+    assert r.session.connected
+    assert not link.over
+    assert r.observer.troubles == []
+    assert 150 < sum(len(other.hellos) for other in r.others) < 300
+    assert len(r.serving.hellos) == 1
+    r.serving.ready = True
+    await asyncio.sleep(2)
+    tried = [len(other.hellos) for other in r.others]
+    for other in r.others:
+        other.refuse_hello = None
+    await asyncio.sleep(60)
+    assert [len(other.hellos) for other in r.others] == tried, "who is served well looks nowhere"
+    assert not link.over
+
+
+@in_rig(rig, 2)
+async def test_a_replica_that_dies_while_its_member_looks_is_left_as_ever(r: Rig) -> None:
+    before, [other] = r.serving, r.others
+    other.welcoming = False
+    await first_unready_tick(r)
+    await asyncio.sleep(2.5)
+    other.welcoming = True
+    before.down()
+    assert await r.reconnected(2) is other
+    assert not other.hellos[-1].if_ready
+
+
+@in_rig(rig, 3)
+async def test_a_look_whose_hello_is_out_is_not_given_up_when_the_first_replica_is_ready_again(
+    r: Rig,
+) -> None:
+    """The other one may have the key by now: without a transport it would delete it after the grace."""
+    before = r.serving
+    for other in r.others:
+        other.welcoming = False
+    await first_unready_tick(r)
+    while not any(other.hellos for other in r.others):  # noqa: ASYNC110  # virtual
+        await asyncio.sleep(0.01)
+    [asked] = [other for other in r.others if other.hellos]
+    before.ready = True
+    await asyncio.sleep(1.5)
+    asked.welcome(asked.links[-1])
+    assert await r.reconnected(2) is asked
+    await asyncio.sleep(30)
+    assert [len(other.hellos) for other in r.replicas].count(1) == 2, "nobody else was asked"
+
+
+@in_rig(rig, 6)
+async def test_whoever_has_the_hello_is_asked_first_when_the_first_replica_lets_go(r: Rig) -> None:
+    """It lets go because the other one has taken the key, and says so before that one's welcome comes."""
+    before = r.serving
+    for other in r.others:
+        other.welcoming = False
+    await first_unready_tick(r)
+    while not any(other.hellos for other in r.others):  # noqa: ASYNC110  # virtual
+        await asyncio.sleep(0.01)
+    [asked] = [other for other in r.others if other.hellos]
+    for other in r.others:
+        other.welcoming = True
+    before.down()
+    assert await r.reconnected(2) is asked
+
+
+@in_rig(rig, 3)
+async def test_a_look_ends_when_the_first_replica_is_ready_again_and_the_one_asked_says_nothing(
+    r: Rig,
+) -> None:
+    link = r.serving.links[-1]
+    for other in r.others:
+        other.welcoming = False
+    await first_unready_tick(r)
+    await asyncio.sleep(2.5)
+    r.serving.ready = True
+    await asyncio.sleep(60)
+    assert sum(len(other.hellos) for other in r.others) == 1
+    assert not link.over
+
+
+@in_rig(rig, 2)
+async def test_the_one_that_was_found_may_become_unready_as_well(r: Rig) -> None:
+    before = r.serving
+    await first_unready_tick(r)
+    after = await r.reconnected(2)
+    assert after is not before
+    before.ready, before.refuse_hello = True, None
+    unready(after)
+    assert await r.reconnected(3) is before
+
+
+@in_rig(rig, 2)
+async def test_leaving_while_a_look_is_under_way_ends_the_session(r: Rig) -> None:
+    [other] = r.others
+    other.welcoming = False
+    await first_unready_tick(r)
+    await asyncio.sleep(2.5)
+    leaving = asyncio.create_task(r.session.leave())
+    await asyncio.sleep(0.1)
+    r.serving.links[-1].close()
+    await leaving
+    await r.running

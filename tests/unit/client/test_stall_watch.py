@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
-from strata.client.stall_watch import LOOK_S, STACKS, Actions, StallWatch
+from strata.client.lone_watch import Words, lone_watch
+from strata.client.stall_watch import LOOK_S, STACKS, Actions, StallWatch, kept
 from strata.core.stalls import StallLimits
+from strata.errors import ConfigError
 from strata.observe import get_logger
+from strata.testing import virtual_time
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import RankProgress, SaveHold
+from tests.unit.coordinator.rig import in_rig
 
 DUMP = 'Thread 0x1 (most recent call first):\n  File "train.py", line {rank} in {where}\n'
 
@@ -31,7 +37,6 @@ class Node:
         self.states: dict[int, str] = {}
         self.evicted: list[tuple[int, int, str]] = []
         self.where: dict[int, str] = {}
-        self.unable: set[int] = set()
         self.blamed: set[int] | None = set()
         actions = Actions(
             log=get_logger(),
@@ -55,7 +60,7 @@ class Node:
         self.at_once.append(self.asking)
         await asyncio.sleep(self.dump_s)
         self.asking -= 1
-        return None if rank in self.unable else DUMP.format(rank=rank, where=self.where.get(rank, "backward"))
+        return DUMP.format(rank=rank, where=self.where.get(rank, "backward"))
 
     async def _trace(self, rank: int) -> tuple[Path, int] | None:
         return (Path("/traces/rank_1"), 2048) if rank == 1 else None
@@ -93,19 +98,18 @@ async def watched(*, evict: bool = False) -> AsyncIterator[Node]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-@in_virtual_time()
-async def test_words_pass_with_how_long_steps_take() -> None:
-    async with watched() as node:
-        await node.train(1, 4)
-        last = node.told[-1]
-        assert (last.step, last.usual_ms) == (4, 1_000)
-        assert (round(last.step_us, -2), round(last.median_step_us, -2)) == (1_000_000, 1_000_000)
-        for step, own_us in ((5, 7), (6, 9), (7, 50)):
-            node.watch.hear(1, [RankProgress(rank=0, step=step, phase="step", step_us=own_us)])
-        last = node.told[-1]
-        assert (last.step_us, last.median_step_us) == (50, 9), "what the rank itself measured counts"
-        node.say(9, 3, generation=8)
-        assert node.told[-1].rank == 9, "of a generation that is not watched: passed on as it is"
+@in_rig(watched)
+async def test_words_pass_with_how_long_steps_take(node: Node) -> None:
+    await node.train(1, 4)
+    last = node.told[-1]
+    assert (last.step, last.usual_ms) == (4, 1_000)
+    assert (round(last.step_us, -2), round(last.median_step_us, -2)) == (1_000_000, 1_000_000)
+    for step, own_us in ((5, 7), (6, 9), (7, 50)):
+        node.watch.hear(1, [RankProgress(rank=0, step=step, phase="step", step_us=own_us)])
+    last = node.told[-1]
+    assert (last.step_us, last.median_step_us) == (50, 9), "what the rank itself measured counts"
+    node.say(9, 3, generation=8)
+    assert node.told[-1].rank == 9, "of a generation that is not watched: passed on as it is"
 
 
 @in_virtual_time()
@@ -127,165 +131,169 @@ async def test_a_hold_passes_and_is_logged_when_it_begins_and_when_it_ends() -> 
         ]
 
 
-@in_virtual_time()
-async def test_a_rank_that_stands_still_is_told_of_once_with_its_stack_and_trace() -> None:
-    async with watched() as node:
-        await node.train(3, 5)
-        for step in range(6, 21):
-            node.say(0, step)
-            node.say(2, step)
-            await asyncio.sleep(1)
-        (told,) = node.stalled
-        assert (told.rank, told.step, told.phase) == (1, 5, "step")
-        assert 10_000 <= told.stalled_ms < 12_000
-        assert told.age_ms >= told.stalled_ms
-        assert "line 1 in backward" in told.stack
-        assert (told.trace_file, told.trace_bytes) == ("/traces/rank_1", 2048)
-        assert node.asked == [1, 1], "when it is late, and when that is a stall"
-        node.say(1, 6)
-        assert node.told[-1].stalled_ms == 0
-
-
-@in_virtual_time()
-async def test_a_late_rank_is_told_of_with_what_it_does_before_that_is_a_stall() -> None:
-    async with watched() as node:
-        node.where, node.states = {1: "all_reduce"}, {2: "stopped"}
-        await node.train(3, 5)
-        await asyncio.sleep(
-            2.0 + 0.5 + 0.2
-        )  # three times the usual, of which one has passed; a look, the stacks
-        late = [told for told in node.told if told.late_ms]
-        found = {told.rank: (told.where, told.activity, told.process, told.stalled_ms) for told in late}
-        assert found == {
-            0: ("backward (train.py)", "code", "sleeping", 0),
-            1: ("all_reduce (train.py)", "code", "sleeping", 0),
-            2: ("", "", "stopped", 0),
-        }
-        assert all(told.age_ms >= 3_000 for told in late)
-        assert 2 not in node.asked, "a stopped process answers nothing"
-        node.say(1, 6)
-        assert (node.told[-1].late_ms, node.told[-1].where, node.told[-1].process) == (0, "", "")
-
-
-@in_virtual_time()
-async def test_a_rank_that_moves_while_it_is_asked_is_not_late() -> None:
-    async with watched() as node:
-        await node.train(1, 5)
-        await node.first_asked.wait()
-        node.say(0, 6)
-        told = len(node.told)
+@in_rig(watched)
+async def test_a_rank_that_stands_still_is_told_of_once_with_its_stack_and_trace(node: Node) -> None:
+    await node.train(3, 5)
+    for step in range(6, 21):
+        node.say(0, step)
+        node.say(2, step)
         await asyncio.sleep(1)
-        assert not [each for each in node.told[told - 1 :] if each.late_ms or each.where]
+    (told,) = node.stalled
+    assert (told.rank, told.step, told.phase) == (1, 5, "step")
+    assert 10_000 <= told.stalled_ms < 12_000
+    assert told.age_ms >= told.stalled_ms
+    assert "line 1 in backward" in told.stack
+    assert (told.trace_file, told.trace_bytes) == ("/traces/rank_1", 2048)
+    assert node.asked == [1, 1], "when it is late, and when that is a stall"
+    node.say(1, 6)
+    assert node.told[-1].stalled_ms == 0
 
 
-@in_virtual_time()
-async def test_late_ranks_are_told_of_before_their_stacks_are_there_however_long_those_take() -> None:
-    async with watched() as node:
-        node.dump_s, node.states = 3.0, {39: "stopped"}
-        await node.train(40, 5)
-        await asyncio.sleep(2.0)
-        node.told.clear()
-        await asyncio.sleep(LOOK_S + 0.1)
-        first = {told.rank: told for told in node.told}
-        assert set(first) == set(range(40))
-        assert all(told.late_ms and not told.where for told in first.values())
-        assert {rank for rank, told in first.items() if told.process} == {39}, "it is not asked anything"
-        node.say(0, 6)  # it moves on, and comes to stand still again while the others are asked
-        node.told.clear()
-        await asyncio.sleep(3.0 + LOOK_S + 0.1)
-        assert [told.rank for told in node.told if told.late_ms and not told.where] == [0]
-        await asyncio.sleep(3.0 * 4)
-        last = {told.rank: told.where for told in node.told}
-        assert {rank for rank, where in last.items() if where} == set(range(39))
+@in_rig(watched)
+async def test_a_late_rank_is_told_of_with_what_it_does_before_that_is_a_stall(node: Node) -> None:
+    node.where, node.states = {1: "all_reduce"}, {2: "stopped"}
+    await node.train(3, 5)
+    await asyncio.sleep(2.0 + 0.5 + 0.2)  # three times the usual, of which one has passed; a look, the stacks
+    late = [told for told in node.told if told.late_ms]
+    found = {told.rank: (told.where, told.activity, told.process, told.stalled_ms) for told in late}
+    assert found == {
+        0: ("backward (train.py)", "code", "sleeping", 0),
+        1: ("all_reduce (train.py)", "code", "sleeping", 0),
+        2: ("", "", "stopped", 0),
+    }
+    assert all(told.age_ms >= 3_000 for told in late)
+    assert 2 not in node.asked, "a stopped process answers nothing"
+    node.say(1, 6)
+    assert (node.told[-1].late_ms, node.told[-1].where, node.told[-1].process) == (0, "", "")
 
 
-@in_virtual_time()
-async def test_a_rank_without_a_stack_is_told_of_all_the_same() -> None:
-    async with watched() as node:
-        node.unable = {0}
-        await node.train(1, 5)
-        await asyncio.sleep(12)
-        assert [told.stack for told in node.stalled] == [""]
+@in_rig(watched)
+async def test_a_rank_that_moves_while_it_is_asked_is_not_late(node: Node) -> None:
+    await node.train(1, 5)
+    await node.first_asked.wait()
+    node.say(0, 6)
+    told = len(node.told)
+    await asyncio.sleep(1)
+    assert not [each for each in node.told[told - 1 :] if each.late_ms or each.where]
 
 
-@in_virtual_time()
-async def test_of_very_many_only_some_are_asked() -> None:
-    async with watched() as node:
-        await node.train(40, 5)
-        await asyncio.sleep(12)
-        assert len(node.stalled) == 40
-        assert max(node.at_once) == STACKS
-        last = {told.rank: told for told in node.told}
-        assert sum(1 for told in last.values() if told.stack) == STACKS
-        assert {told.where for told in last.values()} == {"backward (train.py)"}, (
-            "each was asked, some at a time"
-        )
+@in_rig(watched)
+async def test_late_ranks_are_told_of_before_their_stacks_are_there_however_long_those_take(
+    node: Node,
+) -> None:
+    node.dump_s, node.states = 3.0, {39: "stopped"}
+    await node.train(40, 5)
+    await asyncio.sleep(2.0)
+    node.told.clear()
+    await asyncio.sleep(LOOK_S + 0.1)
+    first = {told.rank: told for told in node.told}
+    assert set(first) == set(range(40))
+    assert all(told.late_ms and not told.where for told in first.values())
+    assert {rank for rank, told in first.items() if told.process} == {39}, "it is not asked anything"
+    node.say(0, 6)  # it moves on, and comes to stand still again while the others are asked
+    node.told.clear()
+    await asyncio.sleep(3.0 + LOOK_S + 0.1)
+    assert [told.rank for told in node.told if told.late_ms and not told.where] == [0]
+    await asyncio.sleep(3.0 * 4)
+    last = {told.rank: told.where for told in node.told}
+    assert {rank for rank, where in last.items() if where} == set(range(39))
 
 
-@in_virtual_time()
-async def test_who_said_farewell_or_belongs_to_another_generation_is_not_watched() -> None:
-    async with watched() as node:
-        await node.train(2, 5)
-        node.watch.gone(1, 0)
-        node.watch.gone(7, 1)
-        await asyncio.sleep(12)
-        assert [told.rank for told in node.stalled] == [1]
-        node.watch.watch(2)
-        await asyncio.sleep(60)
-        assert len(node.stalled) == 1
+@in_rig(watched)
+async def test_of_very_many_only_some_are_asked(node: Node) -> None:
+    await node.train(40, 5)
+    await asyncio.sleep(12)
+    assert len(node.stalled) == 40
+    assert max(node.at_once) == STACKS
+    last = {told.rank: told for told in node.told}
+    assert sum(1 for told in last.values() if told.stack) == STACKS
+    assert {told.where for told in last.values()} == {"backward (train.py)"}, "each was asked, some at a time"
 
 
-@in_virtual_time()
-async def test_the_rank_that_holds_up_the_others_is_evicted() -> None:
-    async with watched(evict=True) as node:
-        node.where, node.blamed = {2: "fetch"}, set(range(8))
-        await node.train(4, 5)
-        await asyncio.sleep(20)
-        ((rank, generation, reason),) = node.evicted
-        assert (rank, generation) == (2, 1)
-        assert reason.startswith("stalled: no progress at step 5 (step) for ")
-        assert "most others stand in backward (train.py)" in reason
+@in_rig(watched)
+async def test_who_said_farewell_or_belongs_to_another_generation_is_not_watched(node: Node) -> None:
+    await node.train(2, 5)
+    node.watch.gone(1, 0)
+    node.watch.gone(7, 1)
+    await asyncio.sleep(12)
+    assert [told.rank for told in node.stalled] == [1]
+    node.watch.watch(2)
+    await asyncio.sleep(60)
+    assert len(node.stalled) == 1
 
 
-@in_virtual_time()
-async def test_whom_the_coordinators_blame_is_evicted_if_it_is_here() -> None:
-    async with watched(evict=True) as node:
-        node.where, node.blamed = {2: "fetch"}, {9}
-        await node.train(4, 5)
-        await asyncio.sleep(30)
-        assert node.evicted == [], "another node's rank"
-        node.blamed = {1, 9}
-        await asyncio.sleep(2)
-        assert [rank for rank, *_ in node.evicted] == [1]
+@in_rig(watched, evict=True)
+async def test_the_rank_that_holds_up_the_others_is_evicted(node: Node) -> None:
+    node.where, node.blamed = {2: "fetch"}, set(range(8))
+    await node.train(4, 5)
+    await asyncio.sleep(20)
+    ((rank, generation, reason),) = node.evicted
+    assert (rank, generation) == (2, 1)
+    assert reason.startswith("stalled: no progress at step 5 (step) for ")
+    assert "most others stand in backward (train.py)" in reason
 
 
-@in_virtual_time()
-async def test_nobody_is_evicted_whom_the_coordinators_do_not_blame() -> None:
-    """All that stand still here wait for a rank elsewhere, which moves."""
-    async with watched(evict=True) as node:
-        node.where, node.blamed = {2: "fetch"}, set()
-        await node.train(4, 5)
-        await asyncio.sleep(60)
-        assert node.evicted == []
+@in_rig(watched, evict=True)
+async def test_whom_the_coordinators_blame_is_evicted_if_it_is_here(node: Node) -> None:
+    node.where, node.blamed = {2: "fetch"}, {9}
+    await node.train(4, 5)
+    await asyncio.sleep(30)
+    assert node.evicted == [], "another node's rank"
+    node.blamed = {1, 9}
+    await asyncio.sleep(2)
+    assert [rank for rank, *_ in node.evicted] == [1]
 
 
-@in_virtual_time()
-async def test_nobody_is_evicted_while_no_coordinator_answers() -> None:
-    async with watched(evict=True) as node:
-        node.where, node.blamed = {2: "fetch"}, None
-        await node.train(4, 5)
-        await asyncio.sleep(60)
-        assert node.evicted == [], "the ranks may wait for coordinators, and nothing can follow without them"
-        node.blamed = {2}
-        await asyncio.sleep(2)
-        assert node.evicted == [], "now they may move again"
-        await asyncio.sleep(5)
-        assert [rank for rank, *_ in node.evicted] == [2]
+@in_rig(watched, evict=True)
+async def test_nobody_is_evicted_while_no_coordinator_answers(node: Node) -> None:
+    node.where, node.blamed = {2: "fetch"}, None
+    await node.train(4, 5)
+    await asyncio.sleep(60)
+    assert node.evicted == [], "the ranks may wait for coordinators, and nothing can follow without them"
+    node.blamed = {2}
+    await asyncio.sleep(2)
+    assert node.evicted == [], "now they may move again"
+    await asyncio.sleep(5)
+    assert [rank for rank, *_ in node.evicted] == [2]
 
 
-@in_virtual_time()
-async def test_nobody_is_evicted_unless_that_was_asked_for() -> None:
-    async with watched() as node:
-        await node.train(4, 5)
-        await asyncio.sleep(100)
-        assert node.evicted == []
+@in_rig(watched)
+async def test_nobody_is_evicted_unless_that_was_asked_for(node: Node) -> None:
+    await node.train(4, 5)
+    await asyncio.sleep(100)
+    assert node.evicted == []
+
+
+# -- a lone trainer that stands still is told of by itself, with where its threads are
+
+
+def test_a_lone_trainer_that_stands_still_is_reported_with_its_stack(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="strata.client")
+    told: list[RankProgress] = []
+
+    def tell(generation: int, ranks: Sequence[RankProgress]) -> None:
+        assert generation == 3
+        told.extend(ranks)
+
+    async def stands_still() -> None:
+        watch = lone_watch(tell, detect_s=2.0, environment={"STRATA_RUN_STALL_LIMITS": "step=6"})
+        watch.watch(3)
+        watching = asyncio.create_task(kept(watch.run, Words()))
+        watch.hear(3, [RankProgress(rank=0, step=7, phase="step")])
+        await asyncio.sleep(10)
+        (stalled,) = (each for each in told if each.stalled_ms)
+        assert (stalled.rank, stalled.step, stalled.phase) == (0, 7, "step")
+        assert "most recent call first" in stalled.stack
+        assert "rank.stalled: rank = 0, generation = 3, step = 7" in caplog.text
+        watch.hear(3, [RankProgress(rank=0, step=8, phase="step")])
+        assert "rank.moves_again" in caplog.text
+        watching.cancel()
+
+    virtual_time.run(stands_still())
+
+
+def test_limits_that_are_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no limit of a phase"):
+        lone_watch(lambda *_: None, detect_s=2.0, environment={"STRATA_RUN_STALL_LIMITS": "six"})

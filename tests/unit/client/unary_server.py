@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 from strata.client.unary import _METHODS
 from strata.errors import StrataError
 from strata.v1.common_pb2 import Token
-from strata.wire.status import details, status_of
+from strata.wire.status import details as trailer
+from strata.wire.status import status_of
 
 Answer = Callable[[Any], Message]
 
@@ -42,7 +43,7 @@ class UnaryServer(grpc.GenericRpcHandler):
             try:
                 response = self.answers[request_class](request)
             except StrataError as error:
-                context.set_trailing_metadata(_details(error))
+                context.set_trailing_metadata(trailer(error))
                 context.abort(status_of(error), error.message)
             response.token.CopyFrom(Token(uid=self.uid, revision=self.revision))  # type: ignore[attr-defined]
             return response
@@ -56,10 +57,6 @@ class UnaryServer(grpc.GenericRpcHandler):
     def asked_for(self, kind: type[Message]) -> list[Any]:
         """Return the requests of one kind."""
         return [request for request in self.asked if isinstance(request, kind)]
-
-
-def _details(error: StrataError) -> Any:
-    return details(error)
 
 
 @contextmanager

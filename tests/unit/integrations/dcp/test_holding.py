@@ -252,26 +252,6 @@ def test_what_is_found_and_never_read_is_kept_as_long_as_its_reader(cluster: Clu
     assert closed.wait(LIMIT_S)
 
 
-def test_what_is_found_and_never_read_is_let_go_after_a_while(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint_readers, "RENEW_S", 0.001)
-    monkeypatch.setattr(holding, "PLANNING", 3)
-    reader, closed = Watched(cluster, tmp_path, step=1), closings(cluster)
-
-    class Late(JsonLoadPlanner):
-        def finish_plan(self, new_plan: Any) -> Any:
-            assert closed.wait(LIMIT_S)
-            return super().finish_plan(new_plan)
-
-    state = a_state(0)
-    dcp_load(state, storage_reader=reader, planner=Late())
-    assert cluster.answers.count(pb.OpenCheckpointRequest) >= 1 + 3 + 1
-    assert reader.seen[-1] == [1], "it is kept anew once it is read"
-    assert flat(state) == flat(a_state(1))
-    assert (readers(cluster), renewing()) == ([], [])
-
-
 def test_a_copy_of_a_reader_keeps_nothing_and_takes_nothing_away(cluster: Cluster, tmp_path: Path) -> None:
     reader = StrataReader(tmp_path, step=1, client=cluster.port(0))
     reader.read_metadata()
