@@ -11,11 +11,6 @@ from strata.core.job import JobView
 from strata.errors import NotFound
 
 
-def job_view(context: ReplicaContext, name: str) -> JobView:
-    """Return a job as the view shows it, whether it exists or not."""
-    return context.job(name)
-
-
 async def existing_job(context: ReplicaContext, name: str) -> JobView:
     """Return a job that exists; `NotFound` when there is none of that name."""
     job = context.job(name)

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from strata.coordinator.calls.lookups import existing_job, job_view
+from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.permission import check_call, hide_others
 from strata.coordinator.view import floors
@@ -96,7 +96,7 @@ async def settled(context: ReplicaContext, name: str, decide: Callable[[JobView]
     """Carry a decision about a job out; return the job as the view then shows it. Raises the decision's refusal."""
     keys = context.keys.job(name)
     await context.executor.settle(lambda view: decide(JobView(view, keys)), coalesce=True)
-    return job_view(context, name)
+    return context.job(name)
 
 
 def as_it_is(request: Any) -> Any:

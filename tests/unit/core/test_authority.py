@@ -159,7 +159,9 @@ def test_a_viewer_reads_and_does_nothing_else() -> None:
         *((who(role, cluster="d"), set()) for role in Role),  # of another cluster
         (None, {*RULES, "Future.Method"}),  # where nobody is authenticated everybody may
     ],
-    ids=lambda value: "" if isinstance(value, set) else str(value),  # the order of a set differs between processes
+    ids=lambda value: (
+        "" if isinstance(value, set) else str(value)
+    ),  # the order of a set differs between processes
 )
 def test_who_may_do_nothing_or_everything(identity: Identity | None, methods: set[str]) -> None:
     assert {m for m in (*RULES, "Future.Method") if may(identity, m, worker="w1")} == methods
