@@ -123,8 +123,8 @@ class Observer:
                     async for batch in batches:
                         self._record([event for event in batch.events if not self.seen.knows(event)])
                         self._reach(batch.revision)
-            except Compacted as gap:
-                self._note("observer.gap", after=self.seen.revision, oldest=gap.compact_revision)
+            except Compacted:
+                self._note("observer.gap", after=self.seen.revision)
                 await self._list("gap")
             except Unavailable:
                 await asyncio.sleep(RETRY_S)

@@ -39,7 +39,7 @@ def test_no_observer_is_no_verdict(tmp_path: Path) -> None:
 
 def test_a_gap_in_the_ground_truth_is_no_verdict(tmp_path: Path) -> None:
     story = good_run(tmp_path / "storage")
-    story.line("observer", 1, "observer.gap", args={"after": story.revision, "oldest": 99})
+    story.line("observer", 1, "observer.gap", args={"after": story.revision})
     verdict = judge(story.write(tmp_path))
     assert verdict.result is Result.UNKNOWN
     assert "gap after revision" in verdict.doubts[0]
@@ -86,7 +86,7 @@ def test_a_line_that_lacks_what_its_op_must_say_is_no_verdict_and_no_traceback(t
 def test_what_seems_wrong_beside_a_gap_is_shown_and_not_claimed(tmp_path: Path) -> None:
     story = good_run(tmp_path / "storage")
     story.txn(("/strata/v1/default/leader", {"instance": "C"}))
-    story.line("observer", 1, "observer.gap", args={"after": story.revision, "oldest": 99})
+    story.line("observer", 1, "observer.gap", args={"after": story.revision})
     verdict = judge(story.write(tmp_path))
     assert verdict.result is Result.UNKNOWN
     assert verdict.violations == ()
