@@ -8,7 +8,6 @@ import pytest
 
 from strata.core.checkpoint_fork import decide_fork, decide_rewind, forks_of
 from strata.core.checkpoint_order import asked_back, newest, superseded
-from strata.core.checkpoint_records import Rewind
 from strata.core.checkpoint_tiers import ack_of
 from strata.core.checkpoints import BeginRequest, decide_begin
 from strata.core.ids import AttemptId, InstanceId
@@ -302,13 +301,6 @@ def test_a_rewind_whose_checkpoint_turned_out_damaged_is_over_and_saves_go_on(jo
     job.save(80)
     job.another_generation()
     assert generation(job) == (2, 80)
-
-
-def test_a_rewind_that_outlived_a_world_is_a_violation(job: KeptJob) -> None:
-    job.store.put(JOB.rewind, Rewind(step=20, attempt=AttemptId("x20"), record_generation=1))
-    head = not_none(job.store.job().head())
-    job.store.put(JOB.head, head.record)  # as a world that was written later, and left it standing
-    assert any("has begun since" in problem for problem in job.store.problems())
 
 
 def test_a_job_begun_anew_goes_back_nowhere(job: KeptJob) -> None:

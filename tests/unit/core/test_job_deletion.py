@@ -12,7 +12,7 @@ from strata.core.members import decide_register
 from strata.core.records import Phase, Pin
 from strata.errors import Refused
 from tests.not_none import not_none
-from tests.unit.core.rig import JOB, Observer, lead, leave, plan, registration, world_of
+from tests.unit.core.rig import JOB, Observer, leave, plan, registration, world_of
 from tests.unit.core.test_worlds import Job, commit, ends, head
 
 
@@ -100,16 +100,3 @@ def test_what_was_on_its_way_to_the_old_job_does_not_reach_the_new_one() -> None
         assert not job.store.execute(txn).succeeded
     assert job.store.live.head() is None
     assert job.store.problems() == []
-
-
-def test_a_deposed_leader_writes_nothing_into_a_forgotten_job() -> None:
-    job = Job(3)
-    job.go()
-    for name in ("w0", "w1", "w2"):
-        leave(job.store, name)
-    planned = plan(job.store, job.epoch)
-    job.store.settle(decide_delete)
-    for txn in planned.txns:
-        assert not job.store.execute(txn).succeeded
-    lead(job.store, "r2")
-    assert list(job.store.view().walk(JOB.root)) == []

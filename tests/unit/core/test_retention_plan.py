@@ -214,19 +214,6 @@ def test_the_newest_on_a_tier_that_survives_a_host_stays_until_a_newer_one_is_th
     assert job.steps() == [40]
 
 
-def test_a_tier_of_two_hosts_disks_is_gone_when_both_have_removed_their_part() -> None:
-    job = KeptJob(a=1, b=1)
-    job.saves(20, 40, tier="disk", shared=False)
-    job.policy(latest=1)
-    job.mark()
-    job.removed(20, tier="disk", host="host-a")
-    job.removed(20, tier="disk", host="host-a")
-    assert job.record(20).state is GOING
-    job.removed(20, tier="disk", host="host-b")
-    with pytest.raises(AssertionError):
-        job.record(20)
-
-
 def test_a_doubt_that_comes_between_the_look_and_the_mark_stops_it() -> None:
     """The newest one is what lets the others go. Found damaged meanwhile, it would leave nothing."""
     job = KeptJob(20, 40, a=1, b=1)
