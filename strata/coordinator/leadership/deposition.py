@@ -58,8 +58,7 @@ class Deposition:
         self._clock = clock
         self._memory = Memory()
         self._linked: set[InstanceId] = set()
-        self._case: Case | None = None
-        self._opened = asyncio.Event()
+        self._cases: asyncio.Queue[Case] = asyncio.Queue()
 
     def met(self, instance: InstanceId) -> None:
         """Take note that this instance shook hands, on a link of its own or of ours."""
@@ -77,18 +76,13 @@ class Deposition:
         """Take note that our link to this instance, which was up, ended."""
         self._linked.discard(instance)
         verdict = link_ended(instance, end, self._mirror.view, self._keys, self._memory, now_s=self._clock())
-        if verdict.act is Act.PROBE:
-            self._case = verdict.case
-            self._opened.set()
+        if verdict.act is Act.PROBE and verdict.case is not None:
+            self._cases.put_nowait(verdict.case)
 
     async def run(self) -> None:
         """Look into every case, until cancelled."""
         while True:
-            await self._opened.wait()
-            self._opened.clear()
-            case, self._case = self._case, None
-            if case is not None:
-                await self._look_into(case)
+            await self._look_into(await self._cases.get())
 
     async def _look_into(self, case: Case) -> None:
         log.info("leader_link_broke", epoch=case.epoch, address=case.address)
