@@ -15,6 +15,7 @@ from strata.core.deposition import (
     PROBE_EVERY_S,
     REFUSALS,
     Act,
+    Memory,
     Probe,
     Verdict,
     probed,
@@ -55,14 +56,21 @@ class Deposition:
         self._keys = keys
         self._probe = probe
         self._clock = clock
-        self._deposed_s = float("-inf")
-        """When it deposed a leader last, or may have."""
+        self._memory = Memory()
         self._linked: set[InstanceId] = set()
         self._cases: asyncio.Queue[Entry[Leader]] = asyncio.Queue()
+
+    def met(self, instance: InstanceId) -> None:
+        """Take note that this instance shook hands, on a link of its own or of ours."""
+        before = self._memory
+        self._memory = before.met(instance, self._clock())
+        if self._memory is not before:
+            log.warning("deposed_leader_lives", instance=instance)
 
     def linked(self, instance: InstanceId) -> None:
         """Take note that our link to this instance is up: it shook hands under that uuid."""
         self._linked.add(instance)
+        self.met(instance)
 
     def unlinked(self, instance: InstanceId, *, broke: bool) -> None:
         """Take note that our link to this instance, which was up, ended; `broke`: it was ended or reset by the other side.
@@ -70,10 +78,9 @@ class Deposition:
         Silence, and an error that says nothing of the other process, are no reason to look into it.
         """
         self._linked.discard(instance)
-        case = suspect(
-            instance, self._mirror.view, self._keys, deposed_s=self._deposed_s, now_s=self._clock()
-        )
-        if broke and case is not None:
+        view, now_s = self._mirror.view, self._clock()
+        case = suspect(instance, view, self._keys, self._memory, now_s=now_s) if broke else None
+        if case is not None:
             self._cases.put_nowait(case)
 
     async def run(self) -> None:
@@ -100,7 +107,13 @@ class Deposition:
 
     def _verdict(self, case: Entry[Leader], probes: Sequence[Probe]) -> Verdict:
         return probed(
-            case, probes, self._mirror.view, self._keys, linked=case.record.instance in self._linked
+            case,
+            probes,
+            self._mirror.view,
+            self._keys,
+            self._memory,
+            linked=case.record.instance in self._linked,
+            now_s=self._clock(),
         )
 
     async def _depose(self, case: Entry[Leader]) -> None:
@@ -108,7 +121,7 @@ class Deposition:
 
         If etcd does not answer for longer, the lease ends the epoch.
         """
-        self._deposed_s = self._clock()
+        self._memory = self._memory.has_deposed(case.record.instance)
         for _attempt in range(ATTEMPTS):
             try:
                 result = await self._store.execute(resign_txn(self._keys, case.create_revision))

@@ -80,6 +80,7 @@ class PeerHandler:
             uid=context.mirror.uid,
             history_since_unix_s=context.charts.wanted_since(),
         )
+        context.deposition.met(found.record.instance)
         link.send(PeerDown(welcome=welcome))
 
     async def _read(self, link: Link[PeerUp, PeerDown]) -> None:

@@ -8,6 +8,7 @@ from strata.core.deposition import (
     MAX_PROBES,
     PEACE_S,
     Act,
+    Memory,
     Probe,
     probed,
     suspect,
@@ -38,25 +39,23 @@ def led_by(instance: InstanceId | None, epoch: int = 7) -> View:
     return view
 
 
-NEVER = float("-inf")
-CASE = not_none(suspect(OLD, led_by(OLD), KEYS, deposed_s=NEVER, now_s=0.0))
+CASE = not_none(suspect(OLD, led_by(OLD), KEYS, Memory(), now_s=0.0))
 
 
 @pytest.mark.parametrize(
-    ("leader", "deposed_s", "opened"),
+    ("leader", "memory", "opened"),
     [
-        (OLD, NEVER, True),
-        (OTHER, NEVER, False),
-        (None, NEVER, False),
-        (OLD, 100.1 - PEACE_S, False),
-        (OLD, 100.0 - PEACE_S, True),
+        (OLD, Memory(), True),
+        (OTHER, Memory(), False),
+        (None, Memory(), False),
+        (OLD, Memory(peace_until_s=100.5), False),
+        (OLD, Memory(peace_until_s=100.0), True),
     ],
 )
-def test_only_the_broken_link_to_the_leader_opens_a_case_and_once_a_minute(
-    leader: InstanceId | None, deposed_s: float, opened: bool
+def test_only_the_broken_link_to_the_leader_opens_a_case(
+    leader: InstanceId | None, memory: Memory, opened: bool
 ) -> None:
-    found = suspect(OLD, led_by(leader), KEYS, deposed_s=deposed_s, now_s=100.0)
-    assert found == (CASE if opened else None)
+    assert suspect(OLD, led_by(leader), KEYS, memory, now_s=100.0) == (CASE if opened else None)
 
 
 @pytest.mark.parametrize(
@@ -75,27 +74,38 @@ def test_only_the_broken_link_to_the_leader_opens_a_case_and_once_a_minute(
     ],
 )
 def test_two_refusals_in_a_row_depose(probes: list[Probe], act: Act) -> None:
-    verdict = probed(CASE, probes, led_by(OLD), KEYS, linked=False)
+    verdict = probed(CASE, probes, led_by(OLD), KEYS, Memory(), linked=False, now_s=100.0)
     assert verdict.act is act
 
 
 @pytest.mark.parametrize(
-    ("view", "linked"),
+    ("view", "linked", "memory"),
     [
-        (led_by(None), False),
-        (led_by(OTHER, epoch=9), False),
-        (led_by(OLD, epoch=9), False),
-        (led_by(OLD), True),
+        (led_by(None), False, Memory()),
+        (led_by(OTHER, epoch=9), False, Memory()),
+        (led_by(OLD, epoch=9), False, Memory()),
+        (led_by(OLD), True, Memory()),
+        (led_by(OLD), False, Memory(peace_until_s=101.0)),
     ],
-    ids=["resigned", "succeeded", "won again", "shook hands"],
+    ids=["resigned", "succeeded", "won again", "shook hands", "at peace"],
 )
-def test_what_ends_a_case_meanwhile(view: View, linked: bool) -> None:
-    assert probed(CASE, [R, R], view, KEYS, linked=linked).act is Act.WAIT_FOR_LEASE
+def test_what_ends_a_case_meanwhile(view: View, linked: bool, memory: Memory) -> None:
+    verdict = probed(CASE, [R, R], view, KEYS, memory, linked=linked, now_s=100.0)
+    assert verdict.act is Act.WAIT_FOR_LEASE
+
+
+def test_only_a_deposed_instance_that_lives_buys_peace() -> None:
+    memory = Memory().has_deposed(OLD)
+    assert memory.met(OTHER, 100.0) is memory
+    met = memory.met(OLD, 100.0)
+    assert met.peace_until_s == 100.0 + PEACE_S
+    assert met.met(OLD, 130.0) is met, "the minute counts from the first handshake"
 
 
 def test_a_leader_key_written_by_hand_deposes_nobody_and_breaks_nothing() -> None:
     view = View()
     spoilt = KeyValue(key=KEYS.leader, value=b"{", create_revision=7, mod_revision=7, version=1)
     view.reset(10, (spoilt,))
-    assert suspect(OLD, view, KEYS, deposed_s=NEVER, now_s=100.0) is None
-    assert probed(CASE, [R, R], view, KEYS, linked=False).act is Act.WAIT_FOR_LEASE
+    assert suspect(OLD, view, KEYS, Memory(), now_s=100.0) is None
+    after = probed(CASE, [R, R], view, KEYS, Memory(), linked=False, now_s=100.0)
+    assert after.act is Act.WAIT_FOR_LEASE
