@@ -66,7 +66,6 @@ class Chronicle:
             for state in (CheckpointState.COMMITTED, CheckpointState.ABORTED, CheckpointState.CORRUPT)
         }
         self._states: dict[str, CheckpointState] = {}
-        self._heads: dict[str, int] = {}
 
     def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]:
         """Yield the last ones, newest first; of one job if it is named."""
@@ -85,9 +84,6 @@ class Chronicle:
                     case ("jobs", _, "checkpoints", _, _):
                         record = self._view.record(kv.key, CheckpointRecord)
                         self._states[kv.key] = record.state if record else CheckpointState.OPEN
-                    case ("jobs", job, "world"):
-                        head = self._view.record(kv.key, WorldHead)
-                        self._heads[job] = head.generation if head else 0
                     case _:
                         pass
             except PoisonRecord:
@@ -153,11 +149,8 @@ class Chronicle:
     def _on_head(self, event: Event, job: str) -> None:
         head = self._view.record(event.kv.key, WorldHead)
         if head is None:
-            self._heads.pop(job, None)
             return
-        if head.generation > self._heads.get(job, 0):
-            self._heads[job] = head.generation
-            self._generations.add()
+        self._generations.add()  # a head is written once a generation
         what = "forms" if head.forming else f"has {head.size} ranks on {head.members} members"
         self._note(event, "generation", job, f"generation {head.generation} {what}: {head.reason}")
 

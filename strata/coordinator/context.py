@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from strata.config import CoordinatorConfig
 from strata.coordinator.charts import Charts
 from strata.coordinator.connection_limiter import ConnectionReport
-from strata.coordinator.etcd_members import EtcdMembers
+from strata.coordinator.etcd_members import EtcdMember
 from strata.coordinator.health import Health
 from strata.coordinator.leadership.deposition import Deposition
 from strata.coordinator.leadership.election import Election
@@ -20,6 +20,7 @@ from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
 from strata.core.authority import Identity
 from strata.core.ids import InstanceId, ReplicaId
+from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.store import Store
 from strata.core.timing import Timing
@@ -34,7 +35,7 @@ class ReplicaContext:
 
     `is_ready` says whether members may be sent here, and if not, why; `outage` why nothing can be
     written, here or at any other replica, or an empty string. `clock` runs through suspends.
-    `unix_now` is the wall clock in seconds, for display and names only; whoever measures a span
+    `etcd_members` are as they were some seconds ago. `unix_now` is the wall clock in seconds, for display and names only; whoever measures a span
     uses the loop's time.
     """
 
@@ -53,12 +54,16 @@ class ReplicaContext:
     outage: Callable[[], str]
     invariants: InvariantAudit
     clock: Callable[[], float]
-    etcd_members: EtcdMembers
+    etcd_members: Callable[[], Sequence[EtcdMember]]
     unix_now: Callable[[], float]
     rng: random.Random
     charts: Charts
     measures: Measures = field(default_factory=Measures)
     connections: ConnectionReport = field(default_factory=ConnectionReport)
+
+    def job(self, name: str) -> JobView:
+        """Return a job as the view shows it, whether it exists or not."""
+        return JobView(self.mirror.view, self.keys.job(name))
 
 
 class Serving(Protocol):

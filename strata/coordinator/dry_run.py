@@ -1,17 +1,17 @@
 """Finds out whether etcd takes writes: carries out what `core.writability` asks for.
 
-At rest a replica makes one dry run a minute, and asks etcd's members every five seconds for alarms:
-what only reads waits for no disk. A write of its own that etcd refuses for want of space, and a
+At rest a replica makes one dry run a minute, and asks etcd's members every five seconds how they are, and for
+alarms: what only reads waits for no disk. A write of its own that etcd refuses for want of space, and a
 silence of etcd, make the next dry run due at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from strata.coordinator.etcd_members import NO_LEADER, EtcdMembers
+from strata.coordinator.etcd_members import NO_LEADER, AskMembers, EtcdMember
 from strata.coordinator.view.mirror import Mirror
 from strata.core.health import ETCD_SILENT_S
 from strata.core.keys import ClusterKeys
@@ -24,7 +24,8 @@ from strata.observe import get_logger
 log = get_logger()
 
 TURN_S: Final = 1.0
-ALARMS_S: Final = 5.0
+MEMBERS_S: Final = 5.0
+"""How often etcd's members are asked how they are."""
 ANSWER_S: Final = 2.0
 """How long a dry run is waited for."""
 
@@ -36,7 +37,7 @@ def dry_run(keys: ClusterKeys) -> Txn:
 
 
 class DryRuns:
-    """Knows whether etcd takes writes. `run` finds out; `clock` runs through suspends."""
+    """Knows whether etcd takes writes, and how its members are. `run` finds out; `clock` runs through suspends."""
 
     def __init__(
         self,
@@ -44,13 +45,14 @@ class DryRuns:
         store: Store,
         mirror: Mirror,
         keys: ClusterKeys,
-        etcd_members: EtcdMembers,
+        ask_members: AskMembers,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._mirror = mirror
         self._txn = dry_run(keys)
-        self._etcd_members = etcd_members
+        self._ask_members = ask_members
+        self._members: Sequence[EtcdMember] = ()
         self._clock = clock
         self._state = Writability(proven_s=clock())
         self._told = ""
@@ -58,6 +60,10 @@ class DryRuns:
     def outage(self) -> str:
         """Return why nothing can be written; an empty string as long as something can."""
         return self._state.outage(self._clock())
+
+    def members(self) -> Sequence[EtcdMember]:
+        """Return etcd's members as they last were, or why none was asked; nothing before the first answer."""
+        return self._members
 
     def wrote(self, error: StrataError | None) -> None:
         """Take note how a write of this replica ended."""
@@ -69,9 +75,9 @@ class DryRuns:
 
     async def run(self) -> None:
         """Find out, until cancelled."""
-        await self._mirror.started()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_for_alarms(), name="alarms of etcd")
+            tasks.create_task(self._look_at_members(), name="members of etcd")
+            await self._mirror.started()
             while True:
                 await asyncio.sleep(TURN_S)
                 if self._mirror.silence_s() > ETCD_SILENT_S:
@@ -88,31 +94,26 @@ class DryRuns:
         except NoSpace:
             self._state.full()
         except (StrataError, TimeoutError) as error:
-            self._state.failed(began_s, await self._why(error))
+            self._state.failed(began_s, self._why(error))
         else:
-            self._mirror.note_contact()
             self._state.proved(self._clock())
 
-    async def _why(self, error: Exception) -> str:
-        """Return what etcd's members say of it: a member without a leader still tells its status."""
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                members = await self._etcd_members()
-        except (StrataError, TimeoutError):
-            members = ()
-        answering = [member for member in members if member.version]
-        if members and all(member.error == NO_LEADER for member in answering):
-            return f"it has no leader: {len(answering)} of {len(members)} members answer"
+    def _why(self, error: Exception) -> str:
+        """Return what etcd's members last said of it: a member without a leader still tells its status."""
+        answering = [member for member in self._members if member.version]
+        if self._members and all(member.error == NO_LEADER for member in answering):
+            return f"it has no leader: {len(answering)} of {len(self._members)} members answer"
         return error.message if isinstance(error, StrataError) else "no answer"
 
-    async def _look_for_alarms(self) -> None:
+    async def _look_at_members(self) -> None:
         while True:
-            await asyncio.sleep(ALARMS_S)
             try:
-                if any(member.full for member in await self._etcd_members()):
-                    self._state.suspect()
-            except StrataError:
-                continue  # whoever may not know them learns it by a dry run
+                self._members = await self._ask_members()
+            except StrataError as error:  # a replica that may not ask them learns of alarms by a dry run
+                self._members = (EtcdMember(endpoint="etcd", error=error.message),)
+            if any(member.full for member in self._members):
+                self._state.suspect()
+            await asyncio.sleep(MEMBERS_S)
 
     def _tell(self) -> None:
         outage = self.outage()

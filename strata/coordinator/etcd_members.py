@@ -24,5 +24,5 @@ class EtcdMember:
     """Whether it reports the alarm NOSPACE."""
 
 
-EtcdMembers = Callable[[], Awaitable[Sequence[EtcdMember]]]
+AskMembers = Callable[[], Awaitable[Sequence[EtcdMember]]]
 """Asks every etcd member for its status, each with a limit of its own; raises for none of them."""

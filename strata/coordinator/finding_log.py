@@ -13,7 +13,7 @@ from typing import Final
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.diagnosis import Told, diagnose_job
 from strata.core.findings import Finding
-from strata.core.job import JobView, job_names
+from strata.core.job import job_names
 from strata.errors import StrataError
 from strata.observe import get_logger
 
@@ -69,8 +69,7 @@ class FindingLog:
 
     def _findings(self, name: str) -> Iterable[Finding]:
         try:
-            job = JobView(self._context.mirror.view, self._context.keys.job(name))
-            return diagnose_job(self._told, job).findings
+            return diagnose_job(self._told, self._context.job(name)).findings
         except StrataError:  # written by hand: a record, or the name itself
             return ()
 

@@ -89,7 +89,7 @@ async def run_coordinator(
                     unix_now=time.time,
                     rng=random.Random(),
                     renewals=renewals,
-                    etcd_members=lambda: member_statuses(store),
+                    ask_members=lambda: member_statuses(store),
                     probe=tcp_probe,
                     version=metadata.version("strata-control"),
                     page=page,

@@ -1,46 +1,35 @@
 """What a replica shows of itself and of its cluster: read-only, and never in anybody's way.
 
 The status page, the metrics and the probes are made of this. It reads the view and the soft state of
-this replica; only etcd's own state has to be asked for, which happens in the background.
+this replica, and waits for nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from strata.coordinator.charts import Charts
-from strata.coordinator.chronicle import Chronicle, Happening
-from strata.coordinator.connection_limiter import ConnectionReport
+from strata.coordinator.chronicle import Chronicle
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.diagnosis import Diagnoses
-from strata.coordinator.etcd_members import EtcdMember
 from strata.coordinator.job_phases import JobPhases
 from strata.coordinator.live_state import SoftState
-from strata.coordinator.measures import Measures
 from strata.coordinator.peers.registry import UNHEARD
 from strata.coordinator.writes.measured import MeasuredStore
 from strata.core import records
 from strata.core.authority import Identity
 from strata.core.findings import Diagnosis
-from strata.core.ids import InstanceId, ReplicaId, Uid
-from strata.core.job import JobView
-from strata.core.keys import ClusterKeys
+from strata.core.ids import Uid
 from strata.core.leadership import leader_of
-from strata.core.view import Entry, View
-from strata.errors import StrataError
+from strata.core.view import Entry
 from strata.observe.loop_lag import LoopLag
 
 STALLED_S: Final = 2.0
 """A loop that was later than this within the last ten seconds is not healthy."""
-ETCD_FRESH_S: Final = 2.0
-"""How old what is known of etcd's members may be before they are asked again."""
-ETCD_WAIT_S: Final = 1.0
-"""How long whoever looks waits for that; then the last answer is shown."""
 
 
 Call = Callable[[str, Message, Identity | None], Awaitable[Any]]
@@ -57,57 +46,41 @@ class ReplicaState:
 
 
 class Observed:
-    """One replica, to be looked at. `run` measures, and asks etcd when somebody wants to know."""
+    """One replica, to be looked at. `run` measures."""
 
     def __init__(
         self, context: ReplicaContext, store: MeasuredStore, soft: SoftState, call: Call, *, version: str
     ) -> None:
         self.context = context
+        self.view = context.mirror.view
+        self.keys = context.keys
+        self.replica = context.replica
+        self.instance = context.instance
+        self.measures = context.measures
+        self.connections = context.connections
+        self.charts = context.charts
+        self.outage = context.outage
+        """Returns why nothing can be written; an empty string as long as something can."""
+        self.etcd_members = context.etcd_members
+        """Returns etcd's members as they were some seconds ago."""
+        self.etcd_silence_s = context.mirror.silence_s
+        """Returns for how long etcd has answered nothing at all."""
+        self.unix_now = context.unix_now
         self.soft = soft
         self._call = call
         self.version = version
         self._store = store
-        self.chronicle = Chronicle(context.mirror.view, context.keys, context.measures, context.unix_now)
+        self._chronicle = Chronicle(context.mirror.view, context.keys, context.measures, context.unix_now)
+        self.happenings = self._chronicle.happenings
         self._diagnoses = Diagnoses()
         self._phases = JobPhases(context.mirror.view, context.keys)
+        self.job_phases = self._phases.phases
         self.lag = LoopLag()
-        self._etcd: Sequence[EtcdMember] = ()
-        self._etcd_at = float("-inf")
-        self._etcd_wanted = asyncio.Event()
-        self._etcd_asked = asyncio.Event()
-
-    @property
-    def view(self) -> View:
-        return self.context.mirror.view
-
-    @property
-    def keys(self) -> ClusterKeys:
-        return self.context.keys
-
-    @property
-    def replica(self) -> ReplicaId:
-        return self.context.replica
-
-    @property
-    def instance(self) -> InstanceId:
-        return self.context.instance
 
     @property
     def uid(self) -> Uid:
         """The cluster's; empty until the keyspace was read once."""
         return self.context.mirror.uid
-
-    @property
-    def measures(self) -> Measures:
-        return self.context.measures
-
-    @property
-    def connections(self) -> ConnectionReport:
-        return self.context.connections
-
-    @property
-    def charts(self) -> Charts:
-        return self.context.charts
 
     def is_healthy(self) -> tuple[bool, str]:
         """Say whether this process turns as it should, and if not, why."""
@@ -125,17 +98,9 @@ class Observed:
         outage = self.outage()
         return (False, outage) if outage else self.context.is_ready()
 
-    def outage(self) -> str:
-        """Return why nothing can be written; an empty string as long as something can."""
-        return self.context.outage()
-
     def diagnosis(self, name: str) -> Diagnosis:
         """Return what is wrong with a job, as of at most a second ago; `StrataError` if it cannot be read."""
-        return self._diagnoses.of(self.soft, JobView(self.view, self.keys.job(name)))
-
-    def job_phases(self) -> Mapping[str, str]:
-        """Return where each job stands, as people see it."""
-        return self._phases.phases()
+        return self._diagnoses.of(self.soft, self.context.job(name))
 
     def leader(self) -> Entry[records.Leader] | None:
         """Return who leads; its create revision is the epoch."""
@@ -150,10 +115,6 @@ class Observed:
             for entry in self.view.entries(self.keys.replicas, records.Replica)
         ]
 
-    def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]:
-        """Yield what happened lately, newest first; to one job if it is named."""
-        return self.chronicle.happenings(job, limit=limit)
-
     async def call(self, name: str, request: Message, identity: Identity | None) -> Any:
         """Answer an operator's call, by its name in session.proto; `Unavailable` while this replica does not serve."""
         return await self._call(name, request, identity)
@@ -161,10 +122,6 @@ class Observed:
     def epoch(self) -> int | None:
         """Return the epoch in which this replica may act as leader at this moment, or None."""
         return self.context.election.epoch
-
-    def etcd_silence_s(self) -> float:
-        """Return for how long etcd has answered nothing at all."""
-        return self.context.mirror.silence_s()
 
     def etcd_revision(self) -> int:
         """Return the newest revision that any answer of etcd named."""
@@ -178,59 +135,24 @@ class Observed:
         """Return how late the loop was when last measured, and its worst of the last ten seconds."""
         return self.lag.last_s, self.lag.worst_s()
 
-    def unix_now(self) -> float:
-        """Return the wall clock, in seconds."""
-        return self.context.unix_now()
-
     def loop_now_ms(self) -> float:
         """Return the clock by which open rounds are aged, in milliseconds."""
         return asyncio.get_running_loop().time() * 1000
 
-    async def etcd_members(self) -> Sequence[EtcdMember]:
-        """Return etcd's members as they were a moment ago; the last answer when etcd is slow."""
-        if asyncio.get_running_loop().time() - self._etcd_at > ETCD_FRESH_S:
-            asked = self._etcd_asked
-            self._etcd_wanted.set()
-            try:
-                async with asyncio.timeout(ETCD_WAIT_S):
-                    await asked.wait()
-            except TimeoutError:
-                pass
-        return self._etcd
-
-    def last_etcd_members(self) -> Sequence[EtcdMember]:
-        """Return what was last known of etcd's members, and ask for what will be."""
-        if asyncio.get_running_loop().time() - self._etcd_at > ETCD_FRESH_S:
-            self._etcd_wanted.set()
-        return self._etcd
-
     async def run(self) -> None:
-        """Measure, and ask etcd, until cancelled."""
+        """Measure, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.lag.run(), name="loop lag")
-            tasks.create_task(self._ask_etcd(), name="etcd members")
             await self.context.mirror.started()
-            self.chronicle.begin()
+            self._chronicle.begin()
             self._phases.begin()
-            takers = (self.chronicle.take, self._phases.take, self.context.charts.commits)
+            takers = (self._chronicle.take, self._phases.take, self.context.charts.commits)
             leave = [self.context.mirror.subscribe(take) for take in takers]
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
                 for each in leave:
                     each()
-
-    async def _ask_etcd(self) -> None:
-        while True:
-            await self._etcd_wanted.wait()
-            self._etcd_wanted.clear()
-            try:
-                self._etcd = await self.context.etcd_members()
-            except StrataError as error:
-                self._etcd = (EtcdMember(endpoint="etcd", error=error.message),)
-            self._etcd_at = asyncio.get_running_loop().time()
-            asked, self._etcd_asked = self._etcd_asked, asyncio.Event()
-            asked.set()
 
     def _replica(self, entry: Entry[records.Replica], *, leader: bool) -> ReplicaState:
         if entry.record.instance == self.context.instance:

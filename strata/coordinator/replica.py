@@ -25,11 +25,11 @@ from strata.coordinator.context import ReadResource, ReplicaContext, Serving
 from strata.coordinator.controllers.committer import Committer
 from strata.coordinator.controllers.loop import drive
 from strata.coordinator.dry_run import DryRuns
-from strata.coordinator.etcd_members import EtcdMember, EtcdMembers
+from strata.coordinator.etcd_members import AskMembers, EtcdMember
 from strata.coordinator.finding_log import FindingLog
 from strata.coordinator.government import Government
 from strata.coordinator.health import Health
-from strata.coordinator.leadership.deposition import Deposition, Prober, cannot_tell
+from strata.coordinator.leadership.deposition import Deposition, Prober
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.leadership.registration import Registration
@@ -70,7 +70,7 @@ class Replica:
 
     `store` serves everything, `renewals` only the leader's lease and campaigns: channels of their
     own, on which nothing else is waited for.
-    `probe` is the plain connect by which a dead leader is told; without one it is waited for.
+    `probe` is the plain connect by which a dead leader is told.
     `instance` and `new_uid` are fresh random names. `clock` runs through suspends.
     """
 
@@ -87,9 +87,9 @@ class Replica:
         clock: Callable[[], float],
         unix_now: Callable[[], float],
         rng: random.Random,
+        probe: Prober,
         renewals: Store | None = None,
-        etcd_members: EtcdMembers = _no_members,
-        probe: Prober = cannot_tell,
+        ask_members: AskMembers = _no_members,
         version: str = "",
         page: PageFactory | None = None,
         resources: ResourceFactory | None = None,
@@ -104,12 +104,14 @@ class Replica:
             new_uid=new_uid,
             answered=lambda: max(measured.revision, renewing.revision),
             clock=clock,
+            measures=measures,
         )
         executor = Executor(measured, mirror, measures)
         self._dry_runs = DryRuns(
-            store=measured, mirror=mirror, keys=keys, etcd_members=etcd_members, clock=clock
+            store=measured, mirror=mirror, keys=keys, ask_members=ask_members, clock=clock
         )
         measured.on_write = renewing.on_write = self._dry_runs.wrote
+        measured.on_answer = renewing.on_answer = mirror.note_contact
         heartbeat = Heartbeat(clock)
         self._serving = serving
         self._renewals = renewing
@@ -138,7 +140,6 @@ class Replica:
             deposition=Deposition(
                 store=self._renewals,
                 mirror=mirror,
-                election=election,
                 keys=keys,
                 probe=probe,
                 clock=clock,
@@ -151,7 +152,7 @@ class Replica:
             outage=self._dry_runs.outage,
             invariants=InvariantAudit(mirror, keys, measures),
             clock=clock,
-            etcd_members=etcd_members,
+            etcd_members=self._dry_runs.members,
             unix_now=unix_now,
             rng=rng,
             charts=Charts(mirror.view, keys, unix_now=unix_now, clock=clock),
@@ -297,15 +298,9 @@ def _bare_errors() -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        for error in _leaves(group):
-            if isinstance(error, StrataError):
-                raise error from group
-        raise
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+        found: BaseException | None = group.subgroup(StrataError)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if found is None:
+            raise
+        raise found from group

@@ -58,7 +58,7 @@ class Service:
         self._registry = SessionRegistry(ranks)
         self.peers = PeerRegistry(context)
         self.keeper = Keeper(context)
-        self._readiness = readiness = Readiness(context, self.peers)
+        self._readiness = Readiness(context, self.peers)
         self.barriers = Barriers(
             context,
             ranks,
@@ -107,8 +107,7 @@ class Service:
             board=board,
             calls=self.calls,
             ranks=ranks,
-            tick=readiness.tick,
-            unsteady=readiness.unsteady,
+            readiness=self._readiness,
         )
         self.sessions = Sessions(house, self._registry, self.keeper, registrar)
         self.watches = Watches(context)

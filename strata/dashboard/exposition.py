@@ -93,7 +93,7 @@ def _phases(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ..
 
 
 def _etcd(read: Callable[..., float]) -> Read:
-    return lambda source, _jobs: [((m.endpoint,), float(read(m))) for m in source.last_etcd_members()]
+    return lambda source, _jobs: [((m.endpoint,), float(read(m))) for m in source.etcd_members()]
 
 
 def _diagnoses(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:

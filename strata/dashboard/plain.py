@@ -77,7 +77,7 @@ class PlainPages:
 
     async def _cluster(self, request: Request) -> Response:
         source = self._source
-        seen, found = cluster(source, await source.etcd_members()), await jobs(source)
+        seen, found = cluster(source, source.etcd_members()), await jobs(source)
         happened = _event_rows(events(source, None))
         sections: list[Section] = [
             ("Jobs", JOB_HEADS, [_job_cells(each) for each in found.jobs]),
@@ -106,7 +106,7 @@ class PlainPages:
 
     async def _job(self, request: Request) -> Response:
         source, name = self._source, request.path_params["job"]
-        seen = cluster(source, await source.etcd_members())
+        seen = cluster(source, source.etcd_members())
         try:
             found = job(source, name)
         except InvalidArgument:

@@ -8,14 +8,19 @@ from collections.abc import Callable
 
 from strata.config import CoordinatorConfig
 from strata.coordinator.context import ReadResource, ReplicaContext, Serving
-from strata.coordinator.leadership.deposition import cannot_tell
 from strata.coordinator.replica import Replica
 from strata.coordinator.service import Service
+from strata.core.deposition import Probe
 from strata.core.view import View
 from strata.testing.links import Switchboard
 from strata.testing.memory_client import MemoryClient
 from strata.testing.processes import Process
 from strata.testing.serving import MemoryServing, memory_dial, memory_probe
+
+
+async def cannot_tell(_address: str) -> Probe:
+    """Probe nothing: every dead leader is waited for."""
+    return Probe.UNCLEAR
 
 
 class MemoryReplica:

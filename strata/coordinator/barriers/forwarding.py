@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Final
 
 from strata.core.barriers import BarrierBook, BarrierKey
@@ -21,15 +22,13 @@ this replica's members have arrived, what they said is forwarded at once. (With 
 replica's time in a burst went into forwards.)"""
 
 
+@dataclass(slots=True)
 class _Own:
     """The part of one open round that came here, and not by way of a peer."""
 
-    __slots__ = ("awaited", "ranks", "unsent")
-
-    def __init__(self, awaited: int) -> None:
-        self.awaited = awaited
-        self.ranks: set[int] = set()
-        self.unsent: set[int] = set()
+    awaited: int
+    ranks: set[int] = field(default_factory=set)
+    unsent: set[int] = field(default_factory=set)
 
 
 class Forwarding:

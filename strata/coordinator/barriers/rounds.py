@@ -9,7 +9,7 @@ members said, again and again until it sees the outcome. Whoever can decide a ro
 outcome; the others find it in their view. Waiters are answered from the view only, never by the
 commit's return, so it is all one whether this replica wrote, another did, or one that has died.
 
-`_Watched` is what this replica does about one open round; `BarrierBook` is what it knows of it.
+`BarrierBook` is what this replica knows of the open rounds.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ from strata.wire import barriers as wire
 
 log = get_logger()
 
-EARLY_LIMIT: Final = 10_000
-"""Arrivals kept for generations that this replica has not seen yet."""
+
+LATE_LOOK_S: Final = 0.05
+"""How much longer than its timeout a round may be open before somebody looks."""
 
 
 class Waiter(Protocol):
@@ -58,24 +59,6 @@ class Waiter(Protocol):
     def refused(self, key: BarrierKey, ranks: tuple[int, ...], error: StrataError) -> None:
         """Hear that an arrival does not count, or no longer does."""
         ...
-
-
-REMEMBERED_REFUSALS: Final = 256
-"""Of how many rounds it is known that a refusal was logged."""
-
-
-class _Watched:
-    """What this replica does about one open round."""
-
-    __slots__ = ("alarm", "alarm_at_s", "waiters", "writer")
-
-    def __init__(self) -> None:
-        self.waiters: dict[Waiter, None] = {}
-        """In the order they came."""
-        self.writer: asyncio.Task[None] | None = None
-        self.alarm: asyncio.TimerHandle | None = None
-        self.alarm_at_s = 0.0
-        """Kept here: of a timer that is due already, uvloop's handle does not tell when."""
 
 
 class Barriers:
@@ -103,9 +86,9 @@ class Barriers:
         self._book = BarrierBook()
         self.forwarding = Forwarding(self._book, forward)
         self._counters = Counters(context, self._book, ready)
-        self._watched: dict[BarrierKey, _Watched] = {}
-        self._refused: dict[BarrierKey, None] = {}
-        self._early: dict[tuple[BarrierKey, tuple[int, ...]], Arrival] = {}
+        self._waiters: dict[BarrierKey, dict[Waiter, None]] = {}
+        """Of each open round, in the order they came."""
+        self._writers: dict[BarrierKey, asyncio.Task[None]] = {}
         measures = context.measures
         self._from_members = measures.arrivals.child("member")
         self._from_peers = measures.arrivals.child("peer")
@@ -122,16 +105,8 @@ class Barriers:
             if waiter is not None:
                 waiter.refused(arrival.key, arrival.ranks, error)
             else:
-                self._note_refused(arrival.key, error)
-
-    def _note_refused(self, key: BarrierKey, error: StrataError) -> None:
-        """Log it once a round: a peer whose view is late sends its arrivals again every second."""
-        if key in self._refused:
-            return
-        self._refused[key] = None
-        if len(self._refused) > REMEMBERED_REFUSALS:
-            del self._refused[next(iter(self._refused))]
-        log.warning("forwarded_arrival_refused", barrier=str(key), error=str(error))
+                # routine: a peer whose view is late sends its arrivals again every second
+                log.debug("forwarded_arrival_refused", barrier=str(arrival.key), error=str(error))
 
     def _arrive(self, arrival: Arrival, waiter: Waiter | None) -> None:
         key = arrival.key
@@ -139,7 +114,7 @@ class Barriers:
         opened = self._book.get(key) is None
         index = self._ranks.of(key.job)
         if opened:
-            job = self._job(key.job)
+            job = self._context.job(key.job)
             end = ended(job, key)
             if isinstance(end, StrataError):
                 raise end
@@ -148,34 +123,21 @@ class Barriers:
                     waiter.outcome(key, wire.outcome_message(job, key, end))
                 return
         if index is None or key.generation > index.head.generation:
-            if waiter is not None:  # its replica told it of its world, so this view knows it
-                raise Refused(f"{key}: there is no such generation yet")
-            self._keep_for_later(arrival)
-            return
+            # A member knows its world from this view. A peer may be ahead of this view, and forwards the arrival again.
+            raise Refused(f"{key}: there is no such generation yet")
         entry = self._book.add(arrival, size=index.head.size, now_ms=self._now_ms())
-        watched = self._watched.get(key)
-        if watched is None:
-            watched = self._watched[key] = _Watched()
         if waiter is not None:
-            watched.waiters[waiter] = None
+            self._waiters.setdefault(key, {})[waiter] = None
             self.forwarding.add(key, arrival.ranks, partial(self._served_of, entry))
         if entry.complete:
-            self._write_soon(key, watched)
+            self._write_soon(key)
         elif opened and index.wounded:
-            self._reconsider(entry, watched)
-        if entry.deadline_ms is not None:
-            self._set_alarm(entry, watched)
-
-    def _keep_for_later(self, arrival: Arrival) -> None:
-        """A peer may be ahead of this view. What is dropped here, it forwards again."""
-        if len(self._early) >= EARLY_LIMIT:
-            self._early.clear()
-        self._early[arrival.key, arrival.ranks] = arrival
+            self._reconsider(entry)
 
     def forget(self, waiter: Waiter, job: str) -> None:
         """Tell `waiter` nothing more of the job's rounds; what it said stays said."""
         for open_round in self._book.open(job):
-            self._watched[open_round.key].waiters.pop(waiter, None)
+            self._waiters.get(open_round.key, {}).pop(waiter, None)
 
     def open(self, job: str) -> Iterator[OpenRound]:
         """Yield the rounds of a job that are open as far as is known here."""
@@ -198,37 +160,31 @@ class Barriers:
         """Look at all open rounds of a job: its head changed, or somebody went."""
         for open_round in self._book.open(job):
             if not self._end_if_ended(open_round.key):
-                self._reconsider(open_round, self._watched[open_round.key])
-        if self._early:
-            early, self._early = self._early, {}
-            for arrival in early.values():
-                self.arrive(arrival, None)
+                self._reconsider(open_round)
 
     def _end_if_ended(self, key: BarrierKey) -> bool:
-        job = self._job(key.job)
+        job = self._context.job(key.job)
         end = ended(job, key)
         if end is None:
             return False
         self._note_time(key)
         self._book.drop(key)
-        watched = self._watched.pop(key)
+        waiters = self._waiters.pop(key, {})
         self.forwarding.drop(key)
-        if watched.alarm is not None:
-            watched.alarm.cancel()
-        if not watched.waiters:
+        if not waiters:
             return True
         if isinstance(end, StrataError):
-            for waiter in watched.waiters:
+            for waiter in waiters:
                 waiter.refused(key, (), end)
         else:
             message = wire.outcome_message(job, key, end)
-            for waiter in watched.waiters:
+            for waiter in waiters:
                 waiter.outcome(key, message)
         return True
 
     # -- writing outcomes
 
-    def _reconsider(self, open_round: OpenRound, watched: _Watched) -> None:
+    def _reconsider(self, open_round: OpenRound) -> None:
         """Write the round's outcome if it is late or hopeless."""
         try:
             decision = self._decide(open_round.key, self._context.mirror.view)
@@ -236,19 +192,19 @@ class Barriers:
             log.warning("barrier_undecidable", barrier=str(open_round.key), error=error.message)
             return
         if decision.txn is not None:
-            self._write_soon(open_round.key, watched)
+            self._write_soon(open_round.key)
 
-    def _write_soon(self, key: BarrierKey, watched: _Watched) -> None:
-        if watched.writer is None and self._tasks is not None:
-            watched.writer = self._tasks.create_task(self._write(key, watched), name=f"writer of {key}")
+    def _write_soon(self, key: BarrierKey) -> None:
+        if key not in self._writers and self._tasks is not None:
+            self._writers[key] = self._tasks.create_task(self._write(key), name=f"writer of {key}")
 
-    async def _write(self, key: BarrierKey, watched: _Watched) -> None:
+    async def _write(self, key: BarrierKey) -> None:
         """Write the outcome in one's turn, unless somebody did; keep at it while it can be decided."""
         delay_ms = writer_delay_ms(key, self._context.instance, self._ready())
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
         try:
-            while self._watched.get(key) is watched:
+            while self._book.get(key) is not None:
                 try:
                     await self._context.executor.settle(partial(self._decide, key))
                 except Unavailable as error:
@@ -262,15 +218,8 @@ class Barriers:
             # a bug that one round brings out must not end the replica, which serves all others
             log.exception("writer_failed", barrier=str(key))
         finally:
-            watched.writer = None
-            if self._watched.get(key) is watched:
-                self._watch_again(key, watched)
-
-    def _watch_again(self, key: BarrierKey, watched: _Watched) -> None:
-        """The writer found nothing to write yet: its alarm rang early, or a death was none."""
-        open_round = self._book.get(key)
-        if open_round is not None and not self._end_if_ended(key):
-            self._set_alarm(open_round, watched)
+            del self._writers[key]
+            self.on_round(key)
 
     def _decide(self, key: BarrierKey, view: View) -> Decision:
         open_round = self._book.get(key)
@@ -283,24 +232,6 @@ class Barriers:
             phases=self._phases(key.job, key.generation),
         )
 
-    def _set_alarm(self, open_round: OpenRound, watched: _Watched) -> None:
-        """Look at the round again when its time is over."""
-        if open_round.deadline_ms is None or open_round.complete:
-            return
-        at_s = (open_round.deadline_ms + 1) / 1000
-        if watched.alarm is not None:
-            if watched.alarm_at_s <= at_s:
-                return
-            watched.alarm.cancel()
-        watched.alarm = asyncio.get_running_loop().call_at(at_s, self._ring, open_round.key)
-        watched.alarm_at_s = at_s
-
-    def _ring(self, key: BarrierKey) -> None:
-        watched, open_round = self._watched.get(key), self._book.get(key)
-        if watched is not None and open_round is not None:
-            watched.alarm = None
-            self._reconsider(open_round, watched)
-
     # -- in the background
 
     async def run(self) -> None:
@@ -309,7 +240,8 @@ class Barriers:
             self._tasks = tasks
             try:
                 tasks.create_task(self._counters.run(), name="barrier counters")
-                for job in {key.job for key in self._watched}:
+                tasks.create_task(self._end_the_late(), name="barrier deadlines")
+                for job in {open_round.key.job for open_round in self._book.open()}:
                     self.on_change(job)
                 while True:
                     await asyncio.sleep(self._context.timing.arrivals_again_s)
@@ -317,12 +249,20 @@ class Barriers:
             finally:
                 self._tasks = None  # nothing is begun while this ends
 
+    async def _end_the_late(self) -> None:
+        """Look at each round whose time is over."""
+        while True:
+            await asyncio.sleep(LATE_LOOK_S)
+            now_ms = self._now_ms()
+            for open_round in self._book.open():
+                if open_round.deadline_ms is not None and open_round.deadline_ms <= now_ms:
+                    self._reconsider(open_round)
+
     def _again(self) -> None:
         """Do what every second is done again, for whatever got lost."""
         self.forwarding.again()
-        for key, watched in list(self._watched.items()):
-            if (open_round := self._book.get(key)) is not None:
-                self._reconsider(open_round, watched)
+        for open_round in self._book.open():
+            self._reconsider(open_round)
 
     # -- small things
 
@@ -335,9 +275,6 @@ class Barriers:
     def _served_of(self, open_round: OpenRound) -> int:
         """Return how many participants of a round have their session here."""
         return sum(rank in open_round.participants for rank in self._served(open_round.key.job))
-
-    def _job(self, job: str) -> JobView:
-        return JobView(self._context.mirror.view, self._context.keys.job(job))
 
     @staticmethod
     def _now_ms() -> float:

@@ -64,7 +64,6 @@ class AdminCalls:
         self, _request: admin_pb2.GetStatusRequest, _identity: Identity | None
     ) -> admin_pb2.GetStatusResponse:
         context, view = self._context, self._context.mirror.view
-        etcd = await context.etcd_members()
         leader = leader_of(view, context.keys)
         instance = leader.record.instance if leader is not None else ""
         replicas = view.entries(context.keys.replicas, records.Replica)
@@ -73,7 +72,7 @@ class AdminCalls:
             leader=leader.record.replica if leader is not None else "",
             leader_epoch=leader.create_revision if leader is not None else 0,
             replicas=[self._replica(entry, leader=entry.record.instance == instance) for entry in replicas],
-            etcd=[_member(member) for member in etcd],
+            etcd=[_member(member) for member in context.etcd_members()],
             jobs=len(job_names(view, context.keys)),
             sessions=self._sessions(),
             answered_by=context.replica,

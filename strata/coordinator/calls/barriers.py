@@ -98,7 +98,7 @@ class BarrierCalls:
 
     def _refusal(self, request: pb.WaitBarrierRequest, arrival: Arrival) -> StrataError | None:
         worker, incarnation = request.worker_id, request.incarnation
-        job = self._job(arrival.job)
+        job = self._context.job(arrival.job)
         if not job.exists:
             return NotFound(f"no job {arrival.job} exists", hint="a job begins with its first member")
         index = self._ranks.of(arrival.job)
@@ -120,9 +120,6 @@ class BarrierCalls:
             f"{worker[:128]} does not run all of these ranks: {arrival.ranks}",
             hint="a member arrives for its own ranks only",
         )
-
-    def _job(self, name: str) -> JobView:
-        return JobView(self._context.mirror.view, self._context.keys.job(name))
 
     async def list(
         self, request: pb.ListBarriersRequest, _identity: Identity | None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from strata.coordinator.calls.lookups import existing_job, job_view
+from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import page
 from strata.coordinator.calls.table import Find, Row, as_it_is, change, settled
 from strata.coordinator.context import ReplicaContext
@@ -139,7 +139,7 @@ class CatalogCalls:
                 return None if named is None else core.newest(job, before=core.counts(job, named.record))
             return named
 
-        job = job_view(self._context, request.job)
+        job = self._context.job(request.job)
         entry = find(job)
         if entry is None:
             await self._context.mirror.fresh()  # a refusal is a decision: it takes a fresh view
@@ -149,7 +149,7 @@ class CatalogCalls:
         return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_with_doubts(job, entry))
 
     async def list(self, request: pb.ListCheckpointsRequest, _identity: Identity | None) -> Any:
-        job = job_view(self._context, request.job)
+        job = self._context.job(request.job)
         if job.latest() is None:  # a fork has checkpoints before it has a member
             job = await existing_job(self._context, request.job)
         found, after = page(
@@ -214,7 +214,7 @@ class CatalogCalls:
         return pb.CloseCheckpointResponse()
 
     def _held(self, request: pb.OpenCheckpointRequest | pb.CloseCheckpointRequest) -> int:
-        job = job_view(self._context, request.job)
+        job = self._context.job(request.job)
         return pins.reader_lease(job, step=request.step, attempt=request.attempt, reader=request.reader)
 
     async def _revoke(self, lease: int) -> None:

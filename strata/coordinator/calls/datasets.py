@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from strata.coordinator.calls.lookups import existing_job, job_view
+from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill, of_state, page
 from strata.coordinator.calls.table import Row, change
 from strata.coordinator.context import ReplicaContext
@@ -46,7 +46,7 @@ class DatasetCalls:
         self, request: pb.GetAssignmentRequest, _identity: Identity | None
     ) -> pb.GetAssignmentResponse:
         """Before the job has a world nobody owns a shard: assign_epoch is 0 and owners is empty."""
-        job = job_view(self._context, request.job)
+        job = self._context.job(request.job)
         try:
             name, spec = _dataset(job, request.dataset)
         except NotFound:

@@ -13,12 +13,12 @@ from strata.errors import NotFound
 
 def job_view(context: ReplicaContext, name: str) -> JobView:
     """Return a job as the view shows it, whether it exists or not."""
-    return JobView(context.mirror.view, context.keys.job(name))
+    return context.job(name)
 
 
 async def existing_job(context: ReplicaContext, name: str) -> JobView:
     """Return a job that exists; `NotFound` when there is none of that name."""
-    job = job_view(context, name)
+    job = context.job(name)
     if not job.exists:
         await context.mirror.fresh()
     if not job.exists:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from strata.coordinator.calls.lookups import existing_job, job_view
+from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill, of_state, page
 from strata.coordinator.calls.table import Row, as_it_is, change, settled
 from strata.coordinator.context import ReplicaContext
@@ -92,7 +92,7 @@ class WorldCalls:
         jobs, after = page(
             job_names(self._context.mirror.view, self._context.keys),
             key=str,
-            make=lambda name: self._job(job_view(self._context, name)),
+            make=lambda name: self._job(self._context.job(name)),
             size=request.page_size,
             token=request.page_token,
         )

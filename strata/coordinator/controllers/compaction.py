@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from strata.coordinator.etcd_members import EtcdMembers
+from strata.coordinator.etcd_members import EtcdMember
 from strata.coordinator.view.mirror import Mirror
 from strata.core.store import Store
 from strata.core.txn import WatchBatch
@@ -31,7 +32,9 @@ class Compaction:
     name: Final = "compaction"
     tick_s: Final = SAMPLE_S
 
-    def __init__(self, *, store: Store, mirror: Mirror, quota_bytes: int, members: EtcdMembers) -> None:
+    def __init__(
+        self, *, store: Store, mirror: Mirror, quota_bytes: int, members: Callable[[], Sequence[EtcdMember]]
+    ) -> None:
         self._store = store
         self._mirror = mirror
         self._quota_bytes = quota_bytes
@@ -55,10 +58,10 @@ class Compaction:
             log.debug("compacted", revision=target)
         if now >= self._quota_at:
             self._quota_at = now + QUOTA_EVERY_S
-            await self._look_at_quota()
+            self._look_at_quota()
 
-    async def _look_at_quota(self) -> None:
-        used_bytes = max((m.db_size_bytes for m in await self._members()), default=0)
+    def _look_at_quota(self) -> None:
+        used_bytes = max((m.db_size_bytes for m in self._members()), default=0)
         share = used_bytes / self._quota_bytes
         if share >= WARN_SHARE:
             log.warning(

@@ -1,8 +1,7 @@
 """Taking the lead from a dead leader: carries out what `core.deposition` decides.
 
 The links to the other replicas tell this of every handshake and of every end. One case is looked
-into at a time; there is one leader. While it is, the election gets a lease at hand, so that the
-campaign follows the delete at once.
+into at a time; there is one leader. The delete of its key wakes every election.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from strata.coordinator.leadership.election import Election
 from strata.coordinator.view.mirror import Mirror
 from strata.core.deposition import (
     PROBE_EVERY_S,
@@ -40,11 +38,6 @@ ATTEMPTS: Final = 5
 RETRY_S: Final = 0.1
 
 
-async def cannot_tell(_address: str) -> Probe:
-    """Probe nothing: every dead leader is waited for."""
-    return Probe.UNCLEAR
-
-
 class Deposition:
     """What one replica knows of its links to leaders. `run` acts on it until cancelled."""
 
@@ -53,14 +46,12 @@ class Deposition:
         *,
         store: Store,
         mirror: Mirror,
-        election: Election,
         keys: ClusterKeys,
         probe: Prober,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._mirror = mirror
-        self._election = election
         self._keys = keys
         self._probe = probe
         self._clock = clock
@@ -97,22 +88,10 @@ class Deposition:
 
     async def _look_into(self, case: Entry[Leader]) -> None:
         log.info("leader_link_broke", epoch=case.create_revision, address=case.record.address)
-        async with asyncio.TaskGroup() as tasks:
-            lease = tasks.create_task(self._prepare(), name="lease for a campaign")
-            verdict = await self._probed(case)
-            log.info(
-                "leader_probed", epoch=case.create_revision, act=verdict.act.value, reason=verdict.reason
-            )
-            if verdict.act is Act.DEPOSE:
-                await self._depose(case)
-            else:
-                lease.cancel()
-
-    async def _prepare(self) -> None:
-        try:
-            await self._election.prepare()
-        except StrataError as error:  # then the campaign gets one
-            log.debug("no_lease_at_hand", error=error.message)
+        verdict = await self._probed(case)
+        log.info("leader_probed", epoch=case.create_revision, act=verdict.act.value, reason=verdict.reason)
+        if verdict.act is Act.DEPOSE:
+            await self._depose(case)
 
     async def _probed(self, case: Entry[Leader]) -> Verdict:
         """Connect as often as it takes to decide."""

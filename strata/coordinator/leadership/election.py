@@ -26,7 +26,6 @@ from strata.core.leadership import (
     next_step,
     resign_txn,
 )
-from strata.core.records import PoisonRecord
 from strata.core.store import Store
 from strata.core.txn import Range, Txn, WatchBatch
 from strata.errors import NotFound, StrataError, Unavailable
@@ -37,8 +36,6 @@ log = get_logger()
 RETRY_S: Final = 0.1
 REFUSED_S: Final = 1.0
 """The pause after what does not go away by itself."""
-
-OnChange = Callable[[Epoch | None], None]
 
 
 class Election:
@@ -69,7 +66,6 @@ class Election:
         self._clock = clock
         self._standing = Standing(instance=instance)
         self._wake = asyncio.Event()
-        self._listeners: list[OnChange] = []
         self._office_changed = asyncio.Event()
 
     @property
@@ -77,10 +73,6 @@ class Election:
         """The epoch in which this replica may act as leader at this moment, or None."""
         standing = self._standing
         return standing.epoch if standing.may_act(self._clock()) else None
-
-    def on_change(self, listener: OnChange) -> None:
-        """Call `listener` with the epoch when an office is taken, with None when it ends."""
-        self._listeners.append(listener)
 
     async def elected(self) -> Epoch:
         """Return the epoch once this replica is in office."""
@@ -98,22 +90,6 @@ class Election:
         if self._standing.epoch == epoch:
             self._stop(reason)
             self._wake.set()
-
-    async def prepare(self) -> None:
-        """Have a lease at hand: the leader seems dead, and a campaign may be close.
-
-        One that is not used runs out by itself.
-        """
-        if self._standing.epoch is not None or self._has_lease():
-            return
-        sent_s = self._clock()
-        lease = await self._renewals.grant(ASKED_TTL_S)
-        if self._standing.epoch is None and not self._has_lease():
-            self._standing = self._standing.granted(lease.id, lease.ttl_s, sent_s=sent_s)
-
-    def _has_lease(self) -> bool:
-        lease = self._standing.lease
-        return lease is not None and lease.may_act(self._clock())
 
     async def resign(self) -> None:
         """Leave office and delete the leader key if it is ours, so that another leads at once.
@@ -159,12 +135,9 @@ class Election:
                     except Unavailable as error:
                         log.debug("election_retries", error=error.message)
                         await self._pause(RETRY_S)
-                    except PoisonRecord as error:
-                        log.warning("leader_key_unreadable", error=error.message)
-                        await self._pause(REFUSED_S)
                     except StrataError as error:
-                        # A password or a certificate that etcd takes no more may be mended there. An
-                        # end of this replica would help nobody: its members need no leader.
+                        # A leader key that somebody wrote by hand, a password or a certificate that etcd takes no
+                        # more: each may be mended. An end of this replica would help nobody: its members need no leader.
                         log.warning("election_refused", error=str(error))
                         await self._pause(REFUSED_S)
         finally:
@@ -243,7 +216,7 @@ class Election:
         self._heartbeat.beat()
         self._standing = self._standing.took_office(epoch)
         log.info("leadership_taken", epoch=epoch)
-        self._announce(epoch)
+        self._announce()
 
     async def _renew(self) -> None:
         """Send one keepalive; its answer moves the deadline if it is still that lease's.
@@ -257,14 +230,11 @@ class Election:
         held = True
         try:
             granted_s = await self._renewals.keep_alive(lease.lease_id)
-            self._mirror.note_contact()
             answer = await self._renewals.read(Range(key=self._keys.leader))
             held = any(kv.create_revision == epoch for kv in answer.kvs)
             ttl_s = granted_s
         except NotFound:
             ttl_s = 0
-        except Unavailable as error:
-            log.warning("leadership_not_renewed", error=error.message)
         except StrataError as error:  # retried like any other until the lease runs out (PROTOCOLS 4.5)
             log.warning("leadership_not_renewed", error=str(error))
         if self._standing.lease == lease:  # else this office has ended meanwhile
@@ -281,10 +251,8 @@ class Election:
         epoch = self._standing.epoch
         self._standing = self._standing.stopped()
         say("leadership_ended", epoch=epoch, reason=reason)
-        self._announce(None)
+        self._announce()
 
-    def _announce(self, epoch: Epoch | None) -> None:
+    def _announce(self) -> None:
         changed, self._office_changed = self._office_changed, asyncio.Event()
         changed.set()
-        for listener in tuple(self._listeners):
-            listener(epoch)

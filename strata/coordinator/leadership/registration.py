@@ -107,7 +107,6 @@ class Registration:
         """Carry out what `_decide` finds in etcd, until it finds nothing; raises its refusal."""
         while True:
             found = await self._store.read(Range(key=self._key))
-            self._mirror.note_contact()
             self._since = max((kv.mod_revision for kv in found.kvs), default=0)
             view = View()
             view.reset(found.revision, found.kvs)
@@ -139,7 +138,6 @@ class Registration:
                 failing = True
             else:
                 failing = False
-                self._mirror.note_contact()
 
     def _is_free(self, view: View) -> bool:
         return view.revision >= self._since and view.get(self._key) is None

@@ -43,6 +43,8 @@ log = get_logger()
 
 ATTEMPT_S: Final = 1.0
 """How long one attempt at a removal may take, before it is asked again whether it is right."""
+SILENCE_LOOK_S: Final = 0.1
+"""How often it is looked which transports have been silent for too long."""
 
 
 class Transport(Protocol):
@@ -87,22 +89,31 @@ class Keeper:
         self._named_since: dict[_Key, tuple[int, float]] = {}
         """At which mod_revision a key names this replica, and since when that is seen."""
         self._condemned: dict[_Key, int] = {}
-        self._losses: dict[_Key, asyncio.Event] = {}
+        self._changes: dict[_Key, asyncio.Event] = {}
+        """What sets those going that wait for a change of a member's key or transports."""
         self._tasks: asyncio.TaskGroup | None = None
         self._stopped = False
         self._lost = context.measures.removals.child("transport_failed")
 
     async def run(self) -> None:
-        """Remove who is dead, until cancelled."""
+        """End the transports that have been silent for `detect_s`, and remove who is dead, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
                 for job in self._context.mirror.view.names(self._context.keys.jobs):
                     for worker in self._context.mirror.view.names(self._context.keys.job(job).workers):
                         self._look_guarded(job, worker)
-                await asyncio.get_running_loop().create_future()
+                while True:
+                    await asyncio.sleep(SILENCE_LOOK_S)
+                    self._end_the_silent()
             finally:
                 self._tasks = None  # nothing is begun while this ends
+
+    def _end_the_silent(self) -> None:
+        transports = [each for boots in self._transports.values() for each in boots.values()]
+        for transport in transports:
+            if transport.quiet_s() >= self._context.timing.detect_s:
+                self.lose(transport, broke=transport.incarnation > 0)
 
     def stop(self) -> None:
         """Declare nobody dead any more: this replica is about to stop."""
@@ -143,8 +154,6 @@ class Keeper:
         elif transport.incarnation or silent:
             self._note_failed(key, transport.boot)
         self.look(*key)
-        if (event := self._losses.pop(key, None)) is not None:
-            event.set()
 
     def find(self, job: str, worker: str, boot: str) -> Transport | None:
         """Return the transport of this boot, if it is up."""
@@ -188,9 +197,9 @@ class Keeper:
         """Return the mod_revision at which a removal may still take effect; 0 when there is none."""
         return self._condemned.get((job, worker), 0)
 
-    async def lost(self, job: str, worker: str) -> None:
-        """Return when a transport of this member goes down."""
-        await self._losses.setdefault((job, worker), asyncio.Event()).wait()
+    async def changed(self, job: str, worker: str) -> None:
+        """Return when the key of this member or one of its transports changes."""
+        await self._changes.setdefault((job, worker), asyncio.Event()).wait()
 
     def sessions(self) -> int:
         """Return how many transports are up."""
@@ -201,7 +210,9 @@ class Keeper:
     def look(self, job: str, worker: str) -> None:
         """Compare the view of one member with its transports; called whenever either changed."""
         key = (job, worker)
-        entry = self._job(job).worker(worker)
+        if (changed := self._changes.pop(key, None)) is not None:
+            changed.set()
+        entry = self._context.job(job).worker(worker)
         for transport in tuple(self._transports.get(key, {}).values()):
             self._judge(transport, entry)
         if entry is None or entry.mod_revision != self._condemned.get(key):
@@ -244,7 +255,7 @@ class Keeper:
 
     def _unattended(self, key: _Key) -> Entry[Worker] | None:
         """Return the worker key that this replica should attend to and does not."""
-        entry = None if self._stopped else self._job(key[0]).worker(key[1])
+        entry = None if self._stopped else self._context.job(key[0]).worker(key[1])
         if entry is None or entry.record.served_by != self._context.instance:
             return None
         return None if entry.record.boot in self._transports.get(key, {}) else entry
@@ -289,7 +300,7 @@ class Keeper:
         return timing.reconnect_grace_s if key in self._failed else timing.detect_s - timing.reconnect_grace_s
 
     def _note_failed(self, key: _Key, boot: BootId) -> None:
-        entry = self._job(key[0]).worker(key[1])
+        entry = self._context.job(key[0]).worker(key[1])
         if (
             entry is not None
             and entry.record.boot == boot
@@ -299,7 +310,7 @@ class Keeper:
 
     def _named_since_s(self, key: _Key, boot: BootId) -> float:
         """Return since when the key names this replica for this boot; long ago when it does not."""
-        entry, named = self._job(key[0]).worker(key[1]), self._named_since.get(key)
+        entry, named = self._context.job(key[0]).worker(key[1]), self._named_since.get(key)
         if entry is None or named is None or entry.record.boot != boot or entry.mod_revision != named[0]:
             return float("-inf")
         return named[1]
@@ -342,6 +353,3 @@ class Keeper:
             self._condemned[key] = entry.mod_revision
             log.info("member_lost", job=job, worker=worker, reason=removal.reason)
         return removal
-
-    def _job(self, job: str) -> JobView:
-        return JobView(self._context.mirror.view, self._context.keys.job(job))

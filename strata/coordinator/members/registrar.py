@@ -25,6 +25,9 @@ ORPHAN_HOLD_S = 15.0
 """How long a newcomer is held at most, for a key that the leader is expected to delete, or while
 this replica deletes nobody."""
 
+LOOK_S = 1.0
+"""How often a newcomer that is held is decided about without a change."""
+
 
 class Registrar:
     """Makes a member's boot the holder of its key, served by this replica."""
@@ -56,7 +59,9 @@ class Registrar:
                 left_s = began + held_s - loop.time()
                 if left_s <= 0:
                     raise
-                await self._change(job, registration, left_s)
+                with suppress(TimeoutError):  # then it is looked again whether the holder's replica is there
+                    async with asyncio.timeout(min(left_s, LOOK_S)):
+                        await self._keeper.changed(job, registration.worker)
 
     async def _settle(self, job: str, registration: Registration, leaving: bool) -> None:
         keys = self._context.keys.job(job)
@@ -94,23 +99,6 @@ class Registrar:
             raise Unavailable(f"{registration.worker} registered at another replica meanwhile")
         return entry
 
-    async def _change(self, job: str, registration: Registration, limit_s: float) -> None:
-        """Return when the old member's key or its transport changed, or when it is time to look."""
-        before = self._worker(job, registration)
-        revision = before.mod_revision if before is not None else 0
-        key = self._context.keys.job(job).worker(registration.worker)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(limit_s, 1.0)), asyncio.TaskGroup() as tasks:
-                waits = {
-                    tasks.create_task(
-                        self._context.mirror.wait_until(lambda view: view.mod_revision(key) != revision)
-                    ),
-                    tasks.create_task(self._keeper.lost(job, registration.worker)),
-                }
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                for task in waits:
-                    task.cancel()
-
     def _orphaned(self, job: str, registration: Registration) -> bool:
         """Tell whether the replica that serves the key's holder is gone."""
         entry = self._worker(job, registration)
@@ -120,4 +108,4 @@ class Registrar:
         return all(replica.record.instance != entry.record.served_by for replica in replicas)
 
     def _worker(self, job: str, registration: Registration) -> Entry[Worker] | None:
-        return JobView(self._context.mirror.view, self._context.keys.job(job)).worker(registration.worker)
+        return self._context.job(job).worker(registration.worker)

@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from strata.coordinator.barriers.rounds import Barriers
-from strata.coordinator.calls.table import Caller, Calls
+from strata.coordinator.calls.table import Caller, Calls, settled
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.members.readiness import Readiness
 from strata.coordinator.reports.progress import ProgressBoard
 from strata.coordinator.view import floors
 from strata.coordinator.view.rank_indexes import RankIndex, RankIndexes
 from strata.core.authority import Identity
 from strata.core.barriers import BarrierKey
-from strata.core.job import JobView
 from strata.core.members import decide_leave, decide_rank_exit
 from strata.core.records import Worker
 from strata.core.registration import Registration
-from strata.core.txn import Decision
 from strata.core.view import Entry
 from strata.errors import Refused, StaleGeneration, StrataError
 from strata.session.served import End, Session
@@ -35,9 +34,7 @@ class House:
     board: ProgressBoard
     calls: Calls
     ranks: RankIndexes
-    tick: Callable[[int], session_pb2.Tick]
-    unsteady: Callable[[], str]
-    """Why members who are served elsewhere are not to come here; empty when they may."""
+    readiness: Readiness
 
 
 class MemberSession:
@@ -166,7 +163,9 @@ class MemberSession:
 
     async def rank_exit(self, rank_exit: session_pb2.RankExit) -> session_pb2.Reply:
         ended = rank_exit
-        await self._settle(
+        await settled(
+            self._house.context,
+            self.job,
             lambda job: decide_rank_exit(
                 job,
                 self.worker,
@@ -176,7 +175,7 @@ class MemberSession:
                 ended.code,
                 ended.reason,
                 early=ended.early,
-            )
+            ),
         )
         return session_pb2.Reply(token=floors.token(self._house.context.mirror), done=session_pb2.Done())
 
@@ -186,19 +185,17 @@ class MemberSession:
     async def leave(self, leave: session_pb2.Leave) -> None:  # why is the member's affair
         self._leaving = True
         try:
-            await self._settle(lambda job: decide_leave(job, self.worker, self.incarnation))
+            await settled(
+                self._house.context, self.job, lambda job: decide_leave(job, self.worker, self.incarnation)
+            )
             self._house.context.measures.removals.child("left").add()
         except StrataError:
             self._leaving = False
             raise
 
     def tick(self, sequence: int) -> session_pb2.Tick:
-        return self._house.tick(sequence)
+        return self._house.readiness.tick(sequence)
 
     def ended(self, end: End) -> None:
         self._house.barriers.forget(self, self.job)
         self._on_end(self, end)
-
-    async def _settle(self, decide: Callable[[JobView], Decision]) -> None:
-        keys = self._house.context.keys.job(self.job)
-        await self._house.context.executor.settle(lambda view: decide(JobView(view, keys)), coalesce=True)

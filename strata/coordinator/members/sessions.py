@@ -107,8 +107,8 @@ class Sessions:
             )
         claimed = hello.member
         check_session(identity, cluster=self._context.keys.cluster, job=claimed.job, worker=claimed.worker_id)
-        if hello.if_ready:
-            self._check_steady()
+        if hello.if_ready and (why := self._house.readiness.unsteady()):
+            raise Unavailable(f"this replica is not ready: {why}", hint="stay, or ask another one")
         await floors.honour(self._context.mirror, hello.token)
         registration = member_wire.registration(hello.member)
         check_registration(registration)
@@ -128,11 +128,6 @@ class Sessions:
             raise
         return member
 
-    def _check_steady(self) -> None:
-        """Refuse who is served elsewhere and asks for something better, while this is nothing better."""
-        if why := self._house.unsteady():
-            raise Unavailable(f"this replica is not ready: {why}", hint="stay, or ask another one")
-
     async def _register(
         self, member: MemberSession, registration: Registration, leaving: bool
     ) -> Entry[Worker]:
@@ -149,7 +144,7 @@ class Sessions:
         """Welcome a member and tell it all that it may have missed."""
         member.welcome(entry)
         self._registry.add(member)
-        job = self._job(member.job)
+        job = self._context.job(member.job)
         if job.head() is not None or job.view.get(job.keys.phase) is not None:
             self._tell_world(job, (member,))
         for save in self._current_saves(job):
@@ -166,14 +161,14 @@ class Sessions:
     def on_world(self, job: str) -> None:
         """Tell the members of a job its new head or phase, or that its ranks are asked to stop."""
         if members := self._registry.of(job):
-            self._tell_world(self._job(job), members)
+            self._tell_world(self._context.job(job), members)
 
     def on_save(self, job: str, step: int, generation: int) -> None:
         """Tell the members of a job that a save changed: now if it ended, else soon."""
         if not self._registry.of(job):
             return
         save = (job, step, generation)
-        entry = self._job(job).checkpoint(step, generation)
+        entry = self._context.job(job).checkpoint(step, generation)
         if entry is not None and entry.record.state is not CheckpointState.OPEN:
             self._acks_for_sealer.forget(save)
             self._acks_for_others.forget(save)
@@ -215,7 +210,7 @@ class Sessions:
     def _tell_save(self, save: _Save, *, sealer: bool | None) -> None:
         """Tell the member of rank 0 (`sealer`), the others (False), or all members of the world."""
         name, step, generation = save
-        job, index = self._job(name), self._house.ranks.of(name)
+        job, index = self._context.job(name), self._house.ranks.of(name)
         entry = job.checkpoint(step, generation)
         if entry is None or index is None:
             return
@@ -238,9 +233,6 @@ class Sessions:
         recent = sorted(ended, key=lambda e: order(e.record))[-RECENT_CHECKPOINTS:]
         yield from (e for e in saves if e.record.state is CheckpointState.OPEN)
         yield from recent
-
-    def _job(self, job: str) -> JobView:
-        return JobView(self._context.mirror.view, self._context.keys.job(job))
 
 
 _Save = tuple[str, int, int]

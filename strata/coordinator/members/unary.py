@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from strata.coordinator.calls.lookups import existing_job, job_view
+from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import PAGE_BYTES, page
 from strata.coordinator.calls.table import Row, as_it_is, change
 from strata.coordinator.context import ReplicaContext
@@ -48,35 +48,21 @@ Relay = Callable[[InstanceId, peers_pb2.PeerHeartbeat], Awaitable[bool]]
 
 
 class VirtualSession:
-    """A session without a stream: up for `detect_s` after each heartbeat."""
+    """A session without a stream: the keeper ends it `detect_s` after the last heartbeat."""
 
-    def __init__(
-        self,
-        job: str,
-        worker: str,
-        boot: str,
-        *,
-        limit_s: float,
-        keeper: Keeper,
-    ) -> None:
+    def __init__(self, job: str, worker: str, boot: str, keeper: Keeper) -> None:
         self.job = job
         self.worker = WorkerId(worker)
         self.boot = BootId(boot)
         self.incarnation = 0
-        self._limit_s = limit_s
         self._keeper = keeper
-        self._timer: asyncio.TimerHandle | None = None
         self._heard_s: float | None = None
 
     def touch(self) -> None:
         """Take note of a sign of life."""
-        loop = asyncio.get_running_loop()
-        self._heard_s = loop.time()
-        if self._timer is None:  # one that runs looks, when it rings, at what has been heard since
-            self._timer = loop.call_later(self._limit_s, self._ring)
+        self._heard_s = asyncio.get_running_loop().time()
 
     def dismiss(self, error: StrataError) -> None:  # the next heartbeat finds out by itself
-        self._stop()
         self._keeper.lose(self, broke=False)
 
     @property
@@ -86,19 +72,6 @@ class VirtualSession:
 
     def quiet_s(self) -> float:
         return asyncio.get_running_loop().time() - self.heard_s
-
-    def _ring(self) -> None:
-        left_s = self._limit_s - self.quiet_s()
-        if left_s > 0:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._ring)
-        else:
-            self._timer = None
-            self._keeper.lose(self, broke=self.incarnation > 0)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class UnaryMembers:
@@ -175,7 +148,7 @@ class UnaryMembers:
             mine = index.ranks(request.worker_id, request.incarnation)
             said = [progress for progress in request.ranks if progress.rank in mine]
             self._board.note(request.job, request.generation, said, own=True)
-        view = job_view(self._context, request.job)
+        view = self._context.job(request.job)
         phase, reason = world_wire.phase_of(view)
         return pb.HeartbeatResponse(
             world=self._world(request.job),
@@ -240,13 +213,7 @@ class UnaryMembers:
         The request was a sign of life, even if its caller waits no longer, or the outcome is unknown:
         what was sent may still make this replica the one that serves the member.
         """
-        transport = VirtualSession(
-            job,
-            registration.worker,
-            registration.boot,
-            limit_s=self._context.timing.detect_s,
-            keeper=self._keeper,
-        )
+        transport = VirtualSession(job, registration.worker, registration.boot, self._keeper)
         refused = False
         try:
             entry = await self._registrar.register(transport, registration)
@@ -282,7 +249,7 @@ class UnaryMembers:
         check_registration(registration)
         job = checked_id("job", request.job)
         request.boot = registration.boot
-        entry = job_view(self._context, job).worker(request.worker_id)
+        entry = self._context.job(job).worker(request.worker_id)
         if entry is not None and entry.record.boot == registration.boot:
             request.incarnation = entry.create_revision
             with suppress(NotFound, StaleIncarnation):  # it was given up since
@@ -292,7 +259,7 @@ class UnaryMembers:
 
     async def _heard_elsewhere(self, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
         """Tell whether the replica that serves this incarnation, as the view has it, heard of it."""
-        entry = job_view(self._context, heartbeat.job).worker(heartbeat.worker_id)
+        entry = self._context.job(heartbeat.job).worker(heartbeat.worker_id)
         if entry is None or entry.record.served_by == self._context.instance:
             return False
         if (entry.record.boot, entry.create_revision) != (heartbeat.boot, heartbeat.incarnation):
@@ -302,7 +269,7 @@ class UnaryMembers:
     async def _registered(self, request: pb.HeartbeatRequest) -> Entry[Worker]:
         """Return the key that the caller holds, from a view that is fresh."""
         await self._context.mirror.fresh()
-        entry = job_view(self._context, request.job).worker(request.worker_id)
+        entry = self._context.job(request.job).worker(request.worker_id)
         if entry is None:
             raise NotFound(f"{request.worker_id} is not registered (any more)", hint="register again")
         if (entry.record.boot, entry.create_revision) != (request.boot, request.incarnation):
@@ -310,7 +277,7 @@ class UnaryMembers:
         return entry
 
     def _world(self, job: str) -> worlds_pb2.World | None:
-        view = job_view(self._context, job)
+        view = self._context.job(job)
         head = view.head()
         return None if head is None else world_wire.world_message(view, head.record)
 

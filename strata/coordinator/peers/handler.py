@@ -11,7 +11,6 @@ from strata.coordinator.permission import check_peer
 from strata.coordinator.view import floors
 from strata.core.authority import Identity
 from strata.core.records import Replica
-from strata.core.view import Entry
 from strata.errors import InvalidArgument, StrataError, Unavailable
 from strata.session.link import Link
 from strata.v1 import barriers_pb2, peers_pb2
@@ -71,10 +70,10 @@ class PeerHandler:
             raise InvalidArgument("a peer link begins with a hello")
         check_peer(identity, first.hello.replica)
         await floors.honour(self._context.mirror, first.hello.token)
-        found = self._replica(first.hello.replica)
+        context = self._context
+        found = context.mirror.view.entry(context.keys.replica(first.hello.replica), Replica)
         if found is None or found.record.instance != first.hello.instance:
             raise Unavailable(f"no replica {first.hello.replica[:128]} of that instance is registered")
-        context = self._context
         welcome = peers_pb2.PeerWelcome(
             replica=context.replica,
             instance=context.instance,
@@ -108,6 +107,3 @@ class PeerHandler:
             tick = peers_pb2.PeerTick(ready=ready, revision=revision, etcd_silence_ms=silence_ms)
             link.send(PeerDown(tick=tick))
             await asyncio.sleep(self._context.timing.peer_tick_s)
-
-    def _replica(self, name: str) -> Entry[Replica] | None:
-        return self._context.mirror.view.entry(self._context.keys.replica(name), Replica)

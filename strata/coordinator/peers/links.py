@@ -35,6 +35,8 @@ LONGEST_PAUSE_S: Final = 1.0
 HELLO_S: Final = 2.0
 SILENT_S: Final = 3.0
 """A link without a tick for so long is opened anew."""
+SILENCE_LOOK_S: Final = 0.05
+"""How often it is looked which peers have been silent for too long to be ready."""
 
 
 class PeerLinks:
@@ -59,7 +61,10 @@ class PeerLinks:
             self._tasks = tasks
             try:
                 self.on_replicas()
-                await asyncio.get_running_loop().create_future()
+                while True:
+                    await asyncio.sleep(SILENCE_LOOK_S)
+                    for peer in self._registry.silent():
+                        self._unready(peer)
             finally:
                 self._tasks = None  # nothing is begun while this ends
 
@@ -171,16 +176,10 @@ class PeerLinks:
     # -- who is ready
 
     def _ticked(self, peer: Peer, ready: bool) -> None:
-        if peer.silence is not None:
-            peer.silence.cancel()
-            peer.silence = None
         if not ready:
             self._unready(peer)
             return
         peer.ticked_s = self._context.clock()
-        peer.silence = asyncio.get_running_loop().call_later(
-            self._context.timing.peer_ready_s, self._unready, peer
-        )
         if self._registry.now_ready(peer):
             log.info("peer_ready", peer=peer.name, address=peer.address)
             self._on_change()
@@ -197,7 +196,4 @@ class PeerLinks:
         for heard in peer.heartbeats.values():
             if not heard.done():
                 heard.set_result(False)
-        if peer.silence is not None:
-            peer.silence.cancel()
-            peer.silence = None
         self._unready(peer)

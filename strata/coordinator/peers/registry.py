@@ -35,7 +35,6 @@ class Peer:
         self.ticked_s = float("-inf")
         self.etcd_s = float("-inf")
         """When it last heard of etcd, by our clock."""
-        self.silence: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
         self.heartbeats: dict[int, asyncio.Future[bool]] = {}
         """Those on their way, by id."""
@@ -65,6 +64,11 @@ class PeerRegistry:
         """Return where members of ours should go: ready peers, while this replica is sick (5.5)."""
         now_s, health = self._context.clock(), self._context.health
         return [peer.address for peer in self._ready_now() if health.better_off(now_s - peer.etcd_s)]
+
+    def silent(self) -> list[Peer]:
+        """Return the peers that count as ready and have not said so within a second."""
+        now_ready = self._ready_now()
+        return [peer for one in self._ready if (peer := self.peers[one]) not in now_ready]
 
     def _ready_now(self) -> list[Peer]:
         since_s = self._context.clock() - self._context.timing.peer_ready_s

@@ -208,11 +208,6 @@ class ProgressBoard:
         found = held.heard.get((worker, incarnation)) if held is not None else None
         return found.at_s if found is not None else None
 
-    def heard_count(self, job: str) -> int:
-        """Return of how many members, past incarnations included, it is kept when they were last heard."""
-        held = self._looked.get(job)
-        return len(held.heard) if held is not None else 0
-
     def evidence(self, job: str, generation: int, rank: int) -> members_pb2.RankEvidence | None:
         """Return what its host saw of a rank lately, if somebody looks at it."""
         held = self._looked.get(job)
@@ -296,22 +291,9 @@ class ProgressBoard:
         for job in sorted(self._jobs.keys() | self._devices.keys()):
             held = self._jobs.get(job) or _Generation(0)
             devices = self._devices.get(job) or _Devices()
-            letter = peers_pb2.PeerProgress(job=job, generation=held.number)
-            size = 0
-            for rank in sorted(held.news):
-                said = _message(rank, held.said[rank])
-                if (size := size + said.ByteSize()) > NEWS_BYTES:
-                    told.append(letter)
-                    letter, size = peers_pb2.PeerProgress(job=job, generation=held.number), 0
-                letter.ranks.append(said)
-            for worker in sorted(devices.news):
-                member = devices.known[worker]
-                if (size := size + member.ByteSize()) > NEWS_BYTES:
-                    told.append(letter)
-                    letter, size = peers_pb2.PeerProgress(job=job, generation=held.number), 0
-                letter.devices.append(member)
-            if letter.ranks or letter.devices:
-                told.append(letter)
+            ranks = [_message(rank, held.said[rank]) for rank in sorted(held.news)]
+            members = [devices.known[worker] for worker in sorted(devices.news)]
+            told += _letters(job, held.number, [*ranks, *members])
             held.news.clear()
             devices.news.clear()
         told += self._looked_news()
@@ -323,6 +305,24 @@ class ProgressBoard:
             held.news |= held.own
         for devices in self._devices.values():
             devices.news |= devices.own
+
+
+def _letters(
+    job: str, generation: int, news: Iterable[members_pb2.RankProgress | members_pb2.MemberDevices]
+) -> Iterator[peers_pb2.PeerProgress]:
+    """Yield the news of a job in messages of bounded size."""
+    letter, size = peers_pb2.PeerProgress(job=job, generation=generation), 0
+    for each in news:
+        size += each.ByteSize()
+        if size > NEWS_BYTES:
+            yield letter
+            letter, size = peers_pb2.PeerProgress(job=job, generation=generation), each.ByteSize()
+        if isinstance(each, members_pb2.RankProgress):
+            letter.ranks.append(each)
+        else:
+            letter.devices.append(each)
+    if letter.ranks or letter.devices:
+        yield letter
 
 
 def _said(rank: members_pb2.RankProgress, now: float) -> Reported:

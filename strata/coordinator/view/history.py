@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Final
 
 from strata.core.txn import WatchBatch
@@ -12,11 +13,10 @@ MAX_EVENTS: Final = 20_000
 
 
 class History:
-    """A bounded ring of batches. It holds every change after `floor`, up to `head`."""
+    """A bounded ring of batches. It holds every change after `floor`."""
 
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
         self.floor = 0
-        self.head = 0
         self._max_events = max_events
         self._events = 0
         self._batches: deque[WatchBatch] = deque()
@@ -25,11 +25,10 @@ class History:
         """Forget everything: what happened before `revision` is known by its result only."""
         self._batches.clear()
         self._events = 0
-        self.floor = self.head = revision
+        self.floor = revision
 
     def append(self, batch: WatchBatch) -> None:
         """Remember a batch; the oldest ones make room."""
-        self.head = batch.revision
         if not batch.events:
             return
         self._batches.append(batch)
@@ -47,7 +46,8 @@ class History:
         """
         if revision < self.floor:
             return None
-        return (_rest(batch, revision) for batch in tuple(self._batches) if batch.revision > revision)
+        newer = list(takewhile(lambda batch: batch.revision > revision, reversed(self._batches)))
+        return (_rest(batch, revision) for batch in reversed(newer))
 
 
 def _rest(batch: WatchBatch, revision: int) -> WatchBatch:

@@ -1,7 +1,7 @@
 """Looks in the view for what cannot be (`core.invariants`), and never acts on it.
 
 Each job that changed is looked at again, at most every `PAUSE_S` and for a twentieth of the time. What is
-found twice in a row is reported: counted and logged once, and a trouble of its job for as long as it is
+found is reported: counted and logged once, and a trouble of its job for as long as it is
 there. All replicas report the same, for each sees all of the keyspace.
 """
 
@@ -37,15 +37,13 @@ class InvariantAudit:
         self._keys = keys
         self._count = measures.violations.child()
         self._changed: set[str] = set()
-        self._found: dict[str, frozenset[Violation]] = {}
+        self._found: dict[str, Sequence[Violation]] = {}
         """By job, what the last look at it found."""
-        self._lasting: dict[str, tuple[Violation, ...]] = {}
-        """By job, what the last two looks at it found."""
         self._known: set[Violation] = set()
 
     def violations(self, job: str) -> Sequence[str]:
         """Return what the job's keys say and cannot be."""
-        return [violation.says for violation in self._lasting.get(job, ())]
+        return [violation.says for violation in self._found.get(job, ())]
 
     async def run(self) -> None:
         """Look, until cancelled."""
@@ -78,14 +76,10 @@ class InvariantAudit:
             # what cannot be may break the look itself, and must not end the replica
             log.exception("invariants_not_checked", job=job)
             found = []
-        before = self._found.pop(job, frozenset())
+        self._found.pop(job, None)
         if found:
-            self._found[job] = frozenset(found)
-        lasting = tuple(violation for violation in found if violation in before)
-        self._lasting.pop(job, None)
-        if lasting:
-            self._lasting[job] = lasting
-        for violation in lasting:
+            self._found[job] = found
+        for violation in found:
             self._report(violation)
 
     def _report(self, violation: Violation) -> None:

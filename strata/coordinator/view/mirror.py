@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from strata.coordinator.measures import Measures
 from strata.coordinator.view.history import History
 from strata.core.health import BEHIND_S
 from strata.core.ids import Uid
@@ -92,7 +92,12 @@ class Mirror:
         audit_s: float = AUDIT_S,
         answered: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] | None = None,
+        measures: Measures | None = None,
     ) -> None:
+        measures = measures or Measures()
+        self._watch_starts = measures.watch_starts.child()
+        self._watch_batches = measures.watch_batches.child()
+        self._watch_events = measures.watch_events.child()
         self.view = View()
         self.history = History()
         self.uid = Uid("")
@@ -113,15 +118,13 @@ class Mirror:
         """The watch's scope: its end makes the loop look at `_list_wanted`."""
         self._known = 0
         """The newest revision of which the view is known to be the state."""
-        self._subscribers: dict[int, Subscriber] = {}
-        self._ids = itertools.count()
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._subscribers: list[Subscriber] = []
         self._wishes: dict[asyncio.Future[None], Callable[[View], bool]] = {}
         self._readers: list[asyncio.Future[int]] = []
         self._reader_came = asyncio.Event()
         self._proving = asyncio.Lock()
-        self._proved = 0
-        """When the last proof began, counted as `_ids` does."""
+        self._proofs = 0
+        """How many have begun."""
 
     # -- waiting
 
@@ -171,13 +174,8 @@ class Mirror:
 
         A batch without events says only that the view reached its revision.
         """
-        number = next(self._ids)
-        self._subscribers[number] = callback
-
-        def leave() -> None:
-            self._subscribers.pop(number, None)
-
-        return leave
+        self._subscribers.append(callback)
+        return partial(self._subscribers.remove, callback)
 
     # -- contact
 
@@ -221,7 +219,10 @@ class Mirror:
                     ) as batches,
                     asyncio.timeout(None) as self._following,
                 ):
+                    self._watch_starts.add()
                     async for batch in batches:
+                        self._watch_batches.add()
+                        self._watch_events.add(len(batch.events))
                         self._take(batch)
             except Unavailable as error:
                 log.warning("watch_lost", error=error.message)
@@ -246,7 +247,6 @@ class Mirror:
         while True:
             try:
                 listed = await self._store.read(read_prefix(self._keys.root))
-                self.note_contact()
                 self._check_uid({kv.key: kv for kv in listed.kvs}.get(self._keys.uid))
                 if not self.uid:
                     await self._create_uid()
@@ -302,33 +302,27 @@ class Mirror:
             raise ClusterReplaced(f"etcd is at revision {revision}, was at {self.view.revision}")
 
     def _publish(self, batch: WatchBatch) -> None:
-        self._reach(batch.revision)
-        for subscriber in tuple(self._subscribers.values()):
+        for subscriber in tuple(self._subscribers):
             try:
                 subscriber(batch)
             except PoisonRecord as error:
                 # Written by hand, and read by all replicas: it must not end each of them.
                 log.warning("poison_record", error=error.message)
+        self._reach(batch.revision)
+
+    async def _told(self, revision: int) -> None:
+        """Return once the watch, or a proof, has reached `revision`."""
+        await self.wait_until(lambda _view: revision <= self._known)
+
+    def _reach(self, revision: int) -> None:
+        """Take note that the view is the state as of `revision`, and let go on who waited for that."""
+        self._known = max(self._known, revision)
         for future, predicate in tuple(self._wishes.items()):
             try:
                 if not future.done() and predicate(self.view):
                     future.set_result(None)
             except PoisonRecord as error:
                 future.set_exception(error)
-
-    async def _told(self, revision: int) -> None:
-        """Return once the watch, or a proof, has reached `revision`."""
-        if revision > self._known:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (revision, next(self._ids), future))
-            await future
-
-    def _reach(self, revision: int) -> None:
-        self._known = max(self._known, revision)
-        while self._waiting and self._waiting[0][0] <= self._known:
-            _, _, future = heapq.heappop(self._waiting)
-            if not future.done():
-                future.set_result(None)
 
     # -- fresh
 
@@ -339,7 +333,6 @@ class Mirror:
             readers, self._readers = self._readers, []
             try:
                 answer = await self._store.read(Range(key=self._keys.uid))
-                self.note_contact()
                 if self._listed.is_set():
                     self._check_uid(answer.kvs[0] if answer.kvs else None)
             except ClusterReplaced:
@@ -361,16 +354,15 @@ class Mirror:
         keys there are. All who ask while one is under way share the next, whatever it finds: a watch
         that is late makes many ask.
         """
-        asked = next(self._ids)
+        before = self._proofs
         async with self._proving:
-            if revision <= self._known or asked < self._proved:
+            if revision <= self._known or self._proofs > before:
                 return
-            self._proved = next(self._ids)
+            self._proofs += 1
             try:
                 newer = await self._store.read(_newer_than(self.view.revision, self._keys.root))
             except StrataError:
                 return
-            self.note_contact()
             # what the view took over meanwhile is newer, or goes missing in the count
             if newer.revision > self._known and not newer.kvs and newer.count == self.view.size:
                 self._reach(newer.revision)
@@ -392,7 +384,6 @@ class Mirror:
         leave = self.subscribe(lambda batch: touched.update(e.kv.key for e in batch.events))
         try:
             listed = await self._store.read(_keys_only(self._keys.root))
-            self.note_contact()
             # By then the watch has told what it owed. If that revision is not ours it tells
             # nothing, and a lost event must not stay unseen for that: hence the limit.
             with contextlib.suppress(TimeoutError):

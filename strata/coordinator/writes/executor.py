@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
@@ -29,6 +30,18 @@ FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.5
 
 Decide = Callable[[View], Decision]
+T = TypeVar("T")
+
+
+async def answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """Return the answer to `ask`, which is asked again for as long as etcd gives none; the caller sets the limit."""
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return await ask()
+        except Unavailable:
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
 
 class Executor:
@@ -81,7 +94,7 @@ class Executor:
                     await asyncio.sleep(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, 2 * pause_s or 0.001)
             elif not fresh:
-                await self._refresh()
+                await answered(self._mirror.fresh)
                 fresh = True
             elif decision.refusal is not None:
                 raise decision.refusal
@@ -89,26 +102,13 @@ class Executor:
                 return
 
     async def _until_known(self, txn: Txn, execute: Callable[[Txn], Awaitable[TxnResult]]) -> TxnResult:
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                result = await execute(txn)
-            except Unavailable:
-                self._unknowns.add()
-                await asyncio.sleep(pause_s)
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-            else:
-                self._mirror.note_contact()
-                await self._mirror.at_least(result.revision)
-                return result
+        result = await answered(partial(self._submit, txn, execute))
+        await self._mirror.at_least(result.revision)
+        return result
 
-    async def _refresh(self) -> None:
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                await self._mirror.fresh()
-            except Unavailable:
-                await asyncio.sleep(pause_s)
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-            else:
-                return
+    async def _submit(self, txn: Txn, execute: Callable[[Txn], Awaitable[TxnResult]]) -> TxnResult:
+        try:
+            return await execute(txn)
+        except Unavailable:
+            self._unknowns.add()
+            raise

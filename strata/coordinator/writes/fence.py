@@ -6,20 +6,17 @@ replica may not act any more, and it ends the term at once when etcd says so (PR
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Protocol
 
 from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
-from strata.coordinator.writes.executor import Decide
+from strata.coordinator.writes.executor import Decide, answered
 from strata.core.ids import Epoch
 from strata.core.keys import ClusterKeys
 from strata.core.store import Store
 from strata.core.txn import Range, Txn, TxnResult, created_at
-from strata.errors import NotLeader, Unavailable
-
-FIRST_PAUSE_S = 0.02
-LONGEST_PAUSE_S = 0.5
+from strata.errors import NotLeader
 
 
 class Term(Protocol):
@@ -71,7 +68,7 @@ class Fence:
             success=fenced.success,
             failure=(*fenced.failure, Range(key=self._leader_key)),
         )
-        result = await self._until_known(fenced)
+        result = await answered(partial(self._submit, fenced))
         if not result.succeeded:
             (leader,) = result.reads[-1].kvs or (None,)
             if leader is None or leader.create_revision != self.epoch:
@@ -96,19 +93,10 @@ class Fence:
                 return
             await self.execute(decision.txn)
 
-    async def _until_known(self, txn: Txn) -> TxnResult:
-        pause_s = FIRST_PAUSE_S
-        while True:
-            if self._term.epoch != self.epoch:
-                raise self._over()
-            try:
-                result = await self._store.execute(txn)
-            except Unavailable:
-                await asyncio.sleep(pause_s)
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-            else:
-                self._mirror.note_contact()
-                return result
+    async def _submit(self, txn: Txn) -> TxnResult:
+        if self._term.epoch != self.epoch:
+            raise self._over()
+        return await self._store.execute(txn)
 
     def _over(self) -> NotLeader:
         return NotLeader(f"this replica's term of epoch {self.epoch} is over", hint="")

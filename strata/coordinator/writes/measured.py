@@ -4,74 +4,60 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Self, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Final, TypeVar
 
 from strata.coordinator.measures import Measures
 from strata.core.store import Store
 from strata.core.txn import Lease, Put, Range, RangeResult, Txn, TxnResult, WatchBatch
 from strata.errors import StrataError, Unavailable
-from strata.observe.metrics import Histogram
 
 T = TypeVar("T")
 
 
-class _Kind:
-    """The histograms of one kind of request, bound once."""
-
-    __slots__ = ("ok", "refused", "unavailable")
-
-    def __init__(self, measures: Measures, kind: str) -> None:
-        self.ok: Histogram = measures.etcd_seconds.child(kind, "ok")
-        self.refused: Histogram = measures.etcd_seconds.child(kind, "refused")
-        self.unavailable: Histogram = measures.etcd_seconds.child(kind, "unavailable")
-
-    async def timed(self, request: Awaitable[T]) -> T:
-        """Return the answer, and take note of how long it took."""
-        now = asyncio.get_running_loop().time
-        began = now()
-        try:
-            answer = await request
-        except Unavailable:
-            self.unavailable.observe(now() - began)
-            raise
-        except StrataError:
-            self.refused.observe(now() - began)
-            raise
-        self.ok.observe(now() - began)
-        return answer
+KINDS: Final = ("read", "txn", "lease_grant", "lease_keep_alive", "lease_revoke", "compact")
 
 
 class MeasuredStore:
     """A `Store` that counts into `measures` what it asks of another one.
 
-    `revision` is the newest revision that any answer named: what lies between it and the view's is
-    on its way. A transaction whose compares did not hold was answered, so it counts as ok.
-    `on_write` hears how each write ended: with None, or with an error.
+    `revision` is the newest revision that an answer to a read or a transaction named: what lies between it and the
+    view's is on its way. A transaction whose compares did not hold was answered, so it counts as ok.
+    `on_write` hears how each write ended: with None, or with an error. `on_answer` is called with every answer.
     """
 
     def __init__(self, store: Store, measures: Measures) -> None:
         self.on_write: Callable[[StrataError | None], None] = lambda _error: None
+        self.on_answer: Callable[[], None] = lambda: None
         self.revision = 0
         self._store = store
-        self._read = _Kind(measures, "read")
-        self._txn = _Kind(measures, "txn")
-        self._grant = _Kind(measures, "lease_grant")
-        self._keep_alive = _Kind(measures, "lease_keep_alive")
-        self._revoke = _Kind(measures, "lease_revoke")
-        self._compact = _Kind(measures, "compact")
-        self._starts = measures.watch_starts.child()
-        self._batches = measures.watch_batches.child()
-        self._events = measures.watch_events.child()
+        self._seconds = measures.etcd_seconds
+        for kind in KINDS:
+            for outcome in ("ok", "refused", "unavailable"):
+                self._seconds.child(kind, outcome)  # there from the start
+
+    async def _timed(self, kind: str, request: Awaitable[T]) -> T:
+        """Return the answer, and take note of how long it took."""
+        now = asyncio.get_running_loop().time
+        began = now()
+        try:
+            answer = await request
+        except StrataError as error:
+            outcome = "unavailable" if isinstance(error, Unavailable) else "refused"
+            self._seconds.child(kind, outcome).observe(now() - began)
+            raise
+        self._seconds.child(kind, "ok").observe(now() - began)
+        self.on_answer()
+        return answer
 
     async def read(self, request: Range) -> RangeResult:
-        answer = await self._read.timed(self._store.read(request))
+        answer = await self._timed("read", self._store.read(request))
         self.revision = max(self.revision, answer.revision)
         return answer
 
     async def execute(self, txn: Txn) -> TxnResult:
         try:
-            answer = await self._txn.timed(self._store.execute(txn))
+            answer = await self._timed("txn", self._store.execute(txn))
         except StrataError as error:
             self.on_write(error)
             raise
@@ -80,47 +66,23 @@ class MeasuredStore:
         self.revision = max(self.revision, answer.revision)
         return answer
 
-    @asynccontextmanager
-    async def watch(
+    def watch(
         self, key: str, range_end: str | None, *, start_revision: int
-    ) -> AsyncIterator[AsyncIterator[WatchBatch]]:
-        self._starts.add()
-        async with self._store.watch(key, range_end, start_revision=start_revision) as batches:
-            yield _Counted(batches, self._note)
-
-    def _note(self, batch: WatchBatch) -> None:
-        self._batches.add()
-        self._events.add(len(batch.events))
-        self.revision = max(self.revision, batch.revision)
+    ) -> AbstractAsyncContextManager[AsyncIterator[WatchBatch]]:
+        return self._store.watch(key, range_end, start_revision=start_revision)  # the mirror counts its own
 
     async def grant(self, ttl_s: int) -> Lease:
         try:
-            return await self._grant.timed(self._store.grant(ttl_s))
+            return await self._timed("lease_grant", self._store.grant(ttl_s))
         except StrataError as error:
             self.on_write(error)  # without room etcd grants none
             raise
 
     async def keep_alive(self, lease_id: int) -> int:
-        return await self._keep_alive.timed(self._store.keep_alive(lease_id))
+        return await self._timed("lease_keep_alive", self._store.keep_alive(lease_id))
 
     async def revoke(self, lease_id: int) -> None:
-        await self._revoke.timed(self._store.revoke(lease_id))
+        await self._timed("lease_revoke", self._store.revoke(lease_id))
 
     async def compact(self, revision: int) -> None:
-        await self._compact.timed(self._store.compact(revision))
-
-
-class _Counted:
-    """Passes batches on, after `note` has seen them. Cancelling it loses what cancelling the other does."""
-
-    def __init__(self, batches: AsyncIterator[WatchBatch], note: Callable[[WatchBatch], None]) -> None:
-        self._batches = batches
-        self._note = note
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> WatchBatch:
-        batch = await anext(self._batches)
-        self._note(batch)
-        return batch
+        await self._timed("compact", self._store.compact(revision))

@@ -158,7 +158,7 @@ class Resources:
         return read
 
     async def _cluster(self) -> model.Cluster:
-        return cluster(self._source, await self._source.etcd_members())
+        return cluster(self._source, self._source.etcd_members())
 
     def _existing(self, name: str, make: Callable[[], object | None]) -> Make:
         """Make a job's resource; `NotFound` if there is no such job, or not that part of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -67,8 +67,8 @@ def now() -> float:
 
 
 class Scripted(PromptNetwork):
-    """Lets each call of an execute meet the next fate of a list, and each other call, or once the list is at its end, what
-    `fate` says of it; tells watches late by `watch_s`. Remembers the calls.
+    """Lets each call that `meets` it, by default an execute, meet the next fate of a list, and each other call, or once
+    the list is at its end, what `fate` says of it; tells watches late by `watch_s`. Remembers the calls.
     """
 
     def __init__(
@@ -77,11 +77,14 @@ class Scripted(PromptNetwork):
         *,
         watch_s: float | Callable[[WatchBatch], float] = 0.0,
         applied: Callable[[Call], object] = lambda _call: None,
+        meets: Callable[[Call], bool] = lambda call: call.kind == "execute",
+        fates: Sequence[Fate] = (),
     ) -> None:
         self.says = fate
+        self.meets = meets
         self.watch_s = watch_s
         self.hears = applied
-        self.begin()
+        self.begin(*fates)
 
     def begin(self, *fates: Fate) -> None:
         self.fates = list(fates)
@@ -97,7 +100,7 @@ class Scripted(PromptNetwork):
 
     def fate(self, call: Call) -> Fate:
         self.calls.append(call)
-        return self.fates.pop(0) if self.fates and call.kind == "execute" else self.says(call)
+        return self.fates.pop(0) if self.fates and self.meets(call) else self.says(call)
 
     def applied(self, call: Call) -> None:
         self.hears(call)
@@ -125,7 +128,7 @@ class Moment:
         self.matches = matches
         self.came = asyncio.Event()
 
-    def network(self, act: Callable[[], object]) -> Scripted:
+    def network(self, act: Callable[[], object], **options: Any) -> Scripted:
         """Return a network on which `act` happens at that moment."""
 
         def applied(call: Call) -> None:
@@ -133,7 +136,7 @@ class Moment:
                 self.came.set()
                 act()
 
-        return Scripted(applied=applied)
+        return Scripted(applied=applied, **options)
 
 
 class Rig:

@@ -87,7 +87,7 @@ async def test_a_resource_of_the_http_api_is_told_over_grpc_too_if_it_fits() -> 
 async def test_an_etcd_that_fills_up_is_warned_of_once_a_minute() -> None:
     sizes = {"bytes": 69}
 
-    async def members() -> Sequence[EtcdMember]:
+    def members() -> Sequence[EtcdMember]:
         return [EtcdMember(endpoint="a", db_size_bytes=n) for n in (10, sizes["bytes"])]
 
     async with rig() as r, asyncio.TaskGroup() as tasks:

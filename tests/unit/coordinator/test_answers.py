@@ -296,3 +296,28 @@ async def test_pages_of_a_world_that_was_replaced_are_no_list(c: Any) -> None:
     for wrong in ({"page_size": -1}, {"page_token": "x" * 600}):
         with pytest.raises(InvalidArgument):
             await calls.answer("list_jobs", worlds_pb2.ListJobsRequest(**wrong), None)
+
+
+@in_rig(filled)
+async def test_a_list_that_was_replaced_or_went_between_two_pages_is_begun_again(c: Any) -> None:
+    """A recovery is made of the world and of every assignment: the leader writes these after the world."""
+    calls, view = c["r1"].service.calls, c["r1"].view
+    for name, key in (
+        ("get_world", JOB.head),
+        ("get_recovery", JOB.head),
+        ("get_recovery", JOB.assignment("data-1")),
+        ("get_assignment", JOB.assignment("data-0")),
+    ):
+        held = view.get(key).value
+        for change in (partial(c.put, key, held), partial(c.delete, key)):
+            first = request(name)
+            first.page_size = 1
+            rest = request(name)
+            rest.page_token = (await calls.answer(name, first, None)).next_page_token
+            assert rest.page_token
+            change()
+            await c["r1"].context.mirror.fresh()
+            with pytest.raises(StaleGeneration, match="begin again"):
+                await calls.answer(name, rest, None)
+        c.put(key, held)
+        await c["r1"].context.mirror.fresh()

@@ -7,11 +7,7 @@ from functools import partial
 
 import pytest
 
-from strata.core.job import JobView
-from strata.core.records import BarrierOutcome
-from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import (
-    BARRIER_RESULT_BROKEN,
     BARRIER_RESULT_RELEASED,
     BARRIER_RESULT_TIMED_OUT,
     ListBarriersRequest,
@@ -33,16 +29,6 @@ async def released(members: list[Member], round_: int = 1, name: str = "b") -> d
 
 
 @in_world(*THREE)
-async def test_a_barrier_completes_through_three_replicas(c: Cluster, members: list[Member]) -> None:
-    for rank, member in enumerate(members):
-        member.arrive([rank], payloads=[f"from {rank}".encode()])
-    assert await released(members) == {0: b"from 0", 1: b"from 1", 2: b"from 2"}
-    for rank, member in enumerate(members):
-        member.arrive([rank], round_=2)
-    assert await released(members, 2) == {}
-
-
-@in_world(*THREE)
 async def test_a_hundred_rounds_each_begun_by_another_rank(c: Cluster, members: list[Member]) -> None:
     began = now()
     for round_ in range(1, 101):
@@ -60,25 +46,6 @@ async def test_one_message_for_all_ranks_of_a_member(c: Cluster) -> None:
     members[1].arrive([4, 5])
     members[1].arrive([6, 7], payloads=[b"g", b"h"])
     assert await released(members) == {0: b"a", 2: b"c", 6: b"g", 7: b"h"}
-
-
-@in_world(*THREE)
-async def test_a_subset_meets_while_others_do_not(c: Cluster, members: list[Member]) -> None:
-    members[0].arrive([0], name="pair", participants=[0, 2])
-    members[2].arrive([2], name="pair", participants=[2, 0])
-    await released([members[0], members[2]], name="pair")
-    assert members[1].all("outcomes") == []
-
-
-@in_world(*THREE)
-async def test_a_late_or_repeated_arrival_gets_the_outcome(c: Cluster, members: list[Member]) -> None:
-    for rank, member in enumerate(members):
-        member.arrive([rank])
-    await released(members)
-    for rank, member in enumerate(members):
-        await member.connect("r2")
-        member.arrive([rank], age_ms=5000)
-    await released(members)
 
 
 # -- the death of a replica ------------------------------------------------------------------------
@@ -120,18 +87,6 @@ async def test_the_writer_dies_with_its_commit_and_the_others_learn_the_outcome(
             await member.connect(c.alive[0].name)
             member.arrive([rank], age_ms=10)
     await released(members)
-
-
-@in_virtual_time()
-async def test_two_last_arrivals_at_two_replicas_at_once() -> None:
-    for seed in range(20):
-        async with cluster() as c:
-            members = await c.world(*THREE)
-            members[0].arrive([0])
-            await asyncio.sleep(0.01 + seed * 1e-4)
-            members[1].arrive([1])
-            members[2].arrive([2])
-            await released(members)
 
 
 # -- forwarding ------------------------------------------------------------------------------------
@@ -279,53 +234,6 @@ async def test_an_arrival_keeps_its_age_over_a_reconnect(c: Cluster, members: li
     began = now()
     assert (await members[0].outcome()).result == BARRIER_RESULT_TIMED_OUT
     assert 2.9 < now() - began < 3.3
-
-
-@in_world(*THREE)
-async def test_a_dead_participant_breaks_a_barrier_though_nobody_leads(
-    c: Cluster, members: list[Member]
-) -> None:
-    leader = await leading(c)
-    others = [name for name in THREE if name != leader]
-    for rank, member in enumerate(members):
-        await member.connect(others[rank % 2])
-    c[leader].kill()
-    members[0].arrive([0])
-    members[1].arrive([1])
-    await asyncio.sleep(0.1)
-    members[2].drop()
-    began = now()
-    outcome = await members[0].outcome()
-    assert outcome.result == BARRIER_RESULT_BROKEN
-    assert "w2" in outcome.reason or "rank 2" in outcome.reason
-    assert now() - began < 2.0, "the grace, and no lease"
-
-
-async def leading(c: Cluster) -> str:
-    while True:
-        for node in c.alive:
-            if node.context.election.epoch is not None:
-                return node.name
-        await asyncio.sleep(0.05)
-
-
-@in_virtual_time()
-async def test_break_and_release_exclude_each_other() -> None:
-    results = set()
-    for late_us in range(-4000, 26_000, 1000):
-        async with cluster() as c:
-            members = await c.world(*THREE)
-            members[0].arrive([0], timeout_ms=1000)
-            members[1].arrive([1])
-            await asyncio.sleep(1.0 + late_us / 1e6)
-            members[2].arrive([2])
-            outcomes = [await m.outcome() for m in members]
-            assert len({o.SerializeToString(deterministic=True) for o in outcomes}) == 1
-            results.add(outcomes[0].result)
-            path = JOB.outcome("b", 1, 1)
-            record = not_none(JobView(c["r1"].view, JOB).view.entry(path, BarrierOutcome))
-            assert record.create_revision == record.mod_revision, "written once"
-    assert results == {BARRIER_RESULT_RELEASED, BARRIER_RESULT_TIMED_OUT}
 
 
 @in_world(*THREE)

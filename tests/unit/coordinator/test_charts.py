@@ -10,7 +10,7 @@ import pytest
 
 from strata.coordinator.charts import MESSAGE_VALUES, Charts, JobCharts
 from strata.coordinator.reports.progress import Reported
-from strata.core.history import INTERVALS, SERIES_BYTES, Excerpt
+from strata.core.history import INTERVALS, Excerpt
 from strata.core.keys import ClusterKeys
 from strata.core.records import JobSpec, encode
 from strata.core.txn import Event, KeyValue
@@ -104,10 +104,6 @@ async def test_time_without_a_rank_0_is_down(c: Cluster, members: list[Member]) 
     assert "down" not in lively.spent_s
     assert later.spent_s["down"] > 99
     assert later.total_s - lively.total_s == pytest.approx(100)
-
-
-def test_a_series_takes_what_is_said() -> None:
-    assert SERIES_BYTES == 4 * sum(INTERVALS.values()) < 26_000
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, (1, 1, 1)), (2, (1, 2, 2)), (3, (2, 3, 3))])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -89,14 +91,6 @@ async def test_turns_that_take_long_leave_time_for_others() -> None:
         assert 10 <= len(controller.turns) <= 15, "one in 0.15 s, and one more for the last changes"
 
 
-@in_rig(rig)
-async def test_it_turns_when_the_last_turn_asked_for_it(r: Rig) -> None:
-    controller = Counter()
-    controller.delay_s = 2.0
-    await driven(r, controller, 9)
-    assert len(controller.turns) == 5
-
-
 @pytest.mark.parametrize("error", [Unavailable("etcd is away"), KeyError("a bug")])
 @in_rig(rig)
 async def test_a_failure_is_tried_again_with_growing_pauses(r: Rig, error: Exception) -> None:
@@ -135,86 +129,64 @@ class Desk(JobController):
             raise KeyError(name)
         return self.delay_s.get(name)
 
-    def take(self) -> list[str]:
+    async def after(self, seconds: float) -> list[str]:
+        """Return what it worked on meanwhile."""
+        await asyncio.sleep(seconds)
         worked, self.worked = self.worked, []
         return worked
 
 
-async def at_work(desk: Desk, seconds: float) -> list[str]:
-    await asyncio.sleep(seconds)
-    return desk.take()
+@asynccontextmanager
+async def desk(*jobs: str) -> AsyncIterator[tuple[Rig, Desk]]:
+    """Drive a controller of these jobs."""
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        for job in jobs:
+            r.put(f"jobs/{job}/spec")
+        made = Desk(r)
+        driving = tasks.create_task(drive(made, r.mirror))
+        yield r, made
+        driving.cancel()
 
 
 @in_virtual_time()
 async def test_only_jobs_whose_folders_changed_are_looked_at() -> None:
-    async with rig() as r, asyncio.TaskGroup() as tasks:
-        for job in ("a", "b"):
-            r.put(f"jobs/{job}/spec")
-        desk = Desk(r)
-        driving = tasks.create_task(drive(desk, r.mirror))
-        assert await at_work(desk, 1) == ["a", "b"]
+    async with desk("a", "b") as (r, at_desk):
+        assert await at_desk.after(1) == ["a", "b"]
         r.put("jobs/b/workers/w")
         r.put("jobs/a/latest")
         r.put("uid-of-something-else")
-        assert await at_work(desk, 1) == ["b"]
-        driving.cancel()
+        assert await at_desk.after(1) == ["b"]
 
 
 @in_virtual_time()
 async def test_all_jobs_are_looked_at_now_and_then() -> None:
-    async with rig() as r, asyncio.TaskGroup() as tasks:
-        r.put("jobs/a/spec")
-        desk = Desk(r)
-        desk.tick_s = 1.0
-        driving = tasks.create_task(drive(desk, r.mirror))
-        assert await at_work(desk, 2 * EVERY_S + 5) == ["a"] * 3
-        driving.cancel()
+    async with desk("a") as (_r, at_desk):
+        at_desk.tick_s = 1.0
+        assert await at_desk.after(2 * EVERY_S + 5) == ["a"] * 3
 
 
 @in_virtual_time()
 async def test_a_job_comes_back_when_it_asked_to() -> None:
-    async with rig() as r, asyncio.TaskGroup() as tasks:
-        for job in ("a", "b"):
-            r.put(f"jobs/{job}/spec")
-        desk = Desk(r)
-        desk.delay_s = {"a": 2.0}
-        driving = tasks.create_task(drive(desk, r.mirror))
-        assert await at_work(desk, 5) == ["a", "b", "a", "a"]
-        driving.cancel()
+    async with desk("a", "b") as (_r, at_desk):
+        at_desk.delay_s = {"a": 2.0}
+        assert await at_desk.after(5) == ["a", "b", "a", "a"]
 
 
 @in_virtual_time()
 async def test_one_jobs_trouble_stops_no_other_and_ends_when_it_is_gone() -> None:
-    async with rig() as r, asyncio.TaskGroup() as tasks:
-        for job in ("bad", "good"):
-            r.put(f"jobs/{job}/spec")
-        desk = Desk(r)
-        desk.bad = {"bad"}
-        driving = tasks.create_task(drive(desk, r.mirror))
+    async with desk("bad", "good") as (r, at_desk):
+        at_desk.bad = {"bad"}
         await asyncio.sleep(1)
         r.put("jobs/good/workers/w")
         for _ in range(100):  # a flood of changes does not hasten it
             r.put("jobs/bad/workers/w")
-        worked = await at_work(desk, 12)
+        worked = await at_desk.after(12)
         assert worked.count("good") == 2
         assert 5 <= worked.count("bad") <= 10
-        desk.bad = set()
-        assert await at_work(desk, 10) == ["bad"]
+        at_desk.bad = set()
+        assert await at_desk.after(10) == ["bad"]
         r.put("jobs/bad/workers/w")
-        assert await at_work(desk, 1) == ["bad"]
-        driving.cancel()
-
-
-@in_virtual_time()
-async def test_changes_before_a_turn_are_all_noted() -> None:
-    async with rig() as r, asyncio.TaskGroup() as tasks:
-        desk = Desk(r)
-        driving = tasks.create_task(drive(desk, r.mirror))
-        await asyncio.sleep(1)
-        for job in ("a", "b", "c"):  # three batches, one turn
-            r.put(f"jobs/{job}/workers/w")
-        assert await at_work(desk, 1) == ["a", "b", "c"]
-        driving.cancel()
+        assert await at_desk.after(1) == ["bad"]
 
 
 # -- which changes make a controller look at a job

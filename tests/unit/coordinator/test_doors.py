@@ -181,26 +181,6 @@ async def test_a_call_counts_for_five_seconds_at_the_door_and_not_again(
         assert 9 <= sum(heard) <= 11
 
 
-@in_virtual_time()
-async def test_a_call_at_the_leader_spares_a_client_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    detecting_in(monkeypatch, 20.0)
-    async with cluster(0, members=1) as c:
-        network = Network()
-        await c.start("r1", network=network)
-        c.add("r2")
-        await c.start("r3")
-        client = Client(c, "w0", "boot-a")
-        await client.register("r2")
-        c["r2"].kill()
-        network.put = Fate(delay_s=0.2, lost="request")
-        await asyncio.sleep(1)
-        await given_up(client.heartbeat("r1"), 2)
-        network.put = None
-        began = now()
-        await Client(c, "w0", "boot-b").register("r1")
-        assert now() - began < 10.0
-
-
 @in_rig(cluster, 0, members=1)
 async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_the_door(c: Cluster) -> None:
     network = await behind(c)
@@ -238,20 +218,6 @@ async def test_who_comes_back_to_the_door_after_a_round_of_the_others_is_no_orph
         welcomed = bool(member.all("welcome"))
         await asyncio.sleep(pause_s)
     assert member.incarnation == before
-
-
-@in_rig(cluster, 0, members=1)
-async def test_who_was_at_the_door_once_and_died_is_deleted_all_the_same(c: Cluster) -> None:
-    network = await behind(c)
-    member = await c.member("w0").connect("r2")
-    network.put = Fate(delay_s=60.0)
-    c["r2"].kill()
-    member.dial("r1")
-    await asyncio.sleep(0.5)
-    member.drop()
-    died_at = now()
-    await c["r1"].see(lambda _view: c.worker("w0") is None)
-    assert 5 <= now() - died_at < 12
 
 
 @in_rig(cluster, 0, members=1)

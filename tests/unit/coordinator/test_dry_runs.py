@@ -65,24 +65,6 @@ async def test_a_full_etcd_makes_no_replica_worse_for_its_members_and_kills_nobo
     assert c.worker(lost) is None, "now it is declared dead"
 
 
-@in_world(*THREE)
-async def test_replicas_without_a_key_cost_no_member_its_life_while_nothing_can_be_written(
-    c: Cluster, members: list[Member]
-) -> None:
-    """A replica's own lease may run out then, and its members look like orphans."""
-    full = Full(c)
-    full.on = True
-    await asyncio.sleep(62)
-    for name in ("r2", "r3"):
-        c.delete(c[name].context.keys.replica(name))
-    await asyncio.sleep(60)
-    assert all(c.worker(member.worker) is not None for member in members)
-    full.on = False
-    await asyncio.sleep(10)
-    await c.ready()
-    assert all(c.worker(member.worker) is not None for member in members)
-
-
 @in_cluster(Full)
 async def test_a_refused_write_is_looked_into_at_once(c: Cluster, full: Full) -> None:
     full.on = True

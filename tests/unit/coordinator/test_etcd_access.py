@@ -41,18 +41,18 @@ def store(**statuses: MemberStatus | StrataError) -> EtcdStore:
     return cast("EtcdStore", Fake())
 
 
-async def test_a_good_version_is_silent() -> None:
+@pytest.mark.parametrize(
+    ("other", "bugs"), [(Unavailable("away"), []), (replace(GOOD, version="3.5.12"), ["15247"])]
+)
+async def test_a_version_with_known_bugs_is_named_with_them(
+    other: MemberStatus | StrataError, bugs: list[str]
+) -> None:
     with capture_logs() as logs:
-        await check_versions(store(a=GOOD, b=Unavailable("away")))
-    assert logs == []
-
-
-async def test_a_version_with_bugs_is_named_with_them() -> None:
-    with capture_logs() as logs:
-        await check_versions(store(a=GOOD, b=replace(GOOD, version="3.5.12")))
-    (entry,) = logs
-    assert (entry["event"], entry["endpoint"]) == ("etcd_has_known_bugs", "b")
-    assert "15247" in entry["reason"]
+        await check_versions(store(a=GOOD, b=other))
+    assert [(entry["event"], entry["endpoint"]) for entry in logs] == [("etcd_has_known_bugs", "b")] * len(
+        bugs
+    )
+    assert all(bug in entry["reason"] for bug, entry in zip(bugs, logs, strict=True))
 
 
 async def test_a_version_that_is_too_old_is_refused() -> None:

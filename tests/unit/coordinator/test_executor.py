@@ -10,7 +10,6 @@ from strata.coordinator.writes.coalesce import MAX_BATCH
 from strata.core.txn import (
     Compare,
     Decision,
-    Delete,
     Put,
     Range,
     Txn,
@@ -25,7 +24,7 @@ from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Fate
 from strata.testing.virtual_time import in_virtual_time
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import KEYS, Rig, Scripted, in_rig, now, put, rig
+from tests.unit.coordinator.rig import KEYS, Rig, Scripted, in_rig, now, rig
 
 
 def claim(name: str, who: bytes) -> Txn:
@@ -62,15 +61,6 @@ async def test_it_executes_and_returns_when_the_view_shows_it(r: Rig) -> None:
 
 
 @in_virtual_time()
-async def test_it_waits_for_the_view_before_it_decides_again() -> None:
-    async with rig(network=Scripted(watch_s=1.0)) as r:
-        decide = Claim("a")
-        await r.executor.settle(decide)
-        assert r.get("a") == b"me"
-        assert decide.asked == 2
-
-
-@in_virtual_time()
 async def test_a_refusal_from_an_old_view_is_checked_first() -> None:
     async with rig(network=Scripted(watch_s=1.0)) as r:
         await r.mirror.at_least(r.put("a", b"other"))
@@ -79,15 +69,6 @@ async def test_a_refusal_from_an_old_view_is_checked_first() -> None:
         await r.executor.settle(Claim("a"))
         assert r.get("a") == b"me"
         assert r.mirror.view.revision > revision
-
-
-@in_rig(rig)
-async def test_a_refusal_is_raised_from_a_fresh_view(r: Rig) -> None:
-    await r.mirror.at_least(r.put("a", b"other"))
-    decide = Claim("a")
-    with pytest.raises(Conflict, match="other holds it"):
-        await r.executor.settle(decide)
-    assert decide.asked == 2
 
 
 @in_rig(rig)
@@ -188,19 +169,16 @@ async def test_what_comes_together_is_one_transaction(r: Rig) -> None:
     assert len(set(revisions(r.store, names))) == 1
 
 
+@pytest.mark.parametrize(
+    ("parts", "value_bytes", "transactions"), [(2 * MAX_BATCH + 1, 1, 3), (30, 60_000, 2)]
+)
 @in_rig(rig)
-async def test_a_batch_is_bounded(r: Rig) -> None:
+async def test_a_batch_is_bounded_in_operations_and_bytes(
+    r: Rig, parts: int, value_bytes: int, transactions: int
+) -> None:
     r.network.begin()
-    names = [f"a{i}" for i in range(2 * MAX_BATCH + 1)]
-    await settle_all(r, [Claim(n) for n in names])
-    assert r.network.executed == 3
-
-
-@in_rig(rig)
-async def test_a_batch_is_bounded_in_bytes(r: Rig) -> None:
-    r.network.begin()
-    await settle_all(r, [Claim(f"a{i}", b"x" * 60_000) for i in range(30)])
-    assert r.network.executed == 2
+    await settle_all(r, [Claim(f"a{i}", b"x" * value_bytes) for i in range(parts)])
+    assert r.network.executed == transactions
 
 
 @in_rig(rig)
@@ -213,14 +191,6 @@ async def test_one_that_does_not_hold_spoils_only_itself(r: Rig) -> None:
     results = settling.result()
     assert [type(e) for e in results] == [type(None)] * 2 + [Conflict] + [type(None)] * 2
     assert r.network.executed == 1 + 5
-
-
-@in_rig(rig)
-async def test_two_writes_of_one_key_are_never_joined(r: Rig) -> None:
-    r.network.begin()
-    results = await settle_all(r, [Claim("a", b"x"), Claim("a", b"y"), Claim("b", b"x")])
-    assert [type(e) for e in results] == [type(None), Conflict, type(None)]
-    assert r.get("a") == b"x"
 
 
 @in_rig(rig)
@@ -298,20 +268,3 @@ async def test_who_gives_up_does_not_hold_up_the_others(r: Rig) -> None:
         quitter.cancel()
     assert other.exception() is None
     assert (r.get("quitter"), r.get("other")) == (None, b"me")
-
-
-@in_rig(rig)
-async def test_a_plain_delete_joins(r: Rig) -> None:
-    await r.mirror.at_least(put(r.store, KEYS.root + "old"))
-    key = KEYS.root + "old"
-
-    def drop(view: View) -> Decision:
-        if view.get(key) is None:
-            return Decision(reason="gone")
-        return Decision(reason="drop", txn=Txn(success=(Delete(key=key),)))
-
-    r.network.begin()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(r.executor.settle(Claim("a"), coalesce=True))
-        tasks.create_task(r.executor.settle(drop, coalesce=True))
-    assert r.network.executed == 1

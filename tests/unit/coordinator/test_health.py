@@ -76,24 +76,6 @@ async def test_who_is_about_to_register_at_a_sick_replica_is_sent_on_as_well(c: 
     same_generation(c, [mine], incarnations([mine]))
 
 
-@in_world(*THREE)
-async def test_without_a_ready_peer_the_streams_stay_and_nobody_dies_when_etcd_is_back(
-    c: Cluster, members: list[Member]
-) -> None:
-    before = incarnations(members)
-    for node in c.alive:
-        node.client.partition()
-    nodes = list(c.nodes.values())
-    await asyncio.sleep(40)
-    assert not any(member.over.is_set() or member.all("moved") for member in members)
-    for node in nodes:
-        node.client.heal()
-    await c.ready()
-    await asyncio.sleep(20)
-    assert not any(member.over.is_set() for member in members)
-    same_generation(c, members, before)
-
-
 @in_world("r1", "r1", "r2")
 async def test_a_stalled_replica_deletes_nobody_whose_stream_broke_meanwhile(
     c: Cluster, members: list[Member]
@@ -169,14 +151,6 @@ async def test_a_replica_that_lost_all_peers_too_takes_a_few_broken_sessions_for
         await member.connect("r2")
     await asyncio.sleep(20)
     same_generation(c, members, before)
-
-
-@in_world(*("r1",) * 4, members=4)
-async def test_a_few_broken_sessions_are_deaths_as_before(c: Cluster, members: list[Member]) -> None:
-    for member in members[:3]:
-        member.drop()
-    await asyncio.sleep(1.5)
-    assert sum(c.worker(m.worker) is None for m in members) == 3
 
 
 @in_rig(cluster, members=1)

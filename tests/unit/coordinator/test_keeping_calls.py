@@ -13,9 +13,7 @@ from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, NotFoun
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.retention_pb2 import GetRetentionRequest, Keep, Retention, SetRetentionRequest
 from tests.unit.coordinator.rig import in_rig
-from tests.unit.coordinator.serving_rig import JOB, KEYS, Cluster, Member, Node, cluster
-
-NEW = KEYS.job("new")
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster
 
 
 async def ask(node: Node, name: str, request: Any) -> Any:

@@ -20,8 +20,7 @@ from strata.errors import (
 )
 from strata.testing.memory_client import MemoryClient
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import in_rig
-from tests.unit.coordinator.serving_rig import Cluster, cluster
+from tests.unit.coordinator.serving_rig import cluster
 
 MADE_UP = (ConfigError, InvalidArgument, NotFound, QuotaExceeded, Refused, Unavailable)
 CALLS = ("read", "execute", "grant", "keep_alive", "revoke")
@@ -66,15 +65,3 @@ async def test_no_error_of_some_calls_ends_a_replica(kind: type[StrataError], ca
         assert node.alive
         await c.ready()
         assert {m.worker for m in members if c.worker(m.worker) is not None} == {"w0", "w1", "w2"}
-
-
-@in_rig(cluster)
-async def test_an_error_of_every_call_ends_no_replica_that_serves(c: Cluster) -> None:
-    await c.world("r1", "r2", "r3")
-    node, wrong = c["r1"], [True]
-    corrupt(node.client, lambda _name: ConfigError("unknown method") if wrong[0] else None)
-    await asyncio.sleep(30)
-    assert node.alive
-    assert not node.context.is_ready()[0]
-    wrong[0] = False
-    await c.ready()

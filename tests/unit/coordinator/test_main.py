@@ -14,16 +14,21 @@ from strata.coordinator.main import _name, run_coordinator
 from strata.core.authority import Identity, Role
 from strata.errors import ConfigError
 
-
-def test_it_is_made_of_host_and_port() -> None:
-    assert _name(CoordinatorConfig(), None) == f"{socket.gethostname()}-50051"
-    assert _name(CoordinatorConfig(replica="east-1"), None) == "east-1"
+EAST = Identity(cluster="default", role=Role.COORDINATOR, id="east-1")
 
 
-def test_it_is_that_of_its_certificate() -> None:
-    mine = Identity(cluster="default", role=Role.COORDINATOR, id="east-1")
-    assert _name(CoordinatorConfig(), mine) == "east-1"
-    assert _name(CoordinatorConfig(listen="127.0.0.1:0"), mine) == "east-1"
+@pytest.mark.parametrize(
+    ("config", "identity", "name"),
+    [
+        (CoordinatorConfig(), None, f"{socket.gethostname()}-50051"),
+        (CoordinatorConfig(replica="east-1"), None, "east-1"),
+        (CoordinatorConfig(listen="127.0.0.1:0"), EAST, "east-1"),
+    ],
+)
+def test_a_replica_has_its_given_name_or_its_certificates_or_one_of_host_and_port(
+    config: CoordinatorConfig, identity: Identity | None, name: str
+) -> None:
+    assert _name(config, identity) == name
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,7 @@ from strata.core.view import View
 from strata.errors import ClusterReplaced, Unavailable
 from strata.testing import virtual_time
 from strata.testing.memory_store import MemoryStore
-from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.network import Call, Fate
 from strata.testing.virtual_time import in_virtual_time
 from tests.unit.coordinator.rig import KEYS, Rig, Scripted, in_rig, now, put, rig
 
@@ -23,18 +25,6 @@ def same(view: View, store: MemoryStore) -> bool:
     """Tell whether the view is what the store holds below the root."""
     listed = store.read(Range(key=KEYS.root, range_end=KEYS.root[:-1] + "0"))
     return {kv.key: kv for kv in listed.kvs} == {kv.key: kv for kv in view.walk(KEYS.root)}
-
-
-@in_virtual_time()
-async def test_it_lists_and_then_follows(store: MemoryStore) -> None:
-    put(store, KEYS.root + "a", b"1")
-    async with rig(store) as r:
-        assert r.get("a") == b"1"
-        await r.mirror.at_least(r.put("b", b"2"))
-        assert r.get("b") == b"2"
-        await r.mirror.at_least(r.delete("a"))
-        assert r.get("a") is None
-        assert same(r.mirror.view, store)
 
 
 @in_rig(rig)
@@ -95,16 +85,6 @@ def void(_: object) -> None:
 
 
 @in_rig(rig)
-async def test_wait_until_asks_after_every_change(r: Rig) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(r.mirror.wait_until(lambda view: view.get(KEYS.root + "b") is not None))
-        await r.mirror.at_least(r.put("a"))
-        assert not waiting.done()
-        r.put("b")
-    await r.mirror.wait_until(lambda view: True)
-
-
-@in_rig(rig)
 async def test_it_catches_up_after_a_partition(r: Rig) -> None:
     r.client.partition()
     r.put("a", b"1")
@@ -114,6 +94,34 @@ async def test_it_catches_up_after_a_partition(r: Rig) -> None:
     await r.mirror.at_least(revision)
     assert same(r.mirror.view, r.store)
     assert r.mirror.history.floor < revision - 2
+
+
+@in_rig(rig)
+async def test_a_watch_that_breaks_again_and_again_is_opened_once_it_can_be(r: Rig) -> None:
+    """Meanwhile there is none to be left for its lateness, and no audit gets an answer."""
+    watch = r.client.watch
+
+    async def none() -> AsyncIterator[WatchBatch]:
+        if r.client.cut_off:
+            raise Unavailable("no watch today")
+        yield WatchBatch(revision=0, events=())
+
+    @asynccontextmanager
+    async def broken(*_arguments: object, **_options: object) -> AsyncIterator[AsyncIterator[WatchBatch]]:
+        yield none()
+
+    r.client.watch = broken  # type: ignore[method-assign,assignment]  # a fault
+    r.client.partition()
+    r.mirror._end_watch()
+    await asyncio.sleep(0.1)
+    revision = r.put("a")
+    r.mirror.note_revision(revision)
+    await asyncio.sleep(65)
+    assert r.mirror.behind_s() > 2.0
+    r.client.watch = watch  # type: ignore[method-assign]
+    r.client.heal()
+    async with asyncio.timeout(1.0):
+        await r.mirror.wait_until(lambda view: view.revision >= revision)
 
 
 @in_rig(rig)
@@ -168,24 +176,16 @@ async def test_an_untold_write_or_delete_is_no_foreign_revision() -> None:
             assert now() - before >= 1
 
 
-class Counting(PromptNetwork):
-    """Answers reads after 100 ms, and counts them."""
-
-    def __init__(self) -> None:
-        self.reads = 0
-
-    def fate(self, call: Call) -> Fate:
-        if call.kind != "read":
-            return Fate()
-        self.reads += 1
-        return Fate(delay_s=0.05, answer_delay_s=0.05)
+def slow_reads(call: Call) -> Fate:
+    """Have etcd answer reads after 100 ms."""
+    return Fate(delay_s=0.05, answer_delay_s=0.05) if call.kind == "read" else Fate()
 
 
 @in_virtual_time()
 async def test_callers_of_fresh_share_a_read_begun_after_they_came() -> None:
-    network = Counting()
+    network = Scripted(slow_reads)
     async with rig(network=network) as r:
-        network.reads = 0
+        network.begin()
         async with asyncio.TaskGroup() as tasks:
             first = tasks.create_task(r.mirror.fresh())
             await asyncio.sleep(0.06)  # its read took effect already
@@ -196,18 +196,11 @@ async def test_callers_of_fresh_share_a_read_begun_after_they_came() -> None:
         assert network.reads == 2
 
 
-class LateWatch(Counting):
-    """Events take two seconds."""
-
-    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-        return 2.0
-
-
 @in_virtual_time()
 async def test_a_watch_that_tells_and_is_only_late_is_waited_for_without_a_list() -> None:
-    network = LateWatch()
+    network = Scripted(slow_reads, watch_s=2.0)
     async with rig(network=network) as r:
-        network.reads = 0
+        network.begin()
         revision = 0
         for _ in range(40):
             revision = r.put("a")
@@ -219,43 +212,15 @@ async def test_a_watch_that_tells_and_is_only_late_is_waited_for_without_a_list(
 
 @in_virtual_time()
 async def test_many_who_wait_for_a_late_watch_do_not_list_one_after_the_other() -> None:
-    network = LateWatch()
+    network = Scripted(slow_reads, watch_s=2.0)
     async with rig(network=network) as r:
-        network.reads = 0
+        network.begin()
         revision = r.put("a")
         async with asyncio.TaskGroup() as tasks:
             for _ in range(200):
                 tasks.create_task(r.mirror.at_least(revision))
         assert r.get("a") == b"{}"
         assert network.reads <= 12
-
-
-@in_rig(rig)
-async def test_fresh_fails_when_etcd_is_out_of_reach_and_works_again(r: Rig) -> None:
-    r.client.partition()
-    with pytest.raises(Unavailable):
-        await r.mirror.fresh()
-    r.client.heal()
-    assert await r.mirror.fresh() == r.mirror.view.revision
-
-
-@in_rig(rig)
-async def test_silence_is_measured(r: Rig) -> None:
-    assert r.mirror.silence_s() < 0.1
-    r.client.partition()
-    await asyncio.sleep(8)
-    assert r.mirror.silence_s() >= 8
-    r.client.heal()
-    await r.mirror.fresh()
-    assert r.mirror.silence_s() == 0
-
-
-@in_rig(rig)
-async def test_an_audit_of_a_true_view_finds_nothing(r: Rig) -> None:
-    r.put("a")
-    assert await r.mirror.audit() == 0
-    await asyncio.sleep(300)
-    assert r.mirror.differences == 0
 
 
 @in_virtual_time()

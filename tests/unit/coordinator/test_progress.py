@@ -147,11 +147,10 @@ async def test_members_that_came_and_went_while_somebody_looks_are_forgotten(boa
         board.note_heard("j", [stays, passes], own=number % 2 == 0)
         board.news()
         await asyncio.sleep(1)
-    assert board.heard_count("j") <= 2 + UNSERVED_S
     heard = board.heard("j", "stays", 1)
     assert heard is not None, "its replica says so each second, though it has been silent for an hour"
     assert board.heard("j", "w599", 601) is not None
-    assert board.heard("j", "w1", 3) is None
+    assert not any(board.heard("j", f"w{n}", 2 + n) for n in range(600 - int(UNSERVED_S) - 2))
 
 
 @in_virtual_time()

@@ -6,15 +6,14 @@ import asyncio
 
 import pytest
 
-from strata.core.ids import InstanceId, ReplicaId
+from strata.core.ids import InstanceId
 from strata.core.job import JobView
-from strata.core.records import Leader, Replica, StopAction, WorldHead, decode, encode
+from strata.core.records import Replica, StopAction, decode, encode
 from strata.core.stopping import GONE_S, LATE_S, StopRequest, decide_stop
 from strata.core.store import Compacted
-from strata.core.txn import Delete, Put, Range, Txn
+from strata.core.txn import Delete, Range, Txn
 from strata.errors import ClusterReplaced, Conflict
 from strata.testing.memory_store import MemoryStore
-from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from tests.not_none import not_none
 from tests.unit.coordinator.rig import in_rig, now
@@ -24,14 +23,6 @@ from tests.unit.coordinator.serving_rig import JOB, KEYS, Cluster, Node, cluster
 async def ready(nodes: list[Node]) -> None:
     while not all(n.replica.is_ready()[0] for n in nodes):  # noqa: ASYNC110  # it has no event
         await asyncio.sleep(0.01)
-
-
-@in_cluster(Cluster.follower, idle=True)
-async def test_members_become_a_world(f: Cluster, node: Node) -> None:
-    await f.register(node, "a", min_workers=2, max_workers=2)
-    await f.register(await f.leader(), "b")
-    job = await f.generation(node, 1)
-    assert [m.worker for m in not_none(job.world()).members] == ["a", "b"]
 
 
 @in_rig(cluster, 1, idle=True)
@@ -45,32 +36,6 @@ async def test_a_world_waits_for_more_members_only_while_they_settle(f: Cluster)
     job = await f.generation(node, 1)
     assert now() - before == pytest.approx(2.0, abs=0.1)
     assert len(not_none(job.world()).members) == 2
-
-
-@in_cluster(Cluster.follower, idle=True)
-async def test_a_death_makes_a_generation_at_once(f: Cluster, node: Node) -> None:
-    for worker in "abc":
-        await f.register(node, worker, min_workers=1, max_workers=3)
-    await f.generation(node, 1)
-    before = now()
-    await f.leave(node, "b")
-    await f.generation(node, 2)
-    assert now() - before < 0.1
-
-
-@in_rig(cluster, idle=True)
-async def test_a_crashed_leader_is_replaced_within_its_lease_and_the_next_one_goes_on(f: Cluster) -> None:
-    leader, node = await f.leader(), await f.follower()
-    for worker in "ab":
-        await f.register(node, worker, min_workers=1, max_workers=2)
-    job = await f.generation(node, 1)
-    old = not_none(job.head())
-    crashed_at = now()
-    await leader.crash()
-    await f.leave(node, "b")
-    job = await f.generation(node, 2)
-    assert not_none(job.head()).record.epoch > old.record.epoch
-    assert now() - crashed_at <= 6.1
 
 
 @in_rig(cluster, idle=True)
@@ -242,54 +207,6 @@ async def test_a_leader_key_written_by_hand_is_waited_out(f: Cluster, leader: No
 # -- one leader an epoch, fenced --------------------------------------------------------------
 
 
-@in_rig(cluster, 0, idle=True)
-async def test_a_leader_that_froze_and_wakes_writes_nothing(f: Cluster) -> None:
-    """Its plan is on the way when another leader takes over: it arrives late, and fails."""
-
-    class Freezes(PromptNetwork):
-        """Holds the next write of a world's head back for 20 s."""
-
-        armed = False
-
-        def fate(self, call: Call) -> Fate:
-            if (
-                self.armed
-                and isinstance(call.argument, Txn)
-                and any(isinstance(op, Put) and op.key == JOB.head for op in call.argument.success)
-            ):
-                return Fate(delay_s=20.0)
-            return Fate()
-
-    network = Freezes()
-    first = f.add("r1", network=network)
-    await f.leader()
-    second = f.add("r2")
-    await f.register(second, "a", min_workers=1, max_workers=2)
-    await f.register(second, "b")
-    await f.generation(second, 1)
-    network.armed = True
-    await f.leave(second, "b")
-    await asyncio.sleep(0.5)
-    first.client.partition()  # what it sent is still on the way
-    await f.generation(second, 2)
-    await asyncio.sleep(30)
-    head = f.store.read(Range(key=JOB.head)).kvs[0]
-    assert head.version == 2
-    assert decode(WorldHead, head.value).epoch == second.context.election.epoch
-    first.client.heal()
-    await asyncio.sleep(5)
-    assert not first.leads
-
-
-@in_virtual_time()
-async def test_somebody_elses_leader_key_is_respected(store: MemoryStore) -> None:
-    other = Leader(instance=InstanceId("x"), replica=ReplicaId("x"), address="x:1")
-    store.execute(Txn(success=(Put(key=KEYS.leader, value=encode(other)),)))
-    async with cluster(store=store, idle=True) as f:
-        await asyncio.sleep(60)
-        assert not any(n.leads for n in f.all)
-
-
 # -- housekeeping, compaction -----------------------------------------------------------------
 
 
@@ -306,25 +223,6 @@ async def test_the_keys_of_all_generations_but_two_go(f: Cluster, node: Node) ->
     assert [int(name) for name in job.view.names(JOB.worlds)] == [2, 3]
 
 
-@in_rig(cluster, idle=True)
-async def test_members_of_a_dead_replica_go_five_seconds_later(f: Cluster) -> None:
-    await ready(f.all)
-    await asyncio.sleep(30)
-    leader, dies = await f.leader(), await f.follower()
-    for node, worker in ((leader, "stays"), (dies, "orphan"), (dies, "moves")):
-        await f.register(node, worker, min_workers=1, max_workers=3)
-    await f.generation(leader, 1)
-    died_at = now()
-    await dies.crash()
-    await asyncio.sleep(1)
-    await f.register(leader, "moves")  # the same boot, at another replica
-    await leader.context.mirror.wait_until(lambda v: v.get(JOB.worker("orphan")) is None)
-    assert 5 <= now() - died_at <= 10
-    await asyncio.sleep(30)
-    names = [w.name for w in JobView(leader.view, JOB).workers()]
-    assert names == ["moves", "stays"]
-
-
 @in_cluster(Cluster.leader, idle=True)
 async def test_history_older_than_five_minutes_goes(f: Cluster, node: Node) -> None:
     await f.register(node, "a")
@@ -336,17 +234,6 @@ async def test_history_older_than_five_minutes_goes(f: Cluster, node: Node) -> N
     with pytest.raises(Compacted):
         f.store.read(Range(key=KEYS.root, range_end=KEYS.root[:-1] + "0", revision=old))
     await asyncio.sleep(600)
-
-
-@in_cluster(Cluster.leader, idle=True)
-async def test_at_rest_almost_nothing_is_written(f: Cluster, node: Node) -> None:
-    for number in range(10):
-        await f.register(node, f"w{number}", min_workers=10, max_workers=10)
-    await f.generation(node, 1)
-    await asyncio.sleep(100)
-    before = f.store.state.head
-    await asyncio.sleep(600)
-    assert f.store.state.head == before
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,17 +6,8 @@ import asyncio
 
 import pytest
 
-from strata.core.checkpoints import (
-    AckRequest,
-    Author,
-    BeginRequest,
-    SealRequest,
-    decide_ack,
-    decide_begin,
-    decide_seal,
-)
 from strata.core.datasets import decide_register_dataset
-from strata.core.ids import AttemptId, WorkerId
+from strata.core.ids import AttemptId
 from strata.core.job import JobView
 from strata.core.records import (
     Assignment,
@@ -24,86 +15,22 @@ from strata.core.records import (
     CheckpointState,
     CheckpointType,
     DatasetSpec,
-    Seal,
+    JobSpec,
     encode,
 )
 from strata.core.txn import Put, Txn
 from strata.core.view import View
-from strata.testing.network import Call, Fate, PromptNetwork
-from strata.testing.virtual_time import in_virtual_time
+from strata.testing.network import Call, Fate
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig, now
+from tests.unit.coordinator.rig import Scripted, in_rig, now
 from tests.unit.coordinator.serving_rig import JOB, Cluster, Node, cluster, in_cluster
 
 STEP = 20
 
 
-def author(job: JobView, rank: int) -> Author:
-    world = not_none(job.world())
-    member = world.member_of(rank)
-    return Author(
-        worker=member.worker,
-        incarnation=member.incarnation,
-        generation=world.head.generation,
-        rank=rank,
-    )
-
-
 def state(view: View, generation: int, step: int = STEP) -> CheckpointState | None:
     entry = JobView(view, JOB).checkpoint(step, generation)
     return entry.record.state if entry is not None else None
-
-
-class Save:
-    """One save of a world, asked for through any node."""
-
-    def __init__(self, node: Node, step: int = STEP) -> None:
-        self.step = step
-        job = JobView(node.view, JOB)
-        world = not_none(job.world())
-        self.generation = world.head.generation
-        self.authors = [author(job, rank) for rank in range(world.head.size)]
-        self.attempt = AttemptId(f"attempt-{step}-{self.generation}")
-
-    async def begin(self, node: Node) -> None:
-        request = BeginRequest(
-            author=self.authors[0],
-            step=self.step,
-            type=CheckpointType.FULL,
-            root="file:///tmp",
-            attempt=self.attempt,
-        )
-        await node.context.executor.settle(
-            lambda view: decide_begin(JobView(view, JOB), request, now_unix_ms=1)
-        )
-
-    async def ack(self, node: Node, rank: int) -> None:
-        request = AckRequest(
-            author=self.authors[rank],
-            step=self.step,
-            attempt=self.attempt,
-            digest=f"digest-{rank}",
-            size_bytes=1,
-        )
-        await node.context.executor.settle(
-            lambda view: decide_ack(JobView(view, JOB), request), coalesce=True
-        )
-
-    async def seal(self, node: Node) -> None:
-        request = SealRequest(
-            author=self.authors[0],
-            step=self.step,
-            attempt=self.attempt,
-            digest="digest",
-            size_bytes=2,
-        )
-        await node.context.executor.settle(lambda view: decide_seal(JobView(view, JOB), request))
-
-    async def all(self, node: Node) -> None:
-        await self.begin(node)
-        for rank in range(len(self.authors)):
-            await self.ack(node, rank)
-        await self.seal(node)
 
 
 async def world_of_two(f: Cluster, node: Node) -> None:
@@ -113,102 +40,7 @@ async def world_of_two(f: Cluster, node: Node) -> None:
         await f.generation(each, 1)
 
 
-async def committed(node: Node, generation: int, step: int = STEP) -> None:
-    async with asyncio.timeout(5):
-        await node.context.mirror.wait_until(
-            lambda view: state(view, generation, step) is CheckpointState.COMMITTED
-        )
-
-
-@in_rig(cluster, idle=True)
-async def test_a_save_whose_parts_came_through_all_replicas_is_committed(f: Cluster) -> None:
-    a, b, c = f.all
-    await world_of_two(f, a)
-    save = Save(a)
-    await save.begin(a)
-    async with asyncio.TaskGroup() as tasks:  # the last two acks at once, by two replicas
-        tasks.create_task(save.ack(b, 0))
-        tasks.create_task(save.ack(c, 1))
-    await a.context.mirror.fresh()
-    await save.seal(a)
-    await committed(a, 1)
-    assert not_none(JobView(a.view, JOB).latest()).record.step == STEP
-
-
-@in_rig(cluster, idle=True)
-async def test_a_save_is_committed_without_any_leader(f: Cluster) -> None:
-    leader, node = await f.leader(), await f.follower()
-    await world_of_two(f, node)
-    await leader.crash()
-    await Save(node).all(node)
-    await committed(node, 1)
-    assert not any(n.leads for n in f.alive)
-
-
-@in_rig(cluster, 1, idle=True)
-async def test_a_save_that_was_complete_before_any_replica_ran_is_committed_at_the_start(f: Cluster) -> None:
-    (node,) = f.all
-    await f.leader()
-    await world_of_two(f, node)
-    save = Save(node)
-    await save.begin(node)
-    for rank in (0, 1):
-        await save.ack(node, rank)
-    client = node.client
-    await node.crash()
-    client.heal()
-    # The seal arrives with nobody there to see it.
-    assert JobView(node.view, JOB).checkpoint(STEP, 1) is not None
-    seal = encode_seal(save)
-    f.store.execute(Txn(success=(Put(key=JOB.seal(STEP, 1, save.attempt), value=seal),)))
-    again = f.add("r2")
-    await committed(again, 1)
-    # its members belong to a replica that is gone; they come back here
-    for worker in "ab":
-        await f.register(again, worker)
-
-
-def encode_seal(save: Save) -> bytes:
-    return encode(
-        Seal(digest="digest", size_bytes=2, worker=WorkerId("a"), incarnation=save.authors[0].incarnation)
-    )
-
-
-@in_cluster(Cluster.follower, idle=True)
-async def test_an_open_save_is_given_up_before_the_next_world(f: Cluster, node: Node) -> None:
-    await world_of_two(f, node)
-    save = Save(node)
-    await save.begin(node)
-    await save.ack(node, 0)
-    await f.leave(node, "b")
-    job = await f.generation(node, 2)
-    head, record = job.head(), job.checkpoint(STEP, 1)
-    assert head is not None
-    assert record is not None
-    assert record.record.state is CheckpointState.ABORTED
-    assert "b is gone" in record.record.reason
-    assert record.mod_revision < head.mod_revision
-    assert head.record.restore is None
-
-
-@in_cluster(Cluster.follower, idle=True)
-async def test_the_next_world_begins_from_what_was_committed(f: Cluster, node: Node) -> None:
-    await world_of_two(f, node)
-    await Save(node).all(node)
-    await committed(node, 1)
-    await f.leave(node, "b")
-    job = await f.generation(node, 2)
-    head, latest = job.head(), job.latest()
-    assert head is not None
-    assert head.record.restore is not None
-    assert head.record.restore.step == STEP
-    assert latest is not None
-    assert (latest.record.generation, latest.record.record_generation) == (2, 1)
-
-
-@in_virtual_time()
-async def test_a_save_begun_just_before_the_head_is_given_up_after_it() -> None:
-    """The leader's view does not show it when the head is written."""
+def open_save() -> Put:
     record = CheckpointRecord(
         attempt=AttemptId("late"),
         step=STEP,
@@ -218,26 +50,62 @@ async def test_a_save_begun_just_before_the_head_is_given_up_after_it() -> None:
         ranks=2,
         path="file:///tmp/late",
     )
+    return Put(key=JOB.checkpoint(STEP, 1), value=encode(record))
 
-    class BeginsLate(PromptNetwork):
-        def fate(self, call: Call) -> Fate:
-            txn = call.argument
-            if isinstance(txn, Txn) and any(
-                isinstance(op, Put) and op.key == JOB.head and b'"generation":2' in op.value
-                for op in txn.success
-            ):
-                put = Put(key=JOB.checkpoint(STEP, 1), value=encode(record))
-                f.store.execute(Txn(success=(put,)))
-            return Fate()
 
-    async with cluster(0, idle=True) as f:
-        node = f.add("r1", network=BeginsLate())
-        await f.leader()
-        await world_of_two(f, node)
-        await f.leave(node, "b")
-        await f.generation(node, 2)
-        async with asyncio.timeout(1):
-            await node.context.mirror.wait_until(lambda view: state(view, 1) is CheckpointState.ABORTED)
+@in_cluster(Cluster.follower, idle=True)
+async def test_an_open_save_is_given_up_before_the_next_world(f: Cluster, node: Node) -> None:
+    await world_of_two(f, node)
+    f.store.execute(Txn(success=(open_save(),)))
+    await f.leave(node, "b")
+    job = await f.generation(node, 2)
+    head, given_up = not_none(job.head()), not_none(job.checkpoint(STEP, 1))
+    assert given_up.record.state is CheckpointState.ABORTED
+    assert "b is gone" in given_up.record.reason
+    assert given_up.mod_revision < head.mod_revision
+    assert head.record.restore is None
+
+
+def is_second_head(call: Call) -> bool:
+    txn = call.argument
+    return isinstance(txn, Txn) and any(
+        isinstance(op, Put) and op.key == JOB.head and b'"generation":2' in op.value for op in txn.success
+    )
+
+
+@in_rig(cluster, 0, idle=True)
+async def test_a_save_begun_just_before_the_head_is_given_up_after_it(f: Cluster) -> None:
+    """The leader's view does not show it when the head is written."""
+
+    def begins_late(call: Call) -> Fate:
+        if is_second_head(call):
+            f.store.execute(Txn(success=(open_save(),)))
+        return Fate()
+
+    node = f.add("r1", network=Scripted(begins_late))
+    await f.leader()
+    await world_of_two(f, node)
+    await f.leave(node, "b")
+    await f.generation(node, 2)
+    async with asyncio.timeout(1):
+        await node.context.mirror.wait_until(lambda view: state(view, 1) is CheckpointState.ABORTED)
+
+
+@in_rig(cluster, 0, idle=True)
+async def test_a_head_that_rests_on_an_older_spec_comes_to_nothing_and_is_planned_anew(f: Cluster) -> None:
+    larger = encode(JobSpec(min_workers=1, max_workers=9))
+
+    def scales(call: Call) -> Fate:
+        if is_second_head(call) and not_none(node.view.get(JOB.spec)).value != larger:
+            f.put(JOB.spec, larger)
+        return Fate()
+
+    node = f.add("r1", network=Scripted(scales))
+    await f.leader()
+    await world_of_two(f, node)
+    await f.leave(node, "b")
+    job = await f.generation(node, 2)
+    assert not_none(job.view.get(JOB.spec)).mod_revision < not_none(job.head()).mod_revision
 
 
 # -- datasets ---------------------------------------------------------------------------------

@@ -42,10 +42,6 @@ def answers(host: str, port: int) -> bool:
     return True
 
 
-def test_the_default_is_loopback() -> None:
-    assert CoordinatorConfig().listen == "127.0.0.1:50051"
-
-
 async def test_a_replica_on_loopback_is_reached_at_both_its_addresses(bound: Any) -> None:
     port = await bound("127.0.0.1:0")
     assert [answers(host, port) for host in ("127.0.0.1", "::1", "localhost")] == [True] * 3
@@ -73,18 +69,6 @@ async def test_a_machine_without_ipv6_serves(bound: Any, monkeypatch: pytest.Mon
         port = await bound("127.0.0.1:0")
     assert answers("127.0.0.1", port)
     assert "not supported" in said[0]["why"]
-
-
-async def test_another_address_is_served_alone(bound: Any) -> None:
-    port = await bound("127.0.0.2:0")
-    assert [answers(host, port) for host in ("127.0.0.2", "127.0.0.1", "::1")] == [True, False, False]
-
-
-@pytest.mark.parametrize("listen", ["127.0.0.1:50051", "[::1]:50051", "localhost:50051"])
-def test_loopback_needs_no_certificate(listen: str) -> None:
-    CoordinatorConfig(listen=listen)
-    with pytest.raises(ConfigError, match="not a loopback address"):
-        CoordinatorConfig(listen="[fd00::1]:50051")
 
 
 @pytest.mark.parametrize("address", ["10.9.8.7:50051", "host2:50051", "[fd00::1]:50051"])

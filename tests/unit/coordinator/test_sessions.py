@@ -9,17 +9,15 @@ import pytest
 from strata.core.txn import Delete, Txn
 from strata.errors import ClusterReplaced, Conflict, StaleIncarnation, Unavailable
 from strata.testing.network import Call, Fate, PromptNetwork
-from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import session_pb2, worlds_pb2
 from strata.v1.session_pb2 import Leave
 from strata.wire import status
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import Scripted, in_rig, now, slow_writes, writes
-from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster, in_cluster, in_world
+from tests.unit.coordinator.rig import in_rig, now
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster, in_cluster, in_world
 
 GRACE_S = 1.0
 DETECT_S = 5.0
-ORPHAN_S = 5.0
 
 
 async def gone(c: Cluster, member: Member) -> float:
@@ -142,48 +140,12 @@ async def test_a_broken_stream_is_a_death_after_the_grace(c: Cluster, members: l
     assert GRACE_S <= died - broke < GRACE_S + 0.2
 
 
-@in_virtual_time()
-async def test_a_member_that_came_back_elsewhere_at_the_last_moment_lives() -> None:
-    for early_ms in (1, 5, 20):
-        async with cluster(members=1) as c:
-            member = await c.member("w0").connect("r1")
-            member.drop()
-            await asyncio.sleep(GRACE_S - early_ms / 1000)
-            before = member.incarnation
-            await member.connect("r2")
-            await asyncio.sleep(20)
-            assert member.incarnation == not_none(c.worker("w0")).create_revision
-            assert not member.over.is_set()
-            if early_ms > 1:
-                assert member.incarnation == before
-
-
-@in_cluster(Cluster.joined, "w0", "r1", members=1)
-async def test_a_dead_member_may_register_anew(c: Cluster, member: Member) -> None:
-    member.drop()
-    await gone(c, member)
-    before = member.incarnation
-    await member.connect("r2")
-    assert member.incarnation > before
-
-
 @in_cluster(Cluster.joined, "w0", "r1", members=1)
 async def test_a_leave_is_on_record_when_the_stream_ends(c: Cluster, member: Member) -> None:
     member.send(leave=Leave(reason="done"))
     await member.over.wait()
     assert member.error is None
     assert c.worker("w0") is None
-
-
-@in_rig(cluster, 2, members=1)
-async def test_a_client_that_vanishes_in_the_middle_of_registering_leaves_no_key(c: Cluster) -> None:
-    await c.start("r9", network=slow_writes(0.3))
-    member = c.member("w0")
-    member.dial("r9")
-    await asyncio.sleep(0.1)
-    member.drop()
-    await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is not None)
-    await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is None)
 
 
 @in_cluster(Cluster.joined, "w0", "r1", replicas=1, members=2)
@@ -237,51 +199,11 @@ async def test_a_removal_under_way_does_not_reach_a_member_that_is_back(c: Clust
 
 
 @in_world("r1", "r2", "r3")
-async def test_all_replicas_down_and_back_kill_nobody(c: Cluster, members: list[Member]) -> None:
-    before = [m.incarnation for m in members]
-    for name in ("r1", "r2", "r3"):
-        c[name].kill()
-    await asyncio.sleep(30)
-    for name in ("r1", "r2", "r3"):
-        c.add(name)
-    await c.ready()
-    for member, replica in zip(members, ("r3", "r1", "r2"), strict=True):
-        await member.connect(replica)
-    await asyncio.sleep(30)
-    assert [m.incarnation for m in members] == before
-    assert [m.over.is_set() for m in members] == [False] * 3
-    assert (await members[0].world()).world.generation == 1
-
-
-@in_world("r1", "r2", "r3")
 async def test_a_member_that_dies_with_its_replica_is_found(c: Cluster, members: list[Member]) -> None:
     died = now()
     members[2].drop()
     c["r3"].kill()
     assert await gone(c, members[2]) - died < 13
-
-
-@in_rig(cluster, 0, members=1)
-async def test_who_is_at_the_leader_s_door_is_no_orphan(c: Cluster) -> None:
-    """Its replica is gone; the write that says it is served by the leader takes its time."""
-
-    network = Scripted()
-    await c.start("r1", network=network)
-    await c.start("r2")
-    member = await c.member("w0").connect("r2")
-    before = member.incarnation
-    network.says = lambda call: Fate(delay_s=60.0 if writes(call, JOB.worker("w0")) else 0.0)
-    c["r2"].kill()
-    began, welcomed = now(), False
-    while not welcomed:
-        if now() - began >= 3 * ORPHAN_S:
-            network.says = lambda _call: Fate()
-        member.dial("r1")  # as a client does, again and again
-        await member.until(lambda: member.over.is_set() or member.all("welcome"))
-        welcomed = bool(member.all("welcome"))
-        await asyncio.sleep(0.3)
-    assert now() - began > 3 * ORPHAN_S
-    assert member.incarnation == before
 
 
 # -- names ------------------------------------------------------------------------------------------
@@ -345,21 +267,3 @@ async def test_a_session_whose_place_was_taken_tells_its_user(c: Cluster, member
 
 
 # -- the end --------------------------------------------------------------------------------------
-
-
-@in_world("r1", "r2", "r3")
-async def test_a_stopping_replica_sends_its_members_elsewhere_and_none_dies(
-    c: Cluster, members: list[Member]
-) -> None:
-    node: Node = c["r1"]
-    first = next(m for m in members if m.worker == "w0")
-    node.replica.stop()
-    await first.over.wait()
-    moved = first.all("moved")
-    assert sorted(moved[0].addresses) == ["r2", "r3"]
-    await first.connect(moved[0].addresses[0])
-    assert node.task is not None
-    await node.task
-    await asyncio.sleep(20)
-    assert (await first.world()).world.generation == 1
-    assert not any(m.over.is_set() for m in members)

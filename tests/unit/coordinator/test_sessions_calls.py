@@ -140,18 +140,3 @@ async def test_a_request_is_not_answered_from_before_what_its_caller_has_seen(c:
     request.token.uid = "another"
     with pytest.raises(ClusterReplaced):
         await c["r9"].service.calls.answer("get_world", request, None)
-
-
-@in_rig(cluster, members=1)
-async def test_a_save_of_its_own_older_incarnation_is_stale_and_not_somebody_elses(c: Cluster) -> None:
-    (member,) = await c.world("r1")
-    before = member.incarnation
-    member.drop()
-    await c["r1"].see(lambda view: view.get(JOB.worker(member.worker)) is None)
-    await member.connect("r1")
-    assert member.incarnation > before
-    await member.world(3)
-    reply = await member.call(begin_checkpoint=begin(member, 0, incarnation=before))
-    assert reply.error.code == "STALE_GENERATION"
-    reply = await member.call(begin_checkpoint=begin(member, 0, incarnation=member.incarnation + 1))
-    assert reply.error.code == "REFUSED"

@@ -138,7 +138,7 @@ async def test_a_client_without_a_session_that_was_silent_for_detect_s_has_the_g
     member: Member,
 ) -> None:
     timing, keeper = c["r1"].context.timing, c["r1"].service.keeper
-    unheard = VirtualSession("job", "w0", member.boot, limit_s=timing.detect_s, keeper=keeper)
+    unheard = VirtualSession("job", "w0", member.boot, keeper)
     keeper.attend(unheard)
     unheard.touch()  # as for a registration whose outcome nobody learned
     member.drop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from strata.v1 import barriers_pb2, worlds_pb2
+from strata.v1 import worlds_pb2
 from strata.v1.session_pb2 import Leave, RankExit, WorldUpdate
 from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, in_world
 
@@ -72,21 +72,6 @@ async def test_everybody_who_is_meant_hears_of_a_preemption_and_nobody_else(
 
 
 @in_world("r1", "r2", "r3")
-async def test_a_preemption_beside_which_a_pause_was_asked_for_pauses_the_job_and_members_leave(
-    c: Cluster, members: list[Member]
-) -> None:
-    await asks(members[1], PREEMPT)
-    both = await asks(members[2], PAUSE)
-    assert (both.action, both.pause) == (PREEMPT, True)
-    for rank, member in enumerate(members):
-        await stops(member, rank)
-    for member in members:
-        update = await member.world(2)
-        assert (update.world.forming, update.phase) == (True, worlds_pb2.JOB_PHASE_PAUSED)
-        assert update.notice.action == PREEMPT, "it shall still leave"
-
-
-@in_world("r1", "r2", "r3")
 async def test_a_drain_is_told_to_all_who_have_a_rank_and_later_to_those_who_shall_leave(
     c: Cluster, members: list[Member]
 ) -> None:
@@ -120,17 +105,6 @@ async def test_a_paused_job_is_told_to_all_and_asks_nobody_to_leave(
         assert not update.HasField("notice")
     await asyncio.sleep(30)
     assert all(update.world.generation <= 2 for update in members[0].all("world"))
-
-
-@in_world("r1", "r2", "r3")
-async def test_who_waits_for_a_rank_that_has_stopped_is_told(c: Cluster, members: list[Member]) -> None:
-    members[0].arrive([0])
-    await asks(members[0], PREEMPT)
-    await stops(members[1], 1)
-    outcome = await members[0].outcome()
-    assert outcome.result == barriers_pb2.BARRIER_RESULT_BROKEN
-    assert "rank 1 has stopped, as asked" in outcome.reason
-    assert list(outcome.missing) == [1, 2]
 
 
 @in_world("r1", "r2", "r3")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
@@ -134,25 +133,6 @@ async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_
     assert len(watcher.keys) == QUEUE_EVENTS + 2
 
 
-@in_cluster(Watcher, "r1", replicas=1)
-async def test_a_watch_that_overflows_while_it_waits_says_nothing_before_the_resync(
-    c: Cluster, watcher: Watcher
-) -> None:
-    async with watcher.begun() as responses:
-        waiting = asyncio.ensure_future(anext(responses))
-        await asyncio.sleep(1)
-        many = [Put(key=f"{JOB.root}x/{n}", value=b"") for n in range(QUEUE_EVENTS + 1)]
-        for start in range(0, len(many), 100):
-            c.store.execute(Txn(success=tuple(many[start : start + 100])))
-        response = await waiting
-        while not response.resync:
-            assert response.events, "no token without what it stands for"
-            watcher.take(response)
-            response = await anext(responses)
-        watcher.take(response)
-    assert len(watcher.keys) == QUEUE_EVENTS + 1
-
-
 @in_rig(cluster, 1)
 async def test_a_large_state_comes_in_parts_and_only_the_last_has_a_token(c: Cluster) -> None:
     for number in range(40):
@@ -167,21 +147,6 @@ async def test_a_large_state_comes_in_parts_and_only_the_last_has_a_token(c: Clu
     assert [p.resync for p in parts] == [True, *[False] * 9]
     assert all(p.ByteSize() <= CHUNK_BYTES for p in parts)
     assert len(watcher.keys) == 40
-
-
-@in_cluster(Watcher, "r1", replicas=1)
-async def test_a_list_of_the_mirror_is_a_resync_of_its_watchers(c: Cluster, watcher: Watcher) -> None:
-    async with watcher.begun() as responses:
-        put(c, "x/1")
-        await watcher.follow(responses, "x/1")
-        c["r1"].client.partition()
-        put(c, "x/2", b"unseen")
-        put(c, "x/2", b"seen")
-        c.store.compact(put(c, "x/3"))
-        c["r1"].client.heal()
-        await watcher.follow(responses, "x/3")
-    assert watcher.resyncs == 2
-    assert watcher.keys == {"x/1": b"{}", "x/2": b"seen", "x/3": b"{}"}
 
 
 @in_cluster(Watcher, "r1", replicas=1)

@@ -239,11 +239,8 @@ class Shown:
     def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]:
         return self.chronicle.happenings(job, limit=limit)
 
-    async def etcd_members(self) -> Sequence[EtcdMember]:
+    def etcd_members(self) -> Sequence[EtcdMember]:
         self.etcd_asked += 1
-        return self.etcd
-
-    def last_etcd_members(self) -> Sequence[EtcdMember]:
         return self.etcd
 
     def epoch(self) -> int | None:
