@@ -172,6 +172,9 @@ class _Replica:
     def view(self) -> View:
         return self._store.live.view
 
+    def job(self, name: str) -> JobView:
+        return JobView(self.view, KEYS.job(name))
+
     def unix_now(self) -> float:
         return 0.001
 
