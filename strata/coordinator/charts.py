@@ -68,6 +68,11 @@ UNITS: Final[Mapping[str, str]] = {
 """Those of the other series are seconds, but for what programs report."""
 
 
+def series_kind(name: str) -> Kind:
+    """Return what becomes of several values of a series in one interval."""
+    return KINDS.get(name, Kind.LAST if name.startswith(GOODPUT_PREFIX) else Kind.MEAN)
+
+
 def series_unit(name: str) -> str:
     """Return the unit of a series; an empty string for numbers without one."""
     return "" if name.startswith(REPORTED_PREFIX) else UNITS.get(name, "s")
@@ -106,29 +111,28 @@ class JobCharts:
             return found
         return found.after(down_s, DOWN if down_s >= FRESH_S else self._phase)
 
-    def _put(self, second: int, name: str, value: float, kind: Kind) -> None:
+    def _put(self, second: int, name: str, value: float) -> None:
         if name in self.history.names or not self.full:
-            self.history.put(second, name, value, kind)
+            self.history.put(second, name, value, series_kind(name))
 
     def take(
         self, generation: int, size: int, reports: Mapping[int, Reported], now_s: float, second: int
     ) -> None:
         """Record one second of a running generation."""
-        put, self._ran_s = self._put, now_s
+        self._ran_s = now_s
         if generation != self._generation:
             self._generation, self.steps, self.samples = generation, Pace(), Pace()
         last = min(reports.values(), key=lambda report: report.step)
         if kind_of(last.phase) not in NOT_YET:
             self.steps.note(now_s, last.step)
-            put(second, "step", last.step, Kind.LAST)
-        put(second, "ranks", len(reports), Kind.LAST)
+            self._put(second, "step", last.step)
+        self._put(second, "ranks", len(reports))
         rate = self.steps.per_s(now_s)
         if rate is not None:
-            put(second, "steps_per_s", rate, Kind.MEAN)
+            self._put(second, "steps_per_s", rate)
         times = sorted(report.step_us for report in reports.values() if report.step_us > 0)
         for percent in (50, 90, 99) if times else ():
-            name = f"step_time_p{percent}"
-            put(second, name, percentile(times, percent) / 1e6, KINDS[name])
+            self._put(second, f"step_time_p{percent}", percentile(times, percent) / 1e6)
         self._heat(generation, size, reports, second)
         if (first := reports.get(0)) is not None and first.training is not None:
             self._take_training(first, first.training, now_s, second)
@@ -143,30 +147,30 @@ class JobCharts:
                 self.heat.put(second, rank, step_us)
 
     def _take_training(self, first: Reported, report: TrainingReport, now_s: float, second: int) -> None:
-        put, self.training = self._put, report
+        self.training = report
         if kind_of(first.phase) not in NOT_YET:
             self.samples.note(now_s, report.samples)
         rate = self.samples.per_s(now_s)
         if rate is not None and report.samples:
-            put(second, "samples_per_s", rate, Kind.MEAN)
+            self._put(second, "samples_per_s", rate)
         known = sum(name.startswith(REPORTED_PREFIX) for name in self.history.names)
         for name, value in report.reported.items():
             series = f"{REPORTED_PREFIX}{name}"
             if series in self.history.names or known < MAX_NAMES:
                 known += series not in self.history.names
-                put(second, series, value, Kind.MEAN)
+                self._put(second, series, value)
         if not report.goodput_s:
             return
         self._account, self._account_s = Goodput(spent_s=dict(report.goodput_s)), first.at
         self._phase = kind_of(first.phase) or STEP
         now = self.goodput(now_s) or self._account
-        put(second, "goodput", now.ratio, Kind.LAST)
+        self._put(second, "goodput", now.ratio)
         for cause, seconds in now.spent_s.items():
-            put(second, f"{GOODPUT_PREFIX}{cause}", seconds, Kind.LAST)
+            self._put(second, f"{GOODPUT_PREFIX}{cause}", seconds)
         saved_s, before_s = now.spent_s.get("save", 0.0), self._saved_s
         self._saved_s = saved_s
         if before_s is not None and saved_s > before_s:
-            put(second, "save_s", saved_s - before_s, Kind.SUM)
+            self._put(second, "save_s", saved_s - before_s)
 
 
 class Charts:
@@ -273,7 +277,7 @@ class Charts:
         began_s = self._opened.pop(key, None)
         if began_s is not None and record is not None and record.state is CheckpointState.COMMITTED:
             second = int(self._unix_now())
-            self._charts(job).history.put(second, "commit_s", now_s - began_s, KINDS["commit_s"])
+            self._charts(job).history.put(second, "commit_s", now_s - began_s, series_kind("commit_s"))
 
     # -- between replicas
 

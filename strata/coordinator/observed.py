@@ -145,8 +145,7 @@ class Observed:
             tasks.create_task(self.lag.run(), name="loop lag")
             await self.context.mirror.started()
             self._chronicle.begin()
-            self._phases.begin()
-            takers = (self._chronicle.take, self._phases.take, self.context.charts.commits)
+            takers = (self._chronicle.take, self.context.charts.commits)
             leave = [self.context.mirror.subscribe(take) for take in takers]
             try:
                 await asyncio.get_running_loop().create_future()

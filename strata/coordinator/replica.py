@@ -223,7 +223,9 @@ class Replica:
         """Serve and, if elected, lead until `stopping` is done; then part in good order."""
         context = self.context
         committer = Committer(keys=context.keys, mirror=context.mirror, executor=context.executor)
-        async with _served(self._serving(context, self.service, self._read)) as (serving, address):
+        serving = self._serving(context, self.service, self._read)
+        address = await serving.start()
+        try:
             registration = self._register(address)
             running = [
                 tasks.create_task(serving.run(), name="serving"),
@@ -247,6 +249,8 @@ class Replica:
             log.info("replica_stops")
             await _cancel(office)
             await _politely("resign", context.election.resign())
+        finally:
+            await serving.stop()
         await _cancel(running)
         await _politely("withdraw", registration.withdraw())
 
@@ -265,16 +269,6 @@ class Replica:
             ),
         )
         return self._registration
-
-
-@contextlib.asynccontextmanager
-async def _served(serving: Serving) -> AsyncIterator[tuple[Serving, str]]:
-    """Serve for as long as the body runs; yield the address."""
-    address = await serving.start()
-    try:
-        yield serving, address
-    finally:
-        await serving.stop()
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,10 +26,6 @@ from strata.wire import checkpoints as wire
 
 def retention(context: ReplicaContext) -> Iterator[Row]:
     """Yield what sets and shows a policy."""
-
-    def now_unix_ms() -> int:
-        return int(context.unix_now() * 1000)
-
     yield change(
         context,
         "Checkpoints.SetRetention",
@@ -38,8 +34,8 @@ def retention(context: ReplicaContext) -> Iterator[Row]:
         _retention,
         exists=True,
     )
-    yield Row(method="Checkpoints.GetRetention", answer=partial(_get_retention, context, now_unix_ms))
-    yield Row(method="Checkpoints.ListChores", answer=partial(_list_maintenance, context, now_unix_ms))
+    yield Row(method="Checkpoints.GetRetention", answer=partial(_get_retention, context))
+    yield Row(method="Checkpoints.ListChores", answer=partial(_list_maintenance, context))
 
 
 _Policy = tuple[Retention, Author | None, int | None]
@@ -58,12 +54,11 @@ def _retention(job: JobView, wanted: _Policy) -> Mapping[str, Any]:
 
 async def _get_retention(
     context: ReplicaContext,
-    now: Callable[[], int],
     request: retention_pb.GetRetentionRequest,
     _identity: Identity | None,
 ) -> retention_pb.GetRetentionResponse:
     job = await existing_job(context, request.job)
-    held, now_unix_ms = retention_plan.retention(job), now()
+    held, now_unix_ms = retention_plan.retention(job), int(context.unix_now() * 1000)
     answer = retention_pb.GetRetentionResponse()
     if not request.page_token:
         answer = retention_pb.GetRetentionResponse(
@@ -88,10 +83,12 @@ async def _get_retention(
 
 
 async def _list_maintenance(
-    context: ReplicaContext, now: Callable[[], int], request: pb.ListChoresRequest, _identity: Identity | None
+    context: ReplicaContext, request: pb.ListChoresRequest, _identity: Identity | None
 ) -> pb.ListChoresResponse:
     job = await existing_job(context, request.job)
-    answer = pb.ListChoresResponse(pending=retention_plan.pending(job, now_unix_ms=now()))
+    answer = pb.ListChoresResponse(
+        pending=retention_plan.pending(job, now_unix_ms=int(context.unix_now() * 1000))
+    )
     fill(
         answer,
         chores(job, request.host),

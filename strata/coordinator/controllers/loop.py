@@ -15,6 +15,7 @@ stops neither the others nor the leadership. Only the loss of the fence passes t
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final, Protocol
 
 from strata.coordinator.measures import Measures
@@ -62,9 +63,6 @@ class Backoff:
         self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
         return self._pause_s
 
-    def succeeded(self) -> None:
-        self._pause_s = 0.0
-
 
 async def drive(controller: Controller, mirror: Mirror, measures: Measures | None = None) -> None:
     """Run `controller` until cancelled; `NotLeader` when its fence is lost."""
@@ -95,14 +93,12 @@ async def drive(controller: Controller, mirror: Mirror, measures: Measures | Non
                 changed.set()
                 continue
             done.add()
-            backoff.succeeded()
+            backoff = Backoff()
             rest_s = min(LONGEST_REST_S, REST_SHARE * (loop.time() - began))
             await asyncio.sleep(rest_s)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_soonest(delay_s, controller.tick_s) - rest_s):
                     await changed.wait()
-            except TimeoutError:
-                pass
     finally:
         leave()
 

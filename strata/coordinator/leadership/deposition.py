@@ -58,8 +58,7 @@ class Deposition:
         self._deposed_s = float("-inf")
         """When it deposed a leader last, or may have."""
         self._linked: set[InstanceId] = set()
-        self._case: Entry[Leader] | None = None
-        self._opened = asyncio.Event()
+        self._cases: asyncio.Queue[Entry[Leader]] = asyncio.Queue()
 
     def linked(self, instance: InstanceId) -> None:
         """Take note that our link to this instance is up: it shook hands under that uuid."""
@@ -74,17 +73,12 @@ class Deposition:
         view, now_s = self._mirror.view, self._clock()
         case = suspect(instance, view, self._keys, deposed_s=self._deposed_s, now_s=now_s)
         if broke and case is not None:
-            self._case = case
-            self._opened.set()
+            self._cases.put_nowait(case)
 
     async def run(self) -> None:
         """Look into every case, until cancelled."""
         while True:
-            await self._opened.wait()
-            self._opened.clear()
-            case, self._case = self._case, None
-            if case is not None:
-                await self._look_into(case)
+            await self._look_into(await self._cases.get())
 
     async def _look_into(self, case: Entry[Leader]) -> None:
         log.info("leader_link_broke", epoch=case.create_revision, address=case.record.address)

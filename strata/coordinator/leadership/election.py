@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final
 
 from strata.coordinator.leadership.heartbeat import Heartbeat
@@ -196,12 +197,10 @@ class Election:
 
     async def _pause(self, limit_s: float | None) -> None:
         """Return after `limit_s`, or when the leader key or the standing changes."""
-        try:
+        with suppress(TimeoutError):
             # A clock other than the loop's may be a little ahead of it: never a busy loop.
             async with asyncio.timeout(None if limit_s is None else max(limit_s, 0.001)):
                 await self._wake.wait()
-        except TimeoutError:
-            pass
 
     async def _take_office(self, epoch: Epoch) -> None:
         """Confirm the key by a linearizable read, bring the view there, begin (PROTOCOLS 4.3)."""

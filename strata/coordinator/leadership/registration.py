@@ -12,6 +12,7 @@ and may cost the lease as well; without the key this replica's members would be 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from strata.coordinator.view.mirror import REFUSED_S, RETRY_S, Mirror
@@ -94,11 +95,9 @@ class Registration:
             await self._settle()
         except Conflict:
             log.info("replica_name_held", wait_s=REMNANT_S)
-            try:
+            with suppress(TimeoutError):  # then whoever holds it is no remnant
                 async with asyncio.timeout(REMNANT_S):
                     await self._mirror.wait_until(self._is_free)
-            except TimeoutError:
-                pass  # whoever holds it now is no remnant
             self._lease = (await self._store.grant(LEASE_S)).id  # the one before ran out meanwhile
             await self._settle()
         self._is_kept = self._was_registered = True

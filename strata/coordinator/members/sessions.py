@@ -118,13 +118,10 @@ class Sessions:
             raise Unavailable(self._stops)
         try:
             entry = await self._register(member, registration, hello.leaving)
-        except BaseException:
-            self._keeper.lose(member, broke=False)
-            raise
-        try:
             self._open(member, entry)
         except BaseException:
-            self._ended(member, End.CLOSED)
+            self._registry.remove(member)
+            self._keeper.lose(member, broke=False)
             raise
         return member
 

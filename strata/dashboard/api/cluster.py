@@ -156,7 +156,7 @@ def _summary(source: Source, job: JobView) -> model.JobSummary:
     standbys = job.view.record(job.keys.standbys, Standbys)
     latest, charts = newest(job), source.charts.job(name)
     goodput = (
-        charts.goodput(source.loop_now_ms() / 1000, over=source.job_phases().get(name) in OVER)
+        charts.goodput(source.loop_now_ms() / 1000, over=phase_of(source.view, source.keys, name) in OVER)
         if charts is not None
         else None
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from typing import Final
 
+from strata.coordinator.job_phases import phase_of
 from strata.core.findings import Finding
 from strata.core.goodput import STEP
 from strata.core.goodput import Goodput as Account
@@ -25,7 +26,7 @@ def job(source: Source, name: str) -> model.Job | None:
         return None
     world, spec, charts = view.world(), view.spec(), source.charts.job(name)
     account = (
-        charts.goodput(source.loop_now_ms() / 1000, over=source.job_phases().get(name) in OVER)
+        charts.goodput(source.loop_now_ms() / 1000, over=phase_of(source.view, source.keys, name) in OVER)
         if charts is not None
         else None
     )

@@ -12,6 +12,7 @@ import msgspec
 
 from strata.coordinator.context import ReadResource
 from strata.core.authority import Identity, refusal
+from strata.core.job import job_names
 from strata.dashboard.api import model
 from strata.dashboard.api.barriers import barriers
 from strata.dashboard.api.cluster import cluster, jobs
@@ -164,7 +165,7 @@ class Resources:
         """Make a job's resource; `NotFound` if there is no such job, or not that part of it."""
 
         def made() -> object:
-            if name not in self._source.job_phases():
+            if name not in job_names(self._source.view, self._source.keys):
                 raise NotFound(
                     f"no job {printable(name)[:128]} exists", hint="a job begins with its first member"
                 )

@@ -19,8 +19,12 @@ class SlowKeepAlive(PromptNetwork):
     def __init__(self) -> None:
         self.slow = 0
         self.watch_s = 0.0
+        self.lost_grants = 0
 
     def fate(self, call: Call) -> Fate:
+        if call.kind == "grant" and self.lost_grants:
+            self.lost_grants -= 1
+            return Fate(lost="request")
         if call.kind == "keep_alive" and self.slow:
             self.slow -= 1
             return Fate(delay_s=4.0)
@@ -56,7 +60,7 @@ async def test_a_registration_that_was_lost_is_renewed_though_the_watch_is_late(
         await c.start("r2", network=network)
         member = await c.member("w0").connect("r2")
         lost = not_none(own_key(c, "r2"))
-        network.watch_s = 12.0
+        network.watch_s, network.lost_grants = 12.0, 1
         c.store.revoke(lost.lease)
         await asyncio.sleep(3)
         again = not_none(own_key(c, "r2"))

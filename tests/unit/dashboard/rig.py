@@ -111,7 +111,6 @@ class Shown:
         self.view.apply(batch.revision, batch.events)
         self.chronicle.take(batch)
         self.charts.commits(batch)
-        self.phases.take(batch)
 
     def remove(self, key: str) -> None:
         """Delete a key, as the watch would tell it."""
