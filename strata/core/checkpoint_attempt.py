@@ -144,8 +144,14 @@ def release_references(job: JobView, record: CheckpointRecord) -> tuple[Delete, 
 def abort_attempt(
     job: JobView, held: Entry[CheckpointRecord], reason: str, guards: tuple[Compare, ...]
 ) -> Decision:
-    """Turn the record to ABORTED, and forget its acks: none can come after, for an ack compares the record."""
+    """Turn the record to ABORTED, and forget its acks: none can come after, for an ack compares the record.
+
+    They stay where they tell on whose disks the attempt's parts are.
+    """
     record = dataclasses.replace(held.record, state=CheckpointState.ABORTED, reason=reason)
+    forgotten = [delete_prefix(job.keys.acks(*record.where))]
+    if not all(tier.shared for tier in record.tiers.values()):
+        forgotten = []
     return Decision(
         reason=f"step {record.step} is given up: {reason}",
         txn=Txn(
@@ -153,14 +159,7 @@ def abort_attempt(
             success=(
                 Put(key=held.key, value=encode(record)),
                 *release_references(job, record),
-                *_forget_acks(job, record),
+                *forgotten,
             ),
         ),
     )
-
-
-def _forget_acks(job: JobView, record: CheckpointRecord) -> tuple[Delete, ...]:
-    """Return what takes an attempt's acks away; nothing where they tell on whose disks its parts are."""
-    if not all(tier.shared for tier in record.tiers.values()):
-        return ()
-    return (delete_prefix(job.keys.acks(*record.where)),)

@@ -117,9 +117,9 @@ def restore_point(job: JobView, hosts: Collection[str] | None = None) -> Restore
     It is the record that somebody asked to go back to, or else the newest; of those within reach.
     """
     rewind = asked_back(job)
-    record = rewind_target(job, rewind.record) if rewind is not None else None
-    if record is not None and (hosts is None or within_reach(job, record, hosts)):
-        return point_of(record)
+    back = find(job, rewind.record.step, rewind.record.attempt) if rewind is not None else None
+    if back is not None and (hosts is None or within_reach(job, back.record, hosts)):
+        return point_of(back.record)
     entry = newest(job, hosts=hosts)
     return None if entry is None else point_of(entry.record)
 
@@ -131,15 +131,8 @@ def asked_back(job: JobView) -> Entry[Rewind] | None:
     world that goes back takes the key away.
     """
     rewind = job.rewind()
-    return None if rewind is None or rewind_target(job, rewind.record) is None else rewind
-
-
-def rewind_target(job: JobView, rewind: Rewind) -> CheckpointRecord | None:
-    """Return the record that a rewind means, while it can be restored."""
-    entry = job.checkpoint(rewind.step, rewind.record_generation)
-    if entry is None or entry.record.attempt != rewind.attempt:
-        return None
-    return entry.record if entry.record.state is CheckpointState.COMMITTED else None
+    back = find(job, rewind.record.step, rewind.record.attempt) if rewind is not None else None
+    return rewind if back is not None and back.record.state is CheckpointState.COMMITTED else None
 
 
 def point_of(record: CheckpointRecord) -> RestorePoint:

@@ -50,7 +50,11 @@ def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Pl
     """
     view, head = job.view, job.head()
     ended = range(job.generation() - 1)
-    names = {int(name) for name in view.names(job.keys.worlds) if _has_rubbish(job, int(name))}
+    names = {
+        generation
+        for generation in map(int, view.names(job.keys.worlds))
+        if view.names(job.keys.generation(generation)) != ["restored"] or not supersedes_any(job, generation)
+    }
     for barrier in view.names(job.keys.barriers):
         names |= {int(name) for name in view.names(job.keys.barrier_name(barrier))}
     due = sorted(names.intersection(ended))
@@ -81,11 +85,6 @@ def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Pl
         for start in range(0, len(deletes), MAX_OPS)
     )
     return Plan(reason=f"generations {', '.join(map(str, due))} are cleared away", txns=txns)
-
-
-def _has_rubbish(job: JobView, generation: int) -> bool:
-    names = job.view.names(job.keys.generation(generation))
-    return names != ["restored"] or not supersedes_any(job, generation)
 
 
 # -- orphans (PROTOCOLS 5.4) ------------------------------------------------------------------

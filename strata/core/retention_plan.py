@@ -8,7 +8,6 @@ damage, has taken away meanwhile.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from strata.core.checkpoint_attempt import Author, authorised
 from strata.core.checkpoint_damage import is_suspect, is_whole
@@ -25,14 +24,6 @@ from strata.errors import Conflict
 
 _DEAD = frozenset({CheckpointState.CORRUPT, CheckpointState.PREPARED})
 SUSPECTED = "a host found it damaged, and another one is to look"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Going:
-    """A checkpoint, or its copy on one tier, that the policy does not keep."""
-
-    entry: Entry[CheckpointRecord]
-    tier: str
 
 
 def retention(job: JobView) -> Entry[Retention] | None:
@@ -89,21 +80,22 @@ def reasons(job: JobView, *, now_unix_ms: int) -> dict[str, dict[str, str]]:
     return found
 
 
-def going(job: JobView, *, now_unix_ms: int) -> list[Going]:
-    """Return what no rule keeps: whole checkpoints where that holds on all their tiers."""
+def going(job: JobView, *, now_unix_ms: int) -> list[tuple[Entry[CheckpointRecord], str]]:
+    """Return what no rule keeps: a checkpoint and the tier of a copy; "" where no rule keeps it on any tier."""
     held = retention(job)
     if held is None:
         return []
-    stays, found = reasons(job, now_unix_ms=now_unix_ms), []
+    stays = reasons(job, now_unix_ms=now_unix_ms)
+    found: list[tuple[Entry[CheckpointRecord], str]] = []
     for entry in job.checkpoints():
         record = entry.record
         if record.state is CheckpointState.COMMITTED:
             there = present_on(record)
             given_up = [tier for tier in there if entry.key not in stays[tier]]
             names = given_up if len(given_up) < len(there) else [""]
-            found += [Going(entry=entry, tier=tier) for tier in names]
+            found += [(entry, tier) for tier in names]
         elif record.state in _DEAD and not held.record.keep.everything:
-            found.append(Going(entry=entry, tier=""))
+            found.append((entry, ""))
     return found
 
 
@@ -113,8 +105,8 @@ def next_tombstone(job: JobView, *, now_unix_ms: int) -> Decision:
     For the leader, which adds its fence and asks again until nothing is left to mark.
     """
     policy = job.view.mod_revision(job.keys.retention)
-    for each in going(job, now_unix_ms=now_unix_ms):
-        decision = decide_entomb(job, each.entry, tier=each.tier)
+    for entry, tier in going(job, now_unix_ms=now_unix_ms):
+        decision = decide_entomb(job, entry, tier=tier)
         if decision.txn is not None:
             asked: Compare = unchanged(job.keys.retention, policy)
             return Decision(reason=f"{decision.reason}: no rule keeps it", txn=decision.txn.and_if(asked))
@@ -124,8 +116,8 @@ def next_tombstone(job: JobView, *, now_unix_ms: int) -> Decision:
 def pending(job: JobView, *, now_unix_ms: int) -> int:
     """Return how many deletions the leader has still to mark."""
     return sum(
-        decide_entomb(job, each.entry, tier=each.tier).txn is not None
-        for each in going(job, now_unix_ms=now_unix_ms)
+        decide_entomb(job, entry, tier=tier).txn is not None
+        for entry, tier in going(job, now_unix_ms=now_unix_ms)
     )
 
 

@@ -65,7 +65,7 @@ async def _get_retention(
             retention=None if held is None else wire.retention_message(held.record),
             revision=0 if held is None else held.mod_revision,
         )
-    going = {each.entry.key for each in retention_plan.going(job, now_unix_ms=now_unix_ms)}
+    going = {entry.key for entry, _tier in retention_plan.going(job, now_unix_ms=now_unix_ms)}
     kept: dict[str, list[str]] = {}
     for tier, stays in retention_plan.reasons(job, now_unix_ms=now_unix_ms).items():
         for key, why in stays.items():

@@ -77,6 +77,10 @@ def test_a_hosts_own_disk_is_cleared_by_that_host() -> None:
     job.removed(20, tier="disk", host="host-a")
     assert due(job, "host-a") == []
     assert due(job, "host-b") == [("remove", 20, "disk")]
+    job.removed(20, tier="disk", host="host-a")
+    assert job.record(20).state is CheckpointState.DELETING
+    job.removed(20, tier="disk", host="host-b")
+    assert 20 not in [e.record.step for e in job.store.job().checkpoints()]
 
 
 def test_a_fork_has_no_bytes_to_remove(job: KeptJob) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -134,9 +135,28 @@ def test_nobody_is_believed_alone_while_no_host_is_there() -> None:
     assert len(list(chores(job.store.job(), "host-b"))) == 1
 
 
-def test_alone_where_there_is_no_other_host() -> None:
-    job = KeptJob(20, 40, a=2)
-    assert job.damage(40, "host-a").state is CORRUPT
+def of_one_host() -> KeptJob:
+    return KeptJob(20, 40, a=2)
+
+
+def on_own_disks() -> KeptJob:
+    job = KeptJob(a=1, b=1)
+    job.saves(20, 40, tier="disk", shared=False)
+    return job
+
+
+def beside_a_standby() -> KeptJob:
+    """It has no process that looks: only hosts with a rank in the world do."""
+    job = KeptJob(20, 40, a=1)
+    register(job.store, "b")
+    job.plan()
+    assert {worker.record.host for worker in job.store.job().workers()} == {"host-a", "host-b"}
+    return job
+
+
+@pytest.mark.parametrize("made", [of_one_host, on_own_disks, beside_a_standby])
+def test_alone_where_there_is_no_other_host(made: Callable[[], KeptJob]) -> None:
+    assert made().damage(40, "host-a").state is CORRUPT
 
 
 def test_the_leader_confirms_when_the_second_host_has_gone(job: KeptJob) -> None:
@@ -169,12 +189,6 @@ def test_a_damaged_copy_leaves_the_checkpoint_its_other_one(job: KeptJob) -> Non
     assert job.damage(40, "host-b", tier="primary", generation=2).state is CORRUPT
 
 
-def test_a_host_is_alone_with_what_lies_on_its_own_disk() -> None:
-    job = KeptJob(a=1, b=1)
-    job.save(20, tier="disk", shared=False)
-    assert job.damage(20, "host-a").state is CORRUPT
-
-
 def test_missing_bytes_of_a_tombstone_are_no_damage(job: KeptJob) -> None:
     job.delete(20)
     with pytest.raises(Refused, match="need not be there"):
@@ -200,14 +214,6 @@ def test_a_generation_that_cannot_begin_is_followed_by_one_that_begins_before(jo
     assert head(job).fruitless == 0
     job.plan()
     assert head(job).generation == 3, "20 is what it begins from: no reason to end it again"
-
-
-def test_a_generation_that_had_read_it_goes_on(job: KeptJob) -> None:
-    job.damage_confirmed(40)
-    job.plan()
-    assert head(job).generation == 2
-    job.next_world()
-    assert begins_at(job) == 20, "the next one begins from the one before"
 
 
 @pytest.mark.parametrize("waits", [2, 0])
@@ -238,15 +244,6 @@ def test_a_corrupt_one_keeps_its_bytes_until_the_job_has_gone_on_without_it(job:
 # -- who must look, and who cannot ----------------------------------------------------------------
 
 
-def test_a_standby_is_not_waited_for() -> None:
-    """It has no process that looks: only hosts with a rank in the world do."""
-    job = KeptJob(20, 40, a=1)
-    register(job.store, "b")
-    job.plan()
-    assert {worker.record.host for worker in job.store.job().workers()} == {"host-a", "host-b"}
-    assert job.damage(40, "host-a").state is CORRUPT
-
-
 def test_who_comes_into_the_world_meanwhile_is_waited_for() -> None:
     job = KeptJob(20, a=1)
     register(job.store, "b")
@@ -274,7 +271,10 @@ def test_ranks_of_one_host_make_one_report_and_its_generation_is_kept(job: KeptJ
 
 
 def test_a_generation_whose_word_comes_last_is_ended_too(job: KeptJob) -> None:
-    """Two who read it by step had confirmed the damage before the rank that waits for it said so."""
+    """Two who read it by step had confirmed the damage before the rank that waits for it said so.
+
+    Until then the generation goes on, which has read it.
+    """
     job.damage_confirmed(40)
     assert job.record(40).state is CORRUPT
     job.plan()

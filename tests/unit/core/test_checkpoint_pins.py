@@ -8,7 +8,6 @@ from strata.core.checkpoint_pins import (
     MAX_TAGS,
     decide_close_reader,
     decide_open,
-    decide_tag,
     decide_untag,
     reader_lease,
     tagged,
@@ -63,13 +62,6 @@ def test_a_checkpoint_has_so_many_tags_and_no_more(job: KeptJob) -> None:
     job.tag("one-more", 40)
     job.store.settle(lambda v: decide_untag(v, tag="t0"))
     job.tag("one-more", 20)
-
-
-def test_two_who_tag_at_once_leave_one_that_is_named(job: KeptJob) -> None:
-    old = job.store.job()
-    txns = [decide_tag(old, tag="t", step=s, attempt=f"x{s}", who="").txn for s in (20, 40)]
-    assert [job.store.execute(txn).succeeded for txn in txns if txn is not None] == [True, False]
-    job.tag("t", 40)
 
 
 def test_what_is_going_takes_no_tag_no_pin_no_incremental_and_no_reader(job: KeptJob) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from strata.core.checkpoint_tiers import hosts_of
 from strata.core.checkpoints import BeginRequest, decide_begin, decide_delete
 from strata.core.ids import AttemptId
-from strata.core.records import Ack, CheckpointState, CheckpointType, TierState
+from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointAborted, Refused
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT, Job
@@ -31,16 +29,6 @@ def test_the_acks_of_an_attempt_go_when_it_is_given_up() -> None:
     with pytest.raises(CheckpointAborted):
         job.ack(0)
     assert job.store.problems() == []
-
-
-def test_acks_of_what_was_given_up_are_a_violation() -> None:
-    job = Job()
-    for step in (20, 40):
-        record = job.begin(step=step, attempt=f"x{step}")
-        job.abort(step=step, attempt=f"x{step}")
-        ack = Ack(digest="d0", size_bytes=5, worker=job.author(0).worker, incarnation=1)
-        job.store.put(JOB.ack(step, record.generation, f"x{step}", 0), ack)
-    assert any("was given up and has acks" in problem for problem in job.store.problems())
 
 
 def test_acks_stay_where_they_alone_say_on_whose_disks_the_parts_are() -> None:
@@ -110,13 +98,3 @@ def test_an_incremental_is_not_begun_on_what_somebody_doubts() -> None:
             job.incremental(80, base)
         assert told.value.hint == "save a Full"
     job.incremental(80, 20)
-
-
-def test_an_incremental_whose_base_goes_from_its_tier_is_no_sound_keyspace() -> None:
-    job = KeptJob(20)
-    job.copy(20)
-    job.incremental(40, 20)
-    base = job.record(20)
-    tiers = {**base.tiers, "primary": replace(base.tiers["primary"], state=TierState.REMOVED)}
-    job.store.put(JOB.checkpoint(20, base.generation), replace(base, tiers=tiers))
-    assert any("is going from primary" in problem for problem in job.store.problems())

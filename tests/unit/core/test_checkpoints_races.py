@@ -226,25 +226,23 @@ def test_whatever_the_order_of_the_last_acks_some_view_commits(order: list[int],
     """Two last acks through two replicas: each decides on its own, and again on every change."""
     job = Job(a=2, b=1)
     job.begin()
-    steps = [lambda r=r: job.ack(r) for r in range(3)]
     job.ack(rank)
     replicas = [Observer(job.store) for _ in range(2)]
     for number in order:
         if number < 3:
-            steps[number]()
+            job.ack(number)
         else:
-            replica = replicas[number % 2]
-            replica.catch_up()
-            for entry in replica.job.checkpoints():
-                txn = decide_commit(replica.job, entry).txn
-                if txn is not None:
-                    job.store.execute(txn)
+            commits(replicas[number % 2])
     job.seal()
     for replica in replicas:
-        replica.catch_up()
-        for entry in replica.job.checkpoints():
-            txn = decide_commit(replica.job, entry).txn
-            if txn is not None:
-                job.store.execute(txn)
+        commits(replica)
     (entry,) = job.store.job().checkpoints()
     assert entry.record.state is CheckpointState.COMMITTED
+
+
+def commits(replica: Observer) -> None:
+    """Let a replica catch up, and do what each does on a change."""
+    replica.catch_up()
+    for entry in replica.job.checkpoints():
+        if (txn := decide_commit(replica.job, entry).txn) is not None:
+            replica.store.execute(txn)

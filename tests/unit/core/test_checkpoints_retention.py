@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -117,21 +118,24 @@ def test_the_end_of_an_incremental_frees_what_it_used(job: KeptJob) -> None:
     job.delete(20)
 
 
-@pytest.mark.parametrize("late", ["pin", "reader", "reference", "import", "latest"])
-def test_what_comes_between_the_decision_and_its_transaction_stops_it(job: KeptJob, late: str) -> None:
+@pytest.mark.parametrize(
+    "late",
+    [
+        lambda job: job.pin(20),
+        lambda job: job.open(20),
+        lambda job: job.begin(
+            step=80, attempt="y", type=CheckpointType.INCREMENTAL, base_step=20, base_attempt="x20"
+        ),
+        lambda job: job.store.put(JOB.importing, Pin(who="", why="")),
+        lambda job: job.save(80),
+    ],
+    ids=["pin", "reader", "reference", "import", "latest"],
+)
+def test_what_comes_between_the_decision_and_its_transaction_stops_it(
+    job: KeptJob, late: Callable[[KeptJob], object]
+) -> None:
     txn = not_none(decide_delete(job.store.job(), step=20, attempt="x20", finished=False).txn)
-    generation = job.author(0).generation
-    if late == "latest":
-        job.save(80)
-    elif late == "pin":
-        job.pin(20)
-    else:
-        key = {
-            "reader": JOB.reader(20, generation, "x20", "r"),
-            "reference": JOB.refs(20, generation, "x20") + "y",
-            "import": JOB.importing,
-        }[late]
-        job.store.put(key, Pin(who="", why=""))
+    late(job)
     assert not job.store.execute(txn).succeeded
 
 

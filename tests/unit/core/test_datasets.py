@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from strata.core.datasets import (
@@ -182,8 +184,11 @@ def test_a_worker_may_own_nothing(job: Divided) -> None:
     assert sorted(map(len, shards_of(job.assignment()).values())) == [0, 1, 1]
 
 
-def test_without_a_world_nothing_is_assigned(job: Divided) -> None:
+def test_after_the_end_and_without_a_world_nothing_is_assigned(job: Divided) -> None:
     job.register()
+    job.store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason=""))
+    assert "no world" in job.go()
+    job.store.delete(JOB.phase)
     for name in ("w0", "w1", "w2"):
         leave(job.store, name)
     carry_out(job.store, job.epoch)
@@ -191,34 +196,32 @@ def test_without_a_world_nothing_is_assigned(job: Divided) -> None:
     assert plan_assignment(Store().job(), keys=KEYS, epoch=5).txns == ()
 
 
-def test_a_finished_job_is_left_as_it_is(job: Divided) -> None:
+def world_moves_on(job: Divided) -> None:
+    leave(job.store, "w0")
+    carry_out(job.store, job.epoch)
+
+
+@pytest.mark.parametrize(
+    ("change", "succeeds"),
+    [
+        (lambda job: None, True),
+        (lambda job: lead(job.store, "r2"), False),
+        (world_moves_on, False),
+        (lambda job: job.store.put(JOB.dataset_spec("d"), DatasetSpec(shards=100)), False),
+        (lambda job: job.store.delete(JOB.assignment("d")), False),
+        (lambda job: job.store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="")), False),
+    ],
+)
+def test_what_changes_in_between_makes_the_assignment_fail(
+    job: Divided, change: Callable[[Divided], object], succeeds: bool
+) -> None:
     job.register()
-    job.store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason=""))
-    assert plan_assignment(job.store.job(), keys=KEYS, epoch=job.epoch).txns == ()
-
-
-def test_what_changes_in_between_makes_the_assignment_fail() -> None:
-    def succeeds(change: object) -> bool:
-        job = Divided()
-        job.register()
-        job.go()
-        leave(job.store, "w1")
-        carry_out(job.store, job.epoch)
-        (txn,) = plan_assignment(job.store.job(), keys=KEYS, epoch=job.epoch).txns
-        assert callable(change)
-        change(job.store)
-        return job.store.execute(txn).succeeded
-
-    def world_moves_on(store: Store) -> None:
-        leave(store, "w0")
-        carry_out(store, not_none(store.job().view.get(KEYS.leader)).create_revision)
-
-    assert succeeds(lambda store: None)
-    assert not succeeds(lambda store: lead(store, "r2"))
-    assert not succeeds(world_moves_on)
-    assert not succeeds(lambda store: store.put(JOB.dataset_spec("d"), DatasetSpec(shards=100)))
-    assert not succeeds(lambda store: store.delete(JOB.assignment("d")))
-    assert not succeeds(lambda store: store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="")))
+    job.go()
+    leave(job.store, "w1")
+    carry_out(job.store, job.epoch)
+    (txn,) = plan_assignment(job.store.job(), keys=KEYS, epoch=job.epoch).txns
+    change(job)
+    assert job.store.execute(txn).succeeded is succeeds
 
 
 def test_names_that_do_not_fit_into_a_record_are_said_not_raised(store: Store, epoch: int) -> None:

@@ -4,22 +4,18 @@ from collections.abc import Callable
 
 import pytest
 
-from strata.core.barriers import Arrival, BarrierBook, decide_outcome
 from strata.core.housekeeping import (
     MAX_OPS,
     orphans,
     plan_ended_generations,
     plan_orphans,
 )
-from strata.core.ids import AttemptId, InstanceId, WorkerId
+from strata.core.ids import InstanceId, WorkerId
 from strata.core.members import decide_register
 from strata.core.records import (
     BarrierFloor,
-    CheckpointRecord,
     CheckpointState,
-    CheckpointType,
     JobSpec,
-    Latest,
     RankStopped,
     Replica,
     StopAction,
@@ -39,8 +35,10 @@ from tests.unit.core.rig import (
     leave,
     register,
     registration,
+    released,
     serve,
 )
+from tests.unit.core.test_worlds import checkpoint, commit
 
 
 @pytest.fixture
@@ -66,40 +64,10 @@ class Aged:
             register(self.store, name, max_workers=2)
         carry_out(self.store, self.epoch)
 
-    def meet(self, name: str = "b") -> None:
-        head = not_none(self.store.job().head())
-        sent = Arrival(
-            job="job",
-            name=name,
-            generation=head.record.generation,
-            round=1,
-            ranks=tuple(range(head.record.size)),
-            payloads=(b"p",) * head.record.size,
-        )
-        entry = BarrierBook().add(sent, size=head.record.size, now_ms=0)
-        self.store.settle(lambda job: decide_outcome(job, entry, now_ms=0))
-
     def next_generation(self) -> None:
         leave(self.store, "w0")
         register(self.store, "w0", max_workers=2)
         carry_out(self.store, self.epoch)
-
-    def commit(self, step: int, generation: int, *, latest: bool = True) -> None:
-        attempt = AttemptId(f"a{step}")
-        record = CheckpointRecord(
-            attempt=attempt,
-            step=step,
-            generation=generation,
-            type=CheckpointType.FULL,
-            state=CheckpointState.COMMITTED,
-            ranks=2,
-            path="file:///x",
-            manifest_digest="d",
-        )
-        self.store.put(JOB.checkpoint(step, generation), record)
-        if latest:
-            newest = Latest(generation=generation, step=step, attempt=attempt, record_generation=generation)
-            self.store.put(JOB.latest, newest)
 
     def plan(self) -> Plan:
         return plan_ended_generations(self.store.job(), keys=KEYS, epoch=self.epoch)
@@ -114,10 +82,10 @@ class Aged:
 
 
 def test_all_generations_are_cleared_away_but_two(aged: Aged) -> None:
-    aged.meet("b")
-    aged.meet("c")
+    released(aged.store, "b")
+    released(aged.store, "c")
     aged.next_generation()
-    aged.meet("b")
+    released(aged.store, "b", 2)
     assert aged.clean().txns == (), "somebody may still ask how a barrier of generation 1 ended"
     aged.next_generation()
     assert "generations 1 are" in aged.clean().reason
@@ -129,10 +97,12 @@ def test_all_generations_are_cleared_away_but_two(aged: Aged) -> None:
 
 
 def test_what_a_generation_restored_stays_while_it_supersedes_a_record(aged: Aged) -> None:
-    aged.commit(20, 1)
+    commit(aged.store, 20)
     aged.next_generation()
     assert aged.store.job().restored(2) == 20
-    aged.commit(40, 1, latest=False)  # what generation 1 had saved beyond it, and storage knows of
+    checkpoint(
+        aged.store, 40, generation=1, state=CheckpointState.COMMITTED
+    )  # what generation 1 had saved beyond it, and storage knows of
     aged.next_generation()
     aged.store.put(JOB.notice(2), StopNotice(action=StopAction.PREEMPT, reason=""))
     aged.store.put(JOB.stopped_rank(2, 0), RankStopped(worker=WorkerId("w0")))

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from strata.core.barriers import Arrival, BarrierBook, decide_outcome
+from strata.core.checkpoint_records import Reference, Rewind
 from strata.core.datasets import decide_register_dataset, plan_assignment
 from strata.core.ids import AttemptId, WorkerId
 from strata.core.members import decide_rank_exit
 from strata.core.records import (
+    Ack,
     Asked,
     Assignment,
     BarrierFloor,
@@ -36,13 +38,16 @@ from strata.core.records import (
     Standbys,
     StopAction,
     StopNotice,
+    Tier,
+    TierState,
     WorldHead,
 )
 from tests.not_none import not_none
 from tests.unit.core.rig import JOB, KEYS, Store, carry_out, lead, leave, register
 
 DRAIN = StopAction.DRAIN
-STOPPED = RankStopped(worker=WorkerId("w0"))
+W0 = WorkerId("w0")
+STOPPED = RankStopped(worker=W0)
 RECORD = CheckpointRecord(
     attempt=AttemptId("a20"),
     step=20,
@@ -90,8 +95,8 @@ class Sound(Store):
             lambda job: decide_rank_exit(job, WorkerId(member.worker), member.incarnation, 2, rank, 0)
         )
 
-    def change(self, key: str, cls: Any, **changes: Any) -> None:
-        self.put(key, dataclasses.replace(not_none(self.view().record(key, cls)), **changes))
+    def change(self, key: str, cls: Any, **changes: Any) -> int:
+        return self.put(key, dataclasses.replace(not_none(self.view().record(key, cls)), **changes))
 
     def chunk(self) -> str:
         return JOB.members_chunk(2, self.epoch, 0)
@@ -231,6 +236,32 @@ CASES: dict[str, tuple[Doctor, str]] = {
     "a commit without a manifest": (
         lambda s: s.change(JOB.checkpoint(20, 1), CheckpointRecord, manifest_digest=""),
         "is committed without a manifest's digest",
+    ),
+    "acks of what was given up": (
+        lambda s: [
+            s.put(JOB.checkpoint(30, 1), dataclasses.replace(RECORD, step=30, state=CheckpointState.ABORTED)),
+            s.put(JOB.ack(30, 1, "a20", 0), Ack(digest="d", size_bytes=5, worker=W0, incarnation=1)),
+        ],
+        "checkpoint .30, 1. was given up and has acks",
+    ),
+    "a base that goes from its user's tier": (
+        lambda s: [
+            s.put(JOB.checkpoint(30, 1), dataclasses.replace(RECORD, step=30)),
+            s.put(JOB.refs(20, 1, "a20") + "a20", Reference(step=30, generation=1)),
+            s.change(
+                JOB.checkpoint(20, 1),
+                CheckpointRecord,
+                tiers={"primary": Tier(path="file:///x", state=TierState.REMOVED), "s3": Tier(path="s3://b")},
+            ),
+        ],
+        "is referenced by .30, 1. and is going from primary",
+    ),
+    "a rewind that outlived a world": (
+        lambda s: [
+            s.put(JOB.rewind, Rewind(step=20, attempt=AttemptId("a20"), record_generation=1)),
+            s.change(JOB.head, WorldHead),
+        ],
+        "generation 2 has begun since",
     ),
     # datasets
     "another number of shards": (

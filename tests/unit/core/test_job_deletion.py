@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from strata.core.ids import AttemptId, InstanceId
+from strata.core.ids import InstanceId
 from strata.core.job_requests import decide_delete
 from strata.core.members import decide_register
 from strata.core.records import Phase, Pin
 from strata.errors import Refused
 from tests.not_none import not_none
-from tests.unit.core.rig import JOB, Observer, lead, leave, plan, registration, world_of
+from tests.unit.core.rig import JOB, Observer, leave, plan, registration, world_of
 from tests.unit.core.test_worlds import Job, commit, ends, head
 
 
@@ -41,35 +43,44 @@ def test_nothing_of_it_is_left_and_another_job_may_have_its_name() -> None:
     assert set(world_of(job.store)) == {"w0", "w1"}
 
 
-def test_a_job_that_somebody_uses_is_not_forgotten() -> None:
-    job = Job(1)
-    with pytest.raises(Refused, match="has 1 members: w0"):
-        job.store.settle(decide_delete)
-    pinned = finished()
-    pinned.store.put(JOB.pin(20, "a20"), Pin(who="ada", why="figure 3"))
-    with pytest.raises(Refused, match="pinned checkpoints, of step 20"):
-        pinned.store.settle(decide_delete)
-    imported = finished()
-    imported.store.put(JOB.importing, Pin(who="", why=""))
-    with pytest.raises(Refused, match="being imported"):
-        imported.store.settle(decide_delete)
-    assert imported.store.live.exists
+PIN = Pin(who="ada", why="figure 3")
 
 
-@pytest.mark.parametrize("change", ["member", "pin", "latest"])
-def test_what_comes_between_saves_it(change: str) -> None:
+def comes(job: Job) -> None:
+    again = registration("w9", resume=True)
+    job.store.settle(lambda view: decide_register(view, again, served_by=InstanceId("i-r1")))
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (comes, "has 1 members: w9"),
+        (lambda job: job.store.put(JOB.pin(20, "a20"), PIN), "pinned checkpoints, of step 20"),
+        (lambda job: job.store.put(JOB.importing, PIN), "being imported"),
+    ],
+)
+def test_a_job_that_somebody_uses_is_not_forgotten(use: Callable[[Job], object], words: str) -> None:
     job = finished()
-    decision = decide_delete(Observer(job.store).job)
-    assert decision.txn is not None
-    match change:
-        case "member":
-            again = registration("w9", resume=True)
-            job.store.settle(lambda view: decide_register(view, again, served_by=InstanceId("i-r1")))
-        case "pin":
-            job.store.put(JOB.pin(20, AttemptId("a20")), Pin(who="ada", why="figure 3"))
-        case _:
-            job.store.put(JOB.latest, not_none(job.store.live.latest()).record)
-    assert not job.store.execute(decision.txn).succeeded
+    use(job)
+    with pytest.raises(Refused, match=words):
+        job.store.settle(decide_delete)
+    assert job.store.live.exists
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        comes,
+        lambda job: job.store.put(JOB.pin(20, "a20"), PIN),
+        lambda job: job.store.put(JOB.latest, not_none(job.store.live.latest()).record),
+    ],
+    ids=["member", "pin", "latest"],
+)
+def test_what_comes_between_saves_it(change: Callable[[Job], object]) -> None:
+    job = finished()
+    txn = not_none(decide_delete(Observer(job.store).job).txn)
+    change(job)
+    assert not job.store.execute(txn).succeeded
     assert job.store.live.exists
 
 
@@ -89,16 +100,3 @@ def test_what_was_on_its_way_to_the_old_job_does_not_reach_the_new_one() -> None
         assert not job.store.execute(txn).succeeded
     assert job.store.live.head() is None
     assert job.store.problems() == []
-
-
-def test_a_deposed_leader_writes_nothing_into_a_forgotten_job() -> None:
-    job = Job(3)
-    job.go()
-    for name in ("w0", "w1", "w2"):
-        leave(job.store, name)
-    planned = plan(job.store, job.epoch)
-    job.store.settle(decide_delete)
-    for txn in planned.txns:
-        assert not job.store.execute(txn).succeeded
-    lead(job.store, "r2")
-    assert list(job.store.view().walk(JOB.root)) == []

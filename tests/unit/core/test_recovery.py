@@ -8,13 +8,9 @@ from tests.unit.core.checkpoint_job import Job
 from tests.unit.core.rig import carry_out, leave, register
 
 
-def test_a_job_that_begins_from_nothing() -> None:
-    job = Job(a=2, b=1)
-    assert recovery_point(job.store.job(), "a") is None
-
-
 def test_each_rank_has_the_part_that_its_number_saved() -> None:
     job = Job(a=2, b=1)
+    assert recovery_point(job.store.job(), "a") is None
     job.save(20)
     job.next_world()
     view = job.store.job()

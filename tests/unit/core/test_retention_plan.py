@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from strata.core.checkpoint_fork import decide_rewind
@@ -89,46 +91,37 @@ def test_a_rank_leaves_the_rules_of_single_tiers(job: KeptJob) -> None:
 
 def test_rules_that_were_set_meanwhile_are_not_replaced_unseen(job: KeptJob) -> None:
     mine = Retention(keep=Keep(latest=1), who="ada")
-    for seen in (0, retention_revision(job)):
+    for seen in (0, job.store.job().view.mod_revision(JOB.retention)):
         assert decide_set_retention(job.store.job(), mine, if_revision=seen).txn is not None
     job.policy(latest=2)
     with pytest.raises(Conflict, match="was changed meanwhile"):
         job.store.settle(lambda v: decide_set_retention(v, mine, if_revision=0))
-    job.store.settle(lambda v: decide_set_retention(v, mine, if_revision=retention_revision(job)))
+    job.store.settle(
+        lambda v: decide_set_retention(v, mine, if_revision=job.store.job().view.mod_revision(JOB.retention))
+    )
     assert decide_set_retention(job.store.job(), mine, if_revision=0).txn is None, "asked once more: it holds"
 
 
-def retention_revision(job: KeptJob) -> int:
-    held = retention(job.store.job())
-    return held.mod_revision if held is not None else 0
+def goes_back(job: KeptJob) -> None:
+    generation = job.author(0).generation
+    job.store.settle(lambda v: decide_rewind(v, generation=generation, step=20))
 
 
 @pytest.mark.parametrize(
     ("need", "words"),
     [
-        ("pin", "is pinned"),
-        ("tag", "tagged paper"),
-        ("reader", "being read by r"),
-        ("reference", "referenced by attempt x120"),
-        ("import", "reconciliation"),
-        ("rewind", "goes back to step 20"),
+        (lambda job: job.pin(20), "is pinned"),
+        (lambda job: job.tag("paper", 20), "tagged paper"),
+        (lambda job: job.open(20), "being read by r"),
+        (lambda job: job.incremental(120, 20), "referenced by attempt x120"),
+        (lambda job: job.store.put(JOB.importing, Keep()), "reconciliation"),
+        (goes_back, "goes back to step 20"),
     ],
 )
-def test_what_somebody_needs_stays_whatever_the_policy_says(job: KeptJob, need: str, words: str) -> None:
-    generation = job.author(0).generation
-    match need:
-        case "pin":
-            job.pin(20)
-        case "tag":
-            job.tag("paper", 20)
-        case "reader":
-            job.open(20)
-        case "reference":
-            job.incremental(120, 20)
-        case "import":
-            job.store.put(JOB.importing, Keep())
-        case _:
-            job.store.settle(lambda v: decide_rewind(v, generation=generation, step=20))
+def test_what_somebody_needs_stays_whatever_the_policy_says(
+    job: KeptJob, need: Callable[[KeptJob], object], words: str
+) -> None:
+    need(job)
     job.policy(latest=1)
     job.mark()
     assert 20 in job.steps()
@@ -219,19 +212,6 @@ def test_the_newest_on_a_tier_that_survives_a_host_stays_until_a_newer_one_is_th
     job.copy(40)
     job.mark()
     assert job.steps() == [40]
-
-
-def test_a_tier_of_two_hosts_disks_is_gone_when_both_have_removed_their_part() -> None:
-    job = KeptJob(a=1, b=1)
-    job.saves(20, 40, tier="disk", shared=False)
-    job.policy(latest=1)
-    job.mark()
-    job.removed(20, tier="disk", host="host-a")
-    job.removed(20, tier="disk", host="host-a")
-    assert job.record(20).state is GOING
-    job.removed(20, tier="disk", host="host-b")
-    with pytest.raises(AssertionError):
-        job.record(20)
 
 
 def test_a_doubt_that_comes_between_the_look_and_the_mark_stops_it() -> None:
