@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, Protocol
 
-from strata.core.attribution import STOPPED
-from strata.core.stacks import COLLECTIVE, activity, innermost, shortened
-from strata.core.stalls import KEPT, RankPace, Stall, StallLimits, Standing, kind_of, suspects
+from strata.core.attribution import STOPPED, RankReport, suspects
+from strata.core.stacks import activity, innermost, shortened
+from strata.core.stalls import KEPT, RankPace, Stall, StallLimits, kind_of
 from strata.v1.members_pb2 import RankProgress, SaveHold, StepTimes
 
 LOOK_S: Final = 0.5
@@ -339,13 +339,14 @@ class StallWatch:
             return  # another node's rank: its supervisor sees to it
         named, how = suspects(
             [
-                Standing(
+                RankReport(
                     rank=rank,
                     step=w.pace.step,
                     phase=w.pace.phase,
-                    waits=w.evidence.activity == COLLECTIVE,
+                    age_ms=0,
                     where=w.evidence.where,
-                    unable=w.evidence.process == STOPPED,
+                    activity=w.evidence.activity,
+                    process=w.evidence.process,
                 )
                 for rank, w in still.items()
                 if rank in blamed

@@ -13,13 +13,14 @@ evidence either, neither against itself nor against others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from strata.core import stacks
 from strata.core.save_hold import SaveHold
-from strata.core.stalls import Standing, kind_of, late_after_s, suspects
+from strata.core.stalls import kind_of, late_after_s
 from strata.core.stragglers import Slow, StepTimes
 
 SILENT_S: Final = 2.3
@@ -76,6 +77,20 @@ class RankReport:
         return self.waits or self.activity == stacks.COLLECTIVE
 
     @property
+    def silent(self) -> bool:
+        """Whether it must be late by now, and its agent does not say so.
+
+        While nothing is usual for its phase, a rank's agent does not know when it is late.
+        """
+        late_ms = 1000 * (late_after_s(self.usual_ms / 1000) + SILENT_S)
+        return not self.reported_late and not self.waits and self.usual_ms > 0 and self.age_ms > late_ms
+
+    @property
+    def unable(self) -> bool:
+        """Whether it can do nothing at all."""
+        return self.silent or self.process == STOPPED
+
+    @property
     def reported_late(self) -> bool:
         return self.stalled_ms > 0 or self.late_ms > 0
 
@@ -100,22 +115,18 @@ NOBODY: Final = Blame(ranks={})
 
 def blame(reports: Sequence[RankReport]) -> Blame:
     """Return who holds up the others at this moment."""
-    standing = [each for each in reports if each.reported_late and each.located]
-    if not standing:
+    standing = [each for each in reports if each.silent or (each.reported_late and each.located)]
+    if all(each.silent for each in standing):
         return NOBODY
     is_stall = any(each.stalled_ms > 0 for each in standing)
-    silent = _silent(reports)
-    if not silent and len(standing) < len(reports) and all(each.held_up for each in standing):
+    if len(standing) < len(reports) and all(each.held_up and not each.silent for each in standing):
         return NOBODY  # they wait for one that moves: it evaluates, or writes
-    named, _how = suspects(
-        [_standing(each, silent=each.rank in silent) for each in [*standing, *silent.values()]]
-    )
-    by_rank = {each.rank: each for each in standing} | silent
-    blamed = {rank: _cause(by_rank[rank], silent=rank in silent) for rank in named}
-    others = tuple(sorted(by_rank.keys() - blamed.keys()))
-    if not is_stall and not _evident(blamed, [by_rank[rank] for rank in others], len(reports)):
+    named, _how = suspects(standing)
+    blamed = {each.rank: _cause(each) for each in standing if each.rank in named}
+    others = [each for each in standing if each.rank not in blamed]
+    if not is_stall and not _evident(blamed, others, len(reports)):
         return NOBODY
-    return Blame(ranks=blamed, others=others, is_stall=is_stall)
+    return Blame(ranks=blamed, others=tuple(sorted(each.rank for each in others)), is_stall=is_stall)
 
 
 def _evident(blamed: Mapping[int, str], others: Sequence[RankReport], size: int) -> bool:
@@ -126,34 +137,48 @@ def _evident(blamed: Mapping[int, str], others: Sequence[RankReport], size: int)
     return enough and known and (unable or any(each.held_up for each in others))
 
 
-def _silent(reports: Iterable[RankReport]) -> dict[int, RankReport]:
-    """Return the ranks that must be late by now, and whose agents do not say so.
+def suspects(standing: Sequence[RankReport]) -> tuple[tuple[int, ...], str]:
+    """Return which of the ranks that stand still hold up the others, and how that shows.
 
-    While nothing is usual for its phase, a rank's agent does not know when it is late.
+    A rank that can do nothing at all holds up the others. Who waits at a barrier or in a collective is held up; who
+    is at an earlier step than others is not; of ranks at the same step those are that say they do something else than
+    most, or whose main thread stands in another function than that of most. When nothing tells them apart, all are
+    named.
     """
-    return {
-        each.rank: each
-        for each in reports
-        if not each.reported_late
-        and not each.waits
-        and each.usual_ms > 0
-        and each.age_ms > 1000 * (late_after_s(each.usual_ms / 1000) + SILENT_S)
-    }
+    if unable := tuple(sorted(each.rank for each in standing if each.unable)):
+        return unable, "" if len(unable) == len(standing) else "the others wait for them"
+    left = [each for each in standing if not each.held_up] or list(standing)
+    if len(left) < len(standing):
+        how = "the others wait for them"
+    elif len(left) == 1 or not left:
+        return tuple(each.rank for each in left), ""
+    else:
+        how = ""
+    least = min(each.step for each in left)
+    behind = [each for each in left if each.step == least]
+    if len(behind) < len(left):
+        how = f"the others got beyond step {least}"
+    others = _unlike_most({each.rank: kind_of(each.phase) for each in behind})
+    if others:
+        return others, "most others do something else at the same step"
+    where = {each.rank: each.where for each in behind if each.where}
+    others = _unlike_most(where)
+    if others:
+        most = Counter(where.values()).most_common(1)[0][0]
+        return others, f"most others stand in {most}"
+    return tuple(sorted(each.rank for each in behind)), how or "nothing tells them apart but their stacks"
 
 
-def _standing(report: RankReport, *, silent: bool) -> Standing:
-    return Standing(
-        rank=report.rank,
-        step=report.step,
-        phase=report.phase,
-        waits=report.held_up and report.process != STOPPED,
-        where=report.where,
-        unable=silent or report.process == STOPPED,
-    )
+def _unlike_most(what: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the ranks that are not with the majority; nobody when there is none."""
+    counted = Counter(what.values()).most_common(1)
+    if not counted or 2 * counted[0][1] <= len(what):
+        return ()
+    return tuple(sorted(rank for rank, each in what.items() if each != counted[0][0]))
 
 
-def _cause(report: RankReport, *, silent: bool) -> str:
-    if silent:
+def _cause(report: RankReport) -> str:
+    if report.silent:
         return CAUSE_SILENT
     if report.process == STOPPED:
         return CAUSE_STOPPED

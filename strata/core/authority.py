@@ -77,7 +77,7 @@ def parse_identity(uris: list[str]) -> Identity:
         if kind == _JOB:
             jobs.add((cluster, name))
         else:
-            found.append(Identity(cluster=cluster, role=_role(kind, uri), id=name))
+            found.append(Identity(cluster=cluster, role=Role(kind), id=name))
     if len(found) != 1:
         what = "no identity" if not found else f"{len(found)} identities"
         raise Unauthenticated(
@@ -100,21 +100,13 @@ def _parts(uri: str) -> tuple[str, str, str]:
         if found is None:
             raise ValueError("its form is another")
         cluster, kind, name = found.groups()
+        if kind not in {_JOB, *Role}:
+            raise ValueError(f"there is no role {kind[:40]!r}, but {', '.join(Role)}")
         return checked_id("cluster", cluster), kind, checked_id("role's id", name)
     except (ValueError, InvalidArgument) as error:
         raise Unauthenticated(
             f"{uri[:200]!r} in the certificate is not {SCHEME}://<cluster>/<role>/<id>: {error}",
             hint="make it with `strata certs issue`",
-        ) from None
-
-
-def _role(kind: str, uri: str) -> Role:
-    try:
-        return Role(kind)
-    except ValueError:
-        raise Unauthenticated(
-            f"{uri[:200]!r} in the certificate: there is no role {kind[:40]!r}",
-            hint=f"roles are {', '.join(Role)}",
         ) from None
 
 

@@ -41,9 +41,7 @@ class EtcdVersion:
         return self.major, self.minor
 
 
-def _v(text: str) -> EtcdVersion:
-    return EtcdVersion.parse(text)
-
+_v = EtcdVersion.parse
 
 OLDEST_SPOKEN = _v("3.4.0")
 """Below it etcd lacks what the client uses (watch progress requests, fragments)."""

@@ -52,8 +52,6 @@ class _Ring:
             return
         place = interval % self.size
         before = self._values[place]
-        if math.isnan(before):
-            self._count = 0
         self._count += 1
         match kind:
             case _ if self._count == 1:
@@ -92,7 +90,7 @@ class _Ring:
     def _forward_to(self, interval: int) -> None:
         for skipped in range(max(self.head + 1, interval - self.size + 1), interval + 1):
             self._values[skipped % self.size] = math.nan
-        self.head = interval
+        self.head, self._count = interval, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from strata.core.authority import Identity, Role
 from strata.errors import QuotaExceeded
@@ -31,27 +31,27 @@ class Rate:
     burst: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """What is left at the moment `at_s` of some clock that only goes forward."""
+class Buckets(Generic[K]):
+    """A token bucket for each key, at one rate. Of each it is kept when it will be full again."""
 
-    left: float
-    at_s: float
+    def __init__(self, rate: Rate) -> None:
+        self.rate = rate
+        self._full_at_s: OrderedDict[K, float] = OrderedDict()
 
+    def take(self, key: K, now_s: float) -> float:
+        """Count one call by `key`; return the seconds to wait when its bucket is empty, else 0.0.
 
-def take(bucket: Bucket | None, rate: Rate, now_s: float) -> tuple[Bucket, float]:
-    """Return the bucket after one call, and the seconds to wait when it is empty (else 0.0).
-
-    A call that has to wait takes nothing: who keeps asking is not punished for asking.
-    """
-    if bucket is None:
-        left = rate.burst
-    else:
-        elapsed_s = max(0.0, now_s - bucket.at_s)
-        left = min(rate.burst, bucket.left + elapsed_s * rate.per_s)
-    if left >= 1.0:
-        return Bucket(left=left - 1.0, at_s=now_s), 0.0
-    return Bucket(left=left, at_s=now_s), (1.0 - left) / rate.per_s
+        A call that has to wait takes nothing: who keeps asking is not punished for asking.
+        """
+        full_at_s = max(self._full_at_s.get(key, now_s), now_s) + 1 / self.rate.per_s
+        wait_s = full_at_s - now_s - self.rate.burst / self.rate.per_s
+        if wait_s > 1e-9:
+            return wait_s
+        self._full_at_s[key] = full_at_s
+        self._full_at_s.move_to_end(key)
+        if len(self._full_at_s) > MAX_IDENTITIES:
+            self._full_at_s.popitem(last=False)
+        return 0.0
 
 
 RATE: Final = Rate(per_s=500.0, burst=2_000.0)
@@ -78,15 +78,6 @@ class Seldom:
         return untold
 
 
-def _taken(buckets: OrderedDict[K, Bucket], key: K, rate: Rate, now_s: float) -> float:
-    """Count one call by `key`; return the seconds to wait, 0.0 for none."""
-    buckets[key], wait_s = take(buckets.get(key), rate, now_s)
-    buckets.move_to_end(key)
-    if len(buckets) > MAX_IDENTITIES:
-        buckets.popitem(last=False)
-    return wait_s
-
-
 MOST_OPEN: Final[Mapping[str, int]] = {"sessions": 64, "watches": 256}
 """How many streams of a kind one identity may hold open at a replica. A reconnecting member has two sessions for a
 moment; lone trainers of one host may share an identity."""
@@ -96,20 +87,18 @@ class Meter:
     """The buckets and counts of a replica. Coordinators are not counted: they relay for others."""
 
     def __init__(self, rate: Rate = RATE, strangers: Rate = STRANGERS) -> None:
-        self._rate = rate
-        self._strangers = strangers
-        self._addresses: OrderedDict[str, Bucket] = OrderedDict()
-        self._buckets: OrderedDict[tuple[Role, str], Bucket] = OrderedDict()
+        self._calls: Buckets[tuple[Role, str]] = Buckets(rate)
+        self._strangers: Buckets[str] = Buckets(strangers)
         self._open: Counter[tuple[Role, str, str]] = Counter()
 
     def call(self, identity: Identity | None, now_s: float) -> None:
         """Count one call; `QuotaExceeded` says when to come again."""
         if identity is None or identity.role is Role.COORDINATOR:
             return
-        wait_s = _taken(self._buckets, (identity.role, identity.id), self._rate, now_s)
+        wait_s = self._calls.take((identity.role, identity.id), now_s)
         if wait_s:
             raise QuotaExceeded(
-                f"{identity} makes more than {self._rate.per_s:g} calls a second",
+                f"{identity} makes more than {self._calls.rate.per_s:g} calls a second",
                 hint=f"ask again in {max(wait_s, 0.01):.2f} s",
             )
 
@@ -118,7 +107,7 @@ class Meter:
 
         Whoever is known at the same address is not counted, and never refused for it.
         """
-        wait_s = _taken(self._addresses, address, self._strangers, now_s)
+        wait_s = self._strangers.take(address, now_s)
         if wait_s:
             raise QuotaExceeded(
                 f"too many calls from {address} by nobody that this cluster knows",

@@ -10,13 +10,13 @@ change of either. It stands still when it has not moved for longer than the limi
 - a generous first limit: the first step and a compilation have nothing to be compared with.
 
 In synchronous training one rank that stands still holds up all the others at the same step, so all
-of them stand still by this rule. `suspects` says who is to blame, as far as it shows.
+of them stand still by this rule. `core.attribution` says who is to blame, as far as it shows.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
@@ -160,58 +160,3 @@ class RankPace:
 
     def _note(self, kind: str, seconds: float) -> None:
         self._durations.setdefault(kind, deque(maxlen=KEPT)).append(seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """One rank that stands still, as everybody sees it."""
-
-    rank: int
-    step: int
-    phase: str
-    waits: bool = False
-    """It waits for others at a barrier or in a collective: it is held up, whatever else it says."""
-    where: str = ""
-    """The innermost function of its main thread, if that is known."""
-    unable: bool = False
-    """Its process is stopped, or its agent reports nothing: it can do nothing at all."""
-
-
-def suspects(standing: Sequence[Standing]) -> tuple[tuple[int, ...], str]:
-    """Return which of the ranks that stand still hold up the others, and how that shows.
-
-    A rank that can do nothing at all holds up the others. Who waits at a barrier or in a collective is held up; who
-    is at an earlier step than others is not; of ranks at the same step those are that say they do something else than
-    most, or whose main thread stands in another function than that of most. When nothing tells them apart, all are
-    named.
-    """
-    if unable := tuple(sorted(each.rank for each in standing if each.unable)):
-        return unable, "" if len(unable) == len(standing) else "the others wait for them"
-    left = [each for each in standing if not each.waits] or list(standing)
-    if len(left) < len(standing):
-        how = "the others wait for them"
-    elif len(left) == 1 or not left:
-        return tuple(each.rank for each in left), ""
-    else:
-        how = ""
-    least = min(each.step for each in left)
-    behind = [each for each in left if each.step == least]
-    if len(behind) < len(left):
-        how = f"the others got beyond step {least}"
-    others = _unlike_most({each.rank: kind_of(each.phase) for each in behind})
-    if others:
-        return others, "most others do something else at the same step"
-    where = {each.rank: each.where for each in behind if each.where}
-    others = _unlike_most(where)
-    if others:
-        most = Counter(where.values()).most_common(1)[0][0]
-        return others, f"most others stand in {most}"
-    return tuple(sorted(each.rank for each in behind)), how or "nothing tells them apart but their stacks"
-
-
-def _unlike_most(what: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the ranks that are not with the majority; nobody when there is none."""
-    counted = Counter(what.values()).most_common(1)
-    if not counted or 2 * counted[0][1] <= len(what):
-        return ()
-    return tuple(sorted(rank for rank, each in what.items() if each != counted[0][0]))

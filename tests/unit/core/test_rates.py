@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.core.authority import Identity, Role
-from strata.core.rates import MAX_IDENTITIES, MOST_OPEN, Bucket, Meter, Rate, Seldom, take
+from strata.core.rates import MAX_IDENTITIES, MOST_OPEN, Buckets, Meter, Rate, Seldom
 from strata.errors import QuotaExceeded
 
 W1 = Identity(cluster="c", role=Role.MEMBER, id="w1")
@@ -20,29 +20,26 @@ SLOW = Rate(per_s=10.0, burst=3.0)
     steps=st.lists(st.floats(0, 10), min_size=1, max_size=200),
 )
 def test_no_span_lets_through_more_than_its_rate_and_one_burst(rate: Rate, steps: list[float]) -> None:
-    bucket: Bucket | None = None
+    buckets: Buckets[str] = Buckets(rate)
     now, passed = 0.0, 0
     for step in steps:
         now += step
-        bucket, wait_s = take(bucket, rate, now)
-        passed += not wait_s
-        assert 0.0 <= bucket.left <= rate.burst
+        passed += not buckets.take("w1", now)
         assert passed <= rate.burst + now * rate.per_s + 1e-6
 
 
 @given(rate=st.builds(Rate, per_s=st.floats(0.5, 1000), burst=st.floats(1, 5)), now=st.floats(0, 1e6))
 def test_who_waits_as_told_gets_through(rate: Rate, now: float) -> None:
-    bucket: Bucket | None = None
+    buckets: Buckets[str] = Buckets(rate)
     wait_s = 0.0
     while not wait_s:
-        bucket, wait_s = take(bucket, rate, now)
-    _, after_s = take(bucket, rate, now + wait_s * 1.001 + 1e-6)
-    assert after_s == 0.0
+        wait_s = buckets.take("w1", now)
+    assert buckets.take("w1", now + wait_s * 1.001 + 1e-6) == 0.0
 
 
 def test_a_clock_that_stands_gives_nothing_back() -> None:
-    bucket, _ = take(None, SLOW, 5.0)
-    assert take(bucket, SLOW, 1.0)[0].left == bucket.left - 1.0
+    buckets: Buckets[str] = Buckets(SLOW)
+    assert [bool(buckets.take("w1", now_s)) for now_s in (5.0,) * 4] == [False, False, False, True]
 
 
 def test_one_that_asks_too_often_is_told_when_to_come_and_others_are_served() -> None:
@@ -97,7 +94,7 @@ def test_streams_are_counted_by_identity_and_kind_and_given_back(kind: str) -> N
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    meter = Meter(SLOW)
+    buckets: Buckets[int] = Buckets(SLOW)
     for number in range(MAX_IDENTITIES + 10):
-        meter.call(Identity(cluster="c", role=Role.MEMBER, id=f"w{number}"), 0.0)
-    assert len(meter._buckets) == MAX_IDENTITIES
+        buckets.take(number, 0.0)
+    assert len(buckets._full_at_s) == MAX_IDENTITIES

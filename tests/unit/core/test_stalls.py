@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strata.core.attribution import STOPPED, RankReport, suspects
 from strata.core.stalls import (
     FIRST_OTHER_S,
     FIRST_S,
     STEP,
     RankPace,
     StallLimits,
-    Standing,
     kind_of,
-    suspects,
 )
 from tests.not_none import not_none
 
@@ -112,11 +111,11 @@ def test_our_own_stall_is_nobody_elses() -> None:
 # -- whose fault
 
 
-def ranks(count: int = 4, **odd: Mapping[int, object]) -> list[Standing]:
+def ranks(count: int = 4, **odd: Mapping[int, object]) -> list[RankReport]:
     """Return ranks that stand still at step 8; `odd`: by field, which ranks differ and how."""
     changes = [{name: of[rank] for name, of in odd.items() if rank in of} for rank in range(count)]
     return [
-        replace(Standing(rank=rank, step=8, phase="step"), **change)  # type: ignore[arg-type]  # fields by name
+        replace(RankReport(rank=rank, step=8, phase="step", age_ms=0), **change)  # type: ignore[arg-type]  # fields by name
         for rank, change in enumerate(changes)
     ]
 
@@ -130,7 +129,7 @@ GRAPH = dict.fromkeys(range(4), "backward (graph.py)")
         (ranks(step={2: 7}), (2,), "the others got beyond step 7"),
         (ranks(phase={1: "data"}), (1,), "most others do something else at the same step"),
         (ranks(waits={0: True, 1: True, 2: True}), (3,), "the others wait for them"),
-        (ranks(waits={0: True, 2: True, 3: True}, unable={3: True}), (3,), "the others wait for them"),
+        (ranks(waits={0: True, 2: True, 3: True}, process={3: STOPPED}), (3,), "the others wait for them"),
         (ranks(where=GRAPH | {2: "fetch (loader.py)"}), (2,), "most others stand in backward (graph.py)"),
         (ranks(2, where={0: "a", 1: "b"}), (0, 1), "nothing tells them apart but their stacks"),
         (ranks(3), (0, 1, 2), "nothing tells them apart but their stacks"),
@@ -138,7 +137,7 @@ GRAPH = dict.fromkeys(range(4), "backward (graph.py)")
         ([], (), ""),
     ],
 )
-def test_who_holds_up_the_others(standing: list[Standing], named: tuple[int, ...], how: str) -> None:
+def test_who_holds_up_the_others(standing: list[RankReport], named: tuple[int, ...], how: str) -> None:
     assert suspects(standing) == (named, how)
 
 
@@ -159,7 +158,8 @@ def test_nobody_is_late_while_nothing_is_usual() -> None:
 @given(
     st.lists(
         st.builds(
-            Standing,
+            RankReport,
+            age_ms=st.just(0),
             rank=st.integers(0, 99),
             step=st.integers(0, 3),
             phase=st.sampled_from(["step", "data", "save"]),
@@ -169,7 +169,7 @@ def test_nobody_is_late_while_nothing_is_usual() -> None:
         unique_by=lambda each: each.rank,
     )
 )
-def test_somebody_is_always_named_and_nobody_who_does_not_stand_still(standing: list[Standing]) -> None:
+def test_somebody_is_always_named_and_nobody_who_does_not_stand_still(standing: list[RankReport]) -> None:
     named, _how = suspects(standing)
     assert named
     assert set(named) <= {each.rank for each in standing}
