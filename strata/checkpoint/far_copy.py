@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from strata.checkpoint.chunk_map import images_of, object_name
 from strata.checkpoint.copying import Piece, copy_image, known_pieces
-from strata.checkpoint.manifest import GLOBAL_NAME, Manifest, Part
+from strata.checkpoint.manifest import GLOBAL_NAME, Part
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import (
     read_manifest,
@@ -220,7 +220,10 @@ class FarCopy:
             if rank != self._rank and self._note(rank) in there:
                 reason = self._far.read(f"{replica.folder}/{self._note(rank)}").decode(errors="replace")
                 raise PartLost(f"step {replica.step} is not in {self._far.uri}: rank {rank} says: {reason}")
-        return _told(waiting, manifest)
+        if not waiting:
+            return ""
+        some = ", ".join(map(str, waiting[:10])) + (", …" if len(waiting) > 10 else "")
+        return f"of {len(manifest.parts)} parts those of rank {some} are not there"
 
     def _note(self, rank: int) -> str:
         return f"rank-{rank:05d}{_NOTE}{self._world}"
@@ -228,10 +231,3 @@ class FarCopy:
 
 class PartLost(StorageError):
     """Another rank cannot copy its part of a checkpoint."""
-
-
-def _told(waiting: list[int], manifest: Manifest) -> str:
-    if not waiting:
-        return ""
-    some = ", ".join(map(str, waiting[:10])) + (", …" if len(waiting) > 10 else "")
-    return f"of {len(manifest.parts)} parts those of rank {some} are not there"

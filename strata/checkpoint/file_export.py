@@ -8,6 +8,7 @@ the same state back; one of a part (`only="model"`) has the names that the part 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import zipfile
@@ -228,7 +229,7 @@ def _write_numpy(reading: _Reading, file: IO[bytes]) -> None:
 
 def _array(name: str, spec: TensorSpec, data: memoryview) -> Any:
     try:
-        return build(name, _of_kind(spec, "numpy"), data, copied=False)
+        return build(name, dataclasses.replace(spec, kind="numpy"), data, copied=False)
     except CheckpointError as error:  # NumPy has no such dtype
         raise CheckpointError(error.message, hint="export it as .pt or .safetensors") from None
 
@@ -247,7 +248,7 @@ def _write_torch(reading: _Reading, file: IO[bytes]) -> None:
         if image_name not in made:  # once for all who share its memory
             name = in_file[image_name]
             spec = part.spec(name)
-            spec = spec if spec.kind == "bytes" else _of_kind(spec, "torch")
+            spec = spec if spec.kind == "bytes" else dataclasses.replace(spec, kind="torch")
             made[image_name] = build(name, spec, reading.whole(name), copied=False)
         return made[image_name]
 
@@ -260,10 +261,6 @@ _WRITERS: Final = {
     "torch": _write_torch,
     "bytes": _write_bytes,
 }
-
-
-def _of_kind(spec: TensorSpec, kind: str) -> TensorSpec:
-    return TensorSpec(kind=kind, dtype=spec.dtype, shape=spec.shape)
 
 
 def _imported(name: str) -> Any:

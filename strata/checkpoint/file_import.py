@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from strata.checkpoint.state import unflatten
 from strata.checkpoint.tensors import DTYPES, StoredTensor, TensorSpec
-from strata.checkpoint.torch_file import TorchFile, span_reader
+from strata.checkpoint.torch_file import read_torch_file, span_reader
 from strata.checkpoint.tree_check import check_tree
 from strata.documents.parsing import HEADER, PLAIN, json_object
 from strata.documents.reading import NotADocument, open_regular
@@ -61,16 +61,15 @@ def read_file(path: Path, *, key: str | None = None) -> Imported:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if begin[:4] == _ZIP:
-        return _of_torch(TorchFile(path), key)
+        return _of_torch(*read_torch_file(path), key)
     return _of_safetensors(path, begin, size_bytes, key)
 
 
-def _of_torch(file: TorchFile, key: str | None) -> Imported:
-    state = file.state
+def _of_torch(state: dict[str, Any], tensors: Mapping[str, TensorSpec], key: str | None) -> Imported:
     bare = any(isinstance(value, StoredTensor) for value in state.values())
     if key is not None or bare:
         state = {key or DEFAULT_KEY: state}
-    return Imported(state=state, tensors=file.tensors)
+    return Imported(state=state, tensors=tensors)
 
 
 # -- safetensors ------------------------------------------------------------------------------

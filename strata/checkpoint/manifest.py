@@ -9,8 +9,9 @@ Readers ignore fields they do not know, and refuse a newer `version` than theirs
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -359,15 +360,10 @@ def _check_room(tensors: Mapping[str, TensorEntry], sizes: Sequence[int]) -> Non
         raise ValueError(f"its tensors take {taken} bytes of files that have {sum(sizes)}")
 
 
-class as_corrupt:  # noqa: N801  # reads as the statement it is
+@contextlib.contextmanager
+def as_corrupt(what: str) -> Iterator[None]:
     """Turn what a malformed document makes Python raise into `CheckpointCorrupt`."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ValueError | TypeError | LookupError | AttributeError | OverflowError):
-            raise CheckpointCorrupt(f"{self._what} cannot be read: {error}") from error
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise CheckpointCorrupt(f"{what} cannot be read: {error}") from error

@@ -75,11 +75,6 @@ def is_in_place(value: object) -> bool:
     return not hasattr(value, "__strata_parts__")
 
 
-def part_spec(spec: TensorSpec, box: Box) -> TensorSpec:
-    """Return what a box of a tensor is by itself."""
-    return TensorSpec(kind=spec.kind, dtype=spec.dtype, shape=box.shape)
-
-
 def copy_of(value: Any) -> Any:
     """Return a tensor of torch or NumPy in memory of its own."""
     return value.clone() if hasattr(value, "clone") else value.copy()

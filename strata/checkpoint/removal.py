@@ -17,7 +17,9 @@ def remove_objects(storage: Storage, folder: str) -> None:
     the others noted in it.
     """
     storage.delete(f"{folder}/{MARKER}")
-    names = sorted(storage.list(folder), key=lambda name: (name != GLOBAL_NAME, not _is_image(name)))
+    names = sorted(
+        storage.list(folder), key=lambda name: (name != GLOBAL_NAME, not name.endswith(".safetensors"))
+    )
     trouble: StorageError | None = None
     for name in names:
         try:
@@ -32,7 +34,3 @@ def remove_objects(storage: Storage, folder: str) -> None:
     if trouble is not None:
         raise trouble
     storage.delete_folder(folder)
-
-
-def _is_image(name: str) -> bool:
-    return name.endswith(".safetensors")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from strata.checkpoint.inline import is_array
-from strata.checkpoint.parts import copy_of, distributed_of, is_distributed, is_in_place, like, part_spec
+from strata.checkpoint.parts import copy_of, distributed_of, is_distributed, is_in_place, like
 from strata.checkpoint.sharding import Box
 from strata.checkpoint.state import Json, children, has_state, join, unflatten
 from strata.checkpoint.tensors import TensorSpec, build, check_fits, copy_in, spec_of
@@ -58,7 +58,7 @@ class Saved:
             return build(name, spec, self.data[name], copied=copied)
         if name in self.boxes:
             parts = {
-                box: build(name, part_spec(spec, box), data, copied=copied)
+                box: build(name, replace(spec, shape=box.shape), data, copied=copied)
                 for box, data in self.boxes[name].items()
             }
         else:
@@ -198,7 +198,7 @@ def _merge_tensor(saved: Saved, key: str, target: Any, name: str) -> Any:
         return saved.value({"t": name})
     boxes = saved.boxes.get(name)
     for part in here.parts:
-        own = part_spec(spec, part.box)
+        own = replace(spec, shape=part.box.shape)
         if boxes is not None:
             copy_in(key, part.value, own, boxes[part.box])
         else:  # the whole was read, for another place that it stands in as well

@@ -13,12 +13,13 @@ import os
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from strata.checkpoint.state import join
 from strata.checkpoint.tensors import DTYPES, StoredTensor, TensorSpec
 from strata.errors import CheckpointError
 
@@ -45,64 +46,58 @@ _LOCAL_HEADER_BYTES: Final = 30
 ReadInto = Callable[[memoryview], None]
 
 
-class TorchFile:
-    """The state in a torch file: `state`, and what tensors there are, in the order they were met.
+def read_torch_file(path: Path) -> tuple[dict[str, Any], dict[str, TensorSpec]]:
+    """Return the state in a torch file, and what tensors there are, in the order they were met.
 
     `CheckpointError` for a file that is not whole, or that holds something else than tensors,
     mappings, lists and plain values.
     """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename: info for info in archive.infolist()}
+            pickled = next((name for name in members if name.endswith("data.pkl")), None)
+            if pickled is None or members[pickled].file_size > MAX_PICKLE_BYTES:
+                raise CheckpointError(f"{path} is a zip file, and none that torch.save wrote")
+            prefix = pickled.removesuffix("data.pkl")
+            order = members.get(f"{prefix}byteorder")
+            if order is not None and (order.file_size > MAX_ORDER_BYTES or archive.read(order) != b"little"):
+                raise CheckpointError(f"{path} was not written on a little-endian machine")
+            program = archive.read(pickled)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise CheckpointError(f"{path} is no whole torch file: {error}") from error
+    machine = _Machine(program, path, {n.removeprefix(prefix): i for n, i in members.items()})
+    try:
+        state = machine.load()
+    except CheckpointError:
+        raise
+    except (
+        pickle.UnpicklingError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        MemoryError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise CheckpointError(f"the structure of {path} cannot be read: {error}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(
+            f"{path} holds a {type(state).__name__}, not a mapping", hint="save a state_dict()"
+        )
+    return state, dict(_tensors(state, "", set()))
 
-    def __init__(self, path: Path) -> None:
-        self.tensors: dict[str, TensorSpec] = {}
-        try:
-            with zipfile.ZipFile(path) as archive:
-                members = {info.filename: info for info in archive.infolist()}
-                pickled = next((name for name in members if name.endswith("data.pkl")), None)
-                if pickled is None or members[pickled].file_size > MAX_PICKLE_BYTES:
-                    raise CheckpointError(f"{path} is a zip file, and none that torch.save wrote")
-                prefix = pickled.removesuffix("data.pkl")
-                order = members.get(f"{prefix}byteorder")
-                if order is not None and (
-                    order.file_size > MAX_ORDER_BYTES or archive.read(order) != b"little"
-                ):
-                    raise CheckpointError(f"{path} was not written on a little-endian machine")
-                program = archive.read(pickled)
-        except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-            raise CheckpointError(f"{path} is no whole torch file: {error}") from error
-        self._path = path
-        machine = _Machine(program, path, {n.removeprefix(prefix): i for n, i in members.items()})
-        try:
-            state = machine.load()
-        except CheckpointError:
-            raise
-        except (
-            pickle.UnpicklingError,
-            AttributeError,
-            EOFError,
-            LookupError,
-            MemoryError,
-            OverflowError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
-            raise CheckpointError(f"the structure of {path} cannot be read: {error}") from error
-        if not isinstance(state, dict):
-            raise CheckpointError(
-                f"{path} holds a {type(state).__name__}, not a mapping", hint="save a state_dict()"
-            )
-        self.state: dict[str, Any] = state
-        self._list(state, "", set())
 
-    def _list(self, value: object, key: str, seen: set[int]) -> None:
-        """Take up the names of the tensors in `value`, each container once."""
-        if isinstance(value, StoredTensor):
-            self.tensors[key] = value.spec
-        elif isinstance(value, dict | list | tuple) and id(value) not in seen:
-            seen.add(id(value))
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for name, item in items:
-                self._list(item, f"{key}.{name}" if key else str(name), seen)
+def _tensors(value: object, key: str, seen: set[int]) -> Iterator[tuple[str, TensorSpec]]:
+    """Yield the names of the tensors in `value`, and what they are; each container is looked into once."""
+    if isinstance(value, StoredTensor):
+        yield key, value.spec
+    elif isinstance(value, dict | list | tuple) and id(value) not in seen:
+        seen.add(id(value))
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
+            yield from _tensors(item, join(key, name), seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ def wanted(tree: Json, state: Any, specs: Mapping[str, TensorSpec]) -> dict[str,
     for name, target in _walk(tree, state, outermost=True):
         if name not in specs:
             continue
-        if is_distributed(target) and _shape(name, target) == specs[name].shape:
+        here = distributed_of(name, target)
+        if here is not None and here.spec.shape == specs[name].shape:
             found.setdefault(name, target)
         else:
             found[name] = None
@@ -76,9 +77,3 @@ def example_of(target: Any) -> Any:
         return state
     unborn = {number: _Unborn(parameter=each) for number, each in enumerate(parameters)}
     return {**state, "state": {**unborn, **known}}
-
-
-def _shape(key: str, value: Any) -> tuple[int, ...]:
-    here = distributed_of(key, value)
-    assert here is not None, "it is distributed"
-    return here.spec.shape
