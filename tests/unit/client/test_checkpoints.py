@@ -1,4 +1,4 @@
-"""`CheckpointManager` without coordinators."""
+"""`CheckpointManager` without coordinators, and what a loop asks of any manager about one step."""
 
 from __future__ import annotations
 
