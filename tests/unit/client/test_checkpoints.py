@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.memory import address_of
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import NotAnObject
 from strata.client.checkpoints import CheckpointManager, CheckpointManagerConfig
@@ -96,6 +97,22 @@ def test_random_generators_are_part_of_a_state(tmp_path: Path) -> None:
         after = random.Random(5).random()
         manager.restore({})
         assert random.random() == after
+
+
+def test_an_explicit_step_is_restored_and_what_follows_is_newer(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (20, 40):
+            manager.save_state({"a": step}, step)
+        state: dict[str, Any] = {"a": None}
+        found = manager.restore(state, step=20)
+        assert found is not None
+        assert state == {"a": 20}
+        manager.save_state({"a": 30}, 30)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.latest_step() == 30
+        manager.restore(state)
+        assert state == {"a": 30}
+        assert manager.all_steps() == [20, 30, 40]
 
 
 # -- nothing corrupt is ever loaded -----------------------------------------------------------
@@ -225,6 +242,18 @@ def test_closing_twice_is_harmless_and_then_nothing_is_saved(tmp_path: Path) -> 
     manager.close()
     with pytest.raises(ConfigError, match="closed"):
         manager.save(b"x", 1)
+
+
+def test_a_restore_reads_into_the_memory_of_saves(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"w": np.ones(1 << 20), "plain": 3}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save_state(state, 1).wait()
+        arena = manager._writer._arenas[-1]
+        address = address_of(arena.take(1))
+        state["w"][:] = 0
+        manager.restore(state)
+        assert address_of(arena.take(1)) == address
+        assert (state["w"] == 1).all()
 
 
 # -- what a loop asks of a `CheckpointManager` about one step: whether to save it, to delete it, which is best
