@@ -14,7 +14,6 @@ from google.protobuf.message import Message
 
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.memory import address_of
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import NotAnObject
 from strata.client.checkpoints import CheckpointManager, CheckpointManagerConfig
@@ -242,18 +241,6 @@ def test_closing_twice_is_harmless_and_then_nothing_is_saved(tmp_path: Path) -> 
     manager.close()
     with pytest.raises(ConfigError, match="closed"):
         manager.save(b"x", 1)
-
-
-def test_a_restore_reads_into_the_memory_of_saves(tmp_path: Path) -> None:
-    state: dict[str, Any] = {"w": np.ones(1 << 20), "plain": 3}
-    with CheckpointManager(tmp_path) as manager:
-        manager.save_state(state, 1).wait()
-        arena = manager._writer._arenas[-1]
-        address = address_of(arena.take(1))
-        state["w"][:] = 0
-        manager.restore(state)
-        assert address_of(arena.take(1)) == address
-        assert (state["w"] == 1).all()
 
 
 # -- what a loop asks of a `CheckpointManager` about one step: whether to save it, to delete it, which is best
