@@ -40,10 +40,10 @@ def integer(what: str, value: object, *, below: int, hint: str = "pass a whole n
     return number
 
 
-def text(what: str, value: object, *, hint: str = "") -> str:
+def text(what: str, value: object) -> str:
     """Return `value` if it is text that can be sent."""
     if not isinstance(value, str):
-        raise InvalidArgument(f"{what} is {_shown(value)}, not text", hint=hint or 'pass a str, such as "w0"')
+        raise InvalidArgument(f"{what} is {_shown(value)}, not text", hint='pass a str, such as "w0"')
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -65,12 +65,11 @@ async def connected(
     endpoint: Endpoint,
     *,
     timing: Timing | None = None,
-    connect_s: float = CONNECT_S,
     credentials: Credentials | None = None,
 ) -> AsyncIterator[Connection]:
     """Have a connection to `endpoint`, or one that failed and lets calls say why.
 
-    `Unavailable` when neither is known within `connect_s`. `ConfigError` or `Unauthenticated` when
+    `Unavailable` when neither is known within `CONNECT_S`. `ConfigError` or `Unauthenticated` when
     certificates are why it failed. While it is open its socket is closed in forked children.
     """
     fork.allow_grpc()
@@ -82,10 +81,10 @@ async def connected(
     with fork.guarding(endpoint):
         async with open_channel(endpoint.target, options=channel_options(timing), pem=pem) as channel:
             try:
-                async with asyncio.timeout(connect_s):
+                async with asyncio.timeout(CONNECT_S):
                     reached = await _settled(channel)
             except TimeoutError:
-                raise Unavailable(f"{endpoint} did not answer within {connect_s:g} s") from None
+                raise Unavailable(f"{endpoint} did not answer within {CONNECT_S:g} s") from None
             if not reached and not endpoint.path:
                 why = await explain(endpoint.host, endpoint.port, own, tls=endpoint.tls, now=now)
                 if why is not None:

@@ -30,7 +30,7 @@ from strata.errors import BarrierBroken, BarrierTimeout, CheckpointAborted, Chec
 ROUND_S: Final = 2.0
 """How long a round waits for the ranks that are late, before all look whether the save goes on."""
 AGAIN_S: Final = 0.2
-"""How long ranks that met with different saves wait before they meet again."""
+"""How long a rank waits after a round that did not count, before it meets the others again."""
 
 _HEAD: Final = struct.Struct(">QQH")
 
@@ -56,35 +56,29 @@ class RankExchange(Exchange):
         head = _HEAD.pack(record.step, xxhash.xxh3_64_intdigest(record.id.encode()), stage)
         deadline_s = time.monotonic() + self._wait_s
         while True:
-            late = ""
+            why = "the ranks are at different saves"
             try:
                 told = self._port.barrier(COMPARE_BARRIER, head + message, timeout_s=self._round_s)
-            except BarrierTimeout as error:
-                late = error.message
-            except BarrierBroken as error:
-                raise CheckpointAborted(
-                    f"the save of step {record.step} lost a rank: {error.message}", hint="save it again"
-                ) from None
-            except Unavailable as error:
-                cancelled.wait(AGAIN_S)  # the port may say so at once
-                self._check_in_time(record, cancelled, deadline_s, error.message)
-                continue  # the same round once more
-            else:
                 if len(told) == self._port.world_size and all(
                     one[: _HEAD.size] == head for one in told.values()
                 ):
                     return [told[rank][_HEAD.size :] for rank in sorted(told)]
-                cancelled.wait(AGAIN_S)
-            self._check_in_time(record, cancelled, deadline_s, late)
+            except (BarrierTimeout, Unavailable) as error:
+                why = error.message
+            except BarrierBroken as error:
+                raise CheckpointAborted(
+                    f"the save of step {record.step} lost a rank: {error.message}", hint="save it again"
+                ) from None
+            cancelled.wait(AGAIN_S)  # the port may say so at once
+            self._check_in_time(record, cancelled, deadline_s, why)
             self._check_open(record)
 
     def _check_in_time(
-        self, record: CheckpointMetadata, cancelled: Event, deadline_s: float, reason: str
+        self, record: CheckpointMetadata, cancelled: Event, deadline_s: float, why: str
     ) -> None:
         if cancelled.is_set():
             raise CheckpointAborted(f"the save of step {record.step} was cancelled")
         if time.monotonic() >= deadline_s:
-            why = reason or "the ranks are at different saves"
             raise Unavailable(
                 f"step {record.step} is not committed after {self._wait_s:g} s: the ranks have not all come to"
                 f" compare what they hold: {why}",

@@ -238,11 +238,13 @@ def _message(key: RoundKey, open_round: _OpenRound, ranks: Sequence[int], now_s:
 
 
 def _check(arrival: Arrival, size: int) -> None:
-    """Refuse what no stream carries, or no replica could take apart; the rest is for the replica to say."""
+    """Refuse what no stream carries, and what a replica would not notice once the round is over."""
     checked_id("barrier", arrival.name)
     count = len(arrival.ranks)
     if not count or len(arrival.payloads) not in {0, count} or len(arrival.phases) not in {0, count}:
         raise InvalidArgument("an arrival names its ranks, with a payload and a phase each or none")
+    if arrival.participants and not set(arrival.ranks) <= set(arrival.participants):
+        raise InvalidArgument(f"ranks {list(arrival.ranks)} do not take part in barrier {arrival.name!r}")
     limit = payload_limit(len(arrival.participants) or size)
     for payload in arrival.payloads:
         if len(payload) > limit:

@@ -62,22 +62,12 @@ class Lookout:
         """Who has our hello and has not answered yet."""
         self._found: Found | None = None
 
-    def connected(self) -> None:
-        """Take note of a new connection, of which nothing is known yet."""
-        self._since = None
-
-    def heard(self, ready: bool) -> None:
-        """Take note of what the replica says of itself; once it is ready, nobody else is asked."""
-        if ready:
+    def note(self, trouble: str, *, for_s: float = 0.0) -> None:
+        """Take note of how the replica is: "" while nothing is wrong with it, else what is, for so long by now."""
+        if not trouble:
             self._since = None
         elif self._since is None:
-            self._since, self._trouble = asyncio.get_running_loop().time(), "is not ready"
-
-    def silent(self) -> None:
-        """Take note that the replica has said nothing for so long that it is time to look, until it does."""
-        if self._since is None:
-            self._since = asyncio.get_running_loop().time() - self._unready_s
-            self._trouble = "is silent"
+            self._since, self._trouble = asyncio.get_running_loop().time() - for_s, trouble
 
     def look(self, link: Link[Down, Up]) -> None:
         """Begin to look, if it is time; close `link` once another replica has welcomed the session."""

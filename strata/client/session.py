@@ -92,6 +92,7 @@ class Session:
         self._devices_untold = False
         self._link: Link[Down, Up] | None = None
         self._connected = asyncio.Event()
+        """Set while a replica serves the session, and at its end, for whoever waits for one."""
         self._ended = asyncio.Event()
         self._flushing: set[str] = set()
         self._leaving: Leave | None = None
@@ -114,18 +115,13 @@ class Session:
     @property
     def connected(self) -> bool:
         """Whether a replica has welcomed the session and the stream still stands."""
-        return self._connected.is_set()
+        return self._connected.is_set() and not self._ended.is_set()
 
     async def wait_connected(self) -> None:
         """Return once connected; raise the error that ended the session."""
-        waiters = [asyncio.ensure_future(event.wait()) for event in (self._connected, self._ended)]
-        try:
-            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiter in waiters:
-                waiter.cancel()
-        if not self.connected:
-            self._check_open()
+        self._check_open()
+        await self._connected.wait()
+        self._check_open()
 
     def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
         """Arrive at a round and return the future of its outcome.
@@ -276,7 +272,7 @@ class Session:
         """Introduce this side, unless it has its welcome; then take what comes until the stream ends."""
         self._link = link
         self._silence_s = 0.0
-        self._lookout.connected()
+        self._lookout.note("")
         ticker = asyncio.create_task(self._tick(link), name="session ticks")
         try:
             if welcome is None:
@@ -302,7 +298,7 @@ class Session:
                 self._take_welcome(down.welcome, link)
             case "tick":
                 self._ready_elsewhere = tuple(down.tick.ready_addresses)
-                self._lookout.heard(down.tick.ready)
+                self._lookout.note("" if down.tick.ready else "is not ready")
             case "world":
                 self._take_token(down.world.token)
                 self.world = down.world
@@ -389,7 +385,7 @@ class Session:
                 link.close(Unavailable(f"{self._route.current} was silent for {self._silence_s:.1f} s"))
                 return
             if self.connected and self._silence_s >= self._pace.silent_s:
-                self._lookout.silent()
+                self._lookout.note("is silent", for_s=self._pace.unready_s)
             self._lookout.look(link)
             if number % 4 == 0:
                 link.send(Up(tick=Tick(sequence=number // 4)))
@@ -470,6 +466,7 @@ class Session:
             return
         self.error = error if self._leaving is None else None
         self._ended.set()
+        self._connected.set()
         reason = error or Unavailable("the session has ended", hint="connect again")
         self._arrivals.fail(reason)
         self._calls.fail(reason)

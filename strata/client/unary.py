@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -53,19 +52,7 @@ class _Method:
     response: type[Message]
 
 
-def _methods(*files: FileDescriptor) -> dict[type[Message], _Method]:
-    """Return every unary method by the class of its request, which no two share."""
-    return {
-        GetMessageClass(method.input_type): _Method(
-            f"/{service.full_name}/{method.name}", GetMessageClass(method.output_type)
-        )
-        for file in files
-        for service in file.services_by_name.values()
-        for method in service.methods
-    }
-
-
-_METHODS: Final = _methods(
+_SERVICES: Final = (
     admin_pb2.DESCRIPTOR,
     barriers_pb2.DESCRIPTOR,
     checkpoints_pb2.DESCRIPTOR,
@@ -74,6 +61,15 @@ _METHODS: Final = _methods(
     recovery_pb2.DESCRIPTOR,
     worlds_pb2.DESCRIPTOR,
 )
+_METHODS: Final[dict[type[Message], _Method]] = {
+    GetMessageClass(method.input_type): _Method(
+        f"/{service.full_name}/{method.name}", GetMessageClass(method.output_type)
+    )
+    for file in _SERVICES
+    for service in file.services_by_name.values()
+    for method in service.methods
+}
+"""Every unary method by the class of its request, which no two share."""
 
 
 @dataclass(slots=True)

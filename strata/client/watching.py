@@ -55,10 +55,8 @@ async def watch(
                 raise
             if isinstance(error, Unauthenticated | ConfigError):
                 refusals += 1
-            if (
-                refusals > route.count
-            ):  # once more than there are: the last connection's credential may have run out
-                raise
+                if refusals > route.count:  # the first one may be of a credential that was renewed since
+                    raise
             trouble = error.message
     raise Unavailable(
         f"no coordinator served the watch within {timeout_s:g} s" + (f": {trouble}" if trouble else "")

@@ -160,15 +160,6 @@ def test_a_rank_beyond_the_saving_world_takes_what_was_equal(cluster: Cluster, t
         assert np.array_equal(here["model"]["large"], states[0]["model"]["large"])
 
 
-def test_random_generators_are_each_rank_s_own(cluster: Cluster, tmp_path: Path) -> None:
-    with managers(cluster, tmp_path, **(AS_RANKS | {"capture_rng": True})) as ranks:
-        save(ranks, 1, [state_of_rank(rank) for rank in range(3)])
-        expected = np.random.random()
-        np.random.random(5)
-        ranks[0].restore(empty(), step=1)
-        assert np.random.random() == expected
-
-
 def test_the_trainer_waits_for_nobody(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         begun = time.monotonic()

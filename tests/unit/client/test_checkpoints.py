@@ -1,4 +1,4 @@
-"""`CheckpointManager` without coordinators."""
+"""`CheckpointManager` without coordinators, and what a loop asks of any manager about one step."""
 
 from __future__ import annotations
 
@@ -96,6 +96,22 @@ def test_random_generators_are_part_of_a_state(tmp_path: Path) -> None:
         after = random.Random(5).random()
         manager.restore({})
         assert random.random() == after
+
+
+def test_an_explicit_step_is_restored_and_what_follows_is_newer(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (20, 40):
+            manager.save_state({"a": step}, step)
+        state: dict[str, Any] = {"a": None}
+        found = manager.restore(state, step=20)
+        assert found is not None
+        assert state == {"a": 20}
+        manager.save_state({"a": 30}, 30)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.latest_step() == 30
+        manager.restore(state)
+        assert state == {"a": 30}
+        assert manager.all_steps() == [20, 30, 40]
 
 
 # -- nothing corrupt is ever loaded -----------------------------------------------------------

@@ -108,6 +108,7 @@ async def test_arrivals_that_could_never_count_are_refused_at_once(r: Rig) -> No
     for wrong, error in [
         (arrival(payloads=[b"x" * 513]), errors.QuotaExceeded),
         (arrival(payloads=[b"x", b"y"]), errors.InvalidArgument),
+        (arrival(participants=[1, 2]), errors.InvalidArgument),
         (arrival("no/slash"), errors.InvalidArgument),
     ]:
         with pytest.raises(error):
