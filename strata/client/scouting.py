@@ -97,7 +97,10 @@ class Lookout:
 
     async def end(self) -> None:
         """Stop looking, and let go of what was found and not taken."""
+        looking = self._looking
         self.lost()
+        if looking is not None:
+            await asyncio.wait([looking])  # it lets go of the stream that it had opened
         if (found := self.take()) is not None:
             await found.stack.aclose()
 
