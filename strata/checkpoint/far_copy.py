@@ -2,8 +2,8 @@
 
 Every chunk that the copy's manifests speak of is proven against its digest on its way, in the images
 of earlier attempts as well. What lies there already, because an earlier copy was cut or because
-an Incremental took its base along, is read back unless this process proved it, or its own marker
-stands beside it. Manifests are proven by what names them. The marker comes last, made by whoever
+an Incremental took its base along, is read back unless this process proved it, or it is a base's with a marker
+beside it. Manifests are proven by what names them. The marker comes last, made by whoever
 finds all of it whole.
 
 A rank that cannot copy its part leaves a note beside it, so that the others do not wait for it.
@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from strata.checkpoint.chunk_map import images_of, object_name
 from strata.checkpoint.copying import Piece, copy_image, known_pieces
+from strata.checkpoint.entries import OWN
 from strata.checkpoint.manifest import GLOBAL_NAME, Part
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import (
@@ -130,14 +131,14 @@ class FarCopy:
         manifest = read_rank_manifest(self._near, folder, part)
         for number, image in reversed(list(enumerate(images_of(folder, manifest)))):  # its own comes last
             known = known_pieces(manifest, number)
-            self._copy_image(object_name(folder, image), image.size_bytes, known)
+            self._copy_image(object_name(folder, image), image.size_bytes, known, own=number == OWN)
         self._copy_small(folder, part.manifest, part.digest)
 
     # -- objects
 
-    def _copy_image(self, name: str, size_bytes: int, known: Mapping[int, Piece]) -> None:
+    def _copy_image(self, name: str, size_bytes: int, known: Mapping[int, Piece], *, own: bool) -> None:
         there = self._is_there(name, size_bytes)
-        if there and self._far.exists(f"{name.rpartition('/')[0]}/{MARKER}"):
+        if there and not own and self._far.exists(f"{name.rpartition('/')[0]}/{MARKER}"):
             return
         proven = self._proven.setdefault(name, set())
         if there:

@@ -61,11 +61,22 @@ class _Descriptors:
 
 
 class LocalSink(_Descriptors):
-    """One file on its way to its name. `write_at` may be called by several threads at once."""
+    """One file on its way to its name. `write_at` may be called by several threads at once.
+
+    If its name may not be durable, `finish` takes the name back, so that the same writer can begin anew. Not so a `shared` name:
+    another process may have been told that the file is there.
+    """
 
     def __init__(
-        self, path: Path, temporary: Path, *, ensure: Callable[[Path], None], on_step: OnStep
+        self,
+        path: Path,
+        temporary: Path,
+        *,
+        ensure: Callable[[Path], None],
+        on_step: OnStep,
+        shared: bool = False,
     ) -> None:
+        self._shared = shared
         self._path = path
         self._temporary = temporary
         self._ensure_folder = ensure
@@ -132,13 +143,13 @@ class LocalSink(_Descriptors):
                         f"{self._path} exists already", hint="two processes write as the same rank"
                     ) from None
             try:
-                self._temporary.unlink()
+                self._temporary.unlink(missing_ok=True)  # an answer of NFS may have been lost
                 self._on_step(f"sync folder of {self._path.name}")
                 sync_folder(self._path.parent)
             except OSError:
-                # its name may not be durable: nothing of it stays, so that another try can begin anew
-                with contextlib.suppress(OSError):
-                    self._path.unlink()
+                if not self._shared:
+                    with contextlib.suppress(OSError):
+                        self._path.unlink()
                 raise
 
     def abort(self) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from strata.checkpoint.local_file import LocalSink, LocalSource, as_storage_error, status_of, sync_folder
-from strata.checkpoint.sink import NameTaken, OnStep, checked_name, put, unobserved
+from strata.checkpoint.sink import NameTaken, OnStep, checked_name, unobserved, write_whole
 from strata.documents.parsing import MAX_DOCUMENT_BYTES
 from strata.documents.reading import open_regular, read_regular
 from strata.errors import StorageError
@@ -53,14 +53,18 @@ class LocalStorage:
     # -- writing
 
     def sink(self, name: str) -> LocalSink:
-        path = self._path(name)
-        return LocalSink(path, self._temporary(path), ensure=self._ensure_folder, on_step=self._on_step)
+        return self._sink(self._path(name), shared=False)
+
+    def _sink(self, path: Path, *, shared: bool) -> LocalSink:
+        return LocalSink(
+            path, self._temporary(path), ensure=self._ensure_folder, on_step=self._on_step, shared=shared
+        )
 
     def create_once(self, name: str, data: bytes) -> bool:
+        path = self._path(name)
         try:
-            put(self, name, data)
+            write_whole(self._sink(path, shared=True), data)
         except NameTaken:
-            path = self._path(name)
             self._on_step(f"sync folder of {path.name}")
             with as_storage_error("create", path):
                 sync_folder(path.parent)  # whoever made it may have died before this

@@ -21,7 +21,7 @@ import obstore
 from strata.checkpoint.digest import CHUNK_BYTES, Bytes
 from strata.checkpoint.s3_control import MARK, S3Control
 from strata.checkpoint.s3_errors import as_storage_error
-from strata.checkpoint.sink import OnStep
+from strata.checkpoint.sink import NameTaken, OnStep
 from strata.errors import StorageError
 
 SINGLE_BYTES: Final = 8 << 20
@@ -147,7 +147,7 @@ class S3Sink:
 
     def _refuse_a_taken_name(self) -> None:
         if self._control.find(self._key) is not None:
-            raise StorageError(f"{self._what} exists already", hint="two processes write as the same rank")
+            raise NameTaken(f"{self._what} exists already", hint="two processes write as the same rank")
 
     def _is_due(self) -> bool:
         return self._error is not None or self._taken_bytes in self._chunks

@@ -139,7 +139,11 @@ class Storage(Protocol):
 
 def put(storage: Storage, name: str, data: bytes) -> None:
     """Write a small object whose name nobody else uses."""
-    sink = storage.sink(name)
+    write_whole(storage.sink(name), data)
+
+
+def write_whole(sink: Sink, data: bytes) -> None:
+    """Give a sink all of its bytes at once."""
     try:
         sink.begin(len(data))
         sink.write_at(0, data)

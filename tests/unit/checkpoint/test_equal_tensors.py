@@ -43,20 +43,26 @@ def test_equal_ranks_need_one_digest() -> None:
     assert len(Comparison(held, limit_bytes=64).message() or b"") == 20
 
 
-@pytest.mark.parametrize(
-    ("equal", "own", "limit_bytes", "pages"),
-    [(300, 1, 4096, 1), (6000, 1, 4096, 15), (2000, 2000, 4096, 10), (3000, 3000, 128, MAX_PAGES)],
-)
-def test_if_any_differs_all_are_listed_page_by_page(
-    equal: int, own: int, limit_bytes: int, pages: int
-) -> None:
-    """What exceeds the pages counts as different."""
-    names = [f"w{number}" for number in range(equal)]
-    held = [prints(rank=rank, equal=names, own=[f"own{n}" for n in range(own)]) for rank in range(3)]
-    found, stages = compared(held, limit_bytes=limit_bytes)
-    assert found[0] == found[1] == found[2] <= set(names)
-    assert len(found[0]) >= 0.99 * equal or (pages == MAX_PAGES and found[0])
-    assert stages == 1 + pages
+def test_one_tensor_that_differs_is_found_among_thousands() -> None:
+    names = [f"w{number}" for number in range(6000)]
+    held = [prints(rank=rank, equal=names, own=["mine"]) for rank in range(64)]
+    equal, stages = compared(held)
+    assert (equal, stages) == ([set(names)] * 64, 3)
+
+
+def test_many_that_differ_cost_pages() -> None:
+    names, own = [f"w{number}" for number in range(2000)], [f"own{number}" for number in range(2000)]
+    equal, stages = compared([prints(rank=rank, equal=names, own=own) for rank in range(2)])
+    assert all(len(each) >= 1990 and each <= set(names) for each in equal)
+    assert equal[0] == equal[1]
+    assert 2 < stages <= 2 + 12
+
+
+def test_more_than_the_pages_hold_counts_as_different() -> None:
+    names, own = [f"w{number}" for number in range(3000)], [f"own{number}" for number in range(3000)]
+    equal, stages = compared([prints(rank=rank, equal=names, own=own) for rank in range(3)], limit_bytes=128)
+    assert equal[0] == equal[1] == equal[2] < set(names)
+    assert stages == 2 + MAX_PAGES
 
 
 @pytest.mark.parametrize("limit_bytes", [64, 300, 4096])
