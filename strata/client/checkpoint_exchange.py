@@ -30,7 +30,7 @@ from strata.errors import BarrierBroken, BarrierTimeout, CheckpointAborted, Chec
 ROUND_S: Final = 2.0
 """How long a round waits for the ranks that are late, before all look whether the save goes on."""
 AGAIN_S: Final = 0.2
-"""How long a rank waits after a round that did not count, before it meets the others again."""
+"""How long a rank waits after a round without an outcome, or with different saves, before it meets the others again."""
 
 _HEAD: Final = struct.Struct(">QQH")
 
@@ -56,20 +56,25 @@ class RankExchange(Exchange):
         head = _HEAD.pack(record.step, xxhash.xxh3_64_intdigest(record.id.encode()), stage)
         deadline_s = time.monotonic() + self._wait_s
         while True:
-            why = "the ranks are at different saves"
             try:
                 told = self._port.barrier(COMPARE_BARRIER, head + message, timeout_s=self._round_s)
-                if len(told) == self._port.world_size and all(
-                    one[: _HEAD.size] == head for one in told.values()
-                ):
-                    return [told[rank][_HEAD.size :] for rank in sorted(told)]
-            except (BarrierTimeout, Unavailable) as error:
+            except BarrierTimeout as error:
                 why = error.message
             except BarrierBroken as error:
                 raise CheckpointAborted(
                     f"the save of step {record.step} lost a rank: {error.message}", hint="save it again"
                 ) from None
-            cancelled.wait(AGAIN_S)  # the port may say so at once
+            except Unavailable as error:
+                cancelled.wait(AGAIN_S)  # the port may say so at once
+                self._check_in_time(record, cancelled, deadline_s, error.message)
+                continue  # the same round: this rank may be the only one that did not hear its outcome
+            else:
+                if len(told) == self._port.world_size and all(
+                    one[: _HEAD.size] == head for one in told.values()
+                ):
+                    return [told[rank][_HEAD.size :] for rank in sorted(told)]
+                why = "the ranks are at different saves"
+                cancelled.wait(AGAIN_S)
             self._check_in_time(record, cancelled, deadline_s, why)
             self._check_open(record)
 
