@@ -113,9 +113,9 @@ class UnaryClient:
                         line = await self._connected(deadline)
                         return await self._attempt(line, method, request, attempt_s)
                     except StrataError as error:
-                        if not error.retryable:
-                            refusals += 1
-                        # once more than there are replicas: the line in use may show a credential that was renewed since
+                        refusals = 0 if error.retryable else refusals + 1
+                        # in a row, for one that is down may serve yet; and once more than there are replicas, for the
+                        # line in use may show a credential that was renewed since
                         if _answers_for_all(error) or refusals > self._route.count:
                             raise
                         trouble[str(self._route.current)] = error

@@ -29,13 +29,14 @@ async def watch(
     """Yield the keys of a job below `prefix`: first all that are there (`resync`), then each change.
 
     Goes on at another replica after the last revision that was yielded. `Unavailable` when none
-    serves for `timeout_s`; what will not change by trying again is raised at once. A watch that was served once is
-    refused only if every endpoint refuses a new connection: a credential may have been renewed since it began.
+    serves for `timeout_s`; what will not change by trying again is raised at once. A watch that was served once
+    ends with a refusal only after one more in a row than there are endpoints: a credential may have been renewed
+    since it began, and an endpoint that is down may serve it later.
     """
     clock = asyncio.get_running_loop().time
     route, token = Route(endpoints, rng), Token()
     refusals = 0
-    """How many endpoints refused who we are since the last response."""
+    """How often in a row endpoints refused who we are."""
     served_at, trouble = clock(), ""
     while clock() - served_at < timeout_s:
         endpoint, delay_s = route.next()
@@ -53,10 +54,9 @@ async def watch(
         except StrataError as error:
             if not error.retryable and (not token.uid or is_final(error, welcomed=True)):
                 raise
-            if isinstance(error, Unauthenticated | ConfigError):
-                refusals += 1
-                if refusals > route.count:  # the first one may be of a credential that was renewed since
-                    raise
+            refusals = refusals + 1 if isinstance(error, Unauthenticated | ConfigError) else 0
+            if refusals > route.count:  # the first one may be of a credential that was renewed since
+                raise
             trouble = error.message
     raise Unavailable(
         f"no coordinator served the watch within {timeout_s:g} s" + (f": {trouble}" if trouble else "")

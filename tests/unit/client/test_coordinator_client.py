@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from strata import errors
+from strata.client import endpoints
 from strata.client.coordinator import CoordinatorClient
 from strata.client.datasets import DatasetRegistry, Shard
 from strata.launch.ports import free_ports
@@ -106,6 +107,25 @@ def test_a_renewed_credential_is_shown_before_a_call_fails(server: UnaryServer) 
     with pytest.raises(errors.Unauthenticated, match="it expired"):
         client.status()
     assert len(server.asked_for(GetStatusRequest)) == asked + 2, "by the old connection, and by a new one"
+
+
+def test_an_endpoint_that_refuses_ends_no_call_while_the_others_restart(
+    server: UnaryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "CAP_S", 0.01)
+    with unary_server() as refusing, unary_server() as other:
+        refusing.answers[GetStatusRequest] = refuse(errors.Unauthenticated("an older list of tokens"))  # type: ignore[assignment]
+        answer = server.answers[GetStatusRequest]
+
+        def restarting(request: object) -> object:
+            if len(refusing.asked) < 6:  # more refusals than there are endpoints
+                raise errors.Unavailable("it starts")
+            return answer(request)
+
+        for one in (server, other):
+            one.answers[GetStatusRequest] = restarting  # type: ignore[assignment]
+        with CoordinatorClient.connect([refusing.address, server.address, other.address]) as client:
+            assert client.status().answered_by == "one"
 
 
 @pytest.mark.parametrize("how", ["nobody listens", "it hangs", "it has no etcd"])
