@@ -58,6 +58,8 @@ class Lookout:
         """When it was first heard that the replica is not ready; None while it is."""
         self._trouble = ""
         self._looking: asyncio.Task[None] | None = None
+        self._cancelled: list[asyncio.Task[None]] = []
+        """The scouts that were cancelled, and may still be letting go of a stream that they had opened."""
         self._asked: Endpoint | None = None
         """Who has our hello and has not answered yet."""
         self._found: Found | None = None
@@ -86,6 +88,7 @@ class Lookout:
             if self._asked is not None:
                 self._route.ask_first(self._asked)
             self._looking.cancel()
+            self._cancelled = [*(scout for scout in self._cancelled if not scout.done()), self._looking]
             self._looking, self._asked = None, None
 
     def take(self) -> Found | None:
@@ -96,11 +99,10 @@ class Lookout:
         return found
 
     async def end(self) -> None:
-        """Stop looking, and let go of what was found and not taken."""
-        looking = self._looking
+        """Stop looking, and let go of what was found and not taken; return once no stream is left open."""
         self.lost()
-        if looking is not None:
-            await asyncio.wait([looking])  # it lets go of the stream that it had opened
+        if self._cancelled:
+            await asyncio.wait(self._cancelled)
         if (found := self.take()) is not None:
             await found.stack.aclose()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from strata import errors
-from strata.testing.links import host_of
+from strata.testing.links import MemoryLink, host_of
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.session_pb2 import Down, Moved
 from strata.v1.worlds_pb2 import GetWorldRequest
@@ -313,3 +315,53 @@ async def test_leaving_while_a_look_is_under_way_ends_the_session(r: Rig) -> Non
     r.serving.links[-1].close()
     await leaving
     await r.running
+
+
+@in_rig(rig, 2)
+async def test_a_session_that_left_has_closed_the_stream_of_its_look(
+    r: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, [other] = r.serving.board, r.others
+    dial, opened = board.dial, list[MemoryLink]()
+
+    @asynccontextmanager
+    async def slow_to_close(caller: str, callee: str) -> AsyncIterator[MemoryLink]:
+        async with dial(caller, callee) as link:
+            opened.append(link)
+            try:
+                yield link
+            finally:
+                await asyncio.sleep(0.5)
+
+    monkeypatch.setattr(board, "dial", slow_to_close)
+    other.welcoming = False
+    await first_unready_tick(r)
+    await other.until(lambda: bool(other.hellos))
+    leaving = asyncio.create_task(r.session.leave())
+    await asyncio.sleep(0.1)
+    r.serving.links[-1].close()
+    await leaving
+    await r.running
+    assert [link.over for link in opened] == [True]
+
+
+@in_rig(rig, 3)
+async def test_a_look_ends_with_the_connection_that_it_was_made_for(r: Rig) -> None:
+    """t1: the scout's hello is out. t2: the link is lost. t3: another replica welcomes. A welcome to t1 comes late."""
+    for other in r.others:
+        other.welcoming = False
+    await first_unready_tick(r)
+    while not any(other.hellos for other in r.others):  # noqa: ASYNC110  # virtual
+        await asyncio.sleep(0.01)
+    asked, third = sorted(r.others, key=lambda other: -len(other.hellos))
+    third.welcoming = True
+    asked.refuse_hello = errors.Unavailable("this replica is not ready")
+    r.serving.down()
+    assert await r.reconnected(2) is third
+    asked.welcome(asked.links[0])
+    await asyncio.sleep(1.0)
+    asked.welcoming, asked.refuse_hello = True, None
+    hellos = len(asked.hellos)
+    third.down()
+    assert await r.reconnected(3) is asked
+    assert len(asked.hellos) == hellos + 1, "welcomed by a hello of now, not by the late welcome"
