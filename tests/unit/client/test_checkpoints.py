@@ -191,6 +191,12 @@ def test_several_processes_need_coordinators(tmp_path: Path, monkeypatch: pytest
         CheckpointManager(tmp_path)
 
 
+def test_a_root_of_coordinators_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "strata.json").write_text('{"format":"strata-root","version":1,"owner":"coordinated"}')
+    with pytest.raises(ConfigError, match="is coordinated"):
+        CheckpointManager(tmp_path)
+
+
 def test_looking_writes_nothing(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "root") as manager:
         manager.restore({})
