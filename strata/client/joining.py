@@ -175,7 +175,10 @@ async def _share(
         before = shared.seat
         if before is None or not before.users or before.session.error is not None:
             shared.seat = await take_seat(None if deadline is None else max(0.0, deadline - clock()))
-            if before is not None and before.place == shared.seat.place:
+            if before is not None and (before.session.token.uid, before.place) == (
+                shared.seat.session.token.uid,
+                shared.seat.place,
+            ):
                 shared.seat.rounds = before.rounds  # the rank is the same one, and as far as it was
         assert shared.seat is not None
         return RankClient(shared.seat, background)

@@ -101,6 +101,27 @@ async def test_after_the_last_one_closed_connecting_joins_anew(met: FakeReplica)
         assert len(met.all("leave")) == number
 
 
+@in_rig(coordinator)
+async def test_a_lone_trainer_in_another_cluster_counts_its_rounds_anew(met: FakeReplica) -> None:
+    async def round_of(client: RankClient, number: int) -> int:
+        meeting = asyncio.create_task(client._barrier("b", b"", (), None))
+        arrival = (await met.next("arrivals", after=number)).arrivals[0]
+        met.release(arrival)
+        await meeting
+        return int(arrival.round)
+
+    client = await joined(met)
+    assert [await round_of(client, number) for number in range(2)] == [1, 2]
+    met.uid = "uid-2"
+    met.down()
+    met.up()
+    await greeted(met, 2)
+    await asyncio.sleep(0.1)
+    again = await joined(met, 3)
+    assert (again.generation, again.rank) == (client.generation, client.rank), "the same place"
+    assert await round_of(again, 2) == 1
+
+
 @pytest.mark.parametrize("code", [0, 75])
 @in_rig(coordinator)
 async def test_an_end_that_nobody_hears_is_told_when_coordinators_are_back(
