@@ -275,6 +275,9 @@ async def _join(
             f"no world with a place for this member within {timeout_s:g} s{why}",
             hint="the job waits for more members, or has as many as it takes: see `strata members`",
         ) from None
+    except Unavailable:
+        await session.leave("no coordinator answered in time")  # one may be registering this member
+        raise
     except BaseException:
         running.cancel()
         raise

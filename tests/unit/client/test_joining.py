@@ -160,6 +160,17 @@ async def test_who_waits_for_another_threads_join_waits_no_longer_than_its_own_t
 
 
 @in_rig(coordinator)
+async def test_who_gives_up_while_its_registration_is_under_way_leaves(met: FakeReplica) -> None:
+    met.welcoming = False
+    join = asyncio.create_task(connect(timeout_s=2.0))
+    await asyncio.sleep(3.0)
+    met.welcome(met.links[-1])
+    with pytest.raises(errors.Unavailable, match="could not reach any coordinator within 2 s"):
+        await join
+    assert len(met.all("leave")) == 1, "and is no member without a process"
+
+
+@in_rig(coordinator)
 async def test_without_a_limit_a_world_is_waited_for_as_long_as_it_takes(
     met: FakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
