@@ -103,10 +103,10 @@ class CheckpointManagerConfig:
         _check_mesh(self.mesh)
         for name in ("storage_path", "replica_path", "storage_type", "bucket", "endpoint_url", "region"):
             value = getattr(self, name)
-            kinds = (str, Path) if name.endswith("_path") else (str,)
+            kinds, hint = ((str, Path), _HINT) if name.endswith("_path") else ((str,), None)
             if value is not None and not isinstance(value, kinds):
                 words = " or a ".join("text" if kind is str else kind.__name__ for kind in kinds)
-                raise ConfigError(f"{name} is a {type(value).__name__}, not {words}", hint=_HINT)
+                raise ConfigError(f"{name} is a {type(value).__name__}, not {words}", hint=hint)
         if self.storage_type is not None and self.storage_type not in _TYPES:
             raise ConfigError(
                 f"storage_type is {self.storage_type!r}", hint=f"it may be {' or '.join(_TYPES)}, or left out"

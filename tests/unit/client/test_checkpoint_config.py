@@ -141,6 +141,22 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         use()
 
 
+@pytest.mark.parametrize("name", ["storage_path", "replica_path", "checkpoint_dir"])
+def test_what_is_no_path_is_refused_with_a_hint_at_one(name: str) -> None:
+    settings: dict[str, Any] = {name: 5}
+    with pytest.raises(ConfigError) as caught:
+        CheckpointManagerConfig(**settings)
+    assert "the path of a folder" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["storage_type", "bucket", "endpoint_url", "region"])
+def test_what_is_no_text_is_refused_without_a_word_of_a_path(name: str) -> None:
+    settings: dict[str, Any] = {"storage_path": "s3://bucket", name: 5}
+    with pytest.raises(ConfigError, match=f"{name} is a int, not text") as caught:
+        CheckpointManagerConfig(**settings)
+    assert "path" not in caught.value.hint
+
+
 @pytest.mark.parametrize(
     "setting",
     [
