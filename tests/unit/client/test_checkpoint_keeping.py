@@ -223,3 +223,25 @@ def test_going_back_to_the_beginning_later_is_a_reader_for_latest_names_another_
         ckpt.restore({"w": np.zeros(4)}, step=step)
         assert [len(names) for names in seen] == [1] * len(seen) != []
         assert cluster.view().view.names(readers) == []
+
+
+def test_a_restore_by_step_is_a_reader_and_that_of_the_beginning_needs_none(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10, 20)
+    record = cluster.records()[0]
+    readers = cluster.view().keys.readers(10, record.generation, record.attempt)
+    seen: list[list[str]] = []
+
+    def look(request: object) -> None:
+        if isinstance(request, pb.CloseCheckpointRequest):
+            seen.append(cluster.view().view.names(readers))
+
+    cluster.on_call = look
+    with manager(cluster, tmp_path, restores=True) as ckpt:
+        assert ckpt.restore({"w": np.zeros(4)}) is not None
+        assert pb.OpenCheckpointRequest not in cluster.answers
+        assert ckpt.restore({"w": np.zeros(4)}, step=10) is not None
+    assert [len(names) for names in seen] == [1]
+    assert cluster.view().view.names(readers) == []
