@@ -19,6 +19,7 @@ from strata.checkpoint.s3_errors import storage_error
 from strata.checkpoint.save_retry import PAUSES_S, HoldOver, SaveRetry
 from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.sink import put
+from strata.checkpoint.tiers import FarAway, from_afar
 from strata.core.records import CheckpointState
 from strata.core.save_hold import SaveHold
 from strata.errors import CheckpointAborted, StorageError
@@ -80,6 +81,12 @@ def test_of_the_answers_of_an_object_storage_time_heals_those_of_its_load(
     code: str, status: int, transient: str
 ) -> None:
     assert storage_error("write", "s3://b/x", code, status).transient == transient
+
+
+def test_what_time_heals_of_the_far_storage_is_said_of_both() -> None:
+    with pytest.raises(FarAway) as caught, from_afar():
+        raise full()
+    assert caught.value.transient == "disk full"
 
 
 # -- one object -------------------------------------------------------------------------------
@@ -302,6 +309,13 @@ def test_a_marker_that_is_refused_after_the_commit_holds_nothing(
     assert not any(
         name.endswith(MARKER) for storage in (ranks.near, far) if storage for name in storage.objects
     )
+
+
+def test_a_marker_that_is_refused_for_good_fails_the_save() -> None:
+    ranks = Ranks(1, grace_s=LIMIT_S)
+    ranks.near.fail(StorageError("denied"), "finish", "create", name=MARKER)
+    ranks.save()
+    assert isinstance(ranks.ends[0], StorageError)
 
 
 def test_a_marker_that_is_there_is_not_written_again_on_a_disk_that_is_full_by_now(tmp_path: Path) -> None:
