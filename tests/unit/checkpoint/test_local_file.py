@@ -193,6 +193,26 @@ def test_a_link_whose_answer_was_lost_is_ones_own(
     assert (storage.read("x"), len(list(storage.root.iterdir()))) == (b"1", 1)
 
 
+def test_a_name_that_another_process_was_told_of_stays_although_its_folder_is_not_synced(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """t1: the name is there. t2: another process is told so. t3: the creator's sync of the folder fails."""
+    other, sync = LocalStorage(storage.root, nonce=lambda: "other"), local_file.sync_folder
+    told: list[bool] = []
+
+    def fails(path: Path) -> None:
+        monkeypatch.setattr(local_file, "sync_folder", sync)
+        told.append(other.create_once("x", b"2"))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    assert storage.create_once("before", b"0")
+    monkeypatch.setattr(local_file, "sync_folder", fails)
+    with pytest.raises(StorageError):
+        storage.create_once("x", b"1")
+    assert told == [False], "it is there"
+    assert storage.read("x") == b"1"
+
+
 def test_memory_begins_at_a_page() -> None:
     for size in (1, 5000, 3 << 20):
         room = allocate(size, inherited=False)
