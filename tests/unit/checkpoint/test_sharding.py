@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strata.checkpoint import sharding
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.sharding import Box, gap, share, sources
 from tests.not_none import not_none
@@ -73,6 +74,13 @@ def test_any_box_is_found_in_any_partitioning(data: st.DataObject) -> None:
         if box.overlap(pieces[number]) == box
     )
     assert elements == sorted(itertools.product(*(range(s.start, s.stop) for s in wanted.slices())))
+
+
+def test_a_grid_of_128_x_128_ranks_is_whole_and_no_two_parts_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sharding, "MAX_COMPARED", 0)  # a million pairs would take seconds
+    assert gap((256, 256), grid((256, 256), (2, 2))) is None
 
 
 def test_equal_boxes_count_once() -> None:
