@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -16,10 +16,9 @@ from strata.core.view import View
 from strata.errors import ClusterReplaced, Unavailable
 from strata.testing import virtual_time
 from strata.testing.memory_store import MemoryStore
-from strata.testing.mvcc import Revision
 from strata.testing.network import Call, Fate
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, Scripted, in_rig, now, put, rig
+from tests.unit.coordinator.rig import KEYS, Forgetful, Rig, Scripted, in_rig, now, put, rig
 
 
 def same(view: View, store: MemoryStore) -> bool:
@@ -243,15 +242,6 @@ async def test_a_watch_that_fell_silent_is_no_difference() -> None:
         r.put("a")
         assert await r.mirror.audit() == 0
         assert r.get("a") == b"{}"
-
-
-class Forgetful(MemoryStore):
-    """A store that can forget to tell its watches of what is written."""
-
-    forgets = False
-
-    def subscribe(self, subscriber: Callable[[Revision], None]) -> Callable[[], None]:
-        return super().subscribe(lambda written: None if self.forgets else subscriber(written))
 
 
 @in_virtual_time()
