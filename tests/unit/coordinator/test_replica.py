@@ -215,7 +215,7 @@ async def test_a_leader_key_written_by_hand_is_waited_out(f: Cluster, leader: No
 async def test_the_keys_of_all_generations_but_the_newest_go(f: Cluster, node: Node) -> None:
     workers = [f"w{number}" for number in range(KEPT_GENERATIONS + 1)]
     for worker in workers:
-        await f.register(node, worker, min_workers=1, max_workers=len(workers))
+        await f.register(node, worker, min_workers=1, max_workers=len(workers), max_fruitless_generations=100)
     job = await f.generation(node, 1)
     for generation in range(2, KEPT_GENERATIONS + 2):
         await f.leave(node, workers.pop())
