@@ -43,7 +43,7 @@ _WRITING: Final = frozenset({"create", "write", "begin", "finish"})
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 """How file systems say that they cannot do a thing at all."""
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
+C_LIBRARY: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class _Descriptors:
@@ -245,7 +245,7 @@ def _reserve(fd: int, size_bytes: int) -> bool:
     Not `os.posix_fallocate`, which writes into every block where the file system cannot.
     """
     zero, size = ctypes.c_int64(0), ctypes.c_int64(size_bytes)
-    while _libc.fallocate(fd, 0, zero, size) != 0:
+    while C_LIBRARY.fallocate(fd, 0, zero, size) != 0:
         code = ctypes.get_errno()
         if code in _REFUSED or code == errno.ENOSYS:
             return False

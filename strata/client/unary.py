@@ -47,7 +47,7 @@ ATTEMPT_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Method:
+class Method:
     path: str
     response: type[Message]
 
@@ -61,8 +61,8 @@ _SERVICES: Final = (
     recovery_pb2.DESCRIPTOR,
     worlds_pb2.DESCRIPTOR,
 )
-_METHODS: Final[dict[type[Message], _Method]] = {
-    GetMessageClass(method.input_type): _Method(
+METHODS: Final[dict[type[Message], Method]] = {
+    GetMessageClass(method.input_type): Method(
         f"/{service.full_name}/{method.name}", GetMessageClass(method.output_type)
     )
     for file in _SERVICES
@@ -99,7 +99,7 @@ class UnaryClient:
 
         `Unavailable` when none answered within `timeout_s`: the request may have taken effect.
         """
-        method = _METHODS.get(type(request))
+        method = METHODS.get(type(request))
         if method is None:
             raise InvalidArgument(f"no call takes a {type(request).__name__}")
         request.token.CopyFrom(self.token)  # type: ignore[attr-defined]  # every request has one
@@ -129,7 +129,7 @@ class UnaryClient:
         if line is not None:
             await self._tidy(line)
 
-    async def _attempt(self, line: _Line, method: _Method, request: Message, attempt_s: float) -> Any:
+    async def _attempt(self, line: _Line, method: Method, request: Message, attempt_s: float) -> Any:
         line.users += 1
         try:
             invoke: Any = line.connection.channel.unary_unary(

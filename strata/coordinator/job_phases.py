@@ -12,18 +12,18 @@ from strata.errors import StrataError
 
 
 class JobPhases:
-    """The phase of every job, by name, made once for each revision at which somebody asks."""
+    """The phase of every job, by name, made once for each state of the view in which somebody asks."""
 
     def __init__(self, view: View, keys: ClusterKeys) -> None:
         self._view = view
         self._keys = keys
         self._phases: dict[str, str] = {}
-        self._revision = -1
+        self._state = -1
 
     def phases(self) -> Mapping[str, str]:
         """Return the phase of each job: 3 µs a job whose records were read before."""
-        if self._revision != self._view.revision:
-            self._revision, names = self._view.revision, job_names(self._view, self._keys)
+        if self._state != self._view.state:
+            self._state, names = self._view.state, job_names(self._view, self._keys)
             self._phases = {name: phase_of(self._view, self._keys, name) for name in names}
         return self._phases
 

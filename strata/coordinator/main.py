@@ -66,7 +66,7 @@ async def run_coordinator(
     """
     configure(fmt=config.log.format, level=config.log.level)
     raise_limit()
-    name = _name(config, own_identity(config, now=lambda: dt.datetime.now(dt.UTC)))
+    name = replica_name(config, own_identity(config, now=lambda: dt.datetime.now(dt.UTC)))
     Timing.derive(config.detect_s)  # a wrong one is refused before etcd is waited for
     task = asyncio.current_task()
     assert task is not None
@@ -106,7 +106,7 @@ async def run_coordinator(
         log.info("coordinator_ended", replica=name)
 
 
-def _name(config: CoordinatorConfig, identity: Identity | None) -> str:
+def replica_name(config: CoordinatorConfig, identity: Identity | None) -> str:
     """Return the replica's name, after checking all names that become parts of keys.
 
     Without one in the configuration it is that of the certificate, else made of host and port.

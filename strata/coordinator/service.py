@@ -53,7 +53,7 @@ class Service:
         self._context = context
         self._running = False
         self._ranks = ranks = RankIndexes(context.mirror.view, context.keys)
-        self._board = board = ProgressBoard()
+        self.board = board = ProgressBoard()
         self._interest = Interest()
         self._registry = SessionRegistry(ranks)
         self.peers = PeerRegistry(context)
@@ -140,7 +140,7 @@ class Service:
                 tasks.create_task(self.barriers.run(), name="barriers")
                 tasks.create_task(self._links.run(), name="peers")
                 tasks.create_task(self._tell_progress(), name="progress")
-                tasks.create_task(self._context.charts.run(self._board), name="charts")
+                tasks.create_task(self._context.charts.run(self.board), name="charts")
                 tasks.create_task(self._send_away(), name="self-diagnosis")
         finally:
             self._running = False
@@ -180,26 +180,26 @@ class Service:
 
     def _told(self, progress: peers_pb2.PeerProgress) -> None:
         if progress.ranks:
-            self._board.note(progress.job, progress.generation, progress.ranks, own=False)
+            self.board.note(progress.job, progress.generation, progress.ranks, own=False)
         for member in progress.devices:
-            self._board.note_devices(progress.job, member, own=False)
+            self.board.note_devices(progress.job, member, own=False)
         if progress.heard:
-            self._board.note_heard(progress.job, progress.heard, own=False)
+            self.board.note_heard(progress.job, progress.heard, own=False)
         if progress.evidence:
-            self._board.note_evidence(progress.job, progress.generation, progress.evidence, own=False)
+            self.board.note_evidence(progress.job, progress.generation, progress.evidence, own=False)
 
     def _tell_interest(self) -> None:
         """Ask for what is known only while somebody looks: peers, and our own members."""
         for job, ranks in self._interest.own():
             self.peers.send(peers_pb2.PeerUp(interest=peers_pb2.PeerInterest(job=job, ranks=ranks)))
         for job in self._interest.jobs():
-            self._board.note_heard(job, self.keeper.heard(job), own=True)
+            self.board.note_heard(job, self.keeper.heard(job), own=True)
         for job, rank in self._interest.ranks():
             self._registry.inspect(job, rank)
 
     def _tell_peers_everything(self) -> None:
         self.barriers.forwarding.again()
-        self._board.tell_again()
+        self.board.tell_again()
 
     async def _send_away(self) -> None:
         """While this replica is sick, have its members served by one that is ready (PROTOCOLS 5.5)."""
@@ -218,5 +218,5 @@ class Service:
         while True:
             await asyncio.sleep(self._context.timing.tick_s)
             self._tell_interest()
-            for news in self._board.news():
+            for news in self.board.news():
                 self.peers.send(peers_pb2.PeerUp(progress=news))

@@ -41,7 +41,7 @@ def decode(cls: type[R], data: bytes) -> R:
     """Return the record that `data` holds; `PoisonRecord` when it is not one."""
     try:
         return msgspec.json.decode(data, type=cls)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PoisonRecord(f"not a {cls.__name__} record: {error}: {data[:80]!r}") from error
 
 

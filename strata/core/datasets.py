@@ -104,7 +104,7 @@ def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> Plan:
         old = view.entry(key, Assignment)
         if old and (old.record.workers, old.record.shards) == (workers, spec.record.shards):
             continue
-        record = _divided(
+        record = divided(
             workers,
             spec.record.shards,
             old.record if old is not None else None,
@@ -129,9 +129,10 @@ def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> Plan:
     return Plan(reason=reason, txns=tuple(txns))
 
 
-def _divided(
+def divided(
     workers: tuple[WorkerId, ...], shards: int, old: Assignment | None, *, epoch: int, generation: int
 ) -> Assignment:
+    """Return the assignment of so many shards to `workers`; of `old`, the one so far, it moves as little as it can."""
     before = _seats_of(old) if old is not None else {}
     seats = seated(workers, before)
     owned = [before[worker] for worker in owners_of(old)] if old is not None else None

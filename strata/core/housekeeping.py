@@ -27,6 +27,8 @@ from strata.core.view import Entry
 
 K = TypeVar("K")
 
+KEPT_GENERATIONS = 8
+"""The current one is among them. A stop is followed by two at once, a forming one and the next."""
 MAX_OPS = 90
 """Below the 100 of PROTOCOLS 2.5 by the few compares that come with them."""
 MAX_ORPHANS = 30
@@ -42,14 +44,15 @@ def first_seen(before: Mapping[K, float], present: Iterable[K], now: float) -> d
 
 
 def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Plan:
-    """Delete the worlds and barriers of all generations but the current one and the one before.
+    """Delete the worlds and barriers of all generations but the newest `KEPT_GENERATIONS`.
 
-    Of that one a late rank may still ask how a barrier ended. `worlds/<gen>/restored` stays as long as a
+    Of the others a late rank may still ask how a barrier ended, and whoever repeats a stop request whether it was carried
+    out. `worlds/<gen>/restored` stays as long as a
     checkpoint is superseded by it (PROTOCOLS 8.4). No later checkpoint can be: a record of an older generation
     is never begun after its world.
     """
     view, head = job.view, job.head()
-    ended = range(job.generation() - 1)
+    ended = range(job.generation() - KEPT_GENERATIONS + 1)
     names = {
         generation
         for generation in map(int, view.names(job.keys.worlds))

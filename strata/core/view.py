@@ -46,6 +46,8 @@ class View:
 
     def __init__(self) -> None:
         self.revision = 0
+        self.state = 0
+        """Another number for each state of the view. A list may change the view and not its revision."""
         self._root = _Node()
         self._keys: dict[str, _Node] = {}
         """The nodes of keys that exist, for who asks by the whole key: every message asks for several."""
@@ -84,6 +86,7 @@ class View:
         for kv in fresh.values():
             self._put(kv)
         self.revision = revision
+        self.state += 1
         return tuple(events)
 
     def apply(self, revision: int, events: Iterable[Event]) -> None:
@@ -96,6 +99,7 @@ class View:
             else:
                 self._put(event.kv)
         self.revision = revision
+        self.state += 1
 
     # -- reading
 

@@ -165,6 +165,10 @@ class VirtualTimeLoop(BaseEventLoop):
         if self._now > self._end:
             raise VirtualTimeOverError(f"still running after its virtual time; {_who_waits(self)}")
 
+    def suspend(self, for_s: float) -> None:
+        """Let so much time pass at once, as while the host slept: no callback ran, and timers are late by it."""
+        self._now += for_s
+
     def _process_events(self, event_list: object) -> None:
         """There are none."""
 

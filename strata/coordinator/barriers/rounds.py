@@ -34,10 +34,11 @@ from strata.core.barriers import (
 )
 from strata.core.ids import InstanceId
 from strata.core.job import JobView
+from strata.core.rates import Seldom
 from strata.core.records import PoisonRecord
 from strata.core.txn import Decision
 from strata.core.view import View
-from strata.errors import Refused, StrataError, Unavailable
+from strata.errors import Refused, StaleGeneration, StrataError, Unavailable
 from strata.observe import get_logger
 from strata.v1 import barriers_pb2
 from strata.wire import barriers as wire
@@ -45,6 +46,8 @@ from strata.wire import barriers as wire
 log = get_logger()
 
 
+REFUSALS_S: Final = 60.0
+"""How often a refused arrival of a peer is logged."""
 LATE_LOOK_S: Final = 0.05
 """How much longer than its timeout a round may be open before somebody looks."""
 
@@ -93,6 +96,7 @@ class Barriers:
         self._from_members = measures.arrivals.child("member")
         self._from_peers = measures.arrivals.child("peer")
         self._round_seconds = measures.round_seconds.child()
+        self._refusals = Seldom(REFUSALS_S)
         self._tasks: asyncio.TaskGroup | None = None
 
     # -- arrivals
@@ -105,8 +109,10 @@ class Barriers:
             if waiter is not None:
                 waiter.refused(arrival.key, arrival.ranks, error)
             else:
-                # routine: a peer whose view is late sends its arrivals again every second
-                log.debug("forwarded_arrival_refused", barrier=str(arrival.key), error=str(error))
+                # Routine are those of a peer whose view is late or ahead. It sends every arrival again each second.
+                routine = isinstance(error, Refused | StaleGeneration)
+                if not routine and self._refusals.due(self._now_ms() / 1000) is not None:
+                    log.warning("forwarded_arrival_refused", barrier=str(arrival.key), error=str(error))
 
     def _arrive(self, arrival: Arrival, waiter: Waiter | None) -> None:
         key = arrival.key
@@ -255,7 +261,8 @@ class Barriers:
             await asyncio.sleep(LATE_LOOK_S)
             now_ms = self._now_ms()
             for open_round in self._book.open():
-                if open_round.deadline_ms is not None and open_round.deadline_ms <= now_ms:
+                late = open_round.deadline_ms is not None and open_round.deadline_ms <= now_ms
+                if late and open_round.key not in self._writers:
                     self._reconsider(open_round)
 
     def _again(self) -> None:

@@ -60,16 +60,20 @@ class Watches:
         leave = mirror.subscribe(look)
         self._changed.add(changed)
         seen = request.token.revision if request.token.uid else None
+        lists = mirror.history.lists
         try:
             while not self._stopped:
                 changed.clear()
-                missed = self._missed(prefix, seen)
+                # a list is a gap, also if its revision is one that the client knows
+                missed = self._missed(prefix, seen) if lists == mirror.history.lists else None
                 if seen is None or missed is None:
-                    seen = mirror.view.revision
+                    seen, lists = mirror.view.revision, mirror.history.lists
                     for response in self._resync(root, prefix, seen):
                         yield response
                     continue
                 for revision, events in missed:
+                    if lists != mirror.history.lists:
+                        break
                     seen = revision
                     yield pb.WatchResponse(
                         events=[_event(root, event.kv, deleted=event.deleted) for event in events],

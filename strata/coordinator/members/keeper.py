@@ -112,8 +112,13 @@ class Keeper:
     def _end_the_silent(self) -> None:
         transports = [each for boots in self._transports.values() for each in boots.values()]
         for transport in transports:
-            if transport.quiet_s() >= self._context.timing.detect_s:
+            if transport.quiet_s() < self._context.timing.detect_s:
+                continue
+            try:
                 self.lose(transport, broke=transport.incarnation > 0)
+            except PoisonRecord as error:
+                # Somebody wrote the member's key by hand: that must not end this replica.
+                log.warning("member_unreadable", error=error.message)
 
     def stop(self) -> None:
         """Declare nobody dead any more: this replica is about to stop."""

@@ -46,7 +46,7 @@ from strata.wire import worlds as world_wire
 from strata.wire.enums import PHASES
 
 SITUATIONS: Final = 64
-"""Of how many jobs what a heartbeat tells is kept until the next revision: a message of about 200 bytes each."""
+"""Of how many jobs what a heartbeat tells is kept until the view changes: a message of about 200 bytes each."""
 Relay = Callable[[InstanceId, peers_pb2.PeerHeartbeat], Awaitable[bool]]
 """Passes a heartbeat on to another replica; tells whether that one serves the member and heard it."""
 
@@ -154,7 +154,7 @@ class UnaryMembers:
             said = [progress for progress in request.ranks if progress.rank in mine]
             self._board.note(request.job, request.generation, said, own=True)
         response = pb.HeartbeatResponse()
-        response.CopyFrom(self._situation(request.job, self._context.mirror.view.revision))
+        response.CopyFrom(self._situation(request.job, self._context.mirror.view.state))
         if place is not None:
             response.place.CopyFrom(world_wire.place_message(place))
             return response
@@ -281,8 +281,8 @@ class UnaryMembers:
             raise StaleIncarnation(f"{request.worker_id} was replaced by {entry.create_revision}")
         return entry
 
-    def _situation_at(self, job: str, _revision: int) -> pb.HeartbeatResponse:
-        """Return what a heartbeat tells of a job at a revision of the view, to each of its members that has a place."""
+    def _situation_at(self, job: str, _state: int) -> pb.HeartbeatResponse:
+        """Return what a heartbeat tells of a job in one state of the view, to each of its members that has a place."""
         view = self._context.job(job)
         phase, reason = world_wire.phase_of(view)
         return pb.HeartbeatResponse(

@@ -17,6 +17,8 @@ class History:
 
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
         self.floor = 0
+        self.lists = 0
+        """How often the view was listed anew."""
         self._max_events = max_events
         self._events = 0
         self._batches: deque[WatchBatch] = deque()
@@ -25,6 +27,7 @@ class History:
         """Forget everything: what happened before `revision` is known by its result only."""
         self._batches.clear()
         self._events = 0
+        self.lists += 1
         self.floor = revision
 
     def append(self, batch: WatchBatch) -> None:

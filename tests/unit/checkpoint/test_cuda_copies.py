@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 
-from strata.checkpoint import snapshot
+from strata.checkpoint import cuda_copies, snapshot
 from strata.checkpoint.cuda_copies import Copy, CudaCopies, Pending, optimizers_in, owned_by
 from strata.checkpoint.memory import Arena
 from strata.checkpoint.writer import MAX_IN_FLIGHT
@@ -78,7 +77,7 @@ class Devices:
         monkeypatch.setattr(torch.cuda, "Stream", self.new_stream)
         monkeypatch.setattr(torch.cuda, "current_stream", self.current)
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-        monkeypatch.setattr(CudaCopies, "_copy", staticmethod(self.copy))
+        monkeypatch.setattr(cuda_copies, "torch_view", lambda *_: SimpleNamespace(copy_=self.copy))
 
     def new_stream(self, *, device: torch.device) -> Any:
         def wait() -> None:
@@ -92,15 +91,17 @@ class Devices:
     def current(self, device: torch.device) -> Any:
         return SimpleNamespace(wait_event=lambda event: None)
 
-    def copy(self, torch: Any, copies: Sequence[Copy]) -> None:
-        for one in copies:
-            if one.value.device.index == self.lost:
-                raise RuntimeError("CUDA error: device lost")
-            self.copied.append(one.value.device.index)
+    def copy(self, value: Any, *, non_blocking: bool) -> None:
+        assert non_blocking
+        if value.device.index == self.lost:
+            raise RuntimeError("CUDA error: device lost")
+        self.copied.append(value.device.index)
 
 
 def on_device(index: int) -> Any:
-    return SimpleNamespace(device=torch.device("cuda", index), data_ptr=lambda: index)
+    value = SimpleNamespace(device=torch.device("cuda", index), data_ptr=lambda: index)
+    value.detach = lambda: value
+    return value
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

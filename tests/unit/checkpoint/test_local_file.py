@@ -147,7 +147,7 @@ def test_the_file_is_as_long_as_its_bytes_and_its_room_is_reserved(storage: Loca
 def test_a_file_system_that_reserves_nothing_is_written_all_the_same(
     storage: LocalStorage, data: memoryview, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_file, "_libc", _Refusing(code))
+    monkeypatch.setattr(local_file, "C_LIBRARY", _Refusing(code))
     sink = storage.sink("x")
     sink.begin(SIZE)
     sink.write_at(0, data)
@@ -158,7 +158,7 @@ def test_a_file_system_that_reserves_nothing_is_written_all_the_same(
 def test_a_disk_without_room_says_so_before_anything_is_written(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_file, "_libc", _Refusing(errno.ENOSPC))
+    monkeypatch.setattr(local_file, "C_LIBRARY", _Refusing(errno.ENOSPC))
     sink = storage.sink("x")
     with pytest.raises(StorageError, match="No space left") as caught:
         sink.begin(SIZE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -33,10 +34,12 @@ def pair() -> Iterator[Pair]:
     pair.replicator.close()
 
 
-def until_lost(replicator: Replicator, count: int = 1) -> None:
-    """Return once so many errors wait for somebody to ask."""
-    with replicator._changed:
-        assert replicator._changed.wait_for(lambda: len(replicator._lost) >= count, LIMIT_S)
+def until_raised(ask: Callable[[], object]) -> None:
+    """Ask again and again until that raises, for a while."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        ask()
+        time.sleep(0.01)
 
 
 # -- what is no StrataError -------------------------------------------------------------------
@@ -79,9 +82,8 @@ def test_what_fails_beside_the_copying_is_told_too(pair: Pair, what: str, error:
     replicator = Replicator(pair.near, pair.far, rank=0, ranks=1, retry_s=(0.001,), **{what: fail})  # type: ignore[arg-type]  # either
     replica = pair.save(1)
     replicator.add(replica)
-    until_lost(replicator)
     with pytest.raises(StrataError, match="the device is gone"):
-        replicator.wait(LIMIT_S)
+        until_raised(lambda: replicator.wait(LIMIT_S))
     assert committed(pair.far, replica.folder) is not None
     replicator.close()
 
@@ -107,26 +109,33 @@ def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
         pair.replicator.wait(LIMIT_S)
     pair.replicator.add(pair.save(2))
     pair.replicator.add(pair.save(3))
-    until_lost(pair.replicator, 2)
+    for _step in (1, 2, 3):
+        assert pair.turned.acquire(timeout=LIMIT_S)
     with pytest.raises(StorageError, match="step 2") as told:
         pair.replicator.check()
     assert "step 3" in "".join(told.value.__notes__)
     pair.replicator.check()
 
 
-@pytest.mark.parametrize("end", [Replicator.close, Replicator._at_exit])
+@pytest.mark.parametrize("closed", [True, False])
 def test_what_nobody_asked_for_is_told_at_the_end(
     pair: Pair,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
-    end: Callable[[Replicator], None],
+    monkeypatch: pytest.MonkeyPatch,
+    closed: bool,
 ) -> None:
+    at_exit: list[Callable[[], None]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(atexit, "register", at_exit.append)
+        replicator = pair.start(0)
     pair.far.fail(GONE, "begin")
-    pair.replicator.add(pair.save(1))
-    until_lost(pair.replicator)
+    replicator.add(pair.save(1))
+    assert pair.turned.acquire(timeout=LIMIT_S)
     caplog.clear()
     with caplog.at_level(logging.ERROR):
-        end(pair.replicator)
+        for end in [replicator.close] if closed else at_exit:
+            end()
     assert "step 1 is not copied" in caplog.text + capsys.readouterr().err
 
 

@@ -37,6 +37,8 @@ class Pair:
         self.near, self.far = MemoryStorage(), MemoryStorage()
         self.both = TieredStorage(self.near, self.far)
         self.catalog = local_catalog(self.both)
+        self.turned = threading.Semaphore(0)
+        """Of each turn of a replicator: one checkpoint, copied or not."""
         self.replicator = self.start(0)
 
     def start(self, rank: int, missing: Callable[[], list[Replica]] = list, *, ranks: int = 1) -> Replicator:
@@ -46,6 +48,7 @@ class Pair:
             rank=rank,
             ranks=ranks,
             missing=missing,
+            afterwards=self.turned.release,
             retry_s=(0.001,),
             look_s=0.001,
         )

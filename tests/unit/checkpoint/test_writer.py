@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from strata.checkpoint import writer
+from strata.checkpoint import memory, writer
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.memory import address_of
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StorageError, Unavailable
 from tests.unit.checkpoint.writer_rig import LIMIT_S, Rig
 
@@ -234,13 +233,25 @@ def test_with_little_memory_write_returns_when_the_state_is_written() -> None:
         rig.writer.close()
 
 
-def test_memory_can_be_ready_before_the_first_save(rig: Rig) -> None:
+def test_memory_can_be_ready_before_the_first_save(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"a": np.ones(1 << 20)}
+    allocate, asked = memory.allocate, list[int]()
+
+    def counted(size_bytes: int, *, inherited: bool) -> memoryview:
+        asked.append(size_bytes)
+        return allocate(size_bytes, inherited=inherited)
+
+    monkeypatch.setattr(memory, "allocate", counted)
     rig.writer.prepare(state)
-    before = [arena.take(1) for arena in rig.writer._arenas]
-    addresses = {address_of(view) for view in before}
-    rig.write(20, state).wait(LIMIT_S)
-    assert {address_of(arena.take(8 << 20)) for arena in rig.writer._arenas} == addresses
+    large = [size for size in asked if size >= state["a"].nbytes]
+    assert len(large) == writer.MAX_IN_FLIGHT
+    asked.clear()
+    rig.go.clear()
+    infos = [rig.write(step, state) for step in (20, 40)]
+    rig.go.set()
+    for info in infos:
+        info.wait(LIMIT_S)
+    assert all(size < state["a"].nbytes for size in asked)
 
 
 def test_where_no_thread_can_be_started_for_a_while_errors_are_raised_all_the_same(

@@ -280,9 +280,7 @@ def test_what_comes_up_while_a_host_looks_is_looked_at_as_well(cluster: Cluster,
     chores.soon()
     chores.soon()
     go_on.set()
-    deadline = time.monotonic() + LIMIT_S
-    while chores._worker is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    chores.close(LIMIT_S)
     assert looks == ["h"] * 4, "two passes: to look, and to tidy"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -141,7 +142,9 @@ def test_of_coordinators(by_dcp: bool, tmp_path: Path) -> None:
                 requests.clear()
                 if by_dcp:
                     dcp_save({"w": torch.zeros(3)}, checkpoint_id=str(step), storage_writer=one)
-                    one._tidying.wait()
+                    for thread in threading.enumerate():
+                        if thread.name == "strata-tidying":
+                            thread.join()
                 else:
                     one.save_state({"w": np.zeros(3)}, step).wait()
                     one.wait_until_finished()

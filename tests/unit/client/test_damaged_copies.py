@@ -17,11 +17,11 @@ from strata.checkpoint.copying import copy_checkpoint
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.sink import Sink, Source
-from strata.checkpoint.tiers import FarAway, TieredStorage
+from strata.checkpoint.tiers import FarAway
 from strata.client.checkpoints import CheckpointManager
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError
-from tests.unit.checkpoint.test_replicator import until_lost
+from tests.unit.checkpoint.test_replicator import until_raised
 
 ITEMS = CHUNK_BYTES // 4 + 100
 
@@ -283,18 +283,20 @@ def test_nothing_is_built_on_what_was_passed_over_as_damaged(tmp_path: Path) -> 
     assert_whole(tmp_path / "near", 4)
 
 
-def test_a_damaged_copy_beside_one_that_is_away_is_neither_none_nor_older(tmp_path: Path) -> None:
+def test_a_damaged_copy_beside_one_that_is_away_is_neither_none_nor_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path, 1, 2)
     damaged(tmp_path / "near", 2, "*.safetensors", flip)
-    with two(tmp_path) as manager:
-        assert isinstance(manager._storage, TieredStorage)
-        far = manager._storage.far
-        assert isinstance(far, LocalStorage)
+    source = LocalStorage.source
 
-        def away(name: str) -> Source:
+    def away(storage: LocalStorage, name: str) -> Source:
+        if storage.root == tmp_path / "far":  # a server that goes away in the middle
             raise StorageError(f"{name} cannot be asked for")
+        return source(storage, name)
 
-        far.source = away  # type: ignore[method-assign, assignment]  # a server that goes away in the middle
+    with two(tmp_path) as manager:
+        monkeypatch.setattr(LocalStorage, "source", away)
         with pytest.raises(FarAway, match=r"chunk 1.*cannot be asked for"):
             manager.restore(state(0))
 
@@ -308,25 +310,21 @@ def test_what_ranks_saved_as_text_comes_from_the_far_copy_too(tmp_path: Path) ->
         assert manager.texts_of_ranks(checkpoint, "cursor", "shard") == {0: "seven"}
 
 
-def test_a_copy_that_fails_is_raised_by_who_asks(tmp_path: Path) -> None:
+def test_a_copy_that_fails_is_raised_by_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = LocalStorage.sink
+
+    def broken(storage: LocalStorage, name: str) -> Sink:
+        if storage.root == tmp_path / "far" and name.startswith("step-"):
+            raise OSError("the device is gone")  # what no storage of ours raises
+        return sink(storage, name)
+
+    monkeypatch.setattr(LocalStorage, "sink", broken)
     manager = two(tmp_path)
-    assert isinstance(manager._storage, TieredStorage)
-
-    sink = manager._storage.far.sink
-
-    def broken(name: str) -> Sink:
-        if name.startswith("step-"):
-            raise OSError("the device is gone")
-        return sink(name)
-
-    manager._storage.far.sink = broken  # type: ignore[method-assign]  # what no storage of ours raises
     for step, ask in enumerate(
         (manager.check_for_errors, manager.wait_until_finished, manager.wait_until_replicated, manager.close),
         1,
     ):
         assert manager.save_state(state(step), step).wait(20).committed
-        if ask in (manager.check_for_errors, manager.wait_until_finished):
-            assert manager._tiers._replicator is not None
-            until_lost(manager._tiers._replicator)
+        waits = ask not in (manager.check_for_errors, manager.wait_until_finished)
         with pytest.raises(StorageError, match=f"step {step} is not copied.*the device is gone"):
-            ask()
+            ask() if waits else until_raised(ask)

@@ -10,7 +10,7 @@ import pytest
 
 from strata import errors
 from strata.testing.links import MemoryLink, host_of
-from strata.testing.virtual_time import in_virtual_time
+from strata.testing.virtual_time import VirtualTimeLoop, in_virtual_time
 from strata.v1.session_pb2 import Down, Moved
 from strata.v1.worlds_pb2 import GetWorldRequest
 from tests.unit.client.fake_replica import FakeReplica, Rig, arrival, done, rig
@@ -164,9 +164,10 @@ async def test_its_own_stall_is_not_blamed_on_the_replica(r: Rig) -> None:
     for replica in r.replicas:
         replica.ready_addresses = [x.address for x in r.replicas]
     loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
     for _ in range(5):
         await asyncio.sleep(1.7)
-        loop._now += 30  # type: ignore[attr-defined]  # as if this process had not run for 30 s
+        loop.suspend(30)
     assert len(r.observer.connected) == 1
 
 

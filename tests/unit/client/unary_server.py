@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from strata.client.unary import _METHODS
+from strata.client.unary import METHODS
 from strata.errors import StrataError
 from strata.v1.common_pb2 import Token
 from strata.wire.status import details as trailer
@@ -34,7 +34,7 @@ class UnaryServer(grpc.GenericRpcHandler):
         self.address = ""
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        (request_class,) = (r for r, m in _METHODS.items() if m.path == details.method)
+        (request_class,) = (r for r, m in METHODS.items() if m.path == details.method)
 
         def handle(request: Message, context: grpc.ServicerContext) -> Message:
             self.asked.append(request)

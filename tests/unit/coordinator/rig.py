@@ -15,6 +15,7 @@ from strata.core.keys import ClusterKeys
 from strata.core.txn import Delete, Put, Txn, WatchBatch
 from strata.testing.memory_client import MemoryClient
 from strata.testing.memory_store import MemoryStore
+from strata.testing.mvcc import Revision
 from strata.testing.network import Call, Fate, Network, PromptNetwork
 from strata.testing.virtual_time import run
 
@@ -180,3 +181,12 @@ async def rig(
         yield made
         for task in running:
             task.cancel()
+
+
+class Forgetful(MemoryStore):
+    """A store that can forget to tell its watches of what is written."""
+
+    forgets = False
+
+    def subscribe(self, subscriber: Callable[[Revision], None]) -> Callable[[], None]:
+        return super().subscribe(lambda written: None if self.forgets else subscriber(written))

@@ -115,7 +115,7 @@ class Cluster:
         self.members = members
         self.nodes: dict[str, Node] = {}
         self._runs = 0
-        self._made: list[Member] = []
+        self.made: list[Member] = []
 
     def add(self, name: str, *, network: Network | None = None) -> Node:
         """Start a replica, for the first time or again."""
@@ -183,7 +183,7 @@ class Cluster:
 
     def member(self, worker: str, **more: Any) -> Member:
         made = Member(worker, self._dial, self.tasks, members=self.members, limit_s=LIMIT_S, **more)
-        self._made.append(made)
+        self.made.append(made)
         return made
 
     async def joined(self, worker: str, replica: str) -> Member:
@@ -234,7 +234,7 @@ class Cluster:
         self.board.mend(other, peer_door(one))
 
     def end(self) -> None:
-        for member in self._made:
+        for member in self.made:
             member.drop()
         for node in self.nodes.values():
             not_none(node.task).cancel()

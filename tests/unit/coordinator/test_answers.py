@@ -158,7 +158,7 @@ async def filled() -> AsyncIterator[Cluster]:
             )
             for rank in range(SLOTS * MEMBERS)
         ]
-        c["r1"].service._board.note("job", GENERATION, stacks, own=True)
+        c["r1"].service.board.note("job", GENERATION, stacks, own=True)
         yield c
         c.end()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from strata.core.deposition import PEACE_S
 from strata.core.txn import Range
 from strata.testing.network import Fate
 from strata.testing.serving import peer_door
@@ -91,14 +92,18 @@ async def test_a_leader_that_others_do_not_hear_keeps_its_lease_while_its_port_a
 
 
 @in_world(*THREE)
-async def test_refusals_where_nobody_died_cost_an_office_and_nothing_else(
+async def test_refusals_where_nobody_died_cost_an_office_and_nothing_else_and_then_there_is_peace(
     c: Cluster, members: list[Member]
 ) -> None:
     old = await leader(c)
     follower = next(name for name in THREE if name != old.name)
+
+    def reject() -> None:
+        c.board.reject(follower, peer_door(old.name))
+        c.board.reject(old.name, peer_door(follower))
+
     first, began = epoch(c), now()
-    c.board.reject(follower, peer_door(old.name))
-    c.board.reject(old.name, peer_door(follower))
+    reject()
     await leader(c, after=first)
     assert now() - began < 0.2, "deposed, though it lives"
     assert len(leading(c)) == 1
@@ -107,6 +112,21 @@ async def test_refusals_where_nobody_died_cost_an_office_and_nothing_else(
     for member in members:
         assert (await member.outcome()).result == BARRIER_RESULT_RELEASED
 
+    c.heal(old.name, follower)
+    await c.ready()
+    healed_at = now()
+    while (current := leading(c)[0]) is not old:  # until the deposed one leads again, by resignations
+        await current.context.election.resign()
+        await asyncio.sleep(0.5)
+    again = epoch(c)
+    reject()
+    await asyncio.sleep(20)
+    assert epoch(c) == again, "the follower that was wrong deposes nobody"
+    c.heal(old.name, follower)
+    await c.ready()
+    await asyncio.sleep(healed_at + PEACE_S + 1 - now())
+    reject()
+    await leader(c, after=again)
     c.heal(old.name, follower)
     await c.ready()
     assert all(not member.over.is_set() for member in members)

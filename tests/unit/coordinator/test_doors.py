@@ -240,3 +240,17 @@ async def test_another_run_at_the_door_does_not_hide_who_was_there_before(c: Clu
     await asyncio.sleep(3.2)
     assert not network.deleting.is_set()
     assert not_none(c.worker("w0")).create_revision == before
+
+
+@in_rig(cluster, 0, members=1)
+async def test_who_was_at_the_door_once_and_died_is_deleted_all_the_same(c: Cluster) -> None:
+    network = await behind(c)
+    member = await c.member("w0").connect("r2")
+    network.put = Fate(delay_s=60.0)
+    c["r2"].kill()
+    member.dial("r1")
+    await asyncio.sleep(0.5)
+    member.drop()
+    died_at = now()
+    await c["r1"].see(lambda _view: c.worker("w0") is None)
+    assert 5 <= now() - died_at < 12

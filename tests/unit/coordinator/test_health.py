@@ -160,7 +160,7 @@ async def test_a_newcomer_is_held_while_nobody_is_deleted(c: Cluster) -> None:
     c_members = c.member("w0", boot="another")
     c_members.dial("r1")
     old = not_none(c.worker("w0"))
-    for made in c._made[:-1]:
+    for made in c.made[:-1]:
         made.drop()
     await asyncio.sleep(4)
     assert not_none(c.worker("w0")).create_revision == old.create_revision

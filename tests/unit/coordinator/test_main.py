@@ -10,7 +10,7 @@ import pytest
 
 from strata.config import CoordinatorConfig, EtcdConfig
 from strata.coordinator import main
-from strata.coordinator.main import _name, run_coordinator
+from strata.coordinator.main import replica_name, run_coordinator
 from strata.core.authority import Identity, Role
 from strata.errors import ConfigError
 
@@ -28,7 +28,7 @@ EAST = Identity(cluster="default", role=Role.COORDINATOR, id="east-1")
 def test_a_replica_has_its_given_name_or_its_certificates_or_one_of_host_and_port(
     config: CoordinatorConfig, identity: Identity | None, name: str
 ) -> None:
-    assert _name(config, identity) == name
+    assert replica_name(config, identity) == name
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_replica_has_its_given_name_or_its_certificates_or_one_of_host_and_por
 )
 def test_what_cannot_be_a_name_is_a_mistake_of_the_configuration(config: CoordinatorConfig) -> None:
     with pytest.raises(ConfigError) as caught:
-        _name(config, None)
+        replica_name(config, None)
     assert caught.value.hint
 
 

@@ -18,7 +18,7 @@ from strata.testing import virtual_time
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, Scripted, in_rig, now, put, rig
+from tests.unit.coordinator.rig import KEYS, Forgetful, Rig, Scripted, in_rig, now, put, rig
 
 
 def same(view: View, store: MemoryStore) -> bool:
@@ -40,8 +40,19 @@ async def test_what_is_not_newer_is_dropped(r: Rig) -> None:
     heard: list[WatchBatch] = []
     r.mirror.subscribe(heard.append)
     newer = replace(new, key=KEYS.root + "b", mod_revision=revision + 1)
-    r.mirror._take(WatchBatch(revision=revision, events=(Event(kv=new),)))
-    r.mirror._take(WatchBatch(revision=revision + 1, events=(Event(kv=old), Event(kv=newer))))
+
+    async def batches() -> AsyncIterator[WatchBatch]:
+        yield WatchBatch(revision=revision, events=(Event(kv=new),))
+        yield WatchBatch(revision=revision + 1, events=(Event(kv=old), Event(kv=newer)))
+        await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def overlapping(*_: object, **_options: object) -> AsyncIterator[AsyncIterator[WatchBatch]]:
+        yield batches()
+
+    r.client.watch = overlapping  # type: ignore[method-assign,assignment]  # resumed too early
+    r.client.break_watches()
+    await r.mirror.wait_until(lambda view: view.revision > revision)
     assert r.get("a") == b"new"
     assert [(b.revision, len(b.events)) for b in heard] == [(revision + 1, 1)]
 
@@ -112,7 +123,7 @@ async def test_a_watch_that_breaks_again_and_again_is_opened_once_it_can_be(r: R
 
     r.client.watch = broken  # type: ignore[method-assign,assignment]  # a fault
     r.client.partition()
-    r.mirror._end_watch()
+    r.client.break_watches()
     await asyncio.sleep(0.1)
     revision = r.put("a")
     r.mirror.note_revision(revision)
@@ -233,30 +244,27 @@ async def test_a_watch_that_fell_silent_is_no_difference() -> None:
         assert r.get("a") == b"{}"
 
 
-@in_rig(rig)
-async def test_an_audit_finds_lost_events_counts_and_repairs_them(r: Rig) -> None:
-    await r.mirror.at_least(r.put("changed", b"1"))
-    await r.mirror.at_least(r.put("gone"))
-    drop_events(r.store)
-    r.put("changed", b"2")
-    r.put("new")
-    r.delete("gone")
-    assert r.get("changed") == b"1"
-    assert await r.mirror.audit() == 3
-    assert r.mirror.differences == 3
-    await r.mirror.wait_until(lambda view: same(view, r.store))
-    assert await r.mirror.audit() == 0
-
-
-def drop_events(store: MemoryStore) -> None:
-    """Make the store forget to tell its watches."""
-    store._subscribers.clear()
+@in_virtual_time()
+async def test_an_audit_finds_lost_events_counts_and_repairs_them() -> None:
+    store = Forgetful()
+    async with rig(store) as r:
+        await r.mirror.at_least(r.put("changed", b"1"))
+        await r.mirror.at_least(r.put("gone"))
+        store.forgets = True
+        r.put("changed", b"2")
+        r.put("new")
+        r.delete("gone")
+        assert r.get("changed") == b"1"
+        assert await r.mirror.audit() == 3
+        assert r.mirror.differences == 3
+        await r.mirror.wait_until(lambda view: same(view, r.store))
+        assert await r.mirror.audit() == 0
 
 
 async def replace_cluster(replacement: bytes | None, *, told: bool) -> None:
-    async with rig() as r:
-        if not told:
-            drop_events(r.store)
+    store = Forgetful()
+    async with rig(store) as r:
+        store.forgets = not told
         if replacement is None:
             r.delete("uid")
         else:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from strata.coordinator.view import floors
 from strata.core.ids import ReplicaId
 from strata.core.txn import KeyValue, Range, WatchBatch
+from strata.errors import Unavailable
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from tests.not_none import not_none
@@ -70,6 +74,24 @@ async def test_a_registration_that_was_lost_is_renewed_though_the_watch_is_late(
         network.watch_s = 0.0
         assert own_key(c, "r2") == again, "the late view is no reason to register once more"
         assert not_none(c.worker("w0")).create_revision == member.incarnation
+        await asyncio.sleep(12)
+
+
+@in_virtual_time()
+async def test_who_knows_more_than_a_late_view_is_soon_free_to_go_elsewhere() -> None:
+    """A member whose replica died has five seconds from when that one's name is taken again (PROTOCOLS 5.4)."""
+    network = SlowKeepAlive()
+    async with cluster(1) as c:
+        await c.start("r2", network=network)
+        network.watch_s = 12.0
+        c.put(KEYS.job("other").phase, b"{}")
+        await c["r1"].context.mirror.fresh()
+        began = now()
+        with pytest.raises(Unavailable, match="this replica is at revision"):
+            await floors.honour(c["r2"].context.mirror, floors.token(c["r1"].context.mirror))
+        assert now() - began < 1.5
+        network.watch_s = 0.0
+        c.delete(KEYS.job("other").phase)
         await asyncio.sleep(12)
 
 

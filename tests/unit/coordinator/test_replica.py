@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from strata.core.housekeeping import KEPT_GENERATIONS
 from strata.core.ids import InstanceId
 from strata.core.job import JobView
 from strata.core.records import Replica, StopAction, decode, encode
@@ -211,16 +212,16 @@ async def test_a_leader_key_written_by_hand_is_waited_out(f: Cluster, leader: No
 
 
 @in_cluster(Cluster.leader, idle=True)
-async def test_the_keys_of_all_generations_but_two_go(f: Cluster, node: Node) -> None:
-    for worker in "abc":
-        await f.register(node, worker, min_workers=1, max_workers=3)
-    await f.generation(node, 1)
-    await f.leave(node, "c")
-    await f.generation(node, 2)
-    await f.leave(node, "b")
-    job = await f.generation(node, 3)
-    await node.context.mirror.wait_until(lambda v: len(v.names(JOB.worlds)) == 2)
-    assert [int(name) for name in job.view.names(JOB.worlds)] == [2, 3]
+async def test_the_keys_of_all_generations_but_the_newest_go(f: Cluster, node: Node) -> None:
+    workers = [f"w{number}" for number in range(KEPT_GENERATIONS + 1)]
+    for worker in workers:
+        await f.register(node, worker, min_workers=1, max_workers=len(workers), max_fruitless_generations=100)
+    job = await f.generation(node, 1)
+    for generation in range(2, KEPT_GENERATIONS + 2):
+        await f.leave(node, workers.pop())
+        job = await f.generation(node, generation)
+    await node.context.mirror.wait_until(lambda v: len(v.names(JOB.worlds)) == KEPT_GENERATIONS)
+    assert [int(name) for name in job.view.names(JOB.worlds)] == list(range(2, KEPT_GENERATIONS + 2))
 
 
 @in_cluster(Cluster.leader, idle=True)

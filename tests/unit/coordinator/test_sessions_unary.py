@@ -460,3 +460,15 @@ async def test_a_heartbeat_tells_of_a_notice_and_of_the_pause_that_follows_it(
     paused = await client.heartbeat("r1")
     assert (paused.phase, paused.phase_reason) == (worlds_pb2.JOB_PHASE_PAUSED, "paused: why")
     assert (paused.HasField("place"), paused.HasField("notice")) == (False, False)
+
+
+@in_cluster(registered, "w0", "r1", members=1)
+async def test_a_key_that_somebody_wrote_by_hand_ends_no_replica_once_its_member_is_silent(
+    c: Cluster, client: Client
+) -> None:
+    c.put(JOB.worker("w0"), b"by hand")
+    await c["r1"].see(lambda view: not_none(view.get(JOB.worker("w0"))).value == b"by hand")
+    await asyncio.sleep(DETECT_S + 2)
+    assert len(c.alive) == 3
+    c.delete(JOB.worker("w0"))
+    assert client.incarnation

@@ -12,7 +12,7 @@ from strata.core.txn import Delete, Put, Txn
 from strata.errors import ClusterReplaced, Unavailable
 from strata.v1.common_pb2 import Token
 from strata.v1.watch_pb2 import WatchRequest, WatchResponse
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import Forgetful, in_rig
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster, in_cluster
 
 
@@ -163,6 +163,35 @@ async def test_what_came_and_went_unseen_is_a_resync_too(c: Cluster, watcher: Wa
         while watcher.resyncs < 2:
             watcher.take(await anext(responses))
     assert watcher.keys == {"x/1": b"{}"}
+
+
+@asynccontextmanager
+async def forgetful() -> AsyncIterator[tuple[Cluster, Forgetful]]:
+    store = Forgetful()
+    async with cluster(1, store=store) as c:
+        yield c, store
+
+
+@in_rig(forgetful)
+async def test_what_an_audit_repairs_at_a_revision_that_the_client_knows_is_a_resync(
+    rig: tuple[Cluster, Forgetful],
+) -> None:
+    c, store = rig
+    watcher = Watcher(c, "r1")
+    async with watcher.begun() as responses:
+        put(c, "x/1", b"old")
+        await watcher.follow(responses, "x/1")
+        store.forgets = True
+        put(c, "x/1", b"new")
+        store.forgets = False
+        put(c, "x/2")
+        await watcher.follow(responses, "x/2")
+        assert watcher.keys["x/1"] == b"old"
+        assert await c["r1"].context.mirror.audit() == 1
+        while watcher.resyncs < 2:
+            watcher.take(await anext(responses))
+    assert watcher.keys == {"x/1": b"new", "x/2": b"{}"}
+    c["r1"].context.mirror.differences = 0  # the one that was to be found
 
 
 @in_cluster(Watcher, "r1", replicas=1)

@@ -6,8 +6,8 @@ import pytest
 
 from strata.core.datasets import (
     MAX_SHARDS,
-    _divided,
     decide_register_dataset,
+    divided,
     owners_of,
     plan_assignment,
     seated,
@@ -154,12 +154,12 @@ def test_seats_are_kept_taken_over_or_made(
 
 def test_over_many_replacements_only_the_share_of_the_replaced_moves() -> None:
     shards, workers = 2000, [f"w{index:02d}" for index in range(20)]
-    assignment = _divided(tuple(map(WorkerId, workers)), shards, None, epoch=1, generation=1)
+    assignment = divided(tuple(map(WorkerId, workers)), shards, None, epoch=1, generation=1)
     fresh = sum(map(len, assignment.moved.values()))
     for turn in range(60):
         workers[turn * 7 % 20] = f"x{turn:02d}"
         before = owners_of(assignment)
-        assignment = _divided(
+        assignment = divided(
             tuple(sorted(map(WorkerId, workers))), shards, assignment, epoch=1, generation=turn
         )
         gone = set(before) - set(workers)

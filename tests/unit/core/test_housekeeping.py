@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from strata.core.housekeeping import (
+    KEPT_GENERATIONS,
     MAX_OPS,
     orphans,
     plan_ended_generations,
@@ -22,6 +23,7 @@ from strata.core.records import (
     StopNotice,
     WorldHead,
 )
+from strata.core.stopping import StopRequest, decide_stop
 from strata.core.txn import Plan
 from tests.not_none import not_none
 from tests.unit.core.rig import (
@@ -61,12 +63,12 @@ class Aged:
         self.store = Store()
         self.epoch = lead(self.store)
         for name in ("w0", "w1"):
-            register(self.store, name, max_workers=2)
+            register(self.store, name, max_workers=2, max_fruitless_generations=100)
         carry_out(self.store, self.epoch)
 
     def next_generation(self) -> None:
         leave(self.store, "w0")
-        register(self.store, "w0", max_workers=2)
+        register(self.store, "w0", max_workers=2, max_fruitless_generations=100)
         carry_out(self.store, self.epoch)
 
     def plan(self) -> Plan:
@@ -81,19 +83,31 @@ class Aged:
         return plan
 
 
-def test_all_generations_are_cleared_away_but_two(aged: Aged) -> None:
+def test_all_generations_are_cleared_away_but_the_newest(aged: Aged) -> None:
     released(aged.store, "b")
     released(aged.store, "c")
-    aged.next_generation()
-    released(aged.store, "b", 2)
+    for _ in range(KEPT_GENERATIONS - 1):
+        aged.next_generation()
+    newest = KEPT_GENERATIONS
+    released(aged.store, "b", newest)
     assert aged.clean().txns == (), "somebody may still ask how a barrier of generation 1 ended"
     aged.next_generation()
     assert "generations 1 are" in aged.clean().reason
     view = aged.store.view()
-    assert view.names(JOB.worlds) == ["000000000002", "000000000003"]
+    assert view.names(JOB.worlds) == [f"{generation:012}" for generation in range(2, newest + 2)]
     assert view.names(JOB.barriers) == ["b"]
-    assert view.names(JOB.barrier_name("b")) == ["000000000002"]
+    assert view.names(JOB.barrier_name("b")) == [f"{newest:012}"]
     assert aged.plan().txns == ()
+
+
+def test_a_stop_that_is_asked_for_again_was_carried_out_though_two_worlds_followed(aged: Aged) -> None:
+    asked = StopRequest(action=StopAction.PREEMPT, reason="maintenance", generation=1)
+    aged.store.settle(lambda job: decide_stop(job, asked))
+    for _ in range(2):
+        aged.next_generation()
+        aged.clean()
+    again = decide_stop(aged.store.job(), asked)
+    assert (again.txn, again.refusal) == (None, None)
 
 
 def test_what_a_generation_restored_stays_while_it_supersedes_a_record(aged: Aged) -> None:
@@ -106,7 +120,8 @@ def test_what_a_generation_restored_stays_while_it_supersedes_a_record(aged: Age
     aged.next_generation()
     aged.store.put(JOB.notice(2), StopNotice(action=StopAction.PREEMPT, reason=""))
     aged.store.put(JOB.stopped_rank(2, 0), RankStopped(worker=WorkerId("w0")))
-    aged.next_generation()
+    for _ in range(KEPT_GENERATIONS):
+        aged.next_generation()
     aged.clean()
     assert aged.store.job().restored(2) == 20
     assert aged.store.view().names(JOB.generation(2)) == ["restored"]
@@ -129,8 +144,8 @@ def test_many_generations_are_cleared_in_batches(aged: Aged) -> None:
 
 
 def test_clearing_away_is_fenced(aged: Aged) -> None:
-    aged.next_generation()
-    aged.next_generation()
+    for _ in range(KEPT_GENERATIONS):
+        aged.next_generation()
     plan = aged.plan()
     lead(aged.store, "r2")
     assert not aged.store.execute(plan.txns[0]).succeeded

@@ -94,7 +94,11 @@ def test_streams_are_counted_by_identity_and_kind_and_given_back(kind: str) -> N
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    buckets: Buckets[int] = Buckets(SLOW)
-    for number in range(MAX_IDENTITIES + 10):
-        buckets.take(number, 0.0)
-    assert len(buckets._full_at_s) == MAX_IDENTITIES
+    """The bucket that was used longest ago is forgotten: a new one, which is full, takes its place."""
+    buckets: Buckets[int] = Buckets(Rate(per_s=1.0, burst=1.0))
+    for number in range(MAX_IDENTITIES):
+        assert not buckets.take(number, 0.0)
+    assert buckets.take(0, 0.0), "so many are remembered"
+    assert not buckets.take(MAX_IDENTITIES, 0.0)
+    assert buckets.take(1, 0.0)
+    assert not buckets.take(0, 0.0), "and no more"

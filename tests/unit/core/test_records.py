@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -74,6 +75,7 @@ def test_unknown_fields_are_ignored_and_missing_ones_take_their_default() -> Non
         (BarrierFloor, b'{"round":true}'),
         (BarrierFloor, b'{"round":null}'),
         (BarrierFloor, b"\xff\xfe"),
+        (RankFailed, b'{"reason":"\xff","worker":"w"}'),
         (RankFailed, b'{"reason":3,"worker":"w"}'),
         (RankFailed, b'{"reason":"r","worker":"w","code":"x"}'),
         (WorldHead, b'{"generation":1,"epoch":1,"members":1,"size":1,"reason":"","restore":3}'),
@@ -88,6 +90,14 @@ def test_unknown_fields_are_ignored_and_missing_ones_take_their_default() -> Non
 def test_what_is_not_a_record_is_poison(cls: Any, value: bytes) -> None:
     with pytest.raises(PoisonRecord, match=cls.__name__):
         decode(cls, value)
+
+
+@given(st.data(), st.sampled_from(CLASSES))
+def test_bytes_that_somebody_changed_are_a_record_or_poison(data: st.DataObject, cls: Any) -> None:
+    changed = bytearray(encode(data.draw(st.builds(cls))))
+    changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(PoisonRecord):
+        assert isinstance(decode(cls, bytes(changed)), cls)
 
 
 json_st: st.SearchStrategy[Any] = st.recursive(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from strata.core.datasets import _divided, owners_of
+from strata.core.datasets import divided, owners_of
 from strata.core.ids import WorkerId
 from strata.core.records import Assignment
 from strata.core.ring import POINTS, position
@@ -55,7 +55,7 @@ def test_the_printed_program_computes_the_same() -> None:
     made = None
     for first in range(4):
         workers = tuple(WorkerId(f"node-{index}") for index in range(first, first + 20 + first % 2))
-        made = _divided(workers, 700, made, epoch=1, generation=1)
+        made = divided(workers, 700, made, epoch=1, generation=1)
         assert made.moved
         assert bool(made.seats) == (first > 0)
         assert printed(made.workers, 700, made.seats, made.moved) == owners_of(made)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from strata.core.codec import PoisonRecord
 from strata.core.txn import (
     Compare,
+    Decision,
     Delete,
     Put,
     Range,
@@ -16,8 +18,10 @@ from strata.core.txn import (
     prefix_end,
     present,
     read_prefix,
+    refusable,
     unchanged,
 )
+from strata.errors import NotFound, StrataError
 from tests.unit.core.rig import Store
 
 
@@ -75,3 +79,14 @@ def test_a_txn_grows_without_changing_the_one_it_came_from() -> None:
     assert other.compares == (absent("a"), present("d"), absent("e"))
     assert other.success == (Delete(key="b"), Put(key="f", value=b""))
     assert other.failure == one.failure
+
+
+def test_an_error_that_a_decision_raises_is_its_refusal_but_a_poison_record_is_none() -> None:
+    @refusable
+    def decide(error: StrataError) -> Decision:
+        raise error
+
+    missing = NotFound("no such job")
+    assert decide(missing) == Decision(reason="no such job", refusal=missing)
+    with pytest.raises(PoisonRecord):
+        decide(PoisonRecord("by hand"))
