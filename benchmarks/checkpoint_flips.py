@@ -50,7 +50,7 @@ def zeros() -> State:
 
 
 def same(one: State, other: State) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in other)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in other)
 
 
 @contextmanager
