@@ -67,7 +67,7 @@ async def act(
         raise NotFound(f"there is no action {name[:40]}", hint=f"there are {', '.join(ACTIONS)}")
     try:
         action = msgspec.json.decode(body or b"{}", type=model.CheckpointAction)
-    except msgspec.DecodeError as error:  # ValidationError is one
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is one of the former
         raise InvalidArgument(f"the body of the action cannot be read: {error}") from None
     for field in sorted(set(TAKES.values()) - {TAKES.get(name)}):
         if getattr(action, field):

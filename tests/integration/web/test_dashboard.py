@@ -238,8 +238,12 @@ def test_the_table_of_ranks_is_used_with_the_keyboard(
 ) -> None:
     browser.open(f"{operator.origins[0]}/jobs/llama-70b/ranks")
     says("Rank 417")
-    click(browser, "Rank")  # ranks stay where they are, scores do not
-    browser.wait("rows", lambda: browser.run("return !!document.querySelector('[role=row][tabindex=\"0\"]')"))
+    rows = "return !!document.querySelector('[role=row][tabindex=\"0\"]')"
+    browser.wait("rows", lambda: browser.run(rows))
+    # ranks stay where they are, scores do not; a link to the page "Ranks" stands before the column
+    browser.run("document.querySelector('[role=columnheader] button').click()")
+    by_rank = "return document.querySelector('[role=row][tabindex=\"0\"]')?.textContent.startsWith('0')"
+    browser.wait("the order of the ranks", lambda: browser.run(by_rank))
     browser.run("document.querySelector('[role=row][tabindex=\"0\"]').focus()")
     press(browser, "End")
     row = "return document.activeElement.getAttribute('aria-rowindex')"
