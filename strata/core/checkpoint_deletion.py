@@ -73,14 +73,14 @@ def decide_delete(
         return _finish(job, held, tier, host)
     if record.state is CheckpointState.DELETING or (tier and tiers[tier].state in _GONE):
         return Decision(reason=f"step {step} may be removed")
-    return decide_entomb(job, held, tier=tier)
+    return decide_tombstone(job, held, tier=tier)
 
 
 # -- the tombstone ----------------------------------------------------------------------------
 
 
 @refusable
-def decide_entomb(job: JobView, held: Entry[CheckpointRecord], *, tier: str = "") -> Decision:
+def decide_tombstone(job: JobView, held: Entry[CheckpointRecord], *, tier: str = "") -> Decision:
     """Forbid the use of a checkpoint, or of one copy, unless somebody needs it."""
     record = held.record
     if tier and (record.state is not CheckpointState.COMMITTED or present_on(record) == [tier]):

@@ -11,7 +11,7 @@ import dataclasses
 
 from strata.core.checkpoint_attempt import Author, authorised
 from strata.core.checkpoint_damage import is_suspect, is_whole
-from strata.core.checkpoint_deletion import decide_entomb
+from strata.core.checkpoint_deletion import decide_tombstone
 from strata.core.checkpoint_order import counts, superseded
 from strata.core.checkpoint_records import Keep, Retention
 from strata.core.checkpoint_tiers import present_on
@@ -106,7 +106,7 @@ def next_tombstone(job: JobView, *, now_unix_ms: int) -> Decision:
     """
     policy = job.view.mod_revision(job.keys.retention)
     for entry, tier in going(job, now_unix_ms=now_unix_ms):
-        decision = decide_entomb(job, entry, tier=tier)
+        decision = decide_tombstone(job, entry, tier=tier)
         if decision.txn is not None:
             asked: Compare = unchanged(job.keys.retention, policy)
             return Decision(reason=f"{decision.reason}: no rule keeps it", txn=decision.txn.and_if(asked))
@@ -116,7 +116,7 @@ def next_tombstone(job: JobView, *, now_unix_ms: int) -> Decision:
 def pending(job: JobView, *, now_unix_ms: int) -> int:
     """Return how many deletions the leader has still to mark."""
     return sum(
-        decide_entomb(job, entry, tier=tier).txn is not None
+        decide_tombstone(job, entry, tier=tier).txn is not None
         for entry, tier in going(job, now_unix_ms=now_unix_ms)
     )
 

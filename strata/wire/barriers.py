@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from strata.core.barriers import Arrival, BarrierKey, OpenRound, outcome_payloads
+from strata.core.chunks import parts_of
 from strata.core.job import JobView
 from strata.core.records import BarrierOutcome
 from strata.core.view import Entry
@@ -19,17 +20,7 @@ BATCH_BYTES: Final = 1 << 20
 
 def batches(arrivals: Iterable[barriers_pb2.Arrival]) -> Iterator[list[barriers_pb2.Arrival]]:
     """Divide arrivals so that none of the messages that carry them is too large for a stream."""
-    batch: list[barriers_pb2.Arrival] = []
-    size = 0
-    for message in arrivals:
-        bytes_ = message.ByteSize()
-        if batch and size + bytes_ > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(message)
-        size += bytes_
-    if batch:
-        yield batch
+    return parts_of(arrivals, barriers_pb2.Arrival.ByteSize, most_bytes=BATCH_BYTES)
 
 
 def arrival(message: barriers_pb2.Arrival) -> Arrival:
