@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal
 
+from strata.agent.addresses import address_towards
 from strata.cli.etcd_remedies import quota_remedy
 from strata.client import CoordinatorClient, parse_endpoints
 from strata.client.name_lookup import ADVICE, SLOW_S, lookup_s
@@ -28,7 +29,6 @@ from strata.core.etcd_version import EtcdVersion, Fitness, judge
 from strata.documents.reading import read_config
 from strata.errors import ConfigError, StrataError, Unavailable
 from strata.etcd import EtcdStore, MemberStatus, Timing, TlsConfig
-from strata.launch.addresses import address_towards
 from strata.launch.ports import is_free
 from strata.observe.words import size
 from strata.security.dates import validity

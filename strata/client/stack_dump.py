@@ -1,7 +1,7 @@
 """Has this process write the stacks of its threads into a file whenever its supervisor asks.
 
 The file's name is in `STRATA_STACKS`, where `%r` stands for the rank; the question is SIGUSR2. The other side is
-`strata.launch.stack_dump`, and a warm process does the same before it runs the script.
+`strata.agent.stack_dump`, and a warm process does the same before it runs the script.
 """
 
 from __future__ import annotations

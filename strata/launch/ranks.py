@@ -11,14 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from strata.agent.environment import Place, rank_environment
+from strata.agent.stack_dump import dump_stacks
 from strata.client.inspection import RankLog
 from strata.config.run import PROCESS
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import ConfigError
 from strata.launch.children import Child
-from strata.launch.environment import Place, rank_environment
 from strata.launch.rank_logs import RankLogs
-from strata.launch.stack_dump import dump_stacks
 from strata.launch.starting import RANK_LOG, Starter
 from strata.launch.warm_program import LAST_WORDS
 from strata.observe import get_logger

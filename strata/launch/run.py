@@ -14,6 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from strata.agent.addresses import find_address_towards
+from strata.agent.devices import OpenDevices
+from strata.agent.draining import prepare_devices, watching_devices
+from strata.agent.environment import Place
+from strata.agent.health import Health
+from strata.agent.relay import Relay
+from strata.agent.relay_server import serving
+from strata.agent.run_folder import run_folder
 from strata.client import MemberSession, name_lookup, parse_endpoints
 from strata.client.endpoints import Endpoint
 from strata.client.inspection import Inspection
@@ -25,16 +33,8 @@ from strata.core.exit_codes import PREEMPTED
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, JobDone, StrataError
-from strata.launch.addresses import find_address_towards
 from strata.launch.command import check_command, describe, job_name
-from strata.launch.devices import OpenDevices
-from strata.launch.draining import prepare_devices, watching_devices
-from strata.launch.environment import Place
 from strata.launch.exit_status import of_signal
-from strata.launch.health import Health
-from strata.launch.relay import Relay
-from strata.launch.relay_server import serving
-from strata.launch.run_folder import run_folder
 from strata.launch.run_progress import Listening, RunProgress, shown
 from strata.launch.starting import ColdStarter, Starter
 from strata.launch.stopping import PREEMPT_SIGNALS

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from strata.agent.environment import Place
+from strata.agent.rendezvous import Meeting, ReservedPort
 from strata.client.inspection import RankLog
-from strata.launch.environment import Place
 from strata.launch.ranks import Exited, Program, RankGroup, RankProcess
-from strata.launch.rendezvous import Meeting, ReservedPort
 
 RENEW_S: Final = 5.0
 """How often it is looked whether what was prepared is still there."""

@@ -23,24 +23,25 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+from strata.agent import joining, notices, reports
+from strata.agent.environment import Place
+from strata.agent.joining import join_world
+from strata.agent.notices import SAY_S, ask_all_to_stop, leaves, names, notice_for
+from strata.agent.rendezvous import Meeting
+from strata.agent.reports import ExitReports
+from strata.agent.stack_dump import process_state
 from strata.client.terms import UNTOLD_S
 from strata.config import RunConfig
 from strata.config.run import IN_PROCESS
 from strata.config.training import PREEMPT_MEMBER
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import BarrierTimeout, Unavailable
-from strata.launch import exit_status, joining, notices, reports
-from strata.launch.environment import Place
-from strata.launch.joining import join_world
-from strata.launch.notices import SAY_S, Stopping, ask_all_to_stop, leaves, names, notice_for
+from strata.launch import exit_status
 from strata.launch.rank_logs import RankLogs
 from strata.launch.ranks import Program, RankGroup, inherited_environment
-from strata.launch.rendezvous import Meeting
-from strata.launch.reports import ExitReports
 from strata.launch.slots import Slots
-from strata.launch.stack_dump import process_state
 from strata.launch.starting import Starter
-from strata.launch.stopping import StopRequest
+from strata.launch.stopping import Stopping, StopRequest
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, StopNotice

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from strata.agent.environment import common_environment
 from strata.launch import warm_program
 from strata.launch.children import Child
-from strata.launch.environment import common_environment
 from strata.launch.python_command import PythonCommand, python_command, source_of
 from strata.launch.script_imports import Libraries, libraries_of
 from strata.launch.starting import ColdStarter, Started

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from strata.agent.devices import open_devices
 from strata.core.devices import fault
-from strata.launch.devices import open_devices
 from tests.conftest import need
 
 HARDWARE = Path("/dev/nvidiactl").exists()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from strata.agent.environment import Place
 from strata.client import CoordinatorClient, parse_endpoints
 from strata.config import Credentials
 from strata.errors import ConfigError, JobFailed, Refused, StrataError, Unavailable
@@ -23,7 +24,6 @@ from strata.integrations.torchrun.launcher import RankFailure
 from strata.integrations.torchrun.meeting import Met
 from strata.integrations.torchrun.member import AgentMember, Preempted, Spare
 from strata.integrations.torchrun.settings import NO_BREAKER, AgentSettings
-from strata.launch.environment import Place
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_RUNNING,

@@ -13,6 +13,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, cast
 
+from strata.agent.environment import Place
+from strata.agent.health import Health
+from strata.agent.relay import Relay
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession, RankSession
 from strata.client.seat import RankPlace, Seat, placed
@@ -26,9 +29,6 @@ from strata.errors import (
     StrataError,
     Unavailable,
 )
-from strata.launch.environment import Place
-from strata.launch.health import Health
-from strata.launch.relay import Relay
 from strata.session.served import serve
 from strata.testing.links import MemoryLink, Switchboard
 from strata.testing.processes import Process

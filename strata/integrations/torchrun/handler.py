@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from strata.agent.environment import Place
 from strata.client import loop
 from strata.config import Credentials, TrainingConfig
 from strata.core.exit_codes import PREEMPTED
@@ -51,7 +52,6 @@ from strata.integrations.torchrun.member import AgentMember, Preempted, Spare
 from strata.integrations.torchrun.settings import AgentSettings, of_agent, read_settings
 from strata.integrations.torchrun.signals import AgentSignals
 from strata.integrations.torchrun.store import AgentStore
-from strata.launch.environment import Place
 from strata.observe import configure, get_logger
 
 BACKEND: Final = "strata"

@@ -15,6 +15,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from strata.agent.addresses import find_address_towards
+from strata.agent.environment import OURS, Place, rank_environment
+from strata.agent.joining import join_barrier
+from strata.agent.notices import LATE_S, ask_all_to_stop, names
 from strata.client import name_lookup
 from strata.config.run import PROCESS
 from strata.config.training import PREEMPT_MEMBER
@@ -25,10 +29,6 @@ from strata.integrations.torchrun.launcher import RankFailure
 from strata.integrations.torchrun.meeting import Met, Offer, meet
 from strata.integrations.torchrun.session import TELL_S, AgentSession
 from strata.integrations.torchrun.settings import AgentSettings
-from strata.launch.addresses import find_address_towards
-from strata.launch.environment import OURS, Place, rank_environment
-from strata.launch.joining import join_barrier
-from strata.launch.notices import LATE_S, ask_all_to_stop, names
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (

@@ -18,6 +18,15 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
+from strata.agent.devices import open_devices
+from strata.agent.draining import watching_devices
+from strata.agent.environment import Place
+from strata.agent.health import Health
+from strata.agent.relay import Relay
+from strata.agent.relay_server import serving
+from strata.agent.reports import ExitReports
+from strata.agent.run_folder import run_folder
+from strata.agent.stack_dump import dump_stacks, process_state
 from strata.client import MemberSession
 from strata.client.terms import UNTOLD_S
 from strata.config import HealthConfig, load
@@ -25,15 +34,6 @@ from strata.core.timing import Timing
 from strata.errors import StaleGeneration, StrataError
 from strata.integrations.torchrun import orphans
 from strata.integrations.torchrun.settings import AgentSettings
-from strata.launch.devices import open_devices
-from strata.launch.draining import watching_devices
-from strata.launch.environment import Place
-from strata.launch.health import Health
-from strata.launch.relay import Relay
-from strata.launch.relay_server import serving
-from strata.launch.reports import ExitReports
-from strata.launch.run_folder import run_folder
-from strata.launch.stack_dump import dump_stacks, process_state
 from strata.observe import get_logger
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint

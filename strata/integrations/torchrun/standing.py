@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from strata.launch.environment import Place
-from strata.launch.notices import leaves, notice_for
+from strata.agent.environment import Place
+from strata.agent.notices import leaves, notice_for
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, JOB_PHASE_PAUSED, StopNotice
 

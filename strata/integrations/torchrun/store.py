@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from torch.distributed import DistError, DistStoreError, PrefixStore, Store  # type: ignore[attr-defined]  # not in their list
 
+from strata.agent.environment import Place
 from strata.errors import ConfigError
 from strata.integrations.torchrun.meeting import Met
-from strata.launch.environment import Place
 
 ROLE_INFO: Final = "torchelastic/role_info/"
 ASSIGNED_RANKS: Final = "torchelastic/assigned_ranks/"

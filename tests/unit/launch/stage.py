@@ -12,10 +12,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from strata.agent.environment import Place
+from strata.agent.rendezvous import Meeting
 from strata.config import RunConfig
 from strata.errors import ConfigError
-from strata.launch.environment import Place
-from strata.launch.rendezvous import Meeting
 from strata.launch.starting import ColdStarter
 from strata.launch.supervisor import Supervisor
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED, Arrival, BarrierOutcome

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from strata.agent.notices import leaves, notice_for
 from strata.core.exit_codes import DO_NOT_REQUEUE
 from strata.errors import Unavailable
 from strata.launch import supervisor
-from strata.launch.notices import leaves, notice_for
 from strata.launch.stopping import StopRequest
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from strata.agent.environment import Place
+from strata.agent.stack_dump import dump_stacks, process_state
 from strata.client.inspection import last_lines
 from strata.errors import ConfigError
-from strata.launch.environment import Place
 from strata.launch.rank_logs import RankLogs
 from strata.launch.ranks import Program, RankGroup, inherited_environment
-from strata.launch.stack_dump import dump_stacks, process_state
 from strata.launch.starting import ColdStarter
 from strata.launch.warm import WarmStarter
 from strata.v1.worlds_pb2 import World, WorldMember

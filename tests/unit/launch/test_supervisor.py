@@ -9,10 +9,10 @@ import signal
 import pytest
 from structlog.testing import capture_logs
 
+from strata.agent.rendezvous import JOIN_BARRIER, Meeting
 from strata.core.exit_codes import DO_NOT_REQUEUE
 from strata.errors import ConfigError, StaleGeneration
 from strata.launch.exit_status import exit_status
-from strata.launch.rendezvous import JOIN_BARRIER, Meeting
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
     BARRIER_RESULT_RELEASED,

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from strata.launch.environment import Place, rank_environment
+from strata.agent.environment import Place, rank_environment
 from strata.training.world import TrainingWorld, enter_place, world_of
 from strata.v1.session_pb2 import RankPlace
 from strata.v1.worlds_pb2 import RestorePoint, World, WorldMember

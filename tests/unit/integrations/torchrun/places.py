@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.launch.environment import Place
+from strata.agent.environment import Place
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, World, WorldMember
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strata.agent.rendezvous import Meeting
 from strata.errors import ConfigError
 from strata.integrations.torchrun.meeting import DEFAULT_ROLE, Met, Offer, meet
-from strata.launch.rendezvous import Meeting
 
 STORE = Offer(address="10.0.0.1", port=4711)
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from strata.agent import draining
+from strata.agent.devices import DeviceThread, DeviceWatch, OpenDevices, open_devices
+from strata.agent.draining import prepare_devices, watching_devices
+from strata.agent.nvml import NoDevicesError, NvmlReader
+from strata.agent.traces import FILE_VARIABLES
 from strata.config import HealthConfig
 from strata.errors import Refused, Unavailable
-from strata.launch import draining
-from strata.launch.devices import DeviceThread, DeviceWatch, OpenDevices, open_devices
-from strata.launch.draining import prepare_devices, watching_devices
-from strata.launch.nvml import NoDevicesError, NvmlReader
-from strata.launch.traces import FILE_VARIABLES
 from strata.v1.members_pb2 import DeviceStatus
 from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN
 

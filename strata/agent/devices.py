@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from strata.agent.nvml import NoDevicesError, NvmlReader, load_library
 from strata.core.devices import DeviceReading, fault
-from strata.launch.nvml import NoDevicesError, NvmlReader, load_library
 from strata.observe import get_logger
 from strata.v1.members_pb2 import DeviceStatus
 from strata.wire.members import device_message

@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from strata.launch.traces import FILE_VARIABLES, PIPE_VARIABLE, collect_trace, trace_environment
+from strata.agent.traces import FILE_VARIABLES, PIPE_VARIABLE, collect_trace, trace_environment
 
 
 def test_ranks_are_told_where_to_write_unless_the_user_said_it(tmp_path: Path) -> None:

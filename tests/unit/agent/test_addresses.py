@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from strata.agent.addresses import address_towards, find_address_towards
 from strata.client import parse_endpoints
-from strata.launch.addresses import address_towards, find_address_towards
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
+from strata.agent.environment import Place
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StrataError
-from strata.launch.environment import Place
 from strata.observe import get_logger
 from strata.session.served import End, Handler, Session
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome

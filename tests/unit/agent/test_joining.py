@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from strata.agent.joining import join_barrier
 from strata.errors import StaleGeneration
-from strata.launch.joining import join_barrier
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import World, WorldMember

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from strata.launch.environment import Place, rank_environment
+from strata.agent.environment import Place, rank_environment
 from strata.v1.worlds_pb2 import RestorePoint, World, WorldMember
 
 

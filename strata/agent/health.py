@@ -11,13 +11,13 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
+from strata.agent.environment import Place
+from strata.agent.traces import collect_trace
 from strata.client.stall_watch import Actions, StallWatch, kept
 from strata.config import HealthConfig
 from strata.config.health import EVICT
 from strata.core.stalls import StallLimits, kind_of
 from strata.errors import StrataError
-from strata.launch.environment import Place
-from strata.launch.traces import collect_trace
 from strata.observe import get_logger
 from strata.v1.members_pb2 import RankProgress
 from strata.v1.worlds_pb2 import GetJobRequest, GetJobResponse

@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Awaitable
 from typing import Protocol
 
+from strata.agent.rendezvous import JOIN_BARRIER, Meeting
 from strata.client.barriers import payloads_of
 from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration, StrataError
-from strata.launch.rendezvous import JOIN_BARRIER, Meeting
 from strata.observe import get_logger
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.session_pb2 import WorldUpdate

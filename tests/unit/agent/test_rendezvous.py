@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
+from strata.agent.rendezvous import Meeting, ReservedPort
 from strata.errors import Refused
 from strata.launch.ports import free_port, is_free
-from strata.launch.rendezvous import Meeting, ReservedPort
 
 
 def listener(port: int, *, family: int = socket.AF_INET6) -> socket.socket:

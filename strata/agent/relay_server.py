@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc.aio
 
+from strata.agent.relay import Relay
 from strata.core.timing import Timing
 from strata.errors import ConfigError
-from strata.launch.relay import Relay
 from strata.session.link import Link
 from strata.session.served import serve
 from strata.v1.session_pb2 import Down, Up

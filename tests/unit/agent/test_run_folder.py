@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from strata.launch import run_folder as module
-from strata.launch.run_folder import EMPTY_S, OWNER, run_folder, sweep
+from strata.agent import run_folder as module
+from strata.agent.run_folder import EMPTY_S, OWNER, run_folder, sweep
 
 OWNER_PROGRAM = """
 import sys, time
-from strata.launch.run_folder import run_folder
+from strata.agent.run_folder import run_folder
 with run_folder() as folder:
     (folder / "ranks.sock").write_text("")
     print(folder, flush=True)

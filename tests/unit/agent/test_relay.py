@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from strata.agent.environment import Place
+from strata.agent.relay import Relay
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StrataError
-from strata.launch.environment import Place
-from strata.launch.relay import Relay
 from strata.session.served import serve
 from strata.testing.links import MemoryLink, pair
 from strata.testing.virtual_time import in_virtual_time

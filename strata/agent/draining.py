@@ -15,12 +15,12 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
+from strata.agent.devices import DeviceWatch, OpenDevices, open_devices
+from strata.agent.traces import trace_environment
 from strata.client.stall_watch import kept
 from strata.config import HealthConfig
 from strata.core.devices import fault
 from strata.errors import Refused, StrataError
-from strata.launch.devices import DeviceWatch, OpenDevices, open_devices
-from strata.launch.traces import trace_environment
 from strata.observe import get_logger
 from strata.v1.members_pb2 import DeviceStatus
 from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN, StopJobRequest

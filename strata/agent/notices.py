@@ -1,23 +1,13 @@
-"""What a notice means to one member, and how its ranks are ended as it asks.
-
-Ranks that heed notices agree on a step, save it and exit with code 75; the supervisor waits for
-that as long as the notice allows. Others know of no notice: they get SIGTERM, as at any stop. In
-both cases who still runs afterwards is ended, and counts as stopped and not as failed.
-"""
+"""What a notice means to one member, and the request for one."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
-from strata.core.exit_codes import PREEMPTED
 from strata.errors import StrataError, Unavailable
-from strata.launch.ranks import RankGroup
-from strata.launch.reports import ExitReports
-from strata.launch.slots import Slots
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
@@ -100,57 +90,3 @@ async def ask_all_to_stop(
         log.warning("run.nobody_asked", reason=str(error))
         return None
     return response.notice if response.HasField("notice") else None
-
-
-class Stopping:
-    """Ends this node's ranks as a notice asks. `urgent` ends them at once."""
-
-    def __init__(
-        self,
-        slots: Slots,
-        reports: ExitReports,
-        *,
-        stop_grace_s: float,
-        restart_grace_s: float,
-        urgent: asyncio.Event,
-    ) -> None:
-        self._slots = slots
-        self._reports = reports
-        self._stop_grace_s = stop_grace_s
-        self._restart_grace_s = restart_grace_s
-        self._urgent = urgent
-
-    async def obey(self, notice: StopNotice, *, hurry: Callable[[], Awaitable[None]]) -> bool:
-        """Return once no rank runs here, False if none did.
-
-        `hurry` returns when there is no use in waiting any longer.
-        """
-        ranks = self._slots.ranks
-        if ranks is None:
-            return False
-        grace_s = self._restart_grace_s
-        if notice.grace_ms > 0 and await ranks.will_heed(min(SAY_S, notice.grace_ms / 1000)):
-            limit_s = notice.grace_ms / 1000 + LATE_S
-            log.info("run.stopping_together", reason=notice.reason, grace_s=notice.grace_ms / 1000)
-            if not await _ended(ranks, limit_s, hurry):
-                log.warning("run.not_stopped_together", ranks=ranks.alive(), reason=notice.reason)
-        elif notice.grace_ms > 0:
-            grace_s = min(self._stop_grace_s, notice.grace_ms / 1000 + LATE_S)
-            log.info("run.stopping", reason=notice.reason)
-        await self._slots.end(grace_s, urgent=self._urgent)
-        for rank in sorted(ranks.put_down):
-            reason = f"ended without a common step: {notice.reason}"
-            self._reports.report(ranks.place.generation, rank, PREEMPTED, reason)
-        return True
-
-
-async def _ended(ranks: RankGroup, limit_s: float, hurry: Callable[[], Awaitable[None]]) -> bool:
-    """Tell whether all ranks ended by themselves within the limit, and before there was a hurry."""
-    joined = asyncio.ensure_future(ranks.join())
-    hurried = asyncio.ensure_future(hurry())
-    try:
-        await asyncio.wait({joined, hurried}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        joined.cancel()
-        hurried.cancel()
-    return not ranks.running
