@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Awaitable
 from typing import Protocol
 
-from strata.agent.rendezvous import JOIN_BARRIER, Meeting
+from strata.agent.rendezvous import JOIN_BARRIER
 from strata.client.barriers import payloads_of
 from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration, StrataError
 from strata.observe import get_logger
@@ -27,26 +27,6 @@ class Upstream(Protocol):
     def arrive(self, arrival: Arrival) -> Awaitable[BarrierOutcome]:
         """Arrive and return the round's outcome; `StaleGeneration` when a newer world came."""
         ...
-
-
-async def join_world(
-    upstream: Upstream,
-    update: WorldUpdate,
-    *,
-    job: str,
-    offer: Meeting | None,
-    timeout_s: float,
-    superseded: Awaitable[None],
-) -> Meeting | None:
-    """Return where the ranks of `update`'s world meet, once every member is there.
-
-    `offer`: where they are to meet, from the member of rank 0. All else is as `join_barrier` says.
-    """
-    payload = offer.encode() if offer is not None else b""
-    payloads = await join_barrier(
-        upstream, update, job=job, payload=payload, timeout_s=timeout_s, superseded=superseded
-    )
-    return None if payloads is None else Meeting.decode(payloads.get(0, b""))
 
 
 async def join_barrier(

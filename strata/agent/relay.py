@@ -113,10 +113,12 @@ class Relay:
         on_heeding: OfRank | None = None,
         on_stopped: OfRank | None = None,
         on_stepped: OfRank | None = None,
+        may_ask_to_stop: Callable[[], bool] = lambda: True,
     ) -> None:
         """`on_attached`: a rank is let in. `on_silent`: one is attached no more though it did not leave.
         `on_heeding`: it says that it stops by itself when its generation is asked to; `on_stopped`: it has.
-        `on_stepped`: it says that it has made a step.
+        `on_stepped`: it says that it has made a step. `may_ask_to_stop`: whether ranks that ask for a common stop are
+        not just being ended here.
         """
         self._upstream = upstream
         self._listener = listener
@@ -128,6 +130,7 @@ class Relay:
         self._on_heeding = on_heeding
         self._on_stopped = on_stopped
         self._on_stepped = on_stepped
+        self._may_ask_to_stop = may_ask_to_stop
         self._place: Place | None = None
         self._attached: dict[int, _RankHandler] = {}
         """By local rank, which a process keeps from one generation to the next."""
@@ -231,9 +234,10 @@ class Relay:
             )
         return place.ranks.index(rank.rank)
 
-    def runs(self, generation: int) -> bool:
-        """Whether ranks of this generation are to run here: they speak for the job only then."""
-        return self._place is not None and self._place.generation == generation
+    def may_ask_to_stop(self, generation: int) -> bool:
+        """Tell whether a rank of this generation that asks for a common stop speaks for the job."""
+        runs = self._place is not None and self._place.generation == generation
+        return runs and self._may_ask_to_stop()
 
     def heeds(self, rank: int, generation: int) -> None:
         """Take note that a rank stops by itself when its generation is asked to."""
@@ -334,7 +338,7 @@ class _RankHandler:
         name = call.WhichOneof("request")
         if name is None:
             raise InvalidArgument("a call without a request, or one of a newer version")
-        if name == "stop_job" and not self._relay.runs(self.generation):
+        if name == "stop_job" and not self._relay.may_ask_to_stop(self.generation):
             raise StaleGeneration(f"this node's ranks of generation {self.generation} are being ended")
         response: Any = await self._upstream.call(getattr(call, name), timeout_s=None)
         return Reply(token=self._upstream.token, **{name: response})

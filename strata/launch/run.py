@@ -1,4 +1,4 @@
-"""`strata run`, put together: session upward, relay, supervisor, signals."""
+"""`strata run`, put together: agent, supervisor, signals."""
 
 from __future__ import annotations
 
@@ -8,108 +8,42 @@ import random
 import signal
 import socket
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from strata.agent.addresses import find_address_towards
+from strata.agent.core import Agent, AgentConfig
 from strata.agent.devices import OpenDevices
-from strata.agent.draining import prepare_devices, watching_devices
-from strata.agent.environment import Place
-from strata.agent.health import Health
-from strata.agent.relay import Relay
-from strata.agent.relay_server import serving
+from strata.agent.draining import prepare_devices
 from strata.agent.run_folder import run_folder
-from strata.client import MemberSession, name_lookup, parse_endpoints
+from strata.agent.serving import AgentObserver, serving_ranks_of
+from strata.client import MemberSession, parse_endpoints
 from strata.client.endpoints import Endpoint
-from strata.client.inspection import Inspection
 from strata.client.storage_wait import patience_s, wait_for_storage
 from strata.client.unary import UnaryClient
 from strata.config import RunConfig
 from strata.config.scheduler import allocation
 from strata.core.exit_codes import PREEMPTED
 from strata.core.ids import checked_id
-from strata.core.timing import Timing
-from strata.errors import ConfigError, JobDone, StrataError
+from strata.errors import ConfigError, JobDone
 from strata.launch.command import check_command, describe, job_name
 from strata.launch.exit_status import of_signal
 from strata.launch.run_progress import Listening, RunProgress, shown
 from strata.launch.starting import ColdStarter, Starter
 from strata.launch.stopping import PREEMPT_SIGNALS
-from strata.launch.supervisor import SOCKET, Supervisor
+from strata.launch.supervisor import Supervisor
 from strata.launch.warm import WarmStarter, uses_init
 from strata.observe import configure, get_logger
-from strata.v1.barriers_pb2 import BarrierOutcome
-from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import Registration
-from strata.v1.session_pb2 import Welcome, WorldUpdate
-from strata.v1.worlds_pb2 import JOB_PHASE_PAUSED, JOB_PHASE_RUNNING, JobSpec
+from strata.v1.worlds_pb2 import JobSpec
 
 log = get_logger()
 
 STDERR: Final = 2
-_GOES_ON: Final = {JOB_PHASE_RUNNING: "running", JOB_PHASE_PAUSED: "paused"}
+RANKS_SOCKET: Final = "ranks.sock"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-
-
-class _Observer:
-    """Hands what the session says to supervisor and relay, and tells people of its state."""
-
-    supervisor: Supervisor | None = None
-    relay: Relay | None = None
-
-    def __init__(self, progress: RunProgress) -> None:
-        self._progress = progress
-        self._told: set[str] = set()
-        self._phase_reason = ""
-
-    def on_connected(self, welcome: Welcome) -> None:
-        self._told.clear()
-        log.info("session.connected", replica=welcome.replica, incarnation=welcome.incarnation)
-
-    def on_disconnected(self, reason: StrataError) -> None:
-        if reason.message not in self._told:  # once a reason, not once a try
-            self._told.add(reason.message)
-            log.warning("session.disconnected", reason=reason.message, hint=reason.hint)
-
-    def on_world(self, update: WorldUpdate) -> None:
-        if update.phase in _GOES_ON and update.phase_reason not in {"", self._phase_reason}:
-            self._phase_reason = update.phase_reason  # taken up again, or paused
-            log.info("job.phase", phase=_GOES_ON[update.phase], reason=update.phase_reason)
-        if self.relay is not None:
-            self.relay.on_world(update)
-        if self.supervisor is not None:
-            self.supervisor.on_world(update)
-
-    def on_outcome(self, outcome: BarrierOutcome) -> None:
-        if self.relay is not None:
-            self.relay.on_outcome(outcome)
-
-    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self._progress.committed(checkpoint)
-        if self.relay is not None:
-            self.relay.on_checkpoint(checkpoint)
-
-
-class _Door:
-    """Where the supervisor tells of places: the relay lets ranks in, the watch looks at them, the status line shows them."""
-
-    relay: Relay
-    health: Health
-    progress: RunProgress
-
-    def set_place(self, place: Place | None) -> None:
-        self.progress.begin(place.generation if place is not None else 0)
-        self.relay.set_place(place)
-        self.health.set_place(place)
-
-    def in_process(self) -> frozenset[int]:
-        return self.relay.in_process()
-
-    def move(self, place: Place, local_ranks: Collection[int]) -> None:
-        self.relay.move(place, local_ranks)
 
 
 async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
@@ -153,23 +87,32 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         ),
     )
     progress = RunProgress(job)
-    observer = _Observer(progress)
+    observer = AgentObserver(on_checkpoint=progress.committed)
     session = MemberSession(
         endpoints, registration, observer, rng=random.Random(), credentials=config.credentials
     )
+    agent = Agent(
+        AgentConfig(
+            job=job,
+            worker_id=worker_id,
+            endpoints=endpoints,
+            shown_endpoints=",".join(config.endpoints),
+            address=config.address,
+            join_timeout_s=config.join_timeout_s,
+            preempt=config.preempt,
+            preempt_grace_s=config.preempt_grace_s,
+        ),
+        session,
+    )
     asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    _on_signals(asked, observer)
+    _on_signals(lambda number: None if asked.done() else asked.set_result(number))
     await _storage_takes_saves(config, job, endpoints, asked)
     serve_session = asyncio.create_task(session.run(), name="session")
     try:
         with run_folder() as folder:
             if not await _connected(session, serve_session, asked):
                 return PREEMPTED if asked.result() in PREEMPT_SIGNALS else of_signal(asked.result())
-            address = config.address or await find_address_towards(endpoints[0].host, endpoints[0].port)
-            name_lookup.warn_if_slow(address, lambda said: log.warning("names.slow", reason=said))
-            run = _run(
-                config, command, session, observer, progress, folder, devices, worker_id, address, asked
-            )
+            run = _run(config, command, agent, session, observer, progress, folder, devices, asked)
             supervise = asyncio.create_task(run, name="supervisor")
             try:
                 await asyncio.wait({supervise, serve_session}, return_when=asyncio.FIRST_COMPLETED)
@@ -190,60 +133,33 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
 async def _run(
     config: RunConfig,
     command: Sequence[str],
+    agent: Agent,
     session: MemberSession,
-    observer: _Observer,
+    observer: AgentObserver,
     progress: RunProgress,
     folder: Path,
     devices: OpenDevices | None,
-    worker_id: str,
-    address: str,
     asked: asyncio.Future[int],
 ) -> int:
     assert session.welcome is not None
-    timing = Timing.derive(session.welcome.detect_s)
-
-    door = _Door()
+    agent.socket, agent.detect_s = folder / RANKS_SOCKET, session.welcome.detect_s
     supervisor = Supervisor(
-        config,
-        _starter(config, command),
-        upstream=session,
-        worker_id=worker_id,
-        address=address,
-        folder=folder,
-        detect_s=timing.detect_s,
-        door=door,
-        will_heed=partial(uses_init, command),
+        config, _starter(config, command), agent, folder=folder, will_heed=partial(uses_init, command)
     )
-    health = Health(config.health, Listening(session, progress), supervisor, detect_s=timing.detect_s)
-    session.on_request = Inspection(session.evidence, supervisor.stack, supervisor.logs, log=log).on_request
-    relay = Relay(
-        session,
-        worker_id=worker_id,
-        detect_s=timing.detect_s,
-        grace_s=timing.reconnect_grace_s,
-        listener=health.stalls,
-        on_attached=supervisor.rank_attached,
-        on_silent=supervisor.rank_is_silent,
-        on_heeding=supervisor.rank_heeds_notices,
-        on_stopped=supervisor.rank_stopped,
-        on_stepped=supervisor.rank_stepped,
-    )
-    door.relay, door.health, door.progress = relay, health, progress
     async with (
         shown(progress, STDERR, wanted=config.status_line and config.log.format != "json"),
-        serving(relay, folder / SOCKET, timing),
-        health.watching(),
-        watching_devices(
-            devices,
-            config.health,
+        serving_ranks_of(
+            agent,
             session,
-            job=config.job,
-            worker_id=worker_id,
-            grace_s=config.preempt_grace_s,
-            on_unfit=supervisor.become_unfit,
+            observer,
+            supervisor,
+            config.health,
+            devices=devices,
+            listening=Listening(session, progress),
+            on_place=lambda place: progress.begin(place.generation if place is not None else 0),
         ),
     ):
-        observer.relay, observer.supervisor = relay, supervisor
+        _on_signals(supervisor.ask_to_stop)
         if asked.done():
             supervisor.ask_to_stop(asked.result())
         if session.world is not None:
@@ -301,18 +217,11 @@ async def _connected(
     return True
 
 
-def _on_signals(asked: asyncio.Future[int], observer: _Observer) -> None:
-    """Let signals stop the supervisor once there is one, and the wait for coordinators before."""
-
-    def on_signal(number: int) -> None:
-        if observer.supervisor is not None:
-            observer.supervisor.ask_to_stop(number)
-        elif not asked.done():
-            asked.set_result(number)
-
+def _on_signals(hear: Callable[[int], None]) -> None:
+    """Have `hear` called with each signal that stops an agent: as long as nobody runs, the wait for coordinators ends."""
     for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+            asyncio.get_running_loop().add_signal_handler(number, hear, number)
 
 
 _RUN_HINT = (

@@ -10,7 +10,7 @@ With `--restart=in_process` the ranks that can go on by themselves are not ended
 their place in the new generation, and have `restart_grace_s` to attach in it; a process that does
 not is replaced by a new one.
 
-`slots` has the ranks, `joining` the barrier, `reports` tells of ranks that ended. Losing the
+`slots` has the ranks; `agent.core` meets the other members, and tells of ranks that ended. Losing the
 coordinators changes nothing here: ranks go on, and what they did is told later.
 """
 
@@ -18,24 +18,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from strata.agent import joining, notices, reports
+from strata.agent.core import Agent
 from strata.agent.environment import Place
-from strata.agent.joining import join_world
-from strata.agent.notices import SAY_S, ask_all_to_stop, leaves, names, notice_for
+from strata.agent.notices import SAY_S, leaves, names, notice_for
 from strata.agent.rendezvous import Meeting
-from strata.agent.reports import ExitReports
 from strata.agent.stack_dump import process_state
+from strata.agent.standing import is_outdated, waits_because
 from strata.client.terms import UNTOLD_S
 from strata.config import RunConfig
 from strata.config.run import IN_PROCESS
-from strata.config.training import PREEMPT_MEMBER
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
-from strata.errors import BarrierTimeout, Unavailable
+from strata.errors import Unavailable
 from strata.launch import exit_status
 from strata.launch.rank_logs import RankLogs
 from strata.launch.ranks import Program, RankGroup, inherited_environment
@@ -48,69 +46,32 @@ from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, StopNotice
 
 log = get_logger()
 
-SOCKET: Final = "ranks.sock"
-"""The relay's socket in the supervisor's folder."""
 NAMED_S: Final = 10.0
 """How long a member that was to leave waits for its turn, when others leave at the same time."""
-REPORT_S: Final = 5.0
-"""How long a member that leaves waits until the ends of its ranks are on record, before it says that it waits."""
-
-
-class Upstream(joining.Upstream, reports.Upstream, notices.Upstream, Protocol):
-    """What the supervisor needs of its session with the coordinators."""
-
-    async def leave(self, reason: str) -> None:
-        """Return once this member is no longer one, or that could not be told in time."""
-        ...
-
-
-class Door(Protocol):
-    """What the supervisor needs of the relay, where the ranks attach."""
-
-    def set_place(self, place: Place | None) -> None:
-        """Let in the ranks of `place` from now on, and no others; None: nobody."""
-        ...
-
-    def in_process(self) -> frozenset[int]:
-        """Return the local ranks that are attached and can go on in another generation."""
-        ...
-
-    def move(self, place: Place, local_ranks: Collection[int]) -> None:
-        """Tell these local ranks, of the generation before, their place in this one."""
-        ...
 
 
 class Supervisor:
-    """Has `starter` start the command once a slot in every generation that has a place for this member.
+    """Has `starter` start the command once a slot in every generation that has a place for `agent`'s member.
 
-    `door` is told of the ranks that run here whenever they change. `folder` is this supervisor's
-    own, and has the relay's socket.
+    `agent` is told of the ranks that run here whenever they change. `folder` is this supervisor's own.
     """
 
     def __init__(
         self,
         config: RunConfig,
         starter: Starter,
+        agent: Agent,
         *,
-        upstream: Upstream,
-        worker_id: str,
-        address: str,
         folder: Path,
-        detect_s: float,
-        door: Door,
         will_heed: Callable[[], bool] = lambda: False,
     ) -> None:
         """`will_heed` tells whether the command is such that its ranks will heed notices once they run."""
         self._config = config
-        self._upstream = upstream
-        self._worker_id = worker_id
-        self._address = address
-        self._socket = folder / SOCKET
-        self._detect_s = detect_s
-        self._door = door
+        self._agent = agent
+        self._worker_id = agent.config.worker_id
         self._will_heed = will_heed
         self._have_heeded = False
-        self._reports = ExitReports(upstream)
+        self._reports = agent.reports
         self._slots = Slots(
             Program(
                 starter=starter,
@@ -171,15 +132,15 @@ class Supervisor:
         if ranks is not None and ranks.place.generation == generation:
             ranks.arrived(rank)
 
-    def rank_is_silent(self, rank: int, generation: int) -> None:
-        """Kill a rank whose process lives but whose transport answers no more."""
-        self.evict(rank, generation, f"frozen: it did not answer for {self._detect_s:g} s")
-
     def evict(self, rank: int, generation: int, reason: str) -> None:
         """Kill a rank of this generation for a reason that its exit carries."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
             ranks.doom(rank, reason)
+
+    def may_ask_to_stop(self) -> bool:
+        """Tell that ranks speak for the job as long as they are let in: their place is taken back before they end."""
+        return True
 
     async def stack(self, rank: int) -> str | None:
         """Return where a rank's threads stand; None when it does not run here or cannot tell."""
@@ -242,25 +203,15 @@ class Supervisor:
                         return await self._leave_preempted(notice.reason, hurry)
         finally:
             self._slots.kill()
-            self._door.set_place(None)
+            self._agent.set_place(None)
 
     async def _begin(self, update: WorldUpdate) -> None:
         """Meet the other members and start this generation's ranks, unless it ends before."""
         world = update.world
-        if world.forming or not update.HasField("place"):
-            full = f"the job has the {world.members} members it takes; this one stands by"
-            waits = f"waits: {update.waits}" if update.waits else full
-            reason = world.reason if world.forming else waits
-            log.info("world.waiting", generation=world.generation, reason=reason)
+        if (waits := waits_because(update)) is not None:
+            log.info("world.waiting", generation=world.generation, reason=waits)
             self._slots.prepare()
             return
-        log.info(
-            "world.joining",
-            generation=world.generation,
-            size=world.size,
-            first_rank=update.place.first_rank,
-            reason=world.reason,
-        )
         if self._config.new and self._first and world.HasField("restore"):
             job = self._config.job
             log.warning(
@@ -271,64 +222,44 @@ class Supervisor:
         self._first = False
         meeting = await self._meet(update)
         if meeting is not None:
-            place = Place(
-                job=self._config.job,
-                worker_id=self._worker_id,
-                world=world,
-                member=update.place,
-                master_addr=meeting.address,
-                master_port=meeting.port,
-                socket=str(self._socket),
-                endpoints=",".join(self._config.endpoints),
-                detect_s=self._detect_s,
-                preempt=self._config.preempt,
-                preempt_grace_s=self._config.preempt_grace_s,
-            )
-            self._door.set_place(place)
+            place = self._agent.place(update, master_addr=meeting.address, master_port=meeting.port)
+            self._agent.set_place(place)
             self._move(place, self._slots.start(place))
 
     def _going_on(self, update: WorldUpdate) -> frozenset[int]:
         """Return the local ranks whose processes shall go on in the world of `update`, or wait for one."""
         placed = update.HasField("place") or update.world.forming
-        return self._door.in_process() if placed and self._config.restart == IN_PROCESS else frozenset()
+        return self._agent.in_process() if placed and self._config.restart == IN_PROCESS else frozenset()
 
     def _move(self, place: Place, local_ranks: frozenset[int]) -> None:
         """Tell processes of the generation before their place, and replace those that do not heed it."""
         ranks = self._slots.ranks
         if local_ranks and ranks is not None:
-            self._door.move(place, local_ranks)
+            self._agent.move(place, local_ranks)
             asyncio.get_running_loop().call_later(self._config.restart_grace_s, ranks.give_up)
 
     async def _meet(self, update: WorldUpdate) -> Meeting | None:
         """Return where ranks meet, once every member is there; None when the world has ended."""
-        first_rank = update.place.first_rank
+        offer = b""
+        if update.place.first_rank == 0:
+            offer = self._slots.offer(await self._agent.address()).encode()
         try:
-            return await join_world(
-                self._upstream,
-                update,
-                job=self._config.job,
-                offer=self._slots.offer(self._address) if first_rank == 0 else None,
-                timeout_s=self._config.join_timeout_s,
-                superseded=self._superseded(update),
-            )
-        except BarrierTimeout as error:
-            # a member is there and does not join: this world comes to nothing, and must say so
-            log.warning("world.not_joined", generation=update.world.generation, reason=error.message)
-            reason = f"the world was not joined: {error.message}"
-            self._reports.report(update.world.generation, first_rank, 1, reason)
-            return None
+            payloads = await self._agent.meet(update, offer, superseded=self._superseded(update))
+            return None if payloads is None else Meeting.decode(payloads.get(0, b""))
         finally:
             self._news.set()
 
     async def _superseded(self, update: WorldUpdate) -> None:
         """Return once `update` is not what this member is to do any more."""
-        while not self._stop.asked.is_set() and not self._outdated(update):
+        while not self._stop.asked.is_set() and not is_outdated(update, self._update):
             self._news.clear()
             await self._news.wait()
 
     async def _hurried(self, update: WorldUpdate) -> None:
         """Return once ranks that stop together are to be waited for no more: it is urgent, or over."""
-        while not self._stop.urgent.is_set() and not self._outdated(update) and not self._at_once():
+        while (
+            not self._stop.urgent.is_set() and not is_outdated(update, self._update) and not self._at_once()
+        ):
             self._news.clear()
             await self._news.wait()
         self._news.set()
@@ -337,14 +268,8 @@ class Supervisor:
         newest = self._update
         return newest is not None and newest.HasField("notice") and newest.notice.grace_ms == 0
 
-    def _outdated(self, update: WorldUpdate) -> bool:
-        newest = self._update
-        return newest is not None and (
-            newest.world.generation != update.world.generation or newest.phase != update.phase
-        )
-
     async def _end_ranks(self, grace_s: float, *, keep: frozenset[int] = frozenset()) -> None:
-        self._door.set_place(None)
+        self._agent.set_place(None)
         await self._slots.end(grace_s, urgent=self._stop.urgent, keep=keep)
 
     # -- the end
@@ -356,7 +281,7 @@ class Supervisor:
         facts = {} if done or not code else {"rank_status": exit_status.exit_status(code)}
         log.info("job.ended", phase="done" if done else "failed", reason=update.phase_reason, **facts)
         await self._end_ranks(self._config.restart_grace_s)
-        await self._upstream.leave("the job has ended")
+        await self._agent.leave("the job has ended")
         return 0 if done else DO_NOT_REQUEUE
 
     async def _stop_now(self) -> int:
@@ -374,7 +299,7 @@ class Supervisor:
                 return await self._leave_preempted(f"{self._stop.signal_name}: {notice.reason}")
         log.info("run.stopping", signal=self._stop.signal_name)
         if not self._stop.preempts:
-            self._door.set_place(None)  # or ranks would hear SIGTERM and ask the whole job to stop
+            self._agent.set_place(None)  # or ranks would hear SIGTERM and ask the whole job to stop
         await self._slots.end(self._config.stop_grace_s, urgent=self._stop.urgent)
         told = None if self._update is None else notice_for(self._update, self._worker_id)
         if told is not None and leaves(told) and not self._stop.urgent.is_set():
@@ -384,7 +309,7 @@ class Supervisor:
             if ranks is not None and self._unheard:
                 await self._tell_late(ranks.place)
             return await self._leave_preempted(f"stopped by {self._stop.signal_name}")
-        await self._upstream.leave(f"stopped by {self._stop.signal_name}")
+        await self._agent.leave(f"stopped by {self._stop.signal_name}")
         return exit_status.of_signal(self._stop.number)
 
     async def _done_after_all(self, ranks: RankGroup | None, hurry: asyncio.Event) -> WorldUpdate | None:
@@ -436,15 +361,7 @@ class Supervisor:
 
     async def _ask(self, generation: int, *, timeout_s: float | None = None) -> StopNotice | None:
         asking = asyncio.ensure_future(
-            ask_all_to_stop(
-                self._upstream,
-                job=self._config.job,
-                generation=generation,
-                leaving=[self._worker_id] if self._config.preempt == PREEMPT_MEMBER else [],
-                reason=f"{self._stop.signal_name} to {self._worker_id}",
-                grace_s=self._config.preempt_grace_s,
-                timeout_s=timeout_s,
-            )
+            self._agent.ask_all_to_stop(generation, self._stop.signal_name, timeout_s=timeout_s)
         )
         hurried = asyncio.ensure_future(self._stop.urgent.wait())
         try:
@@ -485,15 +402,6 @@ class Supervisor:
 
         That is not waited for any longer once there is a `hurry`, which without one is the next signal.
         """
-        hurry = hurry or self._stop.next_signal
         log.info("run.preempted", reason=reason)
-        await self._reports.told(REPORT_S)
-        if not self._reports.all_told:
-            log.warning("run.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
-            telling = asyncio.ensure_future(self._reports.told(UNTOLD_S - REPORT_S))
-            hurried = asyncio.ensure_future(hurry.wait())
-            await asyncio.wait({telling, hurried}, return_when=asyncio.FIRST_COMPLETED)
-            telling.cancel()
-            hurried.cancel()
-        await self._upstream.leave(reason)
+        await self._agent.leave_once_told(reason, hurry=hurry or self._stop.next_signal)
         return PREEMPTED

@@ -11,23 +11,18 @@ background loop.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from strata.agent.addresses import find_address_towards
+from strata.agent import standing
 from strata.agent.environment import OURS, Place, rank_environment
-from strata.agent.joining import join_barrier
-from strata.agent.notices import LATE_S, ask_all_to_stop, names
-from strata.client import name_lookup
+from strata.agent.notices import LATE_S, names
 from strata.config.run import PROCESS
-from strata.config.training import PREEMPT_MEMBER
 from strata.core.exit_codes import PREEMPTED
-from strata.errors import BarrierTimeout, JobFailed, Refused, Unavailable
-from strata.integrations.torchrun import standing
+from strata.errors import JobFailed, Refused, Unavailable
 from strata.integrations.torchrun.launcher import RankFailure
 from strata.integrations.torchrun.meeting import Met, Offer, meet
-from strata.integrations.torchrun.session import TELL_S, AgentSession
+from strata.integrations.torchrun.session import AgentSession
 from strata.integrations.torchrun.settings import AgentSettings
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
@@ -41,8 +36,8 @@ from strata.v1.worlds_pb2 import (
 
 log = get_logger()
 
-WORLD_JOIN_S: Final = 300.0
-"""How long the members of a world wait for each other: an agent ends its workers before it joins."""
+ASK_S: Final = 10.0
+"""How long coordinators have to take note that all agents are to leave."""
 REACH_STEP_S: Final = 2.0
 
 OpenStore = Callable[[str], Awaitable[int]]
@@ -62,7 +57,7 @@ class AgentMember:
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._session = AgentSession(settings, on_world=self._leave_if_over)
+        self._session = AgentSession(settings, on_change=self._leave_if_over)
         self._handled = 0
         self._finishing = False
         self.stopped = False
@@ -109,7 +104,7 @@ class AgentMember:
     @property
     def heeding(self) -> bool:
         """Whether every worker here stops by itself when all are asked to. Any thread; never blocks."""
-        return self._session.heeding
+        return self._session.workers.heeding
 
     # -- its life
 
@@ -172,10 +167,11 @@ class AgentMember:
         if self.place is None or self._finishing:
             return
         self._finishing = True
-        self.stopped = self._session.stopped.issuperset(self.place.ranks)
+        stopped = self._session.workers.stopped
+        self.stopped = stopped.issuperset(self.place.ranks)
         for rank in self.place.ranks:
-            code = PREEMPTED if rank in self._session.stopped else 0
-            self._session.reports.report(self.place.generation, rank, code, "")
+            code = PREEMPTED if rank in stopped else 0
+            self._session.agent.reports.report(self.place.generation, rank, code, "")
         self._leave_if_over()
 
     async def leave(self, failure: RankFailure | None = None) -> None:
@@ -187,7 +183,9 @@ class AgentMember:
             self.stopped = self._has_stopped(failure) or self.asked_to_leave is not None
             if not self._over:
                 self._report_end(self.place, failure)
-        await self._session.leave("its workers are done" if self._finishing else "the agent ends")
+        await self._session.agent.leave_once_told(
+            "its workers are done" if self._finishing else "the agent ends"
+        )
 
     async def close(self) -> None:
         """Have every agent of the job leave, without a save; return once they are asked."""
@@ -195,7 +193,7 @@ class AgentMember:
         request = StopJobRequest(
             job=self._settings.run_id, action=STOP_ACTION_PREEMPT, reason=reason, now=True
         )
-        await self._session.upward.call(request, timeout_s=TELL_S)
+        await self._session.upward.call(request, timeout_s=ASK_S)
 
     def environment(self) -> dict[str, str]:
         """Return what workers find of Strata in their environment; the same for all of them."""
@@ -205,7 +203,7 @@ class AgentMember:
             local_rank=0,
             inherited={},
             restarts=0,
-            stacks=self._session.stacks(self.place.generation, "%r"),
+            stacks=self._session.workers.stacks(self.place.generation, "%r"),
             restart=PROCESS,
         )
         return {name: value for name, value in whole.items() if name.startswith(OURS)}
@@ -216,18 +214,11 @@ class AgentMember:
         `give_up` is called with a reason when nobody could be asked, or the workers here are not
         done with it in time; once they are, `join` is called.
         """
-        place, grace_s = self.place, self._settings.preempt_grace_s
+        place = self.place
         if place is None:
             return
         try:
-            notice = await ask_all_to_stop(
-                self._session.upward,
-                job=self._settings.run_id,
-                generation=place.generation,
-                reason=f"{why} to {self._settings.worker_id}",
-                grace_s=grace_s,
-                leaving=[self._settings.worker_id] if self._settings.preempt == PREEMPT_MEMBER else [],
-            )
+            notice = await self._session.agent.ask_all_to_stop(place.generation, why)
         except Unavailable as error:
             give_up(f"nobody could be asked to stop the other ranks: {error}")
             return
@@ -266,7 +257,7 @@ class AgentMember:
         if update is None or not update.HasField("notice"):
             return False
         asked = names(update.notice, self._settings.worker_id)
-        return asked and (failure.code == PREEMPTED or failure.rank in self._session.stopped)
+        return asked and (failure.code == PREEMPTED or failure.rank in self._session.workers.stopped)
 
     def _report_end(self, place: Place, failure: RankFailure) -> None:
         """Tell how the workers of `place` ended, of which torchrun names the first."""
@@ -279,11 +270,11 @@ class AgentMember:
 
     def note_stopped(self, rank: int) -> None:
         """Take note that a worker has stopped as it was asked to, as its session says."""
-        self._session.stopped.add(rank)
+        self._session.workers.stopped.add(rank)
 
     def _report(self, generation: int, failure: RankFailure) -> None:
-        reason = self._session.evicted.get(failure.rank, failure.reason)
-        self._session.reports.report(generation, failure.rank, failure.code, reason)
+        reason = self._session.workers.evicted.get(failure.rank, failure.reason)
+        self._session.agent.reports.report(generation, failure.rank, failure.code, reason)
 
     def _check_asked(self) -> None:
         if (notice := self.asked_to_leave) is not None:
@@ -304,13 +295,12 @@ class AgentMember:
             if update is not None and session.open:
                 self._check_phase(update)
                 self._check_asked()
-                if session.unfit and not update.HasField("place"):
-                    raise Preempted(f"{self._settings.worker_id} leaves: {session.unfit}")
-                why = standing.waits_because(update, handled=self._handled)
-                if why is None:
-                    return update
-                if why:
-                    session.tell("world.waiting", why)
+                if session.workers.unfit and not update.HasField("place"):
+                    raise Preempted(f"{self._settings.worker_id} leaves: {session.workers.unfit}")
+                if update.world.generation > self._handled:
+                    if (why := standing.waits_because(update)) is None:
+                        return update
+                    session.observer.say("world.waiting", why)
             limit_s = self._settings.join_timeout_s
             if waited_s >= limit_s:
                 raise Unavailable(
@@ -347,71 +337,17 @@ class AgentMember:
 
     async def _meet(self, update: WorldUpdate, open_store: OpenStore) -> tuple[Place, Met] | None:
         """Return where the workers stand and meet, once every agent is there; None if the world ended."""
-        world, place, settings = update.world, update.place, self._settings
-        log.info(
-            "world.joining",
-            generation=world.generation,
-            size=world.size,
-            first_rank=place.first_rank,
-            reason=world.reason,
-        )
-        address = await self._own_address()
-        port = await open_store(address) if place.first_rank == 0 else 0
+        first_rank, settings, agent = update.place.first_rank, self._settings, self._session.agent
+        address = await agent.address()
+        port = await open_store(address) if first_rank == 0 else 0
         offer = Offer(role=settings.role, slots=settings.slots, address=address, port=port)
-        try:
-            payloads = await join_barrier(
-                self._session.upward,
-                update,
-                job=settings.run_id,
-                payload=offer.encode(),
-                timeout_s=WORLD_JOIN_S,
-                superseded=self._superseded(update),
-            )
-        except BarrierTimeout as error:
-            # an agent is there and does not join: this world comes to nothing, and must say so
-            log.warning("world.not_joined", generation=world.generation, reason=error.message)
-            why = f"the world was not joined: {error.message}"
-            self._report(world.generation, RankFailure(rank=place.first_rank, code=1, reason=why))
-            return None
+        payloads = await agent.meet(update, offer.encode(), superseded=self._superseded(update))
         if payloads is None:
             return None
-        met = meet(payloads, size=world.size, first_rank=place.first_rank, role=settings.role)
-        return self._place(update, met), met
-
-    async def _own_address(self) -> str:
-        """Return where others reach this node; it is found once, unless only its name could be told."""
-        if self._address:
-            return self._address
-        coordinator = self._settings.endpoints[0]
-        found = self._settings.local_addr or await find_address_towards(coordinator.host, coordinator.port)
-        name_lookup.warn_if_slow(found, lambda said: log.warning("names.slow", reason=said))
-        if found == self._settings.local_addr or found != socket.gethostname():
-            self._address = found
-        return found
-
-    def _place(self, update: WorldUpdate, met: Met) -> Place:
-        return Place(
-            job=self._settings.run_id,
-            worker_id=self._settings.worker_id,
-            world=update.world,
-            member=update.place,
-            master_addr=met.address,
-            master_port=met.port,
-            socket=str(self._session.door),
-            endpoints=",".join(str(endpoint) for endpoint in self._settings.endpoints),
-            detect_s=self._session.detect_s,
-            preempt=self._settings.preempt,
-            preempt_grace_s=self._settings.preempt_grace_s,
-        )
+        met = meet(payloads, size=update.world.size, first_rank=first_rank, role=settings.role)
+        return agent.place(update, master_addr=met.address, master_port=met.port), met
 
     async def _superseded(self, update: WorldUpdate) -> None:
         """Return once `update` is the newest no more, or nobody is to wait for it."""
-
-        def over() -> bool:
-            newest = self._session.world
-            return newest is not None and (
-                newest.world.generation != update.world.generation or newest.phase != update.phase
-            )
-
-        while not over():
+        while not standing.is_outdated(update, self._session.world):
             await self._session.news(None)

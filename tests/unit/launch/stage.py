@@ -12,8 +12,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from strata.agent.core import Agent, AgentConfig
 from strata.agent.environment import Place
 from strata.agent.rendezvous import Meeting
+from strata.client.endpoints import parse_endpoints
 from strata.config import RunConfig
 from strata.errors import ConfigError
 from strata.launch.starting import ColdStarter
@@ -128,16 +130,25 @@ class Stage:
     ) -> None:
         self.upstream = FakeUpstream()
         self.door = FakeDoor()
-        self.supervisor = Supervisor(
-            RunConfig(**{"job": "j", "stop_grace_s": 10.0, "restart_grace_s": 10.0, **settings}),
-            ColdStarter(command),
-            upstream=self.upstream,
-            worker_id="w",
-            address="192.0.2.1",
-            folder=folder,
+        config = RunConfig(**{"job": "j", "stop_grace_s": 10.0, "restart_grace_s": 10.0, **settings})
+        agent = Agent(
+            AgentConfig(
+                job=config.job,
+                worker_id="w",
+                endpoints=parse_endpoints("192.0.2.9:1"),
+                shown_endpoints="",
+                address="192.0.2.1",
+                join_timeout_s=config.join_timeout_s,
+                preempt=config.preempt,
+                preempt_grace_s=config.preempt_grace_s,
+            ),
+            self.upstream,
+            socket=folder / "ranks.sock",
             detect_s=5.0,
-            door=self.door,
-            will_heed=lambda: will_heed,
+        )
+        agent.door = self.door
+        self.supervisor = Supervisor(
+            config, ColdStarter(command), agent, folder=folder, will_heed=lambda: will_heed
         )
         self.done = asyncio.create_task(self.supervisor.run())
 

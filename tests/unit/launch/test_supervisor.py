@@ -263,10 +263,10 @@ async def test_a_signal_is_obeyed_while_waiting(when: str, number: int, status: 
 async def test_a_silent_rank_is_killed_with_the_reason() -> None:
     async with stage(*shell("kill -STOP $$; sleep 1000")) as it:
         await it.enter(update(2, slots=2, size=2))
-        it.supervisor.rank_is_silent(0, 1)
-        it.supervisor.rank_is_silent(1, 2)
+        it.supervisor.evict(0, 1, "frozen")
+        it.supervisor.evict(1, 2, "frozen")
         exit_ = await it.upstream.exits.get()
-        assert exit_ == Exit(2, 1, -9, "frozen: it did not answer for 5 s")
+        assert exit_ == Exit(2, 1, -9, "frozen")
         assert it.upstream.exits.empty(), "what was said of an older generation counts for nothing"
 
 

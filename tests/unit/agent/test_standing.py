@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.integrations.torchrun.standing import asked_to_leave, is_over, lacks_members, waits_because
+from strata.agent.standing import asked_to_leave, is_over, lacks_members, waits_because
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
@@ -40,17 +40,16 @@ def test_a_generation_is_over_when_another_one_or_the_failure_of_the_job_is_told
     ("told", "why"),
     [
         (update(4), None),
-        (update(3), ""),
         (update(4, members=0, place=False), "1 of at least 2 members are left"),
-        (update(4, place=False), "the job has the 2 agents it takes; this one stands by"),
+        (update(4, place=False), "the job has the 2 members it takes; this one stands by"),
         (
             WorldUpdate(world=update(4).world, waits="1 of at least 2 members are here"),
             "waits: 1 of at least 2 members are here",
         ),
     ],
 )
-def test_an_agent_joins_what_is_newer_and_has_a_place_for_it(told: WorldUpdate, why: str | None) -> None:
-    assert waits_because(told, handled=3) == why
+def test_a_member_joins_a_world_that_has_a_place_for_it(told: WorldUpdate, why: str | None) -> None:
+    assert waits_because(told) == why
 
 
 @pytest.mark.parametrize(

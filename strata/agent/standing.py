@@ -1,4 +1,4 @@
-"""How an agent stands to a world that it is told of. Pure."""
+"""How a member stands to a world that it is told of. Pure."""
 
 from __future__ import annotations
 
@@ -23,18 +23,23 @@ def asked_to_leave(update: WorldUpdate | None, worker_id: str) -> StopNotice | N
     return notice if notice is not None and leaves(notice) else None
 
 
-def waits_because(update: WorldUpdate, *, handled: int) -> str | None:
-    """Return why an agent does not join this world: "" for one that it has handled, None if it does."""
-    world = update.world
-    if world.generation <= handled:
-        return ""
-    if world.forming:
-        return world.reason
-    if not update.HasField("place"):
-        if update.waits:
-            return f"waits: {update.waits}"
-        return f"the job has the {world.members} agents it takes; this one stands by"
-    return None
+def waits_because(update: WorldUpdate) -> str | None:
+    """Return why a member does not join this world; None if it does."""
+    if update.world.forming:
+        return update.world.reason
+    if update.HasField("place"):
+        return None
+    if update.waits:
+        return f"waits: {update.waits}"
+    return f"the job has the {update.world.members} members it takes; this one stands by"
+
+
+def is_outdated(update: WorldUpdate, newest: WorldUpdate | None) -> bool:
+    """Tell whether what `update` asks for is not to be done any more, by the newest world known."""
+    return newest is not None and (newest.world.generation, newest.phase) != (
+        update.world.generation,
+        update.phase,
+    )
 
 
 def lacks_members(update: WorldUpdate | None, *, handled: int) -> bool:

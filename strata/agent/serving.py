@@ -1,0 +1,187 @@
+"""What an agent runs once a coordinator has welcomed it: the socket for its ranks, and the watch over ranks and devices."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+
+from strata.agent import health
+from strata.agent.core import Agent
+from strata.agent.devices import OpenDevices
+from strata.agent.draining import watching_devices
+from strata.agent.environment import Place
+from strata.agent.relay import Relay
+from strata.agent.relay_server import serving
+from strata.client import MemberSession
+from strata.client.inspection import Inspection, RankLog
+from strata.config import HealthConfig
+from strata.core.timing import Timing
+from strata.errors import StrataError
+from strata.observe import get_logger
+from strata.v1.barriers_pb2 import BarrierOutcome
+from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.session_pb2 import Welcome, WorldUpdate
+from strata.v1.worlds_pb2 import JOB_PHASE_PAUSED, JOB_PHASE_RUNNING
+
+log = get_logger()
+
+_GOES_ON: Final = {JOB_PHASE_RUNNING: "running", JOB_PHASE_PAUSED: "paused"}
+
+
+class Ranks(health.Ranks, Protocol):
+    """This node's ranks, as whoever starts them knows them."""
+
+    def on_world(self, update: WorldUpdate) -> None:
+        """Take note of a newer world or phase; it may repeat what is known."""
+        ...
+
+    def rank_attached(self, rank: int, generation: int) -> None:
+        """Take note that a rank was let in: one that goes on by itself has arrived."""
+        ...
+
+    def rank_heeds_notices(self, rank: int, generation: int) -> None:
+        """Take note that a rank stops by itself when its generation is asked to."""
+        ...
+
+    def rank_stepped(self, rank: int, generation: int) -> None:
+        """Take note that a rank has made a step."""
+        ...
+
+    def rank_stopped(self, rank: int, generation: int) -> None:
+        """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
+        ...
+
+    def may_ask_to_stop(self) -> bool:
+        """Tell whether a rank that asks for a common stop speaks for the job, and is not just being ended here."""
+        ...
+
+    def logs(self, rank: int) -> Sequence[RankLog]:
+        """Return what is remembered of a rank's output, the newest first."""
+        ...
+
+    def become_unfit(self, reason: str) -> None:
+        """Take note why this member is not to get a place any more."""
+        ...
+
+
+class AgentObserver:
+    """The observer of an agent's session: tells people of its state, its ranks what concerns them, and its owner all."""
+
+    def __init__(
+        self,
+        *,
+        on_checkpoint: Callable[[Checkpoint], None] = lambda _checkpoint: None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called when the world may have changed, or the session is connected or disconnected."""
+        self.relay: Relay | None = None
+        self.ranks: Ranks | None = None
+        self._on_checkpoint = on_checkpoint
+        self._on_change = on_change
+        self._said: set[str] = set()
+        self._phase_reason = ""
+
+    def say(self, event: str, reason: str, **facts: str) -> None:
+        """Log a reason once, until the session is connected anew: it may be found again with each try."""
+        if reason not in self._said:
+            self._said.add(reason)
+            log.warning(event, reason=reason, **facts)
+
+    def on_connected(self, welcome: Welcome) -> None:
+        self._said.clear()
+        log.info("session.connected", replica=welcome.replica, incarnation=welcome.incarnation)
+        self._on_change()
+
+    def on_disconnected(self, reason: StrataError) -> None:
+        self.say("session.disconnected", reason.message, hint=reason.hint)
+        self._on_change()
+
+    def on_world(self, update: WorldUpdate) -> None:
+        if update.phase in _GOES_ON and update.phase_reason not in {"", self._phase_reason}:
+            self._phase_reason = update.phase_reason  # taken up again, or paused
+            log.info("job.phase", phase=_GOES_ON[update.phase], reason=update.phase_reason)
+        if self.relay is not None:
+            self.relay.on_world(update)
+        if self.ranks is not None:
+            self.ranks.on_world(update)
+        self._on_change()
+
+    def on_outcome(self, outcome: BarrierOutcome) -> None:
+        if self.relay is not None:
+            self.relay.on_outcome(outcome)
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._on_checkpoint(checkpoint)
+        if self.relay is not None:
+            self.relay.on_checkpoint(checkpoint)
+
+
+class _Door:
+    """Where the agent tells of places: the relay lets ranks in, the watch looks at them, the owner shows them."""
+
+    def __init__(self, relay: Relay, watch: health.Health, on_place: Callable[[Place | None], None]) -> None:
+        self._relay = relay
+        self._watch = watch
+        self._on_place = on_place
+        self.in_process = relay.in_process
+        self.move: Callable[[Place, Collection[int]], None] = relay.move
+
+    def set_place(self, place: Place | None) -> None:
+        self._on_place(place)
+        self._relay.set_place(place)
+        self._watch.set_place(place)
+
+
+@asynccontextmanager
+async def serving_ranks_of(
+    agent: Agent,
+    session: MemberSession,
+    observer: AgentObserver,
+    ranks: Ranks,
+    config: HealthConfig,
+    *,
+    devices: OpenDevices | None,
+    listening: health.Upstream | None = None,
+    on_place: Callable[[Place | None], None] = lambda _place: None,
+) -> AsyncIterator[Relay]:
+    """Let this node's ranks attach at `agent.socket` inside the block, and watch them and the devices.
+
+    A coordinator has welcomed `session`. `listening`, in place of the session, hears first what ranks say of themselves.
+    """
+    timing = Timing.derive(agent.detect_s)
+
+    def silent(rank: int, generation: int) -> None:
+        ranks.evict(rank, generation, f"frozen: it did not answer for {timing.detect_s:g} s")
+
+    watch = health.Health(config, listening or session, ranks, detect_s=timing.detect_s)
+    session.on_request = Inspection(session.evidence, ranks.stack, ranks.logs, log=log).on_request
+    relay = Relay(
+        session,
+        worker_id=agent.config.worker_id,
+        detect_s=timing.detect_s,
+        grace_s=timing.reconnect_grace_s,
+        listener=watch.stalls,
+        on_attached=ranks.rank_attached,
+        on_silent=silent,
+        on_heeding=ranks.rank_heeds_notices,
+        on_stopped=ranks.rank_stopped,
+        on_stepped=ranks.rank_stepped,
+        may_ask_to_stop=ranks.may_ask_to_stop,
+    )
+    async with (
+        serving(relay, agent.socket, timing),
+        watch.watching(),
+        watching_devices(
+            devices,
+            config,
+            session,
+            job=agent.config.job,
+            worker_id=agent.config.worker_id,
+            grace_s=agent.config.preempt_grace_s,
+            on_unfit=ranks.become_unfit,
+        ),
+    ):
+        agent.door = _Door(relay, watch, on_place)
+        observer.relay, observer.ranks = relay, ranks
+        yield relay
