@@ -247,7 +247,8 @@ class RankGroup:
         if process is not None and rank not in self._doomed and rank not in self._awaited:
             self._doomed[rank] = reason
             log.warning("rank.dumps_core", rank=rank, pid=process.child.pid, reason=reason)
-            self._on_exit(self.place.generation, rank, -signal.SIGABRT, reason, False)
+            code, reason = self._as_asked(rank, -signal.SIGABRT, reason)
+            self._on_exit(self.place.generation, rank, code, reason, False)
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank's process."""
@@ -293,9 +294,7 @@ class RankGroup:
             self._renew(rank)
             return
         own = f"{child.describe()}: {said}" if said and code > 0 else child.describe()
-        reason = self._doomed.get(rank, own)
-        if rank in self._stopped and code != PREEMPTED:
-            code, reason = PREEMPTED, f"stopped as asked, and {reason}"
+        code, reason = self._as_asked(rank, code, self._doomed.get(rank, own))
         self._program.logs.ended(rank, process.log, reason)
         age_s = asyncio.get_running_loop().time() - process.started_s
         failed = code > 0 and code != PREEMPTED and rank not in self._doomed
@@ -304,6 +303,12 @@ class RankGroup:
         if code == 0:
             self._finished.add(rank)
         self._on_exit(self.place.generation, rank, code, reason, early)
+
+    def _as_asked(self, rank: int, code: int, reason: str) -> tuple[int, str]:
+        """Return how a rank ended: one that stopped as asked before has done so, whatever its process ends with."""
+        if rank in self._stopped and code != PREEMPTED:
+            return PREEMPTED, f"stopped as asked, and {reason}"
+        return code, reason
 
     def _renew(self, rank: int) -> None:
         """Start the rank that an adopted process did not become."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 import sys
 import time
@@ -17,7 +16,9 @@ import pytest
 
 from strata.agent.liveness import Liveness
 from strata.launch.children import Child
+from tests import debugger
 from tests.conftest import Need
+from tests.cores import need_cores
 from tests.processes import Record, Talker
 
 LIMIT_S = 20.0
@@ -43,10 +44,6 @@ class Rank:
     @property
     def alive(self) -> bool:
         return self.child.poll() is None
-
-    @property
-    def state(self) -> str:
-        return Path(f"/proc/{self.pid}/status").read_text().partition("State:\t")[2][0]
 
 
 class Watch:
@@ -168,28 +165,16 @@ async def test_a_process_that_goes_on_in_time_is_alive(
             await watch.nothing_for(0.5)
 
 
-DEBUGGER = """
-import ctypes, os, sys, time
-SEIZE, INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
-ptrace, pid = ctypes.CDLL(None, use_errno=True).ptrace, int(sys.argv[1])
-for request in (SEIZE, INTERRUPT):
-    if ptrace(ctypes.c_long(request), ctypes.c_long(pid), None, None):
-        sys.exit(os.strerror(ctypes.get_errno()))
-os.waitpid(pid, WALL)
-time.sleep(1000)
-"""
-
-
 @pytest.mark.parametrize("held_s", [2.5, pytest.param(60.0, marks=pytest.mark.slow)])
 async def test_a_debugged_process_is_alive(start: Start, need: Need, held_s: float) -> None:
     rank = start(*SLEEPS)
-    debugger = start(sys.executable, "-c", DEBUGGER, str(rank.pid))
-    await until(lambda: rank.state == "t" or not debugger.alive)
-    need("ptrace", debugger.alive, "allow a process to debug its sibling: kernel.yama.ptrace_scope=0")
+    holds = start(sys.executable, str(Path(debugger.__file__)), str(rank.pid))
+    await until(lambda: debugger.state(rank.pid) == "t" or not holds.alive)
+    need("ptrace", holds.alive, debugger.ALLOW)
     async with watching() as watch:
         watch.liveness.watch(0, 1, rank)
         await watch.nothing_for(held_s)
-        assert rank.state == "t"
+        assert debugger.state(rank.pid) == "t"
 
 
 @pytest.mark.parametrize("held_s", [3, pytest.param(60, marks=pytest.mark.slow)])
@@ -258,17 +243,10 @@ os.abort()
 """
 
 
-def need_core_dumps(need: Need) -> None:
-    pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
-    need("core dumps", "/" not in pattern and "|" not in pattern, "kernel.core_pattern=core: into its folder")
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    need("core dumps", hard == resource.RLIM_INFINITY, "ulimit -Hc unlimited")
-
-
 async def test_a_process_that_dumps_core_is_reported_while_it_writes(
     start: Start, need: Need, tmp_path: Path
 ) -> None:
-    need_core_dumps(need)
+    need_cores(need, tmp_path, megabytes=CORE_MB << 2)
     async with watching() as watch:
         for number in range(3):  # a machine with much memory may write one between two samples
             size = str(CORE_MB << 20 << number)
