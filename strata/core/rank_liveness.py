@@ -1,4 +1,4 @@
-"""Whether a rank's process is frozen or writes a core, from what the kernel says of it (PROTOCOLS, liveness of a rank).
+"""Whether a rank's process is frozen or writes a core, from what the kernel says of it (PROTOCOLS 5.6).
 
 An agent samples the state of each rank's process. Two rules follow:
 
@@ -15,8 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
-
-from strata.core.words import span
 
 STOPPED: Final = "T"
 """The letter of a process that SIGSTOP or its kin stopped. The letter of one that a debugger stopped is `t`."""
@@ -51,7 +49,7 @@ class Sampling:
     @property
     def frozen(self) -> str:
         """The reason that the end of a frozen rank carries."""
-        return f"frozen: a signal has stopped its process for {span(self.detect_s)}"
+        return f"frozen: a signal has stopped its process for {self.detect_s:g} s"
 
     @property
     def dumps_core(self) -> str:

@@ -26,7 +26,7 @@ DETECT_S = 1.0
 SLACK_S = 0.5
 """What a busy machine may add to `DETECT_S`."""
 SLEEPS = ("sleep", "1000")
-FROZEN = "frozen: a signal has stopped its process for 1.0 s"
+FROZEN = "frozen: a signal has stopped its process for 1 s"
 CORE_MB = 500
 Report = tuple[str, int, int, str, float]
 

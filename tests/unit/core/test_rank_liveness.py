@@ -38,7 +38,7 @@ def test_a_process_that_is_stopped_for_detect_s_is_frozen() -> None:
     *before, last = verdicts(*stopped(100.0, 105.0))
     assert set(before) == {Verdict.ALIVE}
     assert last is Verdict.FROZEN
-    assert FIVE.frozen == "frozen: a signal has stopped its process for 5.0 s"
+    assert FIVE.frozen == "frozen: a signal has stopped its process for 5 s"
 
 
 def test_a_process_that_goes_on_after_4_s_is_alive_and_the_count_begins_anew() -> None:
