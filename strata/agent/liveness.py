@@ -1,7 +1,7 @@
 """The watch over the processes of this agent's ranks: whether they are frozen or dump core (`core.rank_liveness`).
 
-The agent reads /proc/<pid>/status: for eight ranks, 0.2 % of a core. No rank takes part, so a rank that holds the GIL, or
-that does not use the library, is judged as any other. A process that ended is watched no longer, and not reported:
+The agent reads /proc/<pid>/status: for eight ranks, 0.2 % of a core. No rank takes part, so a rank that holds the GIL is
+judged as any other. A process that ended is watched no longer, and not reported:
 `strata run` and torchrun wait for the processes that they started.
 """
 

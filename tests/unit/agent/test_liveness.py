@@ -252,10 +252,10 @@ async def test_a_process_that_dumps_core_is_reported_while_it_writes(
             size = str(CORE_MB << 20 << number)
             rank = start(sys.executable, "-c", CRASHES, size, cwd=tmp_path)
             watch.liveness.watch(3, number, rank)
-            await until(lambda: not rank.alive or not watch.reports.empty())  # noqa: B023
+            await until(lambda rank=rank: not rank.alive or not watch.reports.empty())  # type: ignore[misc]
             if not watch.reports.empty():
-                break
-        assert rank.alive, "its core is not whole yet"
-        report = await watch.one()
-        assert report[:4] == ("core", 3, number, "its process crashed and dumps core")
-        await watch.nothing_for(0.3)
+                report = await watch.one()
+                assert report[:4] == ("core", 3, number, "its process crashed and dumps core")
+                await watch.nothing_for(0.3)
+                return
+    pytest.fail("no core dump was found")
