@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +67,8 @@ class RankGroup:
     """The ranks that this member runs in one generation. A rank is started at most once.
 
     The exit of a rank is reported once, to `on_exit`, unless `stop` ended it. `doom` names why
-    a rank is about to be killed, so that its exit carries that reason.
+    a rank is about to be killed, so that its exit carries that reason. `dumps_core` reports the exit of a
+    rank early. The end of its process is reported as well; coordinators keep the first report.
 
     A process of the generation before may be adopted as a rank. Until it has `arrived` it is none
     yet: when it ends, or `give_up` ends it, a new process takes its place and nothing is reported.
@@ -235,6 +237,19 @@ class RankGroup:
             log.warning("rank.killed", rank=rank, pid=process.child.pid, reason=reason)
             process.child.kill()
 
+    def dumps_core(self, rank: int, reason: str) -> None:
+        """Report the end of a rank now, though its process still writes a core.
+
+        Its generation ends, and `stop` kills the process after its grace: the core has that long. The kernel
+        ignores SIGTERM meanwhile. `give_up` ends an adopted process that has not arrived.
+        """
+        process = self._alive(rank)
+        if process is not None and rank not in self._doomed and rank not in self._awaited:
+            self._doomed[rank] = reason
+            log.warning("rank.dumps_core", rank=rank, pid=process.child.pid, reason=reason)
+            code, reason = self._as_asked(rank, -signal.SIGABRT, reason)
+            self._on_exit(self.place.generation, rank, code, reason, False)
+
     def signal(self, number: int) -> None:
         """Send a signal to every rank's process."""
         for process in self._processes.values():
@@ -279,9 +294,7 @@ class RankGroup:
             self._renew(rank)
             return
         own = f"{child.describe()}: {said}" if said and code > 0 else child.describe()
-        reason = self._doomed.get(rank, own)
-        if rank in self._stopped and code != PREEMPTED:
-            code, reason = PREEMPTED, f"stopped as asked, and {reason}"
+        code, reason = self._as_asked(rank, code, self._doomed.get(rank, own))
         self._program.logs.ended(rank, process.log, reason)
         age_s = asyncio.get_running_loop().time() - process.started_s
         failed = code > 0 and code != PREEMPTED and rank not in self._doomed
@@ -290,6 +303,12 @@ class RankGroup:
         if code == 0:
             self._finished.add(rank)
         self._on_exit(self.place.generation, rank, code, reason, early)
+
+    def _as_asked(self, rank: int, code: int, reason: str) -> tuple[int, str]:
+        """Return how a rank ended: one that stopped as asked before has done so, whatever its process ends with."""
+        if rank in self._stopped and code != PREEMPTED:
+            return PREEMPTED, f"stopped as asked, and {reason}"
+        return code, reason
 
     def _renew(self, rank: int) -> None:
         """Start the rank that an adopted process did not become."""

@@ -313,6 +313,22 @@ async def test_the_end_of_a_traceback_is_the_reason(warm: bool, broken: Path) ->
     assert os.listdir(broken) == ["train.py"]  # noqa: PTH208
 
 
+async def test_a_rank_that_dumps_core_is_reported_at_once_and_has_the_grace_for_its_core() -> None:
+    dumps = "its process crashed and dumps core"
+    async with started(3, *STUBBORN) as (group, ended):  # a process that dumps core ignores SIGTERM, too
+        group.note_stopped(3)
+        for rank in (2, 2, 3):
+            group.dumps_core(rank, dumps)
+        assert ended.get_nowait() == (3, 2, -signal.SIGABRT, dumps)
+        assert ended.get_nowait() == (3, 3, 75, f"stopped as asked, and {dumps}")
+        assert ended.empty()
+        assert group.alive() == [2, 3, 4]
+        assert not group.release({0, 1}), "it goes on in no generation"
+        await group.stop(0.3)
+        assert group.alive() == []
+        assert ended.empty()
+
+
 def test_the_state_of_a_process_is_the_kernels() -> None:
     child = subprocess.Popen(["sleep", "1000"])
     try:
