@@ -87,15 +87,6 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if home in {
-        "client.coordinator",
-        "client.datasets",
-        "client.joining",
-        "client.rank",
-        "client.shards",
-        "training.run",
-    }:
-        import_module("strata.client.fork").check_import_order()
     value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

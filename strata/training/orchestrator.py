@@ -191,10 +191,7 @@ class TrainingOrchestrator:
         ):
             size = env.get("WORLD_SIZE", "1")
             return Alone(world_size=int(size) if size.isdigit() else 1)
-        from strata.client.fork import check_import_order  # noqa: PLC0415  # before grpc is imported
-
-        check_import_order()
-        from strata.client.joining import connect  # noqa: PLC0415  # imports grpc
+        from strata.client.joining import connect  # noqa: PLC0415  # a process that trains alone needs no session
 
         return connect(
             self._endpoints,

@@ -23,7 +23,7 @@ from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import Down, Up, WorldUpdate
 from strata.v1.worlds_pb2 import GetWorldResponse, World, WorldMember
-from strata.wire.status import unpack
+from strata.wire.errors import unpack
 
 GRACE_S = 1.0
 
