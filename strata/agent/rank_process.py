@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -38,10 +39,8 @@ class RankProcess:
 
     def send_signal(self, number: int) -> None:
         """Send it a signal; nothing happens when it has ended."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.fileno(), number)
-        except ProcessLookupError:
-            pass
 
     def __enter__(self) -> Self:
         return self

@@ -42,24 +42,25 @@ async def serving(relay: Relay, socket: Path, timing: Timing) -> AsyncIterator[N
     """
     if len(str(socket).encode()) > _MAX_PATH_BYTES:
         raise ConfigError(f"{socket} is too long for a Unix socket", hint="set TMPDIR to a shorter folder")
-    links: set[FramedLink[Up, Down]] = set()
-    async with asyncio.TaskGroup() as tasks:
+    served: dict[asyncio.Task[None], FramedLink[Up, Down]] = {}
 
-        def opened(link: FramedLink[Up, Down]) -> None:
-            links.add(link)
-            task = tasks.create_task(_serve(relay, link, timing.detect_s))
-            task.add_done_callback(lambda _task: links.discard(link))
+    def opened(link: FramedLink[Up, Down]) -> None:
+        task = asyncio.create_task(_serve(relay, link, timing.detect_s), name="rank")
+        served[task] = link
+        task.add_done_callback(served.pop)
 
-        server = await asyncio.get_running_loop().create_unix_server(
-            lambda: FramedLink(Up, newest_down, opened=opened), sock=_listening(socket), backlog=_BACKLOG
-        )
-        try:
-            yield
-        finally:
-            server.close()
-            socket.unlink(missing_ok=True)  # noqa: ASYNC240  # one system call
-            for link in tuple(links):
-                link.close(Unavailable("the agent stops", hint=""))
+    server = await asyncio.get_running_loop().create_unix_server(
+        lambda: FramedLink(Up, newest_down, opened=opened), sock=_listening(socket), backlog=_BACKLOG
+    )
+    try:
+        yield
+    finally:
+        server.close()
+        socket.unlink(missing_ok=True)  # noqa: ASYNC240  # one system call
+        for link in served.values():
+            link.close(Unavailable("the agent stops", hint=""))
+        if served:
+            await asyncio.wait(tuple(served))
 
 
 def _listening(path: Path) -> socket.socket:
