@@ -214,6 +214,7 @@ async def _attach(
     )
     session.on_request = watcher.on_request
     serving = running(background, session)
+    serving.add_done_callback(watcher.on_ended)
     try:
         await connected(session, timeout_s, "its agent")
     except BaseException:

@@ -75,6 +75,7 @@ class Watcher:
         self.checkpoint_callbacks: list[Callable[[Checkpoint], None]] = []
         self.world_callbacks: list[Callable[[WorldUpdate], None]] = []
         self.place_callbacks: list[Callable[[PlaceMessage], None]] = []
+        self.end_callbacks: list[Callable[[StrataError], None]] = []
         self._told: set[type[StrataError]] = set()
         """The kinds of trouble told since it was last connected: once each, not once a try or endpoint."""
 
@@ -97,6 +98,12 @@ class Watcher:
                 callback(update)
             except Exception:
                 log.exception("an observer of the world failed")  # as with checkpoints
+
+    def on_ended(self, serving: concurrent.futures.Future[None]) -> None:
+        """Hand the error that ended the session for good to observers; an orderly leave has none."""
+        error = None if serving.cancelled() else serving.exception()
+        for callback in tuple(self.end_callbacks) if isinstance(error, StrataError) else ():
+            callback(error)
 
     def on_request(self, down: Down) -> None:
         """Tell observers of a place in a newer generation; a look at this rank its agent answers."""

@@ -208,7 +208,7 @@ class TrainingOrchestrator:
             return NeverEnds()
         if peers.is_lone:
             return LoneEnding(peers, detect_s=peers.detect_s)
-        return InProcessEnding(peers) if self._in_process else SupervisedEnding()
+        return InProcessEnding(peers) if self._in_process else SupervisedEnding(peers)
 
     def _begin(
         self,

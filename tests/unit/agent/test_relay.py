@@ -384,7 +384,7 @@ async def test_a_rank_is_one_process_as_long_as_that_lives(sleepers: list[subpro
         again = await it.dial(2, process=RankProcess(first.pid))
         assert (await again.recv()).HasField("welcome"), "the rank itself attaches anew"
         first.kill()
-        first.wait()  # noqa: ASYNC222  # milliseconds
+        first.wait()  # milliseconds
         heir = await it.dial(2, process=RankProcess(second.pid))
         assert (await heir.recv()).HasField("welcome")
         assert it.relay.pid(2) == second.pid
