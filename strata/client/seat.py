@@ -102,8 +102,9 @@ class Watcher:
     def on_ended(self, serving: concurrent.futures.Future[None]) -> None:
         """Hand the error that ended the session for good to observers; an orderly leave has none."""
         error = None if serving.cancelled() else serving.exception()
-        for callback in tuple(self.end_callbacks) if isinstance(error, StrataError) else ():
-            callback(error)
+        if isinstance(error, StrataError):
+            for callback in tuple(self.end_callbacks):
+                callback(error)
 
     def on_request(self, down: Down) -> None:
         """Tell observers of a place in a newer generation; a look at this rank its agent answers."""

@@ -162,7 +162,8 @@ def test_a_process_ends_with_its_agent_whatever_its_main_thread_does(error: Stra
 
 def test_a_training_that_is_over_outlives_its_agent() -> None:
     room = Room(1)
-    for ending in (SupervisedEnding(room.rank(0)), InProcessEnding(room.rank(0))):
+    for kind in (SupervisedEnding, InProcessEnding):
+        ending = kind(room.rank(0))
         assert room.end_observers
         ending.close()
         assert not room.end_observers
