@@ -30,6 +30,8 @@ from strata.v1.session_pb2 import Down, Up
 
 _MAX_PATH_BYTES: Final = 107
 _BACKLOG: Final = 1024
+_STOP_GRACE_S: Final = 1.5
+"""How long the links of a stopping agent may take to end: a bit longer than `framed.FLUSH_S`."""
 _CREDENTIALS: Final = struct.Struct("iII")
 """struct ucred: pid, uid, gid."""
 
@@ -59,8 +61,12 @@ async def serving(relay: Relay, socket: Path, timing: Timing) -> AsyncIterator[N
         socket.unlink(missing_ok=True)  # noqa: ASYNC240  # one system call
         for link in served.values():
             link.close(Unavailable("the agent stops", hint=""))
-        if served:
-            await asyncio.wait(tuple(served))
+        serving_yet = tuple(served)
+        if serving_yet:
+            await asyncio.wait(serving_yet, timeout=_STOP_GRACE_S)
+            for task in serving_yet:  # one that waits for the coordinators' answer
+                task.cancel()
+            await asyncio.wait(serving_yet)
 
 
 def _listening(path: Path) -> socket.socket:
@@ -76,32 +82,29 @@ def _listening(path: Path) -> socket.socket:
 
 async def _serve(relay: Relay, link: FramedLink[Up, Down], limit_s: float) -> None:
     try:
-        process = _process_of(link)
-        async with asyncio.timeout(limit_s):
-            if not await challenged(link):
-                raise Refused(f"process {process.pid} did not return the agent's nonce")
+        process = await _process_of(link, limit_s)
+        await serve(link, partial(relay.accept, process=process))
     except StrataError as error:
         link.close(error)
-        await link.gone()
-        return
-    except TimeoutError:
-        link.close(Unavailable(f"no nonce came back within {limit_s:g} s"))
-        await link.gone()
-        return
-    try:
-        await serve(link, partial(relay.accept, process=process))
     finally:
         link.close()
         await link.gone()
 
 
-def _process_of(link: FramedLink[Up, Down]) -> RankProcess:
-    """Return the process that dialled, or refuse it."""
+async def _process_of(link: FramedLink[Up, Down], limit_s: float) -> RankProcess:
+    """Return the process that dialled and holds the socket, or refuse it."""
     sock = link.transport.get_extra_info("socket")
     pid, uid, _gid = _CREDENTIALS.unpack(
         sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
-    return admitted(pid, uid)
+    process = admitted(pid, uid)
+    try:
+        async with asyncio.timeout(limit_s):
+            if await challenged(link):
+                return process
+    except TimeoutError:
+        raise Unavailable(f"process {pid} did not return the agent's nonce within {limit_s:g} s") from None
+    raise Refused(f"process {pid} did not return the agent's nonce")
 
 
 def admitted(pid: int, uid: int) -> RankProcess:
@@ -115,5 +118,5 @@ def admitted(pid: int, uid: int) -> RankProcess:
         )
     try:
         return RankProcess(pid)
-    except ProcessLookupError:
-        raise Unavailable(f"process {pid} has ended", hint="") from None
+    except OSError as error:  # it has ended, or no descriptor is left
+        raise Unavailable(f"the agent cannot watch process {pid}: {error.strerror}", hint="") from error

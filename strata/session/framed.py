@@ -61,7 +61,9 @@ _LAST: Final = 1 << 31
 def newest_up(message: Up) -> Hashable:
     """Return the kind of a message of which only the newest counts, None for any other."""
     kind = message.WhichOneof("message")
-    return kind if kind == "tick" or (kind == "progress" and not message.progress.evidence) else None
+    if kind == "progress" and not (message.progress.evidence or message.progress.devices):
+        return kind
+    return kind if kind == "tick" else None
 
 
 def newest_down(message: Down) -> Hashable:
