@@ -1,13 +1,16 @@
 """A training that looks for grpc among its imports, and begins DataLoader workers in every way there is.
 
-`--grpc before` or `after` imports it as a user may: before strata, or after the training has begun.
+`--grpc before` or `after` imports it as a user may: before strata, or after the training has begun. GRPC_FORK says whether
+gRPC's own fork support is on then.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = os.environ.get("GRPC_FORK", "0")
 if "before" in sys.argv:
     import grpc  # noqa: F401  # as a program that uses it for something else
 

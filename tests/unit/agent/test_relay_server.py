@@ -43,6 +43,16 @@ except Exception as error:
 """
 
 
+HANGS = """
+import threading
+import strata
+from strata.training.ending import SupervisedEnding
+ending = SupervisedEnding(strata.connect())
+print("hangs", flush=True)
+threading.Event().wait()
+"""
+
+
 def rank_session(path: Path, rank: int = 2) -> RankSession:
     hello = RankHello(job="j", worker_id="w", generation=1, rank=rank)
     return RankSession(Endpoint(path=str(path)), hello, Watcher(), rng=random.Random(1))
@@ -141,6 +151,36 @@ async def test_a_rank_whose_agent_is_gone_learns_it_at_once(tmp_path: Path) -> N
                 await running
         with pytest.raises(StaleIncarnation):
             await session.wait_connected()
+
+
+async def test_a_training_ends_within_a_second_of_its_agent_though_its_main_thread_hangs(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ranks.sock"
+    place = {
+        "STRATA_JOB": "j",
+        "STRATA_WORKER_ID": "w",
+        "STRATA_GENERATION": "1",
+        "RANK": "2",
+        "WORLD_SIZE": "4",
+    }
+    async with contextlib.AsyncExitStack() as agent:
+        node = await agent.enter_async_context(an_agent(path))
+        hangs = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-c", HANGS),
+            env={**os.environ, **place, "STRATA_SOCKET": str(path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert hangs.stdout is not None
+        assert await hangs.stdout.readline() == b"hangs\n"
+        assert node.relay.pid(2) == hangs.pid
+        await agent.aclose()
+        async with asyncio.timeout(1.5):
+            _, said = await hangs.communicate()
+        assert hangs.returncode == 1
+        assert b"has ended, and this rank with it" in said
 
 
 async def test_an_agent_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
