@@ -5,7 +5,7 @@
         client.barrier("ready")
 
 Names are imported when they are first used: importing this package is cheap and imports no grpc.
-It also has to come first, because gRPC reads `GRPC_ENABLE_FORK_SUPPORT` once, when it is imported,
+A standalone process imports it before grpc, because gRPC reads `GRPC_ENABLE_FORK_SUPPORT` once, when it is imported,
 and unless it is 0 then, forked DataLoader workers of a process with a session crash.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 if "grpc" not in sys.modules:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# Otherwise it is left as it is, and `strata.client.fork` says what is wrong before grpc is used.
+# Otherwise it is left as it is, and `strata.client.fork` says what is wrong before this library uses grpc.
 
 try:
     STARTED_IN = os.getcwd()  # noqa: PTH109  # importing this package is cheap: pathlib is not needed
@@ -87,15 +87,6 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if home in {
-        "client.coordinator",
-        "client.datasets",
-        "client.joining",
-        "client.rank",
-        "client.shards",
-        "training.run",
-    }:
-        import_module("strata.client.fork").check_import_order()
     value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

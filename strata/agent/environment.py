@@ -57,7 +57,7 @@ def common_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """
     environment = {k: v for k, v in inherited.items() if is_inherited(k)}
     environment.setdefault("OMP_NUM_THREADS", "1")
-    environment["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    environment.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # for a script that makes unary calls
     return environment
 
 

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from strata.agent.environment import Place
+from strata.agent.rank_process import RankProcess
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StrataError
 from strata.observe import get_logger
@@ -47,7 +48,7 @@ from strata.v1.session_pb2 import (
     Welcome,
     WorldUpdate,
 )
-from strata.wire.status import pack
+from strata.wire.errors import pack
 
 log = get_logger()
 
@@ -95,6 +96,8 @@ class Listener(Protocol):
 
 OfRank = Callable[[int, int], None]
 """Called with (rank, generation)."""
+OfProcess = Callable[[int, int, RankProcess], None]
+"""Called with (rank, generation, process)."""
 
 
 class Relay:
@@ -113,12 +116,13 @@ class Relay:
         on_heeding: OfRank | None = None,
         on_stopped: OfRank | None = None,
         on_stepped: OfRank | None = None,
+        on_process: OfProcess | None = None,
         may_ask_to_stop: Callable[[], bool] = lambda: True,
     ) -> None:
         """`on_attached`: a rank is let in. `on_silent`: one is attached no more though it did not leave.
         `on_heeding`: it says that it stops by itself when its generation is asked to; `on_stopped`: it has.
-        `on_stepped`: it says that it has made a step. `may_ask_to_stop`: whether ranks that ask for a common stop are
-        not just being ended here.
+        `on_stepped`: it says that it has made a step. `on_process`: its process is known, or is another one now.
+        `may_ask_to_stop`: whether ranks that ask for a common stop are not just being ended here.
         """
         self._upstream = upstream
         self._listener = listener
@@ -130,11 +134,13 @@ class Relay:
         self._on_heeding = on_heeding
         self._on_stopped = on_stopped
         self._on_stepped = on_stepped
+        self._on_process = on_process
         self._may_ask_to_stop = may_ask_to_stop
         self._place: Place | None = None
         self._attached: dict[int, _RankHandler] = {}
         """By local rank, which a process keeps from one generation to the next."""
-        self._pids: dict[int, int] = {}
+        self._processes: dict[int, RankProcess] = {}
+        """By rank of the current place: who attached last."""
         self._graces: dict[int, asyncio.TimerHandle] = {}
 
     # -- from the supervisor and the session upward
@@ -142,14 +148,15 @@ class Relay:
     def set_place(self, place: Place | None) -> None:
         """Let in the ranks of `place` from now on, and no others; None: nobody."""
         self._place = place
-        self._pids.clear()
+        self._processes.clear()
         for timer in self._graces.values():
             timer.cancel()
         self._graces.clear()
 
     def pid(self, rank: int) -> int | None:
         """Return the process that attached last as this rank of the current place, if one did."""
-        return self._pids.get(rank)
+        process = self._processes.get(rank)
+        return process.pid if process is not None else None
 
     def in_process(self) -> frozenset[int]:
         """Return the local ranks that are attached and can go on in another generation."""
@@ -191,19 +198,23 @@ class Relay:
 
     # -- from the ranks
 
-    async def accept(self, hello: Hello, session: Session) -> Handler:
-        """Attach the rank that says hello, or refuse it: what `session.served.serve` calls."""
+    async def accept(self, hello: Hello, session: Session, process: RankProcess | None = None) -> Handler:
+        """Attach the rank that says hello, or refuse it: what `session.served.serve` calls.
+
+        `process` is the one that dialled; a simulation has none.
+        """
         place, rank = self._place, hello.rank
         if not hello.HasField("rank"):
             raise InvalidArgument("only ranks of this node are served here")
         local = self._check(place, rank)
+        if process is not None:
+            self._take(rank, process)
         before = self._attached.pop(local, None)
         if before is not None:
             before.session.close()
         handler = _RankHandler(self, rank, local, session)
         self._attached[local] = handler
         self._on_attached(rank.rank, rank.generation)
-        self._pids[rank.rank] = rank.pid
         if (timer := self._graces.pop(rank.rank, None)) is not None:
             timer.cancel()
         session.send(
@@ -219,7 +230,7 @@ class Relay:
         )
         if self._upstream.world is not None:
             session.send(Down(world=self._upstream.world))
-        log.debug("rank.attached", rank=rank.rank, generation=rank.generation, pid=rank.pid)
+        log.debug("rank.attached", rank=rank.rank, generation=rank.generation, pid=self.pid(rank.rank))
         return handler
 
     def _check(self, place: Place | None, rank: RankHello) -> int:
@@ -233,6 +244,21 @@ class Relay:
                 hint="a rank takes its STRATA_* variables from strata run, unchanged",
             )
         return place.ranks.index(rank.rank)
+
+    def _take(self, rank: RankHello, process: RankProcess) -> None:
+        """Take note of a rank's process; `Refused` while another one that attached as this rank lives."""
+        holder = self._processes.get(rank.rank)
+        if holder is not None and holder.alive:
+            if holder.pid != process.pid:
+                raise Refused(
+                    f"rank {rank.rank} is process {holder.pid}; process {process.pid} is refused while that one lives",
+                    hint="only the process that `strata run` or torchrun started is the rank; unset STRATA_SOCKET"
+                    " for the programs that it starts",
+                )
+            return
+        self._processes[rank.rank] = process
+        if self._on_process is not None:
+            self._on_process(rank.rank, rank.generation, process)
 
     def may_ask_to_stop(self, generation: int) -> bool:
         """Tell whether a rank of this generation that asks for a common stop speaks for the job."""

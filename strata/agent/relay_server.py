@@ -1,60 +1,122 @@
-"""The relay's door: a gRPC server on a Unix socket that only this user can reach."""
+"""Where ranks attach: a Unix socket that only this user reaches, for processes whose pid the agent can see.
+
+The rules are those of `docs/protocols.md` on the liveness of a rank:
+
+1. The kernel says who dialled (SO_PEERCRED). Another user's process, and one of another PID namespace, is refused.
+2. The agent opens that process's pidfd.
+3. It sends random bytes, which come back. Only the holder of the socket can send them: the pid of a process that ended
+   between 1 and 2, and that another process has by now, is not taken for the rank's.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-import grpc.aio
-
+from strata.agent.rank_process import RankProcess
 from strata.agent.relay import Relay
 from strata.core.timing import Timing
-from strata.errors import ConfigError
-from strata.session.link import Link
+from strata.errors import ConfigError, Refused, StrataError, Unavailable
+from strata.session.framed import FramedLink, challenged, newest_down
 from strata.session.served import serve
 from strata.v1.session_pb2 import Down, Up
-from strata.v1.session_pb2_grpc import SessionsServicer, add_SessionsServicer_to_server
-from strata.wire.streams import serve_stream
 
-_MAX_PATH_BYTES = 107
-_STOP_GRACE_S = 0.5
-
-
-class _Sessions(SessionsServicer):
-    def __init__(self, relay: Relay, tasks: asyncio.TaskGroup) -> None:
-        self._relay = relay
-        self._tasks = tasks
-
-    async def Session(  # type: ignore[override]  # noqa: N802  # grpc's name; it reads and writes by its context
-        self, request_iterator: Any, context: Any
-    ) -> None:
-        async def logic(link: Link[Up, Down]) -> None:
-            await serve(link, self._relay.accept)
-
-        await serve_stream(context, logic, self._tasks.create_task)
+_MAX_PATH_BYTES: Final = 107
+_BACKLOG: Final = 1024
+_STOP_GRACE_S: Final = 1.5
+"""How long the links of a stopping agent may take to end: a bit longer than `framed.FLUSH_S`."""
+_CREDENTIALS: Final = struct.Struct("iII")
+"""struct ucred: pid, uid, gid."""
 
 
 @asynccontextmanager
 async def serving(relay: Relay, socket: Path, timing: Timing) -> AsyncIterator[None]:
     """Serve ranks at `socket` inside the block.
 
-    Pings find a frozen rank within `detect_s`. `ConfigError` when the socket cannot be made.
+    A process that does not answer within `detect_s` is not let in. `ConfigError` when the socket cannot be made.
     """
     if len(str(socket).encode()) > _MAX_PATH_BYTES:
         raise ConfigError(f"{socket} is too long for a Unix socket", hint="set TMPDIR to a shorter folder")
-    async with asyncio.TaskGroup() as tasks:
-        server = grpc.aio.server(options=list(timing.server_options()))
-        add_SessionsServicer_to_server(_Sessions(relay, tasks), server)
-        try:
-            server.add_insecure_port(f"unix:{socket}")
-        except RuntimeError as error:
-            raise ConfigError(f"cannot serve ranks at {socket}: {error}") from error
-        await server.start()
-        socket.chmod(0o600)  # noqa: ASYNC240  # one system call, before anybody is served
-        try:
-            yield
-        finally:
-            await server.stop(_STOP_GRACE_S)
+    served: dict[asyncio.Task[None], FramedLink[Up, Down]] = {}
+
+    def opened(link: FramedLink[Up, Down]) -> None:
+        task = asyncio.create_task(_serve(relay, link, timing.detect_s), name="rank")
+        served[task] = link
+        task.add_done_callback(served.pop)
+
+    server = await asyncio.get_running_loop().create_unix_server(
+        lambda: FramedLink(Up, newest_down, opened=opened), sock=_listening(socket), backlog=_BACKLOG
+    )
+    try:
+        yield
+    finally:
+        server.close()
+        socket.unlink(missing_ok=True)  # noqa: ASYNC240  # one system call
+        for link in served.values():
+            link.close(Unavailable("the agent stops", hint=""))
+        serving_yet = tuple(served)
+        if serving_yet:
+            await asyncio.wait(serving_yet, timeout=_STOP_GRACE_S)
+            for task in serving_yet:  # one that waits for the coordinators' answer
+                task.cancel()
+            await asyncio.wait(serving_yet)
+
+
+def _listening(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)  # nobody can connect before it listens
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot serve ranks at {path}: {error}") from error
+    return listener
+
+
+async def _serve(relay: Relay, link: FramedLink[Up, Down], limit_s: float) -> None:
+    try:
+        process = await _process_of(link, limit_s)
+        await serve(link, partial(relay.accept, process=process))
+    except StrataError as error:
+        link.close(error)
+    finally:
+        link.close()
+        await link.gone()
+
+
+async def _process_of(link: FramedLink[Up, Down], limit_s: float) -> RankProcess:
+    """Return the process that dialled and holds the socket, or refuse it."""
+    sock = link.transport.get_extra_info("socket")
+    pid, uid, _gid = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    process = admitted(pid, uid)
+    try:
+        async with asyncio.timeout(limit_s):
+            if await challenged(link):
+                return process
+    except TimeoutError:
+        raise Unavailable(f"process {pid} did not return the agent's nonce within {limit_s:g} s") from None
+    raise Refused(f"process {pid} did not return the agent's nonce")
+
+
+def admitted(pid: int, uid: int) -> RankProcess:
+    """Return the process that the kernel names as the peer; `Refused` if it may not be a rank of this agent."""
+    if uid != os.getuid():
+        raise Refused(f"process {pid} is of user {uid}; the agent serves user {os.getuid()} only")
+    if pid == 0:
+        raise Refused(
+            "the agent cannot see this process: it is in another PID namespace",
+            hint="run the agent and its ranks in one container, or with one PID namespace (shareProcessNamespace)",
+        )
+    try:
+        return RankProcess(pid)
+    except OSError as error:  # it has ended, or no descriptor is left
+        raise Unavailable(f"the agent cannot watch process {pid}: {error.strerror}", hint="") from error

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from strata.client.endpoints import parse_endpoints as parse_endpoints
     from strata.client.joining import connect as connect
     from strata.client.member import MemberSession as MemberSession
-    from strata.client.member import RankSession as RankSession
     from strata.client.rank import RankClient as RankClient
+    from strata.client.rank_session import RankSession as RankSession
     from strata.client.terms import SessionObserver as SessionObserver
 
 _HOME = {
@@ -25,7 +25,7 @@ _HOME = {
     "Endpoint": "endpoints",
     "MemberSession": "member",
     "RankClient": "rank",
-    "RankSession": "member",
+    "RankSession": "rank_session",
     "SessionObserver": "terms",
     "connect": "joining",
     "parse_endpoints": "endpoints",

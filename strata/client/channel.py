@@ -101,18 +101,14 @@ async def _settled(channel: grpc.aio.Channel) -> bool:
     return state is grpc.ChannelConnectivity.READY
 
 
-def dialer(timing: Timing | None, credentials: Credentials | None = None) -> Dial:
-    """Return how a session's stream to an endpoint is opened, pinged as `timing` says.
-
-    Without `timing` there are no pings of ours: a rank's supervisor is on the same host and sends
-    its own, and when it dies the kernel closes the socket.
-    """
+def dialer(timing: Timing, credentials: Credentials | None = None) -> Dial:
+    """Return how a session's stream to an endpoint is opened, pinged as `timing` says."""
     return lambda endpoint: _session(endpoint, timing, credentials)
 
 
 @asynccontextmanager
 async def _session(
-    endpoint: Endpoint, timing: Timing | None, credentials: Credentials | None
+    endpoint: Endpoint, timing: Timing, credentials: Credentials | None
 ) -> AsyncIterator[Link[Down, Up]]:
     async with connected(endpoint, timing=timing, credentials=credentials) as connection:
         with translated(str(endpoint)):

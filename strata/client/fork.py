@@ -1,8 +1,9 @@
-"""What a fork does to a process with connections, and how the child is made harmless.
+"""What a fork does to a process with gRPC connections, and how the child is made harmless.
 
-DataLoader workers are forked from a process that holds a session. The child inherits the session's
-socket, and while it keeps it open the kernel tells nobody that the parent died. It also inherits
-gRPC's memory without gRPC's threads. So three things are done here:
+A rank of an agent uses no gRPC: its one socket is closed in forked children by `strata.session.framed`. A standalone
+process, and whoever makes unary calls, does. DataLoader workers are forked from it. The child inherits gRPC's sockets,
+and while it keeps them open the kernel tells nobody that the parent died. It also inherits gRPC's memory without gRPC's
+threads. So three things are done here:
 
 - gRPC's own fork handlers are off (`GRPC_ENABLE_FORK_SUPPORT=0`, set by `strata/__init__.py`
   before grpc is imported): with grpc.aio in a thread they crash the child.
@@ -49,10 +50,15 @@ def check_import_order() -> None:
 
 
 def allow_grpc() -> None:
-    """Raise `ConfigError` unless grpc may be used here; from now on a forked child may not use it."""
+    """Raise `ConfigError` unless this library may use grpc here; from now on no forked child may use the library."""
+    check_import_order()
+    claim()
+
+
+def claim() -> None:
+    """Raise `ConfigError` in a forked child of a user; from now on no forked child of this process may be one."""
     global _user  # noqa: PLW0603  # a fact about the process
     refuse_in_child()
-    check_import_order()
     _user = os.getpid()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import logging
 import os
 import random
 import re
@@ -20,32 +18,19 @@ from google.protobuf import json_format
 
 from strata.client import arguments, loop
 from strata.client.endpoints import Endpoint, parse_endpoints
-from strata.client.inspection import Inspection
-from strata.client.lone_watch import Words, lone_watch, own_stacks
-from strata.client.member import MemberSession, RankSession
 from strata.client.rank import RankClient
-from strata.client.seat import RankPlace, Seat, Watcher, placed
-from strata.client.session import Session
+from strata.client.rank_session import RankSession
+from strata.client.seat import RankPlace, Seat, Watcher, connected, running
 from strata.client.stack_dump import answer_stack_dumps
-from strata.client.stall_watch import kept
-from strata.client.storage_wait import patience_s, wait_for_storage
 from strata.client.terms import Pace
-from strata.client.unary import UnaryClient
 from strata.config import Credentials, LibraryConfig
 from strata.config.scheduler import run_identity
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
-from strata.errors import ConfigError, InvalidArgument, StrataError, Unavailable
+from strata.errors import ConfigError, InvalidArgument, Unavailable
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import RankHello
 from strata.v1.worlds_pb2 import JobSpec, RestorePoint
-
-log: Final = logging.getLogger("strata.client")
-
-REACH_S: Final = 300.0
-"""How long a coordinator, or the supervisor, is tried to reach by who gives no limit."""
-SAY_S: Final = 10.0
-"""After which a lone trainer says that it waits."""
 
 _SUPERVISED: Final = (
     "STRATA_SOCKET",
@@ -130,8 +115,10 @@ def connect(
     own = found.credentials if credentials is None else credentials
     addresses = parse_endpoints(where, own)
     who = frozenset(addresses), registration.job, registration.worker_id
-    join = partial(_join, background, addresses, registration, timing, own)
-    return background.call(_share(background, who, join, timeout_s))
+    from strata.client.standalone import join  # noqa: PLC0415  # imports grpc, which no rank of an agent does
+
+    join_as = partial(join, background, addresses, registration, timing, own)
+    return background.call(_share(background, who, join_as, timeout_s))
 
 
 def _members(what: str, value: object) -> int:
@@ -226,101 +213,14 @@ async def _attach(
         pace=Pace(progress_s=0.0),  # its client gathers: a second timer would wake this process up once more
     )
     session.on_request = watcher.on_request
-    running = _running(background, session)
+    serving = running(background, session)
+    serving.add_done_callback(watcher.on_ended)
     try:
-        await _connected(session, REACH_S if timeout_s is None else timeout_s, "the supervisor")
+        await connected(session, timeout_s, "its agent")
     except BaseException:
-        running.cancel()
+        serving.cancel()
         raise
     return Seat(session=session, watcher=watcher, place=place, owns_member=False)
-
-
-async def _join(
-    background: loop.BackgroundLoop,
-    endpoints: tuple[Endpoint, ...],
-    registration: Registration,
-    timing: Timing,
-    credentials: Credentials,
-    timeout_s: float | None,
-) -> Seat:
-    """Register as a member with one rank, and wait for a world that has a place for it.
-
-    Without `timeout_s` only the first coordinator must answer in time: a world may wait for members
-    that come tomorrow.
-    """
-    if registration.reexecutes:  # it trains by strata.init, which saves
-        await _storage_takes_saves(registration.job, endpoints, credentials)
-    deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-    watcher = Watcher()
-    session = MemberSession(
-        endpoints, registration, watcher, rng=random.Random(), timing=timing, credentials=credentials
-    )
-    watch = lone_watch(session.progress, detect_s=timing.detect_s, environment=os.environ)
-    session.on_request = Inspection(session.evidence, own_stacks, lambda _rank: (), log=Words()).on_request
-    waits = "waiting for a world with a place for %s in job %s"
-    saying = asyncio.get_running_loop().call_later(
-        SAY_S, log.warning, waits, registration.worker_id, registration.job
-    )
-    running = _running(background, session)
-    try:
-        await _connected(session, REACH_S if timeout_s is None else timeout_s, "any coordinator")
-        async with asyncio.timeout_at(deadline):
-            place = await placed(
-                session, watcher, job=registration.job, worker_id=registration.worker_id, after=0
-            )
-    except TimeoutError:
-        await session.leave("no world came about in time")
-        why = f": {session.world.world.reason}" if session.world is not None else ""
-        raise Unavailable(
-            f"no world with a place for this member within {timeout_s:g} s{why}",
-            hint="the job waits for more members, or has as many as it takes: see `strata members`",
-        ) from None
-    except Unavailable:
-        await session.leave("no coordinator answered in time")  # one may be registering this member
-        raise
-    except BaseException:
-        running.cancel()
-        raise
-    finally:
-        saying.cancel()
-    watch.watch(place.generation)
-    watching = background.submit(kept(watch.run, Words()))
-    running.add_done_callback(lambda _ended: watching.cancel())
-    return Seat(session=session, watcher=watcher, place=place, owns_member=True, watch=watch)
-
-
-async def _storage_takes_saves(job: str, endpoints: tuple[Endpoint, ...], credentials: Credentials) -> None:
-    unary = UnaryClient(endpoints, random.Random(), credentials)
-    try:
-        await wait_for_storage(
-            unary, job=job, taken_up=False, say=log.warning, over=log.info, limit_s=patience_s(os.environ)
-        )
-    finally:
-        await unary.close()
-
-
-def _running(background: loop.BackgroundLoop, session: Session) -> concurrent.futures.Future[None]:
-    running = background.submit(session.run())
-    running.add_done_callback(_report_bug)
-    return running
-
-
-def _report_bug(running: concurrent.futures.Future[None]) -> None:
-    """Log what is not one of our errors; those reach the user with every call."""
-    if running.cancelled():
-        return
-    error = running.exception()
-    if error is not None and not isinstance(error, StrataError):
-        log.error("the session failed; please report it", exc_info=error)
-
-
-async def _connected(session: Session, timeout_s: float, what: str) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await session.wait_connected()
-    except TimeoutError:
-        why = f": {session.last_trouble.message}" if session.last_trouble else ""
-        raise Unavailable(f"could not reach {what} within {timeout_s:g} s{why}") from None
 
 
 def _restore_point(text: str | None) -> RestorePoint | None:

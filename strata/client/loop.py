@@ -135,7 +135,7 @@ _shared: BackgroundLoop | None = None
 def shared() -> BackgroundLoop:
     """Return this process's loop, started with the first call; `ConfigError` in a forked child."""
     global _shared  # noqa: PLW0603  # one a process is the point
-    fork.allow_grpc()
+    fork.claim()
     with _lock:
         if _shared is None:
             _shared = BackgroundLoop()

@@ -1,4 +1,4 @@
-"""Who opens a session: a member (a supervisor, or a lone trainer), or a rank under a supervisor."""
+"""`MemberSession`: the session of a member, an agent or a standalone process, with the coordinators, over gRPC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strata.core.timing import Timing
 from strata.session.link import Link
 from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import Registration
-from strata.v1.session_pb2 import Down, Hello, RankHello, Up
+from strata.v1.session_pb2 import Down, Hello, Up
 
 
 class MemberSession(Session):
@@ -52,31 +52,6 @@ class MemberSession(Session):
             introduce=introduce,
             route=Route(endpoints, rng),
             dial=dial or dial_as_told,
-            observer=observer,
-            pace=pace,
-        )
-
-
-class RankSession(Session):
-    """Attach one rank of one generation to its supervisor's socket."""
-
-    def __init__(
-        self,
-        socket: Endpoint,
-        rank: RankHello,
-        observer: SessionObserver,
-        *,
-        rng: random.Random,
-        dial: Dial | None = None,
-        pace: Pace | None = None,
-    ) -> None:
-        def introduce(token: Token, incarnation: int) -> Hello:
-            return Hello(token=token, rank=rank)
-
-        super().__init__(
-            introduce=introduce,
-            route=Route((socket,), rng),
-            dial=dial or dialer(None),
             observer=observer,
             pace=pace,
         )

@@ -275,6 +275,13 @@ class RankClient:
         """
         return _observe(self._seat.watcher.place_callbacks, callback)
 
+    def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
+        """Hand the error that ends this rank's session for good to `callback`, in the background thread.
+
+        It must not block nor raise. A standalone process has no agent whose end this could be, and is told nothing.
+        """
+        return _observe(self._seat.watcher.end_callbacks, callback)
+
     @property
     def is_lone(self) -> bool:
         """Whether this process is a member of its own, and no supervisor's rank."""

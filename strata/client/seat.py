@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,10 +11,11 @@ from typing import Final
 
 from strata.client.barriers import RoundBook
 from strata.client.held_saves import HeldSaves
+from strata.client.loop import BackgroundLoop
 from strata.client.session import Session
 from strata.client.stall_watch import StallWatch
 from strata.core.stragglers import StepWindow
-from strata.errors import JobDone, JobFailed, StrataError
+from strata.errors import JobDone, JobFailed, StrataError, Unavailable
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import RankProgress
@@ -22,6 +24,9 @@ from strata.v1.session_pb2 import RankPlace as PlaceMessage
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
 
 log: Final = logging.getLogger("strata.client")
+
+REACH_S: Final = 300.0
+"""How long a coordinator, or the agent, is tried to reach by a caller that gives no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,7 @@ class Watcher:
         self.checkpoint_callbacks: list[Callable[[Checkpoint], None]] = []
         self.world_callbacks: list[Callable[[WorldUpdate], None]] = []
         self.place_callbacks: list[Callable[[PlaceMessage], None]] = []
+        self.end_callbacks: list[Callable[[StrataError], None]] = []
         self._told: set[type[StrataError]] = set()
         """The kinds of trouble told since it was last connected: once each, not once a try or endpoint."""
 
@@ -92,6 +98,13 @@ class Watcher:
                 callback(update)
             except Exception:
                 log.exception("an observer of the world failed")  # as with checkpoints
+
+    def on_ended(self, serving: concurrent.futures.Future[None]) -> None:
+        """Hand the error that ended the session for good to observers; an orderly leave has none."""
+        error = None if serving.cancelled() else serving.exception()
+        if isinstance(error, StrataError):
+            for callback in tuple(self.end_callbacks):
+                callback(error)
 
     def on_request(self, down: Down) -> None:
         """Tell observers of a place in a newer generation; a look at this rank its agent answers."""
@@ -137,3 +150,29 @@ async def placed(session: Session, watcher: Watcher, *, job: str, worker_id: str
                 restore_point=update.world.restore if update.world.HasField("restore") else None,
             )
         await watcher.changed.wait()
+
+
+def running(background: BackgroundLoop, session: Session) -> concurrent.futures.Future[None]:
+    """Run the session in the background loop until it ends; its own errors reach the user with every call."""
+    future = background.submit(session.run())
+    future.add_done_callback(_report_bug)
+    return future
+
+
+def _report_bug(running: concurrent.futures.Future[None]) -> None:
+    if running.cancelled():
+        return
+    error = running.exception()
+    if error is not None and not isinstance(error, StrataError):
+        log.error("the session failed; please report it", exc_info=error)
+
+
+async def connected(session: Session, timeout_s: float | None, what: str) -> None:
+    """Return once the session is served; `Unavailable` after `timeout_s`, by default `REACH_S`, names `what`."""
+    timeout_s = REACH_S if timeout_s is None else timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            await session.wait_connected()
+    except TimeoutError:
+        why = f": {session.last_trouble.message}" if session.last_trouble else ""
+        raise Unavailable(f"could not reach {what} within {timeout_s:g} s{why}") from None

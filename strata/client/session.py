@@ -48,7 +48,7 @@ from strata.v1.session_pb2 import (
     WorldUpdate,
 )
 from strata.wire.barriers import batches
-from strata.wire.status import unpack
+from strata.wire.errors import unpack
 
 LEAVE_S: Final = 5.0
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from strata.client import fork
 from strata.client.channel import Connection, connected
 from strata.client.endpoints import Endpoint, Route
 from strata.config import Credentials
@@ -88,6 +89,7 @@ class UnaryClient:
     def __init__(
         self, endpoints: Sequence[Endpoint], rng: random.Random, credentials: Credentials | None = None
     ) -> None:
+        fork.allow_grpc()
         self._credentials = credentials
         self._route = Route(endpoints, rng)
         self._line: _Line | None = None

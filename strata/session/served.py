@@ -28,7 +28,7 @@ from strata.errors import InvalidArgument, QuotaExceeded, StrataError, Unavailab
 from strata.observe import get_logger
 from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1 import barriers_pb2, session_pb2
-from strata.wire import status
+from strata.wire.errors import pack
 
 log = get_logger()
 
@@ -74,7 +74,7 @@ class Session:
 
     def end(self, error: StrataError) -> None:
         """End the session for good: the other side's user sees `error`."""
-        self._link.send(session_pb2.Down(ended=session_pb2.Ended(error=status.pack(error))))
+        self._link.send(session_pb2.Down(ended=session_pb2.Ended(error=pack(error))))
         self.close()
 
     def close(self, error: StrataError | None = None) -> None:
@@ -328,7 +328,7 @@ class _Serving:
 
 
 def _refused(error: StrataError) -> session_pb2.Reply:
-    return session_pb2.Reply(error=status.pack(error))
+    return session_pb2.Reply(error=pack(error))
 
 
 def _internal() -> StrataError:

@@ -22,12 +22,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Final, NoReturn, Protocol
 
 from strata import STARTED_IN
 from strata.core.exit_codes import PREEMPTED, REFUSED
-from strata.errors import JobDone, Refused, StaleGeneration, StrataError
+from strata.errors import JobDone, Refused, StaleGeneration, StaleIncarnation, StrataError
 from strata.training.group import abort_group
 from strata.training.peers import Peers
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
@@ -46,6 +47,8 @@ OVER_S: Final = 10.0
 REAP_S: Final = 1.0
 LOOK_S: Final = 0.25
 """How often who waits for a newer world looks whether the job is done instead."""
+ORPHAN_S: Final = 0.5
+"""How long a rank whose agent has ended has to raise that."""
 ASK_S: Final = 5.0
 """How long coordinators have to take note that this member leaves."""
 STDERR: Final = 2
@@ -116,14 +119,35 @@ class NeverEnds:
         pass
 
 
+def exit_orphaned() -> None:
+    """End this process with 1, after a moment in which its main thread may raise the error instead."""
+    time.sleep(ORPHAN_S)
+    exit_with(1)
+
+
+def end_with_agent(peers: Peers, gone: Callable[[], None] = exit_orphaned) -> Callable[[], None]:
+    """Have `gone` called once the agent has ended, from a thread of its own; return the way out.
+
+    The main thread may hang in a collective with ranks that nobody restarts.
+    """
+
+    def ended(error: StrataError) -> None:
+        if isinstance(error, StaleIncarnation):
+            log.error("%s", error)
+            threading.Thread(target=gone, name="strata-orphan", daemon=True).start()
+
+    return peers.observe_end(ended)
+
+
 class SupervisedEnding:
-    """A supervisor ends this process: waiting for it spares the user an error that is none."""
+    """An agent ends this process: waiting for it spares the user an error that is none."""
 
     armed = True
     leaves = False
 
-    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, peers: Peers, *, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
+        self._forget = end_with_agent(peers)
 
     def leave_then(self, reason: str) -> None:
         pass  # its supervisor was asked as well, or learns of it from the notice
@@ -136,10 +160,10 @@ class SupervisedEnding:
         threading.Event().wait(self._patience_s)
 
     def failed(self, error: BaseException) -> None:
-        pass  # the supervisor learns of it from the process's end
+        pass  # the agent learns of it from the process's end
 
     def close(self) -> None:
-        pass
+        self._forget()
 
 
 class InProcessEnding:
@@ -157,7 +181,11 @@ class InProcessEnding:
         self._changed = threading.Condition()
         self._newer = False
         self._place: RankPlace | None = None
-        self._forget = (peers.observe_world(self._on_world), peers.observe_place(self._on_place))
+        self._forget = (
+            peers.observe_world(self._on_world),
+            peers.observe_place(self._on_place),
+            end_with_agent(peers),
+        )
 
     def leave_then(self, reason: str) -> None:
         pass  # as with any supervisor

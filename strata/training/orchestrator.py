@@ -191,10 +191,7 @@ class TrainingOrchestrator:
         ):
             size = env.get("WORLD_SIZE", "1")
             return Alone(world_size=int(size) if size.isdigit() else 1)
-        from strata.client.fork import check_import_order  # noqa: PLC0415  # before grpc is imported
-
-        check_import_order()
-        from strata.client.joining import connect  # noqa: PLC0415  # imports grpc
+        from strata.client.joining import connect  # noqa: PLC0415  # a process that trains alone needs no session
 
         return connect(
             self._endpoints,
@@ -211,7 +208,7 @@ class TrainingOrchestrator:
             return NeverEnds()
         if peers.is_lone:
             return LoneEnding(peers, detect_s=peers.detect_s)
-        return InProcessEnding(peers) if self._in_process else SupervisedEnding()
+        return InProcessEnding(peers) if self._in_process else SupervisedEnding(peers)
 
     def _begin(
         self,

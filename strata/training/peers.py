@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
-from strata.errors import ConfigError, Refused
+from strata.errors import ConfigError, Refused, StrataError
 from strata.v1.members_pb2 import TrainingReport
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 
@@ -83,6 +83,12 @@ class Peers(Protocol):
         """Hand a place in a newer generation to `callback`, in a background thread; return the way out."""
         ...
 
+    def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
+        """Hand the error that ends this rank's session with its agent to `callback`, in a background thread; return the
+        way out.
+        """
+        ...
+
     def call(self, request: Message, *, timeout_s: float = ...) -> Any:
         """Return the coordinators' response to one of the requests that a session carries."""
         ...
@@ -148,6 +154,9 @@ class Alone:
 
     def observe_place(self, callback: Callable[[RankPlace], None]) -> Callable[[], None]:
         return lambda: None  # there is no other
+
+    def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
+        return lambda: None  # there is no agent
 
     def call(self, request: Message, *, timeout_s: float = 0.0) -> Any:
         raise Refused("this process trains alone: there are no coordinators to ask")

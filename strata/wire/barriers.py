@@ -12,8 +12,8 @@ from strata.core.records import BarrierOutcome
 from strata.core.view import Entry
 from strata.errors import BarrierBroken, BarrierTimeout, Refused, StrataError
 from strata.v1 import barriers_pb2, session_pb2
-from strata.wire import status
 from strata.wire.enums import RESULTS
+from strata.wire.errors import pack
 
 BATCH_BYTES: Final = 1 << 20
 
@@ -95,7 +95,7 @@ def refused_message(
         generation=key.generation,
         round=key.round,
         ranks=ranks,
-        error=status.pack(error),
+        error=pack(error),
     )
 
 

@@ -22,8 +22,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from strata import errors
-from strata.errors import BarrierBroken, StrataError, Unavailable, by_code
+from strata.errors import StrataError, Unavailable
 from strata.v1 import common_pb2
+from strata.wire.errors import KNOWN, made, pack
 
 ERROR_KEY: Final = "strata-error-bin"
 """The trailing metadata that holds a serialized `strata.v1.Error`."""
@@ -93,27 +94,6 @@ def status_of(error: StrataError) -> grpc.StatusCode:
     return Code.INTERNAL
 
 
-def pack(error: StrataError) -> common_pb2.Error:
-    """Return `error` as a message."""
-    missing = error.missing if isinstance(error, BarrierBroken) else ()
-    return common_pb2.Error(
-        code=error.code,
-        message=error.message,
-        hint=error.hint,
-        retryable=error.retryable,
-        missing=missing,
-    )
-
-
-def unpack(message: common_pb2.Error) -> StrataError:
-    """Return the error that `message` holds; of an unknown code, the nearest we have."""
-    cls = _KNOWN.get(message.code)
-    if cls is None:
-        cls = Unavailable if message.retryable else StrataError
-        return cls(f"{message.code}: {message.message}", hint=message.hint)
-    return _make(cls, message)
-
-
 def details(error: StrataError) -> tuple[tuple[str, str | bytes], ...]:
     """Return the trailing metadata that carries `error`, shortened to what fits there."""
     packed = pack(error)
@@ -137,8 +117,8 @@ def from_rpc(error: grpc.RpcError, target: str) -> StrataError:
     code, text, metadata = _parts(error)
     for key, value in metadata:
         if key == ERROR_KEY and (packed := _parse(value)) is not None:
-            if packed.code in _KNOWN:
-                return _make(_KNOWN[packed.code], packed)
+            if packed.code in KNOWN:
+                return made(KNOWN[packed.code], packed)
             cls = _bare(code, packed.message)[0]
             return cls(f"{packed.code}: {packed.message}", hint=packed.hint)
     cls, hint = _bare(code, text)
@@ -187,14 +167,6 @@ async def abort(context: Aborts, error: StrataError) -> NoReturn:
 _BREAKS: Final = ("Connection reset", "Socket closed", "Broken pipe", "GOAWAY")
 """How grpc 1.85 words the end or reset of a connection. What it says otherwise (a ping without an
 answer, a host without a route) is a silence; a wording that is new only makes us slower."""
-
-_KNOWN: Final = {code: cls for code, cls in by_code().items() if cls.__module__ == errors.__name__}
-
-
-def _make(cls: type[StrataError], message: common_pb2.Error) -> StrataError:
-    if issubclass(cls, BarrierBroken):
-        return cls(message.message, missing=message.missing, hint=message.hint)
-    return cls(message.message, hint=message.hint)
 
 
 def _bare(code: grpc.StatusCode, text: str) -> tuple[type[StrataError], str]:

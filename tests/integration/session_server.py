@@ -1,4 +1,4 @@
-"""A coordinator of one file for the client's tests: real gRPC, real serving code, no etcd.
+"""A coordinator, or an agent, of one file for the client's tests: the real transports, real serving code, no etcd.
 
 Every member is welcomed into a world of its own and released from every barrier at once. What the
 transport says is written down with times: that is what death is told from.
@@ -15,6 +15,7 @@ from typing import Any
 import grpc.aio
 
 from strata.core.timing import Timing
+from strata.session.framed import FramedLink, challenged, newest_down
 from strata.session.link import Link
 from strata.session.served import End, Session, serve
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED, Arrival, BarrierOutcome
@@ -138,8 +139,13 @@ class _Sessions(SessionsServicer):
 
 @asynccontextmanager
 async def serving(address: str = "127.0.0.1:0", *, detect_s: float = 5.0) -> AsyncIterator[SessionServer]:
-    """Serve sessions at `address` ("127.0.0.1:0", "[::1]:0", "unix:/path") inside the block."""
+    """Serve sessions inside the block: at "127.0.0.1:0" or "[::1]:0" as a coordinator, at "unix:/path" as an agent."""
     ours = SessionServer()
+    if address.startswith("unix:"):
+        ours.address = address
+        async with _as_agent(ours, address.removeprefix("unix:")):
+            yield ours
+        return
     tasks: set[asyncio.Task[None]] = set()
 
     def spawn(logic: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -150,10 +156,34 @@ async def serving(address: str = "127.0.0.1:0", *, detect_s: float = 5.0) -> Asy
     server = grpc.aio.server(options=[*Timing.derive(detect_s).server_options(), ("grpc.so_reuseport", 0)])
     add_SessionsServicer_to_server(_Sessions(ours, spawn), server)
     port = server.add_insecure_port(address)
-    ours.address = address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+    ours.address = f"{address.rpartition(':')[0]}:{port}"
     await server.start()
     try:
         yield ours
     finally:
         await server.stop(0.2)
         await asyncio.gather(*tasks)
+
+
+@asynccontextmanager
+async def _as_agent(ours: SessionServer, path: str) -> AsyncIterator[None]:
+    links: list[FramedLink[Up, Down]] = []
+    async with asyncio.TaskGroup() as tasks:
+
+        async def logic(link: FramedLink[Up, Down]) -> None:
+            assert await challenged(link)
+            await serve(link, ours.accept)
+
+        def opened(link: FramedLink[Up, Down]) -> None:
+            links.append(link)
+            tasks.create_task(logic(link))
+
+        server = await asyncio.get_running_loop().create_unix_server(
+            lambda: FramedLink(Up, newest_down, opened=opened), path
+        )
+        try:
+            yield
+        finally:
+            server.close()
+            for link in links:
+                link.close()

@@ -17,7 +17,8 @@ from strata.agent.environment import Place
 from strata.agent.health import Health
 from strata.agent.relay import Relay
 from strata.client.endpoints import Endpoint, parse_endpoints
-from strata.client.member import MemberSession, RankSession
+from strata.client.member import MemberSession
+from strata.client.rank_session import RankSession
 from strata.client.seat import RankPlace, Seat, placed
 from strata.config import HealthConfig
 from strata.errors import (

@@ -28,7 +28,7 @@ from strata.errors import Refused, StrataError, Unavailable
 from strata.v1 import common_pb2
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.worlds_pb2 import RestorePoint
-from strata.wire.status import pack, unpack
+from strata.wire.errors import pack, unpack
 
 _SECONDS: Final = struct.Struct("!d")
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
 from strata.agent.environment import Place
+from strata.agent.rank_process import RankProcess
 from strata.agent.relay import Relay
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StrataError
 from strata.session.served import serve
@@ -23,7 +26,7 @@ from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import Down, Up, WorldUpdate
 from strata.v1.worlds_pb2 import GetWorldResponse, World, WorldMember
-from strata.wire.status import unpack
+from strata.wire.errors import unpack
 
 GRACE_S = 1.0
 
@@ -79,6 +82,7 @@ class Node:
         self.silent: list[tuple[int, int]] = []
         self.attachments: list[tuple[int, int]] = []
         self.stopped: list[tuple[int, int]] = []
+        self.processes: list[tuple[int, int, RankProcess]] = []
         self.relay = Relay(
             self.upstream,
             worker_id="w",
@@ -88,6 +92,7 @@ class Node:
             on_attached=lambda rank, generation: self.attachments.append((rank, generation)),
             on_silent=lambda rank, generation: self.silent.append((rank, generation)),
             on_stopped=lambda rank, generation: self.stopped.append((rank, generation)),
+            on_process=lambda rank, generation, process: self.processes.append((rank, generation, process)),
         )
         self.relay.set_place(place(1))
         self._tasks = tasks
@@ -101,10 +106,11 @@ class Node:
         job: str = "j",
         worker: str = "w",
         in_process: bool = False,
+        process: RankProcess | None = None,
     ) -> MemoryLink:
         """Open a session as a rank does; what comes down is read by the caller."""
         ours, theirs = pair()
-        self._tasks.create_task(serve(theirs, self.relay.accept))
+        self._tasks.create_task(serve(theirs, partial(self.relay.accept, process=process)))
         self._links.append(ours)
         hello = {"job": job, "worker_id": worker, "generation": generation, "rank": rank}
         hello["in_process"] = in_process
@@ -355,6 +361,36 @@ async def test_a_second_session_of_a_rank_takes_over_from_the_first() -> None:
         assert (await news(second)).checkpoint.step == 20
         await asyncio.sleep(GRACE_S * 5)
         assert it.silent == []
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that live until the end of the test."""
+    children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    yield children
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+async def test_a_rank_is_one_process_as_long_as_that_lives(sleepers: list[subprocess.Popen[bytes]]) -> None:
+    first, second = sleepers
+    async with node() as it:
+        held = await it.dial(2, process=RankProcess(first.pid))
+        assert (await held.recv()).HasField("welcome")
+        rival = await it.dial(2, process=RankProcess(second.pid))
+        with pytest.raises(Refused, match=f"is process {first.pid}; process {second.pid} is refused"):
+            await rival.recv()
+        again = await it.dial(2, process=RankProcess(first.pid))
+        assert (await again.recv()).HasField("welcome"), "the rank itself attaches anew"
+        first.kill()
+        first.wait()  # milliseconds
+        heir = await it.dial(2, process=RankProcess(second.pid))
+        assert (await heir.recv()).HasField("welcome")
+        assert it.relay.pid(2) == second.pid
+        assert [process.pid for *_, process in it.processes] == [first.pid, second.pid]
+        it.relay.set_place(place(2, first_rank=2))
+        assert it.relay.pid(2) is None
 
 
 @pytest.mark.parametrize("connected", [True, False])

@@ -13,7 +13,7 @@ import pytest
 
 import strata
 from strata import errors
-from strata.client import joining
+from strata.client import joining, standalone
 from strata.client.endpoints import parse_endpoints
 from strata.client.loop import BackgroundLoop
 from strata.client.member import MemberSession
@@ -41,7 +41,7 @@ async def coordinator(*, up: bool = True) -> AsyncIterator[FakeReplica]:
         return board.dial("client", "a:1")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joining, "MemberSession", functools.partial(MemberSession, dial=dial))
+        patch.setattr(standalone, "MemberSession", functools.partial(MemberSession, dial=dial))
         yield made
     joining._shared.clear()
 
@@ -53,7 +53,7 @@ async def connect(
     background = cast("BackgroundLoop", NoThread())
     addresses = parse_endpoints(endpoints)
     join = functools.partial(
-        joining._join, background, addresses, registration, Timing.derive(), Credentials()
+        standalone.join, background, addresses, registration, Timing.derive(), Credentials()
     )
     return await joining._share(background, (frozenset(addresses), worker), join, timeout_s)
 

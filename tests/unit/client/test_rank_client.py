@@ -26,7 +26,7 @@ from strata.v1.checkpoints_pb2 import Checkpoint, HoldSavesRequest
 from strata.v1.members_pb2 import RankProgress, TrainingReport
 from strata.v1.session_pb2 import ArrivalRefused, Down, Outcomes, Welcome, WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
-from strata.wire.status import pack
+from strata.wire.errors import pack
 from tests.unit.client.fake_rank import of_rank, rank_client
 from tests.unit.client.fake_replica import Rig, done, rig
 

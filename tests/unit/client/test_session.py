@@ -14,7 +14,7 @@ from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import ArrivalRefused, Done, Down, Ended, Reply, Up
 from strata.v1.worlds_pb2 import GetWorldRequest, GetWorldResponse, World
-from strata.wire.status import pack
+from strata.wire.errors import pack
 from tests.unit.client.fake_replica import Rig, arrival, rig
 from tests.unit.coordinator.rig import in_rig
 

@@ -11,7 +11,7 @@ from strata.errors import ClusterReplaced, Conflict, StaleIncarnation, Unavailab
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.v1 import session_pb2, worlds_pb2
 from strata.v1.session_pb2 import Leave
-from strata.wire import status
+from strata.wire.errors import unpack
 from tests.not_none import not_none
 from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster, in_cluster, in_world
@@ -263,7 +263,7 @@ async def test_a_session_whose_place_was_taken_tells_its_user(c: Cluster, member
     c.put(JOB.worker("w0"), value.value.replace(b"boot-w0", b"somebody"))
     await member.over.wait()
     ended = member.all("ended")
-    assert isinstance(status.unpack(ended[0].error), StaleIncarnation)
+    assert isinstance(unpack(ended[0].error), StaleIncarnation)
 
 
 # -- the end --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from strata.testing.links import MemoryLink, pair
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import barriers_pb2, checkpoints_pb2, session_pb2, worlds_pb2
 from strata.v1.session_pb2 import Down, Up
-from strata.wire import status
+from strata.wire.errors import unpack
 
 
 def up(**message: Any) -> Up:
@@ -321,7 +321,7 @@ async def test_who_has_to_read_first_is_refused_its_calls_and_is_still_heard(
         assert (await link.recv()).reply.HasField("done")
         link.send(up(call={"id": 2, "get_recovery": {}}))
         reply = (await link.recv()).reply
-        assert isinstance(status.unpack(reply.error), QuotaExceeded), "and is not run"
+        assert isinstance(unpack(reply.error), QuotaExceeded), "and is not run"
     assert handler.seen == ["exit 3"]
 
 
@@ -363,7 +363,7 @@ async def test_an_ending_session_says_why_to_its_user() -> None:
         assert handler.session is not None
         handler.session.end(Conflict("your place was taken"))
         ended = (await link.recv()).ended
-        assert status.unpack(ended.error).message == "your place was taken"
+        assert unpack(ended.error).message == "your place was taken"
         assert await link.recv() is None
     assert await handler.end is End.CLOSED
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration, Unavailable
+from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration, StrataError, Unavailable
 from strata.v1.members_pb2 import TrainingReport
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, StopAction, StopNotice, World
@@ -29,6 +29,7 @@ class Room:
         """Rounds that timed out, for those who come later as well."""
         self.gone: set[int] = set()
         self.observers: dict[int, list[Callable[[WorldUpdate], None]]] = {}
+        self.end_observers: list[Callable[[StrataError], None]] = []
         self.deaf: set[int] = set()
         """Ranks that hear of nothing, until they are told by `hear`."""
 
@@ -148,6 +149,10 @@ class RoomRank:
     def observe_place(self, callback: Callable[[RankPlace], None]) -> Callable[[], None]:
         self.place = callback
         return lambda: None
+
+    def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
+        self._room.end_observers.append(callback)
+        return lambda: self._room.end_observers.remove(callback)
 
     def check(self) -> None:
         self._check()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 
-from strata.errors import JobDone, StaleGeneration
-from strata.training.ending import InProcessEnding, LoneEnding, NeverEnds, SupervisedEnding
+from strata.errors import JobDone, StaleGeneration, StaleIncarnation, StrataError
+from strata.training.ending import InProcessEnding, LoneEnding, NeverEnds, SupervisedEnding, end_with_agent
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
@@ -141,9 +141,32 @@ def test_who_is_done_runs_nothing_anew(how: str) -> None:
     assert not room.observers[0] or how == "done"
 
 
-def test_a_rank_waits_for_its_supervisor() -> None:
-    SupervisedEnding(patience_s=0.0).over(STALE)
+def test_a_rank_waits_for_its_agent() -> None:
+    SupervisedEnding(Room(1).rank(0), patience_s=0.0).over(STALE)
     NeverEnds().over(STALE)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(StaleIncarnation("the agent has ended"), True), (StaleGeneration("generation 2 runs"), False)],
+)
+def test_a_process_ends_with_its_agent_whatever_its_main_thread_does(error: StrataError, ends: bool) -> None:
+    room, gone = Room(1), Again()
+    forget = end_with_agent(room.rank(0), gone)
+    for callback in tuple(room.end_observers):
+        callback(error)
+    assert gone.ran.wait(LIMIT_S if ends else 0.05) is ends
+    forget()
+    assert not room.end_observers
+
+
+def test_a_training_that_is_over_outlives_its_agent() -> None:
+    room = Room(1)
+    for kind in (SupervisedEnding, InProcessEnding):
+        ending = kind(room.rank(0))
+        assert room.end_observers
+        ending.close()
+        assert not room.end_observers
 
 
 def test_in_process_the_place_is_waited_for() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from strata.errors import Conflict, JobDone, Refused, StaleGeneration
+from strata.errors import Conflict, JobDone, Refused, StaleGeneration, StrataError
 from strata.training.orchestrator import TrainingOrchestrator
 from strata.training.starting import init
 from strata.v1.members_pb2 import TrainingReport
@@ -76,6 +76,9 @@ class Lone(Port):
         return lambda: None  # it tells nothing: what follows would replace this test's program
 
     def observe_place(self, callback: Callable[[RankPlace], None]) -> Callable[[], None]:
+        return lambda: None
+
+    def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
         return lambda: None
 
     def close(self, *, code: int = 0, reason: str = "") -> None:

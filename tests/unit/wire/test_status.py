@@ -10,6 +10,7 @@ from strata import errors
 from strata.errors import BarrierTimeout, StrataError, Unavailable, by_code
 from strata.v1 import common_pb2
 from strata.wire import status
+from strata.wire.errors import pack, unpack
 
 Code = grpc.StatusCode
 OURS = [cls for cls in by_code().values() if cls.__module__ == errors.__name__]
@@ -74,7 +75,7 @@ def test_an_unknown_code_becomes_the_class_of_its_status() -> None:
 def test_an_unknown_code_in_a_message_is_told_by_whether_one_may_retry(
     retryable: bool, cls: type[StrataError]
 ) -> None:
-    back = status.unpack(common_pb2.Error(code="FROM_THE_FUTURE", message="m", retryable=retryable))
+    back = unpack(common_pb2.Error(code="FROM_THE_FUTURE", message="m", retryable=retryable))
     assert type(back) is cls
     assert "FROM_THE_FUTURE" in back.message
 
@@ -142,6 +143,6 @@ def test_what_is_the_end_of_a_connection_and_what_only_a_silence(
 
 
 def test_an_answer_in_the_words_of_a_broken_connection_is_an_answer() -> None:
-    packed = status.pack(Unavailable("r2: Socket closed")).SerializeToString()
+    packed = pack(Unavailable("r2: Socket closed")).SerializeToString()
     error = rpc_error(Code.UNAVAILABLE, "r2: Socket closed", strata_error_bin=packed)
     assert not status.is_broken_transport(error)

@@ -1,0 +1,49 @@
+"""`RankProcess`: the process of a rank, held by a descriptor that never means another one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from typing import Self
+from weakref import finalize
+
+
+class RankProcess:
+    """A process by its pid and its pidfd.
+
+    The agent does not wait for it: `alive` is False once it has ended, a zombie included. The descriptor is closed with
+    the last reference to this object, so that whoever watches it never watches another file.
+    """
+
+    def __init__(self, pid: int) -> None:
+        """`ProcessLookupError` when there is no such process."""
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)  # close-on-exec, always
+        self.close = finalize(self, os.close, self._descriptor)
+        """Closes the descriptor now. Idempotent."""
+
+    def fileno(self) -> int:
+        """Return the pidfd, which becomes readable when the process ends; `ValueError` once it is closed."""
+        if not self.close.alive:
+            raise ValueError(f"the descriptor of process {self.pid} is closed")
+        return self._descriptor
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        return not poll.poll(0)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal; nothing happens when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.fileno(), number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,61 @@
+"""`RankSession`: the session of a rank with its agent, over a Unix socket and without gRPC."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from strata.client.endpoints import Endpoint, Route
+from strata.client.session import Session
+from strata.client.terms import Dial, Pace, SessionObserver
+from strata.errors import StaleIncarnation, Unavailable
+from strata.session.framed import connected, dialled
+from strata.session.link import Link
+from strata.v1.common_pb2 import Token
+from strata.v1.session_pb2 import Down, Hello, RankHello, Up
+
+
+class RankSession(Session):
+    """Attach one rank of one generation to its agent's socket."""
+
+    def __init__(
+        self,
+        socket: Endpoint,
+        rank: RankHello,
+        observer: SessionObserver,
+        *,
+        rng: random.Random,
+        dial: Dial | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        def introduce(token: Token, incarnation: int) -> Hello:
+            return Hello(token=token, rank=rank)
+
+        super().__init__(
+            introduce=introduce,
+            route=Route((socket,), rng),
+            dial=dial or dial_agent,
+            observer=observer,
+            pace=pace,
+        )
+
+
+@asynccontextmanager
+async def dial_agent(endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
+    """Open the stream to an agent.
+
+    `StaleIncarnation` when nobody listens there any more: the agent was there before its ranks, is never started
+    again at the same path, and has ended. `Unavailable` when it does not answer, which it may yet.
+    """
+    try:
+        sock = connected(endpoint.path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise StaleIncarnation(
+            f"the agent at {endpoint} has ended, and this rank with it",
+            hint="start the program again, as it was started before",
+        ) from None
+    except OSError as error:
+        raise Unavailable(f"{endpoint}: {error}") from error
+    async with dialled(sock, str(endpoint)) as link:
+        yield link
