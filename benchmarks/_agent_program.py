@@ -33,6 +33,8 @@ class Played:
 
     def rank_stopped(self, rank: int, generation: int) -> None: ...
 
+    def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None: ...
+
     def may_ask_to_stop(self) -> bool:
         return True
 
@@ -54,7 +56,8 @@ class Played:
 async def serve(endpoints: str, worker: str, slots: int, members: int, folder: Path) -> None:
     """Be a member of `slots` ranks until there is no more input; say where they attach."""
     addresses = parse_endpoints(endpoints)
-    observer = AgentObserver()
+    changed = asyncio.Event()
+    observer = AgentObserver(on_change=changed.set)
     registration = Registration(
         job="ranks",
         worker_id=worker,
@@ -78,7 +81,8 @@ async def serve(endpoints: str, worker: str, slots: int, members: int, folder: P
         agent = Agent(config, session, socket=folder / "s", detect_s=5.0)
         async with serving_ranks_of(agent, session, observer, Played(), HealthConfig(), devices=None):
             while session.world is None or not session.world.HasField("place"):
-                await asyncio.sleep(0.01)
+                await changed.wait()
+                changed.clear()
             agent.set_place(agent.place(session.world, master_addr="", master_port=0))
             first, generation = session.world.place.first_rank, session.world.world.generation
             said = {"socket": str(agent.socket), "worker": worker, "first": first, "generation": generation}

@@ -16,7 +16,7 @@ script that does not use the library) is not watched in this way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -94,10 +94,44 @@ class Listener(Protocol):
         ...
 
 
-OfRank = Callable[[int, int], None]
-"""Called with (rank, generation)."""
-OfProcess = Callable[[int, int, RankProcess], None]
-"""Called with (rank, generation, process)."""
+class Ranks(Protocol):
+    """This node's ranks, as whoever starts them knows them. A rank is named by its number and its generation."""
+
+    def rank_attached(self, rank: int, generation: int) -> None:
+        """Take note that a rank was let in: one that goes on by itself has arrived."""
+        ...
+
+    def rank_heeds_notices(self, rank: int, generation: int) -> None:
+        """Take note that a rank stops by itself when its generation is asked to."""
+        ...
+
+    def rank_stepped(self, rank: int, generation: int) -> None:
+        """Take note that a rank has made a step."""
+        ...
+
+    def rank_stopped(self, rank: int, generation: int) -> None:
+        """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
+        ...
+
+    def may_ask_to_stop(self) -> bool:
+        """Tell whether a rank that asks for a common stop speaks for the job, and is not just being ended here."""
+        ...
+
+    def evict(self, rank: int, generation: int, reason: str) -> None:
+        """Kill a rank of this generation for a reason that its exit carries."""
+        ...
+
+
+class Processes(Protocol):
+    """Who watches the processes of ranks."""
+
+    def watch(self, rank: int, generation: int, process: RankProcess) -> None:
+        """Watch `process` as this rank, in place of any process that was this rank before."""
+        ...
+
+    def forget(self) -> None:
+        """Watch no process any more."""
+        ...
 
 
 class Relay:
@@ -106,36 +140,21 @@ class Relay:
     def __init__(
         self,
         upstream: Upstream,
+        ranks: Ranks,
         *,
         worker_id: str,
         detect_s: float,
         grace_s: float,
         listener: Listener,
-        on_attached: OfRank,
-        on_silent: OfRank,
-        on_heeding: OfRank | None = None,
-        on_stopped: OfRank | None = None,
-        on_stepped: OfRank | None = None,
-        on_process: OfProcess | None = None,
-        may_ask_to_stop: Callable[[], bool] = lambda: True,
+        processes: Processes,
     ) -> None:
-        """`on_attached`: a rank is let in. `on_silent`: one is attached no more though it did not leave.
-        `on_heeding`: it says that it stops by itself when its generation is asked to; `on_stopped`: it has.
-        `on_stepped`: it says that it has made a step. `on_process`: its process is known, or is another one now.
-        `may_ask_to_stop`: whether ranks that ask for a common stop are not just being ended here.
-        """
         self._upstream = upstream
+        self.ranks = ranks
         self._listener = listener
+        self._watch = processes
         self._worker_id = worker_id
         self._detect_s = detect_s
         self._grace_s = grace_s
-        self._on_attached = on_attached
-        self._on_silent = on_silent
-        self._on_heeding = on_heeding
-        self._on_stopped = on_stopped
-        self._on_stepped = on_stepped
-        self._on_process = on_process
-        self._may_ask_to_stop = may_ask_to_stop
         self._place: Place | None = None
         self._attached: dict[int, _RankHandler] = {}
         """By local rank, which a process keeps from one generation to the next."""
@@ -149,6 +168,7 @@ class Relay:
         """Let in the ranks of `place` from now on, and no others; None: nobody."""
         self._place = place
         self._processes.clear()
+        self._watch.forget()
         for timer in self._graces.values():
             timer.cancel()
         self._graces.clear()
@@ -214,7 +234,7 @@ class Relay:
             before.session.close()
         handler = _RankHandler(self, rank, local, session)
         self._attached[local] = handler
-        self._on_attached(rank.rank, rank.generation)
+        self.ranks.rank_attached(rank.rank, rank.generation)
         if (timer := self._graces.pop(rank.rank, None)) is not None:
             timer.cancel()
         session.send(
@@ -257,28 +277,12 @@ class Relay:
                 )
             return
         self._processes[rank.rank] = process
-        if self._on_process is not None:
-            self._on_process(rank.rank, rank.generation, process)
+        self._watch.watch(rank.rank, rank.generation, process)
 
     def may_ask_to_stop(self, generation: int) -> bool:
         """Tell whether a rank of this generation that asks for a common stop speaks for the job."""
         runs = self._place is not None and self._place.generation == generation
-        return runs and self._may_ask_to_stop()
-
-    def heeds(self, rank: int, generation: int) -> None:
-        """Take note that a rank stops by itself when its generation is asked to."""
-        if self._on_heeding is not None:
-            self._on_heeding(rank, generation)
-
-    def stepped(self, rank: int, generation: int) -> None:
-        """Take note that a rank has made a step."""
-        if self._on_stepped is not None:
-            self._on_stepped(rank, generation)
-
-    def stopped(self, rank: int, generation: int) -> None:
-        """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
-        if self._on_stopped is not None:
-            self._on_stopped(rank, generation)
+        return runs and self.ranks.may_ask_to_stop()
 
     def _detached(self, handler: _RankHandler, end: End) -> None:
         rank, generation = handler.rank, handler.generation
@@ -296,7 +300,8 @@ class Relay:
     def _grace_over(self, rank: int, generation: int) -> None:
         self._graces.pop(rank, None)
         if self._place is not None and self._place.ranks.index(rank) not in self._attached:
-            self._on_silent(rank, generation)
+            reason = f"its connection ended, and it did not attach again within {self._grace_s:g} s"
+            self.ranks.evict(rank, generation, reason)
 
 
 class _RankHandler:
@@ -348,16 +353,16 @@ class _RankHandler:
         mine = [one for one in progress.ranks if one.rank == self.rank]
         if progress.generation == self.generation and mine:
             if any(one.heeds_notices for one in mine):
-                self._relay.heeds(self.rank, self.generation)
+                self._relay.ranks.rank_heeds_notices(self.rank, self.generation)
             if any(one.step > 0 for one in mine):
-                self._relay.stepped(self.rank, self.generation)
+                self._relay.ranks.rank_stepped(self.rank, self.generation)
             self._relay._listener.hear(self.generation, mine)  # the relay's other half
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:
         mine = (rank_exit.rank, rank_exit.generation) == (self.rank, self.generation)
         if not mine or rank_exit.code != PREEMPTED:
             raise Refused("a rank's end is reported by the supervisor that waits for its process")
-        self._relay.stopped(self.rank, self.generation)
+        self._relay.ranks.rank_stopped(self.rank, self.generation)
         return Reply(token=self._upstream.token)
 
     async def call(self, call: Call) -> Reply:

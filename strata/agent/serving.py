@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
-from strata.agent import health
+from strata.agent import health, relay
 from strata.agent.core import Agent
 from strata.agent.devices import OpenDevices
 from strata.agent.draining import watching_devices
 from strata.agent.environment import Place
+from strata.agent.liveness import Liveness
 from strata.agent.relay import Relay
 from strata.agent.relay_server import serving
 from strata.client import MemberSession
@@ -29,31 +30,15 @@ log = get_logger()
 _GOES_ON: Final = {JOB_PHASE_RUNNING: "running", JOB_PHASE_PAUSED: "paused"}
 
 
-class Ranks(health.Ranks, Protocol):
+class Ranks(health.Ranks, relay.Ranks, Protocol):
     """This node's ranks, as whoever starts them knows them."""
 
     def on_world(self, update: WorldUpdate) -> None:
         """Take note of a newer world or phase; it may repeat what is known."""
         ...
 
-    def rank_attached(self, rank: int, generation: int) -> None:
-        """Take note that a rank was let in: one that goes on by itself has arrived."""
-        ...
-
-    def rank_heeds_notices(self, rank: int, generation: int) -> None:
-        """Take note that a rank stops by itself when its generation is asked to."""
-        ...
-
-    def rank_stepped(self, rank: int, generation: int) -> None:
-        """Take note that a rank has made a step."""
-        ...
-
-    def rank_stopped(self, rank: int, generation: int) -> None:
-        """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
-        ...
-
-    def may_ask_to_stop(self) -> bool:
-        """Tell whether a rank that asks for a common stop speaks for the job, and is not just being ended here."""
+    def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None:
+        """Report a rank as ended, though its process still writes a core."""
         ...
 
     def logs(self, rank: int) -> Sequence[RankLog]:
@@ -151,26 +136,21 @@ async def serving_ranks_of(
     """
     timing = Timing.derive(agent.detect_s)
 
-    def silent(rank: int, generation: int) -> None:
-        ranks.evict(rank, generation, f"frozen: it did not answer for {timing.detect_s:g} s")
-
     watch = health.Health(config, listening or session, ranks, detect_s=timing.detect_s)
     session.on_request = Inspection(session.evidence, ranks.stack, ranks.logs, log=log).on_request
-    relay = Relay(
+    liveness = Liveness(detect_s=timing.detect_s, on_frozen=ranks.evict, on_core_dump=ranks.rank_dumps_core)
+    door = Relay(
         session,
+        ranks,
         worker_id=agent.config.worker_id,
         detect_s=timing.detect_s,
         grace_s=timing.reconnect_grace_s,
         listener=watch.stalls,
-        on_attached=ranks.rank_attached,
-        on_silent=silent,
-        on_heeding=ranks.rank_heeds_notices,
-        on_stopped=ranks.rank_stopped,
-        on_stepped=ranks.rank_stepped,
-        may_ask_to_stop=ranks.may_ask_to_stop,
+        processes=liveness,
     )
     async with (
-        serving(relay, agent.socket, timing),
+        serving(door, agent.socket, timing),
+        liveness.watching(),
         watch.watching(),
         watching_devices(
             devices,
@@ -182,6 +162,6 @@ async def serving_ranks_of(
             on_unfit=ranks.become_unfit,
         ),
     ):
-        agent.door = _Door(relay, watch, on_place)
-        observer.relay, observer.ranks = relay, ranks
-        yield relay
+        agent.door = _Door(door, watch, on_place)
+        observer.relay, observer.ranks = door, ranks
+        yield door

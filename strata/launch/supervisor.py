@@ -138,6 +138,12 @@ class Supervisor:
         if ranks is not None and ranks.place.generation == generation:
             ranks.doom(rank, reason)
 
+    def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None:
+        """Report the end of a rank of this generation now, though its process still writes a core."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.dumps_core(rank, reason)
+
     def may_ask_to_stop(self) -> bool:
         """Tell that ranks speak for the job as long as they are let in: their place is taken back before they end."""
         return True

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from strata.agent.environment import Place
 from strata.agent.health import Health
+from strata.agent.rank_process import RankProcess
 from strata.agent.relay import Relay
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession
@@ -277,12 +278,12 @@ class Member:
         session = self._open(supervisor)
         supervisor.relay = Relay(
             session,
+            _NoProcesses(),
             worker_id=self.worker,
             detect_s=5.0,
             grace_s=GRACE_S,
             listener=Health(HealthConfig(), session, _NoProcesses(), detect_s=5.0).stalls,
-            on_attached=lambda rank, generation: None,
-            on_silent=lambda rank, generation: None,
+            processes=_NoProcesses(),
         )
         supervisor.session = session
         self._board.listen(f"{self._address}/relay", supervisor.serve, tasks.create_task)
@@ -293,8 +294,22 @@ class Member:
 class _NoProcesses:
     """Simulated ranks have no process to be asked or killed."""
 
-    def evict(self, rank: int, generation: int, reason: str) -> None:
-        raise AssertionError("nobody asked for evictions")
+    def rank_attached(self, rank: int, generation: int) -> None: ...
+
+    def rank_heeds_notices(self, rank: int, generation: int) -> None: ...
+
+    def rank_stepped(self, rank: int, generation: int) -> None: ...
+
+    def rank_stopped(self, rank: int, generation: int) -> None: ...
+
+    def may_ask_to_stop(self) -> bool:
+        return True
+
+    def watch(self, rank: int, generation: int, process: RankProcess) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def evict(self, rank: int, generation: int, reason: str) -> None: ...
 
     async def stack(self, rank: int) -> str | None:
         return None

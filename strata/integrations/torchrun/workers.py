@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from strata.agent.environment import Place
 from strata.agent.relay import Relay
+from strata.agent.reports import ExitReports
 from strata.agent.stack_dump import dump_stacks, process_state
 from strata.client.inspection import RankLog
+from strata.core.exit_codes import PREEMPTED
 from strata.integrations.torchrun import orphans
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
@@ -26,7 +29,8 @@ log = get_logger()
 class Workers:
     """The workers of the generation joined last (`agent.serving.Ranks`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, reports: ExitReports) -> None:
+        self._reports = reports
         self.relay: Relay | None = None
         """Where they attach, once they can."""
         self.folder = Path()
@@ -84,6 +88,11 @@ class Workers:
         """
         pids = [self._pid(rank) for rank in (self._place.ranks if self._place is not None else ())]
         return self._place is not None and all(orphans.is_alive(pid) for pid in pids if pid is not None)
+
+    def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None:
+        """Report a worker as ended. Torch's agent, which waits for the end of the process, finds the newer world."""
+        code = PREEMPTED if rank in self.stopped else -signal.SIGABRT
+        self._reports.report(generation, rank, code, reason)
 
     def evict(self, rank: int, generation: int, reason: str) -> None:
         """End a worker; torch's agent then finds it ended."""

@@ -75,28 +75,52 @@ def place(generation: int, *, first_rank: int = 2, slots: int = 2) -> Place:
 
 
 class Node:
-    """A relay, the session it thinks it has, and whom it reported as silent."""
+    """A relay, the session it thinks it has, and what it tells of its ranks and their processes."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.upstream = FakeUpstream()
-        self.silent: list[tuple[int, int]] = []
+        self.evicted: list[tuple[int, int]] = []
         self.attachments: list[tuple[int, int]] = []
         self.stopped: list[tuple[int, int]] = []
         self.processes: list[tuple[int, int, RankProcess]] = []
         self.relay = Relay(
             self.upstream,
+            self,
             worker_id="w",
             detect_s=5.0,
             grace_s=GRACE_S,
             listener=self.upstream,
-            on_attached=lambda rank, generation: self.attachments.append((rank, generation)),
-            on_silent=lambda rank, generation: self.silent.append((rank, generation)),
-            on_stopped=lambda rank, generation: self.stopped.append((rank, generation)),
-            on_process=lambda rank, generation, process: self.processes.append((rank, generation, process)),
+            processes=self,
         )
         self.relay.set_place(place(1))
         self._tasks = tasks
         self._links: list[MemoryLink] = []
+
+    # -- what the relay tells
+
+    def rank_attached(self, rank: int, generation: int) -> None:
+        self.attachments.append((rank, generation))
+
+    def rank_heeds_notices(self, rank: int, generation: int) -> None: ...
+
+    def rank_stepped(self, rank: int, generation: int) -> None: ...
+
+    def rank_stopped(self, rank: int, generation: int) -> None:
+        self.stopped.append((rank, generation))
+
+    def may_ask_to_stop(self) -> bool:
+        return True
+
+    def evict(self, rank: int, generation: int, reason: str) -> None:
+        assert "did not attach again" in reason
+        self.evicted.append((rank, generation))
+
+    def watch(self, rank: int, generation: int, process: RankProcess) -> None:
+        self.processes.append((rank, generation, process))
+
+    def forget(self) -> None: ...
+
+    # -- ranks
 
     async def dial(
         self,
@@ -323,9 +347,9 @@ async def test_a_rank_that_stays_away_is_silent() -> None:
         link = await it.attached(2)
         link.break_off()
         await asyncio.sleep(GRACE_S * 0.9)
-        assert it.silent == []
+        assert it.evicted == []
         await asyncio.sleep(GRACE_S * 0.2)
-        assert it.silent == [(2, 1)]
+        assert it.evicted == [(2, 1)]
 
 
 @in_virtual_time()
@@ -335,7 +359,7 @@ async def test_a_rank_that_comes_back_within_the_grace_is_not() -> None:
         await asyncio.sleep(GRACE_S * 0.9)
         await it.attached(2)
         await asyncio.sleep(GRACE_S * 5)
-        assert it.silent == []
+        assert it.evicted == []
 
 
 @in_virtual_time()
@@ -348,7 +372,7 @@ async def test_a_rank_that_left_or_belongs_to_the_past_is_not() -> None:
         await asyncio.sleep(GRACE_S * 0.5)
         it.relay.set_place(place(2))
         await asyncio.sleep(GRACE_S * 5)
-        assert it.silent == []
+        assert it.evicted == []
 
 
 @in_virtual_time()
@@ -360,7 +384,7 @@ async def test_a_second_session_of_a_rank_takes_over_from_the_first() -> None:
         it.relay.on_checkpoint(Checkpoint(generation=1, step=20))
         assert (await news(second)).checkpoint.step == 20
         await asyncio.sleep(GRACE_S * 5)
-        assert it.silent == []
+        assert it.evicted == []
 
 
 @pytest.fixture
