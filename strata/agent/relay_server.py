@@ -1,6 +1,6 @@
 """Where ranks attach: a Unix socket that only this user reaches, for processes whose pid the agent can see.
 
-The rules are those of `docs/protocols.md` on the liveness of a rank:
+PROTOCOLS 5.6 has the rules:
 
 1. The kernel says who dialled (SO_PEERCRED). Another user's process, and one of another PID namespace, is refused.
 2. The agent opens that process's pidfd.
