@@ -15,6 +15,7 @@ from strata.agent.serving import AgentObserver, serving_ranks_of
 from strata.client import MemberSession, parse_endpoints
 from strata.client.inspection import RankLog
 from strata.config import HealthConfig
+from strata.observe import configure
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JobSpec
@@ -94,5 +95,6 @@ async def serve(endpoints: str, worker: str, slots: int, members: int, folder: P
 
 if __name__ == "__main__":
     where, name, count, of = sys.argv[1:]
+    configure(level="error")
     with tempfile.TemporaryDirectory() as made:
         asyncio.run(serve(where, name, int(count), int(of), Path(made)))

@@ -88,6 +88,68 @@ async def strata(number: int, share: int, members: int, rounds: int, endpoints: 
             say(times)
 
 
+# -- Strata, through an agent -----------------------------------------------------------------
+
+
+async def ranks(number: int, share: int, members: int, rounds: int, endpoints: str) -> None:
+    """Be `share` ranks of an agent of their own, a socket each; arrive with all of them."""
+    from strata.session.framed import connected, dialled  # noqa: PLC0415
+    from strata.v1 import barriers_pb2, session_pb2  # noqa: PLC0415
+
+    program = Path(__file__).with_name("_agent_program.py")
+    agent = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(program), endpoints, f"w-{number}", str(share), str(members // share)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert agent.stdout is not None
+    place = json.loads(await agent.stdout.readline())
+    async with AsyncExitStack() as stack:
+        links = []
+        for local in range(share):
+            link = await stack.enter_async_context(dialled(connected(place["socket"]), "agent"))
+            hello = session_pb2.RankHello(
+                job="ranks",
+                worker_id=place["worker"],
+                generation=place["generation"],
+                rank=place["first"] + local,
+                local_rank=local,
+            )
+            link.send(session_pb2.Up(hello=session_pb2.Hello(rank=hello)))
+            links.append(link)
+
+        async def released(link: Any) -> None:
+            while not (await link.recv()).HasField("outcomes"):
+                pass
+
+        async def round_trip(round_: int) -> Times:
+            first = time.monotonic()
+            for local, link in enumerate(links):
+                arrival = barriers_pb2.Arrival(
+                    job="ranks",
+                    name="b",
+                    generation=place["generation"],
+                    round=round_,
+                    ranks=[place["first"] + local],
+                )
+                link.send(session_pb2.Up(arrivals=session_pb2.Arrivals(arrivals=[arrival])))
+            last = time.monotonic()
+            await asyncio.gather(*map(released, links))
+            return {"first": first, "last": last, "heard": time.monotonic()}
+
+        say("ready")
+        loop = asyncio.get_running_loop()
+        round_ = 0
+        while await loop.run_in_executor(None, sys.stdin.readline):
+            times = []
+            for _ in range(rounds):
+                round_ += 1
+                times.append(await round_trip(round_))
+            say(times)
+    agent.kill()
+    await agent.wait()
+
+
 # -- TCPStore ---------------------------------------------------------------------------------
 
 
@@ -152,7 +214,10 @@ def main() -> None:
     if kind == "tcpstore":
         tcpstore(*numbers, where)
         return
-    import uvloop  # noqa: PLC0415  # the other kind needs none of it
+    if kind == "ranks":
+        asyncio.run(ranks(*numbers, where))
+        return
+    import uvloop  # noqa: PLC0415  # the others need none of it
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(strata(*numbers, where, int(slots[0])))
