@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from google.protobuf.message import Message
@@ -62,6 +63,10 @@ class OpenArrivals:
     def __init__(self) -> None:
         self._rounds: dict[RoundKey, _OpenRound] = {}
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
     def add(self, arrival: Arrival, now_s: float, size: int) -> asyncio.Future[BarrierOutcome]:
         """Keep the arrival until its round ends, and return the future of that end.
 
@@ -93,7 +98,7 @@ class OpenArrivals:
         group = frozenset(arrival.ranks)
         outcome = open_round.waiting.get(group)
         if outcome is None or outcome.done():
-            outcome = open_round.waiting[group] = asyncio.get_running_loop().create_future()
+            outcome = open_round.waiting[group] = self._loop.create_future()
         return outcome
 
     def unsent(self, now_s: float) -> list[Arrival]:

@@ -17,6 +17,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+from functools import cached_property
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -426,11 +427,10 @@ class Session:
             self._flushing.discard(what)
             flush()
 
-        loop = asyncio.get_running_loop()
         if delay_s > 0:
-            loop.call_later(delay_s, now)
+            self._loop.call_later(delay_s, now)
         else:
-            loop.call_soon(now)
+            self._loop.call_soon(now)
 
     def _flush_arrivals(self) -> None:
         if self._link is not None and self.connected:
@@ -475,6 +475,10 @@ class Session:
         if self._ended.is_set():
             raise self.error or Unavailable("the session has ended", hint="connect again")
 
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The loop it runs in, asked for once: Python 3.11 asks the kernel for the pid with each question."""
+        return asyncio.get_running_loop()
+
+    def _now(self) -> float:
+        return self._loop.time()

@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
 from google.protobuf.message import DecodeError, Message
@@ -92,7 +92,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
         self._target = target
         self._opened = opened
         self._loop = asyncio.get_running_loop()
-        self._pid = os.getpid()
+        self._process = _process
         self._view = memoryview(bytearray(BUFFER_BYTES))
         self._filled = 0
         self._inbox: deque[bytes] = deque()
@@ -174,9 +174,9 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
             self._put(0, frame, kind)
 
     def _put(self, mark: int, frame: bytes, kind: Hashable = None) -> None:
-        if os.getpid() != self._pid:
+        if self._process is not _process:
             raise ConfigError(
-                f"process {os.getpid()} was forked from {self._pid}, whose connection it cannot use"
+                f"process {os.getpid()} was forked from the one whose connection this is, and cannot use it"
             )
         whole = _LENGTH.pack(mark | len(frame)) + frame
         self._outbox[kind if kind is not None else object()] = whole
@@ -213,8 +213,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
     # -- what asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none of its subclasses
         if self._opened is not None:
             self._opened(self)
 
@@ -343,9 +342,13 @@ def _last_words(frame: bytes) -> StrataError | None:
 
 _sockets: WeakSet[socket.socket] = WeakSet()
 _opening = threading.Lock()
+_process = object()
+"""Another one in each process that is forked: so a link knows its own without a system call a frame."""
 
 
 def _after_in_child() -> None:
+    global _process  # noqa: PLW0603  # a fact about the process
+    _process = object()
     for sock in _sockets:
         sock.close()
     _opening.release()
