@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -91,40 +93,61 @@ async def strata(number: int, share: int, members: int, rounds: int, endpoints: 
 # -- Strata, through an agent -----------------------------------------------------------------
 
 
-async def ranks(number: int, share: int, members: int, rounds: int, endpoints: str) -> None:
+class RankSocket:
+    """One rank's socket to its agent, in frames (`strata.session.framed`): blocking, as plain as TCPStore's client."""
+
+    def __init__(self, place: dict[str, Any], local: int) -> None:
+        from strata.v1 import session_pb2  # noqa: PLC0415
+
+        self._down = session_pb2.Down
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(place["socket"])
+        self._read = self._socket.makefile("rb").read
+        self._send(self._frame())  # the nonce
+        hello = session_pb2.RankHello(
+            job="ranks",
+            worker_id=place["worker"],
+            generation=place["generation"],
+            rank=place["first"] + local,
+            local_rank=local,
+        )
+        self.send(session_pb2.Up(hello=session_pb2.Hello(rank=hello)))
+
+    def send(self, message: Any) -> None:
+        self._send(message.SerializeToString())
+
+    def until_released(self) -> None:
+        """Return once a round's outcome came."""
+        while not self._down.FromString(self._frame()).HasField("outcomes"):
+            pass
+
+    def _send(self, frame: bytes) -> None:
+        self._socket.sendall(len(frame).to_bytes(4, "big") + frame)
+
+    def _frame(self) -> bytes:
+        return self._read(int.from_bytes(self._read(4), "big"))
+
+
+def ranks(number: int, share: int, members: int, rounds: int, endpoints: str) -> None:
     """Be `share` ranks of an agent of their own, a socket each; arrive with all of them."""
-    from strata.session.framed import connected, dialled  # noqa: PLC0415
     from strata.v1 import barriers_pb2, session_pb2  # noqa: PLC0415
 
     program = Path(__file__).with_name("_agent_program.py")
-    agent = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(program), endpoints, f"w-{number}", str(share), str(members // share)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+    arguments = (endpoints, f"w-{number}", str(share), str(members // share))
+    agent = subprocess.Popen(
+        [sys.executable, str(program), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert agent.stdout is not None
-    place = json.loads(await agent.stdout.readline())
-    async with AsyncExitStack() as stack:
-        links = []
-        for local in range(share):
-            link = await stack.enter_async_context(dialled(connected(place["socket"]), "agent"))
-            hello = session_pb2.RankHello(
-                job="ranks",
-                worker_id=place["worker"],
-                generation=place["generation"],
-                rank=place["first"] + local,
-                local_rank=local,
-            )
-            link.send(session_pb2.Up(hello=session_pb2.Hello(rank=hello)))
-            links.append(link)
-
-        async def released(link: Any) -> None:
-            while not (await link.recv()).HasField("outcomes"):
-                pass
-
-        async def round_trip(round_: int) -> Times:
+    place = json.loads(agent.stdout.readline())
+    sockets = [RankSocket(place, local) for local in range(share)]
+    say("ready")
+    round_ = 0
+    while sys.stdin.readline():
+        times = []
+        for _ in range(rounds):
+            round_ += 1
             first = time.monotonic()
-            for local, link in enumerate(links):
+            for local, rank in enumerate(sockets):
                 arrival = barriers_pb2.Arrival(
                     job="ranks",
                     name="b",
@@ -132,22 +155,14 @@ async def ranks(number: int, share: int, members: int, rounds: int, endpoints: s
                     round=round_,
                     ranks=[place["first"] + local],
                 )
-                link.send(session_pb2.Up(arrivals=session_pb2.Arrivals(arrivals=[arrival])))
+                rank.send(session_pb2.Up(arrivals=session_pb2.Arrivals(arrivals=[arrival])))
             last = time.monotonic()
-            await asyncio.gather(*map(released, links))
-            return {"first": first, "last": last, "heard": time.monotonic()}
-
-        say("ready")
-        loop = asyncio.get_running_loop()
-        round_ = 0
-        while await loop.run_in_executor(None, sys.stdin.readline):
-            times = []
-            for _ in range(rounds):
-                round_ += 1
-                times.append(await round_trip(round_))
-            say(times)
+            for rank in sockets:
+                rank.until_released()
+            times.append({"first": first, "last": last, "heard": time.monotonic()})
+        say(times)
     agent.kill()
-    await agent.wait()
+    agent.wait()
 
 
 # -- TCPStore ---------------------------------------------------------------------------------
@@ -215,7 +230,7 @@ def main() -> None:
         tcpstore(*numbers, where)
         return
     if kind == "ranks":
-        asyncio.run(ranks(*numbers, where))
+        ranks(*numbers, where)
         return
     import uvloop  # noqa: PLC0415  # the others need none of it
 
