@@ -7,7 +7,7 @@ for a moment. One round does one thing to the first node and measures until the 
 session was told of the new generation:
 
 - rank killed: SIGKILL to its rank's process
-- rank frozen: SIGSTOP to it, so that only pings can tell (a third of the rounds)
+- rank frozen: SIGSTOP to it, which its agent reads from the kernel (a third of the rounds)
 - node killed: SIGKILL to its supervisor, whose ranks die with it (a third of the rounds)
 """
 

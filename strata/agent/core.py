@@ -8,7 +8,6 @@ is for the agent's owner to say; `agent.serving` has the socket at which they at
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,15 +125,12 @@ class Agent:
             self.door.move(place, local_ranks)
 
     async def address(self) -> str:
-        """Return where others reach this node; it is found once, unless only its name could be told."""
-        if self._address:
-            return self._address
-        coordinator, given = self.config.endpoints[0], self.config.address
-        found = given or await find_address_towards(coordinator.host, coordinator.port)
-        name_lookup.warn_if_slow(found, lambda said: log.warning("names.slow", reason=said))
-        if found == given or found != socket.gethostname():
-            self._address = found
-        return found
+        """Return where others reach this node; it is found once. A silent name service may take its time."""
+        if not self._address:
+            coordinator, given = self.config.endpoints[0], self.config.address
+            self._address = given or await find_address_towards(coordinator.host, coordinator.port)
+            name_lookup.warn_if_slow(self._address, lambda said: log.warning("names.slow", reason=said))
+        return self._address
 
     # -- a new world
 

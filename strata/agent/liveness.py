@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -58,12 +58,16 @@ class Liveness:
     def watch(self, rank: int, generation: int, process: Process) -> None:
         """Watch `process` as this rank, in place of any process that was this rank before."""
         self._drop(generation, rank)
-        with suppress(OSError):  # the process has ended, or /proc hides it
+        try:
             status = os.open(f"/proc/{process.pid}/status", os.O_RDONLY)
-            if process.alive:  # after the open: so the pid was still its own
-                self._watched[generation, rank] = _Watched(status, StopCount(self._sampling))
-            else:
-                os.close(status)
+        except OSError as error:  # it has ended, /proc hides it, or no descriptor is left
+            if process.alive:
+                log.warning("rank.not_watched", rank=rank, pid=process.pid, reason=error.strerror)
+            return
+        if process.alive:  # after the open: so the pid was still its own
+            self._watched[generation, rank] = _Watched(status, StopCount(self._sampling))
+        else:
+            os.close(status)
 
     def forget(self, generation: int | None = None) -> None:
         """Watch the ranks of this generation no longer; None: no rank at all."""

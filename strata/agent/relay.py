@@ -1,4 +1,4 @@
-"""The relay: ranks speak to their supervisor, whose one session upward carries for all of them.
+"""The relay: ranks speak to their agent, whose one session upward carries for all of them.
 
 A rank opens the same kind of session to this relay as a member opens to a coordinator. What it
 says goes up as it is (the session upward puts arrivals of one round into one message); outcomes,
@@ -8,9 +8,8 @@ a coordinator is met in one place, and a rank never notices.
 A rank that can go on in a newer generation by itself is told its place there (`move`), and attaches
 again; its local rank is what stays.
 
-The relay also finds frozen ranks: a rank whose transport ended while its process lives, and that
-does not attach again within the grace, is reported to `on_silent`. A rank that never attached (a
-script that does not use the library) is not watched in this way.
+A rank whose connection ended from its side without a farewell, whose process lives, and that does not attach again
+within the grace, is evicted. An end that this side made proves nothing of the rank.
 """
 
 from __future__ import annotations
@@ -160,6 +159,8 @@ class Relay:
         """By local rank, which a process keeps from one generation to the next."""
         self._processes: dict[int, RankProcess] = {}
         """By rank of the current place: who attached last."""
+        self._left: set[int] = set()
+        """The ranks that said farewell: another process may be one of them now."""
         self._graces: dict[int, asyncio.TimerHandle] = {}
 
     # -- from the supervisor and the session upward
@@ -168,15 +169,15 @@ class Relay:
         """Let in the ranks of `place` from now on, and no others; None: nobody."""
         self._place = place
         self._processes.clear()
+        self._left.clear()
         self._watch.forget()
         for timer in self._graces.values():
             timer.cancel()
         self._graces.clear()
 
-    def pid(self, rank: int) -> int | None:
+    def process(self, rank: int) -> RankProcess | None:
         """Return the process that attached last as this rank of the current place, if one did."""
-        process = self._processes.get(rank)
-        return process.pid if process is not None else None
+        return self._processes.get(rank)
 
     def in_process(self) -> frozenset[int]:
         """Return the local ranks that are attached and can go on in another generation."""
@@ -250,7 +251,7 @@ class Relay:
         )
         if self._upstream.world is not None:
             session.send(Down(world=self._upstream.world))
-        log.debug("rank.attached", rank=rank.rank, generation=rank.generation, pid=self.pid(rank.rank))
+        log.debug("rank.attached", rank=rank.rank, generation=rank.generation)
         return handler
 
     def _check(self, place: Place | None, rank: RankHello) -> int:
@@ -266,17 +267,17 @@ class Relay:
         return place.ranks.index(rank.rank)
 
     def _take(self, rank: RankHello, process: RankProcess) -> None:
-        """Take note of a rank's process; `Refused` while another one that attached as this rank lives."""
+        """Take note of a rank's process; `Refused` while another one that attached, and has not left, lives."""
         holder = self._processes.get(rank.rank)
-        if holder is not None and holder.alive:
+        if holder is not None and holder.alive and (holder.pid == process.pid or rank.rank not in self._left):
             if holder.pid != process.pid:
                 raise Refused(
                     f"rank {rank.rank} is process {holder.pid}; process {process.pid} is refused while that one lives",
-                    hint="only the process that `strata run` or torchrun started is the rank; unset STRATA_SOCKET"
-                    " for the programs that it starts",
+                    hint="a rank is the process that attaches first; unset STRATA_SOCKET for programs that run beside it",
                 )
             return
         self._processes[rank.rank] = process
+        self._left.discard(rank.rank)
         self._watch.watch(rank.rank, rank.generation, process)
 
     def may_ask_to_stop(self, generation: int) -> bool:
@@ -290,7 +291,9 @@ class Relay:
             return
         del self._attached[handler.local_rank]
         current = self._place is not None and self._place.generation == generation
-        if end is not End.BROKEN:
+        if end is End.LEFT:
+            self._left.add(rank)
+        if end is not End.BROKEN or handler.session.ended_here:
             self._listener.gone(generation, rank)
         elif current:
             self._graces[rank] = asyncio.get_running_loop().call_later(
@@ -299,6 +302,9 @@ class Relay:
 
     def _grace_over(self, rank: int, generation: int) -> None:
         self._graces.pop(rank, None)
+        process = self._processes.get(rank)
+        if process is not None and not process.alive:
+            return  # whoever started it waits for it, and says how it ended
         if self._place is not None and self._place.ranks.index(rank) not in self._attached:
             reason = f"its connection ended, and it did not attach again within {self._grace_s:g} s"
             self.ranks.evict(rank, generation, reason)

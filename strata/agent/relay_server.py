@@ -42,11 +42,22 @@ async def serving(relay: Relay, socket: Path, timing: Timing) -> AsyncIterator[N
 
     A process that does not answer within `detect_s` is not let in. `ConfigError` when the socket cannot be made.
     """
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        raise ConfigError(
+            f"the agent cannot watch processes: pidfd_open: {error.strerror}",
+            hint="it needs Linux 5.3 or newer, and a seccomp profile that allows pidfd_open",
+        ) from error
     if len(str(socket).encode()) > _MAX_PATH_BYTES:
         raise ConfigError(f"{socket} is too long for a Unix socket", hint="set TMPDIR to a shorter folder")
+    stopping = False
     served: dict[asyncio.Task[None], FramedLink[Up, Down]] = {}
 
     def opened(link: FramedLink[Up, Down]) -> None:
+        if stopping:  # it was accepted just before
+            link.close(Unavailable("the agent stops", hint=""))
+            return
         task = asyncio.create_task(_serve(relay, link, timing.detect_s), name="rank")
         served[task] = link
         task.add_done_callback(served.pop)
@@ -57,6 +68,8 @@ async def serving(relay: Relay, socket: Path, timing: Timing) -> AsyncIterator[N
     try:
         yield
     finally:
+        stopping = True
+        relay.set_place(None)
         server.close()
         socket.unlink(missing_ok=True)  # noqa: ASYNC240  # one system call
         for link in served.values():

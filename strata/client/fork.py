@@ -68,7 +68,7 @@ def refuse_in_child() -> None:
         raise ConfigError(
             f"process {os.getpid()} was forked from {_forked_from}, whose connection to the"
             " coordinators it cannot use",
-            hint="call Strata in the parent, or start the child with the 'spawn' or 'forkserver' method",
+            hint="call Strata in the parent; a child of a standalone process may connect by itself if it is spawned",
         )
 
 

@@ -276,11 +276,14 @@ class RankClient:
         return _observe(self._seat.watcher.place_callbacks, callback)
 
     def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
-        """Hand the error that ends this rank's session for good to `callback`, in the background thread.
+        """Hand the error that ends this rank's session for good to `callback`, in the background thread, or at once.
 
         It must not block nor raise. A standalone process has no agent whose end this could be, and is told nothing.
         """
-        return _observe(self._seat.watcher.end_callbacks, callback)
+        stop = _observe(self._seat.watcher.end_callbacks, callback)
+        if (error := self._session.error) is not None:
+            callback(error)  # it ended before
+        return stop
 
     @property
     def is_lone(self) -> bool:

@@ -50,12 +50,17 @@ async def dial_agent(endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
     """
     try:
         sock = connected(endpoint.path)
-    except (FileNotFoundError, ConnectionRefusedError):
+    except ConnectionRefusedError:
         raise StaleIncarnation(
             f"the agent at {endpoint} has ended, and this rank with it",
             hint="start the program again, as it was started before",
         ) from None
+    except FileNotFoundError:
+        raise StaleIncarnation(
+            f"the agent at {endpoint} has ended, and this rank with it; or its socket was removed, or is hidden from here",
+            hint="start the program again, as it was started before; agent and ranks share the folder TMPDIR",
+        ) from None
     except OSError as error:
-        raise Unavailable(f"{endpoint}: {error}") from error
+        raise Unavailable(f"{endpoint}: {error}", hint="agent and ranks are of one user") from error
     async with dialled(sock, str(endpoint)) as link:
         yield link

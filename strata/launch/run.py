@@ -142,6 +142,7 @@ async def _run(
     asked: asyncio.Future[int],
 ) -> int:
     assert session.welcome is not None
+    await agent.address()  # before a world waits for it
     agent.socket, agent.detect_s = folder / RANKS_SOCKET, session.welcome.detect_s
     supervisor = Supervisor(
         config, _starter(config, command), agent, folder=folder, will_heed=partial(uses_init, command)
@@ -160,8 +161,9 @@ async def _run(
         ),
     ):
         _on_signals(supervisor.ask_to_stop)
-        if asked.done():
-            supervisor.ask_to_stop(asked.result())
+        asked.add_done_callback(
+            lambda first: supervisor.ask_to_stop(first.result())
+        )  # also one just on its way
         if session.world is not None:
             supervisor.on_world(session.world)
         return await supervisor.run()

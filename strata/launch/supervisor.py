@@ -358,7 +358,7 @@ class Supervisor:
 
     async def _tell_late(self, place: Place) -> None:
         """Say that the ranks of `place` were preempted, though no coordinator could be asked before they ended."""
-        log.warning("run.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
+        log.warning("agent.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
         if await self._ask(place.generation, timeout_s=UNTOLD_S) is not None:
             for rank in place.ranks:
                 self._reports.report(

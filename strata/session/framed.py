@@ -22,7 +22,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
@@ -132,6 +132,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
         self._closed = True
         self._error = self._error or error
         self._inbox.clear()
+        self._filled = 0
         if not self._over:
             self._put(_LAST, pack(error).SerializeToString() if error is not None else b"")
             self._loop.call_later(FLUSH_S, self.transport.abort)
@@ -140,6 +141,10 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
 
     def check(self) -> None:
         pass  # the two sides trust each other to read
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     @property
     def backlog(self) -> int:
@@ -272,8 +277,8 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
         return False
 
     def connection_lost(self, _error: Exception | None) -> None:
-        self._over = True
-        if not self._closed:
+        as_agreed, self._over = self._over, True
+        if not (self._closed or as_agreed):
             self._error = self._error or TransportBroken(f"the connection to {self._target} was lost")
         self._outbox.clear()
         self._rouse()
@@ -349,9 +354,14 @@ _process = object()
 def _after_in_child() -> None:
     global _process  # noqa: PLW0603  # a fact about the process
     _process = object()
-    for sock in _sockets:
-        sock.close()
-    _opening.release()
+    try:
+        for sock in _sockets:
+            with suppress(OSError):  # somebody closed it by its number
+                os.close(
+                    sock.detach()
+                )  # not sock.close(): that waits for a loop that holds it, as uvloop does
+    finally:
+        _opening.release()
 
 
 os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_after_in_child)

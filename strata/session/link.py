@@ -54,6 +54,11 @@ class Link(Protocol[In_co, Out_contra]):
         ...
 
     @property
+    def closed(self) -> bool:
+        """Whether this side has ended the stream, or is ending it."""
+        ...
+
+    @property
     def backlog(self) -> int:
         """How many sent messages the transport has not taken yet."""
         ...

@@ -88,6 +88,11 @@ class Session:
         self._link.check()
 
     @property
+    def ended_here(self) -> bool:
+        """Whether this side ended the stream, also because the other side did not read."""
+        return self._link.closed
+
+    @property
     def backlog(self) -> int:
         """How many sent messages the other side has not read."""
         return self._link.backlog

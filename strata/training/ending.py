@@ -133,8 +133,8 @@ def end_with_agent(peers: Peers, gone: Callable[[], None] = exit_orphaned) -> Ca
 
     def ended(error: StrataError) -> None:
         if isinstance(error, StaleIncarnation):
-            log.error("%s", error)
             threading.Thread(target=gone, name="strata-orphan", daemon=True).start()
+            log.error("%s", error)  # after that: another thread may be stuck in the log
 
     return peers.observe_end(ended)
 

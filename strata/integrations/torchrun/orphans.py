@@ -57,12 +57,15 @@ async def ended_with_us(door: Path) -> AsyncIterator[None]:
             )  # milliseconds; a thread for it may not be had any more when the program ends
 
 
-def end_child(pid: int) -> None:
-    """Send SIGKILL to a child of this process and its group; any other process is left alone."""
+def end_child_above(pid: int) -> None:
+    """Send SIGKILL to the child of this process that `pid` is, or descends from; to nobody if there is none."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if int(fields[1]) == os.getpid():
-            os.kill(pid, signal.SIGKILL)
+        while pid > 1:
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid():
+                os.kill(pid, signal.SIGKILL)
+                return
+            pid = parent
 
 
 def is_alive(pid: int) -> bool:

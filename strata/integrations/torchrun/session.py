@@ -61,7 +61,7 @@ class AgentSession:
             ),
             self.upward,
         )
-        self.workers = Workers(self.agent.reports)
+        self.workers = Workers()
         self._news = asyncio.Event()
         self._trouble: Exception | None = None
 

@@ -6,31 +6,32 @@ its process only.
 
 from __future__ import annotations
 
-import contextlib
-import os
+import asyncio
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from strata.agent.environment import Place
+from strata.agent.rank_process import RankProcess
 from strata.agent.relay import Relay
-from strata.agent.reports import ExitReports
 from strata.agent.stack_dump import dump_stacks, process_state
 from strata.client.inspection import RankLog
-from strata.core.exit_codes import PREEMPTED
 from strata.integrations.torchrun import orphans
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
 
 log = get_logger()
 
+CORE_S: Final = 30.0
+"""How long a worker may write its core before it is killed: torch's agent waits for its end, and its peers with it."""
+
 
 class Workers:
     """The workers of the generation joined last (`agent.serving.Ranks`)."""
 
-    def __init__(self, reports: ExitReports) -> None:
-        self._reports = reports
+    def __init__(self) -> None:
+        self._dumping = asyncio.Lock()
         self.relay: Relay | None = None
         """Where they attach, once they can."""
         self.folder = Path()
@@ -60,8 +61,8 @@ class Workers:
         """Return the file in which a worker says where its threads stand."""
         return str(self.folder / f"stacks-{generation}-{rank}.txt")
 
-    def _pid(self, rank: int) -> int | None:
-        return self.relay.pid(rank) if self.relay is not None else None
+    def _process(self, rank: int) -> RankProcess | None:
+        return self.relay.process(rank) if self.relay is not None else None
 
     # -- what the agent tells and asks
 
@@ -86,29 +87,42 @@ class Workers:
         torchrun ends the workers of a node by SIGTERM when one of them has failed. To those who heed
         it that looks like a scheduler's, and they would stop the whole training.
         """
-        pids = [self._pid(rank) for rank in (self._place.ranks if self._place is not None else ())]
-        return self._place is not None and all(orphans.is_alive(pid) for pid in pids if pid is not None)
+        if self._place is None:
+            return False
+        processes = map(self._process, self._place.ranks)
+        return all(process.alive for process in processes if process is not None)
 
     def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None:
-        """Report a worker as ended. Torch's agent, which waits for the end of the process, finds the newer world."""
-        code = PREEMPTED if rank in self.stopped else -signal.SIGABRT
-        self._reports.report(generation, rank, code, reason)
+        """Let a worker write its core for a while; torch's agent waits for its end, and counts it as a failure."""
+        log.warning("rank.dumps_core", rank=rank, generation=generation, reason=reason)
+        asyncio.get_running_loop().call_later(CORE_S, self._cut_off, self._process(rank), rank, reason)
+
+    def _cut_off(self, process: RankProcess | None, rank: int, reason: str) -> None:
+        if process is not None and process is self._process(rank):
+            self._kill(process, rank, reason)
 
     def evict(self, rank: int, generation: int, reason: str) -> None:
-        """End a worker; torch's agent then finds it ended."""
-        if (pid := self._pid(rank)) is not None:
+        """End a worker, and what torch's agent started of which it is a part; torch's agent then finds it ended."""
+        if (process := self._process(rank)) is not None:
+            self._kill(process, rank, reason)
+
+    def _kill(self, process: RankProcess, rank: int, reason: str) -> None:
+        if process.alive:
             self.evicted.setdefault(rank, reason)
-            log.warning("rank.killed", rank=rank, pid=pid, reason=reason)
-            orphans.end_child(pid)
+            log.warning("rank.killed", rank=rank, pid=process.pid, reason=reason)
+            orphans.end_child_above(process.pid)
+            process.send_signal(signal.SIGKILL)
 
     async def stack(self, rank: int) -> str | None:
-        place, pid = self._place, self._pid(rank)
-        if place is None or pid is None:
+        place, process = self._place, self._process(rank)
+        if place is None or process is None or not process.alive:
             return None
-        return await dump_stacks(_Worker(pid), Path(self.stacks(place.generation, str(rank))))
+        async with self._dumping:  # all that ask have one file
+            return await dump_stacks(process, Path(self.stacks(place.generation, str(rank))))
 
     def process(self, rank: int) -> str:
-        return process_state(self._pid(rank))
+        process = self._process(rank)
+        return process_state(process.pid) if process is not None and process.alive else ""
 
     def logs(self, rank: int) -> Sequence[RankLog]:
         """Return nothing: where a worker's output goes is torchrun's affair."""
@@ -116,14 +130,3 @@ class Workers:
 
     def become_unfit(self, reason: str) -> None:
         self.unfit = reason
-
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    """A worker that attached, as the process it said it is (`agent.stack_dump.Process`)."""
-
-    pid: int
-
-    def send_signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)

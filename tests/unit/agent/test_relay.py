@@ -411,10 +411,55 @@ async def test_a_rank_is_one_process_as_long_as_that_lives(sleepers: list[subpro
         first.wait()  # milliseconds
         heir = await it.dial(2, process=RankProcess(second.pid))
         assert (await heir.recv()).HasField("welcome")
-        assert it.relay.pid(2) == second.pid
+        assert (now := it.relay.process(2)) is not None
+        assert now.pid == second.pid
         assert [process.pid for *_, process in it.processes] == [first.pid, second.pid]
         it.relay.set_place(place(2, first_rank=2))
-        assert it.relay.pid(2) is None
+        assert it.relay.process(2) is None
+
+
+async def test_another_process_may_be_a_rank_that_said_farewell(
+    sleepers: list[subprocess.Popen[bytes]],
+) -> None:
+    first, second = sleepers
+    async with node() as it:
+        left = await it.dial(2, process=RankProcess(first.pid))
+        assert (await left.recv()).HasField("welcome")
+        left.send(up(leave={"reason": "closed"}))
+        while await left.recv() is not None:
+            pass
+        heir = await it.dial(2, process=RankProcess(second.pid))
+        assert (await heir.recv()).HasField("welcome")
+        rival = await it.dial(2, process=RankProcess(first.pid))
+        with pytest.raises(Refused, match=f"is process {second.pid}"):
+            await rival.recv()
+
+
+@in_virtual_time()
+async def test_a_rank_that_reads_nothing_is_let_go_and_lives() -> None:
+    """A debugger holds it, and others go on with rounds that are told to all ranks."""
+    async with node() as it:
+        link = await it.attached(2)
+        link.stall()
+        for _ in range(5_000):
+            it.relay.on_checkpoint(Checkpoint(generation=1, step=20))
+        await asyncio.sleep(GRACE_S * 5)
+        assert it.evicted == []
+        await it.attached(2)
+
+
+async def test_a_rank_whose_process_ended_is_left_to_who_waits_for_it(
+    sleepers: list[subprocess.Popen[bytes]],
+) -> None:
+    first, _ = sleepers
+    async with node() as it:
+        link = await it.dial(2, process=RankProcess(first.pid))
+        assert (await link.recv()).HasField("welcome")
+        first.kill()
+        first.wait()  # milliseconds
+        link.break_off()
+        await asyncio.sleep(GRACE_S * 1.5)
+        assert it.evicted == []
 
 
 @pytest.mark.parametrize("connected", [True, False])

@@ -23,7 +23,7 @@ from strata.client.endpoints import Endpoint
 from strata.client.rank_session import RankSession
 from strata.client.seat import Watcher
 from strata.core.timing import Timing
-from strata.errors import ConfigError, Refused, StaleIncarnation, StrataError, Unavailable
+from strata.errors import ConfigError, Refused, StaleGeneration, StaleIncarnation, StrataError, Unavailable
 from strata.v1.session_pb2 import RankHello
 from tests.unit.agent.test_relay import Node
 
@@ -87,7 +87,8 @@ async def test_a_rank_attaches_and_the_agent_knows_its_process(tmp_path: Path) -
         async with attached(path) as (session, _):
             assert session.welcome is not None
             assert session.welcome.replica == "w"
-            assert node.relay.pid(2) == os.getpid()
+            assert (own := node.relay.process(2)) is not None
+            assert own.pid == os.getpid()
             async with attached(path):
                 pass
             ((rank, generation, process),) = node.processes
@@ -175,7 +176,8 @@ async def test_a_training_ends_within_a_second_of_its_agent_though_its_main_thre
         )
         assert hangs.stdout is not None
         assert await hangs.stdout.readline() == b"hangs\n"
-        assert node.relay.pid(2) == hangs.pid
+        assert (own := node.relay.process(2)) is not None
+        assert own.pid == hangs.pid
         await agent.aclose()
         async with asyncio.timeout(1.5):
             _, said = await hangs.communicate()
@@ -195,6 +197,33 @@ async def test_an_agent_that_does_not_answer_is_waited_for(tmp_path: Path) -> No
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_rank_that_comes_as_its_agent_stops_learns_it(tmp_path: Path, turns: int) -> None:
+    path = tmp_path / "ranks.sock"
+    session = rank_session(path)
+    async with an_agent(path):
+        running = asyncio.create_task(session.run())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        with pytest.raises((StaleIncarnation, StaleGeneration)):
+            await running
+
+
+async def test_an_agent_that_cannot_watch_processes_says_so_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_pid: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", denied)
+    async with asyncio.TaskGroup() as tasks:
+        with pytest.raises(ConfigError, match="cannot watch processes") as refused:
+            async with serving(Node(tasks).relay, tmp_path / "s", Timing.derive(1.0)):
+                pass
+        assert "seccomp" in refused.value.hint
 
 
 async def test_a_socket_that_cannot_be_made_is_a_configuration_error(tmp_path: Path) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,6 +328,80 @@ async def test_a_refusal_in_place_of_the_nonce_is_raised() -> None:
     with pytest.raises(StaleGeneration, match="not here"):
         async with dialled(ours, "unix:/agent"):
             pass
+
+
+async def test_an_agreed_end_stays_one_for_a_reader_that_is_elsewhere() -> None:
+    async with both() as (ours, theirs):
+        theirs.send(moved("a"))
+        theirs.close()
+        assert await ours.recv() == moved("a")
+        await asyncio.sleep(0.05)  # the socket is gone by now
+        assert await ours.recv() is None
+
+
+FORKING = """
+import asyncio, os, sys, time
+from strata.session.framed import connected, dialled
+
+async def rank():
+    async with dialled(connected(sys.argv[1]), "agent"):
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+        os.write(1, b"%d\\n" % child)
+        os._exit(0)
+
+if sys.argv[2] == "uvloop":
+    import uvloop
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+asyncio.run(rank())
+"""
+
+TWICE = """
+import os, signal, sys
+from strata.session.framed import connected
+
+signal.alarm(10)
+first, second = connected(sys.argv[1]), connected(sys.argv[1])
+os.close(first.fileno())
+if not os.fork():
+    signal.alarm(10)
+    os._exit(8 if os.waitstatus_to_exitcode(os.waitpid(os.fork() or os._exit(0), 0)[1]) else 7)
+os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_the_end_of_a_process_shows_though_its_forked_child_lives(tmp_path: Path, loop: str) -> None:
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        rank = subprocess.Popen(
+            [sys.executable, "-c", FORKING, str(tmp_path / "s"), loop], stdout=subprocess.PIPE
+        )
+        served, _ = listener.accept()
+        with served, rank:
+            served.settimeout(10)
+            served.sendall(framed(bytes(16)))
+            child = 0
+            try:
+                assert rank.stdout is not None
+                child = int(rank.stdout.readline())
+                while served.recv(1000):
+                    pass
+                os.kill(child, 0)  # it lives
+            finally:
+                if child:
+                    os.kill(child, signal.SIGKILL)
+
+
+def test_a_socket_that_was_closed_by_its_number_holds_up_no_fork(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        assert subprocess.run([sys.executable, "-c", TWICE, str(tmp_path / "s")], check=False).returncode == 7
 
 
 async def test_a_forked_child_sends_nothing() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,26 +105,41 @@ def test_an_agent_that_ends_in_order_leaves_its_workers_to_torchrun(tmp_path: Pa
         assert not gone(worker, 0.0)
 
 
-def test_only_a_child_of_this_process_is_ended() -> None:
+def test_only_a_child_of_this_process_is_ended_or_what_is_above_a_grandchild() -> None:
     child = Child.start(["sleep", "1000"])
+    wrapper = Child.start(["sh", "-c", "sleep 1000 & echo; wait"])
     try:
-        grandchild = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "import subprocess; print(subprocess.Popen(['sleep', '1000'], stdout=-3, stderr=-3).pid)",
-            ],
-            capture_output=True,
-            check=True,
-            text=True,
+        stranger = int(
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-c",
+                    "import subprocess; print(subprocess.Popen(['sleep', '1000'], stdout=-3, stderr=-3).pid)",
+                ],
+                capture_output=True,
+                check=True,
+                text=True,
+            ).stdout
         )
-        stranger = int(grandchild.stdout)
-        orphans.end_child(stranger)
+        orphans.end_child_above(stranger)
         assert not gone(stranger, 0.0)
         os.kill(stranger, signal.SIGKILL)
-        orphans.end_child(child.pid)
+        orphans.end_child_above(child.pid)
         assert child.join(LIMIT_S) == -signal.SIGKILL
-        orphans.end_child(child.pid)  # gone: nothing happens
+        orphans.end_child_above(child.pid)  # gone: nothing happens
+        assert wrapper.poll() is None
+        orphans.end_child_above(only_child(wrapper.pid))
+        assert wrapper.join(LIMIT_S) == -signal.SIGKILL
     finally:
-        child.kill()
-        child.join()
+        for each in (child, wrapper):
+            each.kill()
+            each.join()
+
+
+def only_child(pid: int) -> int:
+    """Return the child of a process, once there is one."""
+    until = time.monotonic() + LIMIT_S
+    while not (found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return int(found[0])
