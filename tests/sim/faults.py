@@ -461,6 +461,6 @@ async def _newcomer(c: Cluster, rng: random.Random) -> bool:
 fault("rank crash")(rank_faults.crash)
 fault("rank stopped", weight=2)(rank_faults.stopped)
 fault("rank disconnected", weight=2)(rank_faults.disconnected)
-fault("agent and ranks frozen")(rank_faults.host_frozen)
+fault("agent and ranks frozen", weight=2)(rank_faults.host_frozen)
 fault("agent crash")(rank_faults.agent_crash)
 fault("rival rank")(rank_faults.rival)

@@ -73,13 +73,13 @@ async def host_frozen(c: Cluster, rng: random.Random) -> bool:
     held = member.process.held
     for process in processes:
         process.freeze()
-    await asyncio.sleep(rng.uniform(0, 1.5))
+    await asyncio.sleep(rng.uniform(0.2, 1.5))
     c.trouble(member)
     member.process.freeze()
-    await asyncio.sleep(rng.choice((rng.uniform(0.2, 2), rng.uniform(2, 10))))
+    await asyncio.sleep(rng.choice((rng.uniform(0.2, 2), rng.uniform(DETECT_S, 2 * DETECT_S))))
     c.trouble(member)
     member.process.thaw()
-    await asyncio.sleep(rng.choice((0.0, rng.uniform(0, 1.5))))
+    await asyncio.sleep(rng.choice((0.0, rng.uniform(0.2, 1.5))))
     for process in processes:
         process.thaw()
     return member.process.held > held
@@ -99,7 +99,7 @@ async def agent_crash(c: Cluster, rng: random.Random) -> bool:
             for link in c.board.links(process.address, agent.socket):
                 link.break_off()
         c.trouble(member)
-        await asyncio.sleep(rng.uniform(0, 8))
+        await asyncio.sleep(rng.choice((rng.uniform(0, 3), rng.uniform(8, 16))))
     for process in processes:
         if rng.random() < 0.2:
             process.freeze()

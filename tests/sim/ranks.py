@@ -1,6 +1,6 @@
 """Processes of ranks as the kernel shows them to their agent, and what no agent may do to them.
 
-A process is alive, stopped by a signal (state T), or has ended. The rules are those of PROTOCOLS 5.6:
+A process is alive, stopped by a signal (state T), or has ended. The rules (PROTOCOLS 5.6; docs/client.md for the third):
 
 1. An agent evicts a live rank only if that was stopped for `DETECT_S` before the eyes of the agent, or has had no connection
    for `GRACE_S`. Then it does so.
