@@ -34,7 +34,7 @@ from tests.sim.workload import Ears, Trainer
 if TYPE_CHECKING:
     from tests.sim.members import Member
 
-RIVAL_S = 0.03
+RIVAL_S = 0.005
 """After which a rival that was refused tries again."""
 
 

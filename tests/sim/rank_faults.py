@@ -118,7 +118,7 @@ async def rival(c: Cluster, rng: random.Random) -> bool:
     if (some := _some_rank(c, rng)) is None:
         return False
     agent, first = some
-    lasts_s = rng.uniform(0.5, 3)
+    lasts_s = rng.uniform(0.3, 1.5)
     second = agent.start_rival(first, lasts_s)
     await asyncio.sleep(rng.uniform(0, 0.8 * lasts_s))
     if rng.random() < 0.5:
