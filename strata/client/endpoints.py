@@ -164,12 +164,13 @@ class Route:
     about four seconds, also when the others say nothing at all. It never gives up.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], rng: random.Random) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], rng: random.Random, *, cap_s: float = CAP_S) -> None:
+        """No pause between two tries is longer than `cap_s`."""
         if not endpoints:
             raise ValueError("a route needs an endpoint")
         self._endpoints = list(endpoints)
         self.rng = rng
-        self._cap_s = min(CAP_S, ROUND_S / len(self._endpoints))
+        self._cap_s = min(cap_s, ROUND_S / len(self._endpoints))
         self._at = rng.randrange(len(endpoints)) - 1
         self._asked: list[Endpoint] = []
         """Which ones to try first, the last of them next."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
 from strata.client.endpoints import Endpoint, Route
 from strata.client.session import Session
@@ -14,6 +15,9 @@ from strata.session.framed import connected, dialled
 from strata.session.link import Link
 from strata.v1.common_pb2 import Token
 from strata.v1.session_pb2 import Down, Hello, RankHello, Up
+
+RETRY_S: Final = 0.5
+"""The longest pause between two tries to reach the agent: a rank ends within 1 s of its agent."""
 
 
 class RankSession(Session):
@@ -34,7 +38,7 @@ class RankSession(Session):
 
         super().__init__(
             introduce=introduce,
-            route=Route((socket,), rng),
+            route=Route((socket,), rng, cap_s=RETRY_S),
             dial=dial or dial_agent,
             observer=observer,
             pace=pace,

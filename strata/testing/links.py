@@ -10,7 +10,8 @@
 What holds of the real ones holds here: order; the end that dialled learns of a break by
 `Unavailable`, the other one by None; what was sent before a clean end arrives, what was on its way
 at a break may not. Messages are copied, as a wire would. An end whose other side does not answer
-(blocked, or frozen as a `Process`) breaks within `keepalive_s`, as HTTP/2 pings would find it.
+(blocked, or frozen as a `Process`) breaks within `keepalive_s`, as HTTP/2 pings would find it; not within one host, since
+a Unix socket has no pings.
 
 An address is `host` or `host/door`; blocks and delays go by hosts.
 """
@@ -369,7 +370,7 @@ class Switchboard:
         for entry in self._links:
             for here, end, there in entry.ends():
                 end.block((here, there) in self._blocked)
-                if loop is not None and not self._hears(here, end, there):
+                if loop is not None and here != there and not self._hears(here, end, there):
                     wait_s = self._keepalive_s * self._rng.uniform(0.625, 1.0)
                     loop.call_later(wait_s, self._ping, entry, context=BETWEEN)
 

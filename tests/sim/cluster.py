@@ -135,6 +135,7 @@ class Cluster:
             self.board,
             self.history,
             str(self.seed),
+            self.tasks,
             self._unexpected,
         )
         self.members[worker] = self.runs[member.boot] = member
@@ -257,6 +258,8 @@ class Cluster:
                     self.trouble(member)
             self._look_at_links(now)
             self._look_at_claims(now)
+            for why in self.judge.ranks.overdue():
+                self.judge.wrong(why)
 
     def _look_at_claims(self, now: float) -> None:
         for replica in self.replicas.values():
@@ -318,6 +321,8 @@ class Cluster:
         self.ending = True
         for member in self.runs.values():
             member.kill()
+        for process in self.judge.ranks.processes:
+            process.kill()
         for replica in self.replicas.values():
             replica.kill()
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from strata.core.job import JobView
 from strata.testing.links import host_of
 from strata.testing.replicas import MemoryReplica
+from tests.sim import rank_faults
 from tests.sim.cluster import Cluster
 from tests.sim.members import REPLICAS, Member
 
@@ -453,3 +454,13 @@ async def _newcomer(c: Cluster, rng: random.Random) -> bool:
         member.kill()
     after = JobView(c.judge.view, c.judge.job).worker(member.worker)
     return before is not None and after is not None and after.record.boot == newcomer.boot
+
+
+# -- ranks ------------------------------------------------------------------------------------
+
+fault("rank crash")(rank_faults.crash)
+fault("rank stopped", weight=2)(rank_faults.stopped)
+fault("rank disconnected", weight=2)(rank_faults.disconnected)
+fault("agent and ranks frozen", weight=2)(rank_faults.host_frozen)
+fault("agent crash")(rank_faults.agent_crash)
+fault("rival rank")(rank_faults.rival)

@@ -47,10 +47,15 @@ class History:
     committed: dict[tuple[int, int, str], str] = field(default_factory=dict)
     released: int = 0
 
+    def _acts(self, what: str) -> None:
+        if (why := self.judge.ranks.acts(what)) is not None:
+            self.judge.wrong(why)
+
     # -- barriers
 
     def arrive(self, key: Round, rank: int, payload: bytes, timeout_s: float | None) -> None:
         """Note that a rank is about to arrive; doing so again changes nothing."""
+        self._acts(f"an arrival at {key}")
         meeting = self.meetings.setdefault(key, Meeting())
         meeting.arrived_s.setdefault(rank, self.now_s())
         meeting.payloads.setdefault(rank, payload)
@@ -98,10 +103,12 @@ class History:
 
     def begin(self, step: int, generation: int, attempt: str) -> None:
         """Note that a rank was told of an attempt."""
+        self._acts(f"a save of step {step}")
         self.begun.setdefault((step, generation, attempt), self.now_s())
 
     def ack(self, step: int, generation: int, attempt: str, rank: int) -> None:
         """Note that an ack was confirmed: it must be on record."""
+        self._acts(f"an ack of step {step}")
         self.acked += 1
         key = self.judge.job.ack(step, generation, attempt, rank)
         if key not in self.judge.acks:
@@ -121,6 +128,7 @@ class History:
 
     def commit(self, step: int, generation: int, attempt: str, digest: str) -> None:
         """Note that a rank was told of a commit: it must be on record, and stay."""
+        self._acts(f"a commit of step {step}")
         self.committed[step, generation, attempt] = digest
         if (step, generation, attempt) not in self.judge.buried:
             self._check_commit(step, generation, attempt, digest)

@@ -35,6 +35,7 @@ from strata.testing.network import Call
 from tests.sim.burials import AFTER_THE_COMMIT, burial_problems
 from tests.sim.holding import Holds
 from tests.sim.notices import is_merged
+from tests.sim.ranks import RankRules
 from tests.sim.reshaping import Reshapings
 from tests.sim.trace import Trace
 from tests.sim.transactions import writes
@@ -94,6 +95,7 @@ class Judge:
     saves_first: bool = False
     reshapings: Reshapings = field(default_factory=Reshapings)
     holds: Holds = field(default_factory=Holds)
+    ranks: RankRules = field(default_factory=RankRules)
     buried: set[tuple[int, int, str]] = field(default_factory=set)
     """Commits that were marked for deletion, or as damaged, in due form: (step, generation, attempt)."""
     view: View = field(default_factory=View)

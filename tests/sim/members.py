@@ -1,7 +1,6 @@
-"""Members as programs of their own: lone trainers, and supervisors with several ranks.
+"""Members as programs of their own: standalone trainers, and agents with several ranks (`tests.sim.agents`).
 
-Both run the shipped sessions over links in memory; a supervisor runs the shipped relay, and its
-ranks shipped rank sessions. What is played here is only what a person or a host would do: start
+Both run the shipped sessions over links in memory. What is played here is only what a person or a host would do: start
 the program, kill it, start it again.
 """
 
@@ -13,15 +12,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, cast
 
-from strata.agent.environment import Place
-from strata.agent.health import Health
-from strata.agent.rank_process import RankProcess
-from strata.agent.relay import Relay
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession
-from strata.client.rank_session import RankSession
-from strata.client.seat import RankPlace, Seat, placed
-from strata.config import HealthConfig
+from strata.client.seat import Seat, placed
 from strata.errors import (
     BarrierBroken,
     ClusterReplaced,
@@ -29,22 +22,18 @@ from strata.errors import (
     StaleGeneration,
     StaleIncarnation,
     StrataError,
-    Unavailable,
 )
-from strata.session.served import serve
 from strata.testing.links import MemoryLink, Switchboard
-from strata.testing.processes import Process
-from strata.v1.barriers_pb2 import BarrierOutcome
-from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import Registration
-from strata.v1.session_pb2 import RankHello, Welcome, WorldUpdate
+from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN, STOP_ACTION_PAUSE, STOP_ACTION_RESHAPE, JobSpec
+from tests.sim.agents import SimulatedAgent, ended_by
 from tests.sim.history import History
+from tests.sim.ranks import Program
 from tests.sim.workload import Ears, Trainer
 
 JOB = "job"
 REPLICAS = ("r1", "r2", "r3")
-GRACE_S = 1.0
 SPEC = JobSpec(min_workers=4, max_workers=12, settle_s=1.0, max_fruitless_generations=100_000)
 
 Dial = Callable[[Endpoint], AbstractAsyncContextManager[MemoryLink]]
@@ -61,18 +50,24 @@ class Member:
         board: Switchboard,
         history: History,
         seed: str,
+        tasks: asyncio.TaskGroup,
         unexpected: Callable[[str, BaseException], None],
     ) -> None:
         self.worker = worker
         self.boot = f"boot-{worker}-{run}"
         self.slots = slots
-        self.process = Process(worker)
+        self.job = JOB
+        self.number = run
+        self.process = Program(worker)
+        self.agent: SimulatedAgent | None = None
+        """None in a standalone trainer."""
         self.leaving = False
         self.killed = False
         self.generation = 0
         """Of the newest world in which this member trains; 0 while it waits."""
         self._board = board
         self._history = history
+        self._tasks = tasks
         self._rng = random.Random(f"{seed}/{self.boot}")
         self._unexpected = unexpected
         self._address = f"{worker}#{run}"
@@ -94,13 +89,11 @@ class Member:
         return self._address
 
     def kill(self) -> None:
-        """End it as SIGKILL would."""
+        """End it as SIGKILL would. The processes of an agent's ranks live on, and find their socket gone."""
         self.killed = True
         self._board.hang_up(self._address)
         self._board.hang_up(f"{self._address}/relay")
-        self.process.thaw()
-        if self.process.task is not None:
-            self.process.task.cancel()
+        self.process.killed()
 
     async def run(self) -> None:
         """Be a member until it is killed, leaves, or its session ends for good."""
@@ -208,20 +201,20 @@ class Member:
         ears.world_callbacks.append(self.hear)
         session = self._open(ears)
         running = tasks.create_task(session.run())
-        place = await _ended_by(running, placed(session, ears, job=JOB, worker_id=self.worker, after=0))
+        place = await ended_by(running, placed(session, ears, job=JOB, worker_id=self.worker, after=0))
         if place is None:
             return
         seat = Seat(session=session, watcher=ears, place=place, owns_member=True)
         trainer = Trainer(seat, ears, self._history, self._rng)
         while True:
             self.generation = seat.place.generation
-            if await _ended_by(running, self._train_until_stopped(trainer)) is None:
+            if await ended_by(running, self._train_until_stopped(trainer)) is None:
                 return
             self.generation = 0
             if self._begins_anew and trainer.bound and self.stopped < seat.place.generation:
-                await _ended_by(running, self._begin_anew(trainer))
+                await ended_by(running, self._begin_anew(trainer))
                 return
-            if await _ended_by(running, self._rejoin(trainer)) is None:
+            if await ended_by(running, self._rejoin(trainer)) is None:
                 return
 
     async def _train_until_stopped(self, trainer: Trainer) -> bool:
@@ -273,184 +266,10 @@ class Member:
     # -- several ranks
 
     async def _supervise(self, tasks: asyncio.TaskGroup) -> None:
-        supervisor = _Supervisor(self, tasks)
-        self.end_ranks = supervisor.end
-        session = self._open(supervisor)
-        supervisor.relay = Relay(
-            session,
-            _NoProcesses(),
-            worker_id=self.worker,
-            detect_s=5.0,
-            grace_s=GRACE_S,
-            listener=Health(HealthConfig(), session, _NoProcesses(), detect_s=5.0).stalls,
-            processes=_NoProcesses(),
-        )
-        supervisor.session = session
-        self._board.listen(f"{self._address}/relay", supervisor.serve, tasks.create_task)
-        running = tasks.create_task(session.run())
-        await _ended_by(running, supervisor.run())
-
-
-class _NoProcesses:
-    """Simulated ranks have no process to be asked or killed."""
-
-    def rank_attached(self, rank: int, generation: int) -> None: ...
-
-    def rank_heeds_notices(self, rank: int, generation: int) -> None: ...
-
-    def rank_stepped(self, rank: int, generation: int) -> None: ...
-
-    def rank_stopped(self, rank: int, generation: int) -> None: ...
-
-    def may_ask_to_stop(self) -> bool:
-        return True
-
-    def watch(self, rank: int, generation: int, process: RankProcess) -> None: ...
-
-    def forget(self) -> None: ...
-
-    def evict(self, rank: int, generation: int, reason: str) -> None: ...
-
-    async def stack(self, rank: int) -> str | None:
-        return None
-
-    def process(self, rank: int) -> str:
-        return ""
+        self.agent = SimulatedAgent(self, self._tasks)
+        self.end_ranks = self.agent.end
+        await self.agent.main(tasks)
 
 
 class _Over(Exception):
     """The program ends."""
-
-
-async def _ended_by(running: asyncio.Task[None], work: Any) -> Any:
-    """Return what `work` returns; None once the session is over, whose error is its own."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait([running, task], return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            return None
-        return task.result()
-    finally:
-        task.cancel()
-
-
-class _Supervisor:
-    """The observer of a supervisor's session: starts the ranks of each generation it has a place in."""
-
-    def __init__(self, member: Member, tasks: asyncio.TaskGroup) -> None:
-        self.member = member
-        self.session: MemberSession
-        self.relay: Relay
-        self._tasks = tasks
-        self._update: WorldUpdate | None = None
-        self._news = asyncio.Event()
-        self._ranks: list[asyncio.Task[None]] = []
-
-    async def serve(self, link: MemoryLink) -> None:
-        await serve(link, self.relay.accept)
-
-    # -- what the session says
-
-    def on_connected(self, welcome: Welcome) -> None:
-        pass
-
-    def on_disconnected(self, reason: StrataError) -> None:
-        pass
-
-    def on_world(self, update: WorldUpdate) -> None:
-        self.relay.on_world(update)
-        self.member.hear(update)
-        if self._update is None or update.token.revision >= self._update.token.revision:
-            self._update = update
-            self._news.set()
-
-    def on_outcome(self, outcome: BarrierOutcome) -> None:
-        self.relay.on_outcome(outcome)
-
-    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.relay.on_checkpoint(checkpoint)
-
-    # -- the ranks
-
-    async def run(self) -> None:
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            update = self._update
-            if update is None or update.world.generation <= self.member.generation:
-                continue
-            await self.end()
-            if update.HasField("place") and self.member.stopped < update.world.generation:
-                self._begin(update)
-
-    async def end(self) -> None:
-        """End the ranks that run here."""
-        ranks, self._ranks = self._ranks, []
-        for rank in ranks:
-            rank.cancel()
-        if ranks:
-            await asyncio.wait(ranks)
-        self.relay.set_place(None)
-
-    def _begin(self, update: WorldUpdate) -> None:
-        self.member.generation = update.world.generation
-        place = Place(
-            job=JOB,
-            worker_id=self.member.worker,
-            world=update.world,
-            member=update.place,
-            master_addr="",
-            master_port=0,
-            socket="/relay",
-            endpoints="",
-            detect_s=5.0,
-        )
-        self.relay.set_place(place)
-        self._ranks = [self._tasks.create_task(self._rank(place, rank)) for rank in place.ranks]
-
-    async def _rank(self, place: Place, rank: int) -> None:
-        """Be one rank's program, which ends with its generation."""
-        ears, address = Ears(), self.member.host
-        hello = RankHello(
-            job=JOB, worker_id=place.worker_id, generation=place.generation, rank=rank, local_rank=0
-        )
-        board = self.member._board
-        session = RankSession(
-            Endpoint(path="/relay"),
-            hello,
-            ears,
-            rng=random.Random(rank),
-            dial=cast("Any", lambda _endpoint: board.dial(f"{address}/{rank}", f"{address}/relay")),
-        )
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(_quietly(session.run()))
-            point = place.world.restore if place.world.HasField("restore") else None
-            seat = Seat(
-                session=session,
-                watcher=ears,
-                place=RankPlace(
-                    job=JOB,
-                    worker_id=place.worker_id,
-                    generation=place.generation,
-                    rank=rank,
-                    world_size=place.world.size,
-                    restore_point=point,
-                ),
-                owns_member=False,
-            )
-            rng = random.Random(f"{self.member._rng.random()}/{rank}")
-            trainer = Trainer(seat, ears, self.member._history, rng)
-            if await _ended_by(running, _connected(session)):
-                await _ended_by(running, self.member._train(trainer))
-            running.cancel()
-
-
-async def _quietly(session: Awaitable[None]) -> None:
-    """A rank whose generation has ended is let in no more: that ends its program, and nothing else."""
-    with suppress(StaleGeneration, Unavailable):
-        await session
-
-
-async def _connected(session: RankSession) -> bool:
-    await session.wait_connected()
-    return True

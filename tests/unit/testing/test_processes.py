@@ -68,7 +68,8 @@ async def test_what_a_program_starts_freezes_with_it_and_others_go_on() -> None:
 class Two:
     """A program that dials another one, which counts the ticks that it gets."""
 
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, address: str) -> None:
+        self.address = address
         self.board = Switchboard(delay_s=0.001)
         self.caller, self.callee = Process("a"), Process("b")
         self.heard: list[int] = []
@@ -89,12 +90,12 @@ class Two:
 
     async def listen(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            self.board.listen("b", self.serve, tasks.create_task)
+            self.board.listen(self.address, self.serve, tasks.create_task)
             await asyncio.sleep(1000)
 
     async def dial(self) -> None:
         try:
-            async with self.board.dial("a", "b") as self.link:
+            async with self.board.dial("a", self.address) as self.link:
                 await self.link.recv()
         except Unavailable:
             self.ends["a"] = now()
@@ -112,9 +113,9 @@ class Two:
 
 
 @asynccontextmanager
-async def two_programs(*, dial: bool = True) -> AsyncIterator[Two]:
+async def two_programs(*, dial: bool = True, address: str = "b") -> AsyncIterator[Two]:
     async with asyncio.TaskGroup() as tasks:
-        two = Two(tasks)
+        two = Two(tasks, address)
         await two.begin(dial=dial)
         yield two
         two.end()
@@ -153,6 +154,17 @@ def test_an_end_whose_pings_nobody_answers_breaks_within_the_keepalive(fault: st
             assert "b" in two.ends, "the other end learns of it at last"
 
     run(scenario())
+
+
+@in_virtual_time()
+async def test_a_link_within_one_host_outlives_a_program_that_is_frozen_for_long() -> None:
+    async with two_programs(address="a/socket") as two:
+        two.callee.freeze()
+        two.send(1)
+        await asyncio.sleep(60)
+        two.callee.thaw()
+        await asyncio.sleep(1)
+        assert (two.heard, two.ends) == ([1], {})
 
 
 @in_virtual_time()
