@@ -322,7 +322,7 @@ class RankClient:
         if not self._seat.owns_member:
             raise Refused(
                 "under `strata run` a process belongs to one generation",
-                hint="the supervisor starts new ranks in a new one",
+                hint="the agent starts new ranks in a new one",
             )
         self._loop.call(self._rejoin(None if timeout_s is None else arguments.seconds(timeout_s)))
 

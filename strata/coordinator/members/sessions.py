@@ -102,7 +102,7 @@ class Sessions:
     ) -> MemberSession:
         if not hello.HasField("member"):
             raise InvalidArgument(
-                "a coordinator serves members; a rank's session goes to its supervisor",
+                "a coordinator serves members; a rank's session goes to its agent",
                 hint="connect to the socket in STRATA_SOCKET",
             )
         claimed = hello.member
