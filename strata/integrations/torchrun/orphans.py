@@ -68,14 +68,6 @@ def end_child_above(pid: int) -> None:
             pid = parent
 
 
-def is_alive(pid: int) -> bool:
-    """Tell whether a process runs: one that has ended, and that nobody has waited for yet, does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
-    except (OSError, IndexError):
-        return False
-
-
 def find(door: str) -> list[int]:
     """Return the processes that have `door` as their STRATA_SOCKET."""
     wanted = b"STRATA_SOCKET=" + os.fsencode(door)
