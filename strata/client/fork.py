@@ -68,7 +68,8 @@ def refuse_in_child() -> None:
         raise ConfigError(
             f"process {os.getpid()} was forked from {_forked_from}, whose connection to the"
             " coordinators it cannot use",
-            hint="call Strata in the parent; a child of a standalone process may connect by itself if it is spawned",
+            hint="call Strata in the parent; a child that is started by 'spawn' or 'forkserver' may connect by itself,"
+            " unless its parent is a rank of an agent",
         )
 
 

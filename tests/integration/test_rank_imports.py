@@ -26,6 +26,7 @@ def check(record: Record, ranks: int, *, grpc: bool) -> None:
     assert len(record.of("begun")) == ranks, "no rank crashed and came again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "fork_support"),
     [
@@ -45,6 +46,7 @@ def test_under_strata_run(
     check(record, 2, grpc=when != "never")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["never", "after"])
 def test_under_torchrun(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path, when: str

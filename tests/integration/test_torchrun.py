@@ -270,6 +270,7 @@ def test_a_worker_that_hangs_is_named_with_its_stack_and_ended_if_asked_for(
     assert one.join(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_an_agent_that_a_program_makes_numbers_the_workers_of_its_role(
     cluster: LocalCluster, nodes: Nodes, record: Record

@@ -82,7 +82,7 @@ def test_a_save_that_does_not_begin_on_one_rank_is_given_up_for_all(
     pair = Pair(WhenFull.BLOCK)
     broken, sound = pair.writers
     if fails == "earlier":
-        pair.rigs[0].full.add(10)
+        pair.rigs[0].storage.fault = _full_for_rank_0  # both ranks' parts go to that storage
         for writer in pair.writers:
             writer.write({"a": 1}, SaveRequest(step=10))
         for writer in pair.writers:
@@ -112,6 +112,11 @@ def test_a_save_that_does_not_begin_on_one_rank_is_given_up_for_all(
         info.wait(LIMIT_S)
     for writer in pair.writers:
         writer.close()
+
+
+def _full_for_rank_0(verb: str, name: str) -> None:
+    if verb == "begin" and "step-000000000010-" in name and name.endswith("rank-00000.safetensors"):
+        raise StorageError("disk full")
 
 
 def _told(*writers: AsyncCheckpointWriter) -> tuple[AsyncCheckpointWriter, ...]:

@@ -19,7 +19,7 @@ ALLOWED = {
     "core/codec.py": "a record of etcd, which replicas alone write",
     "integrations/torchrun/meeting.py": "a member's payload at a barrier",
     "integrations/torchrun/store.py": "a worker's own payload",
-    "launch/rendezvous.py": "a member's payload at a barrier",
+    "agent/rendezvous.py": "a member's payload at a barrier",
     "training/alike.py": "a rank's payload at a barrier",
     "training/cadence.py": "a rank's payload at a barrier",
     "training/group.py": "rank 0's payload at a barrier",
@@ -33,7 +33,7 @@ ALLOWED = {
     "integrations/torchrun/orphans.py": "/proc",
     "launch/etcd_http.py": "an etcd member that this process started",
     "launch/ports.py": "/proc",
-    "launch/stack_dump.py": "/proc, and what a rank's own process wrote",
+    "agent/stack_dump.py": "/proc, and what a rank's own process wrote",
     "launch/warm_program.py": "a line of the supervisor that started it",
     # what the user names as data, of whatever size
     "cli/checkpoints/moving.py": "a file that becomes a checkpoint, byte for byte",
