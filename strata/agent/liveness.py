@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from strata.observe import get_logger
 
 log = get_logger()
 
+_SWITCHES: Final = re.compile(rb"ctxt_switches:\t(\d+)")
 _MAX_BYTES: Final = 1 << 16
 """More than a status has: a process may be in thousands of groups, which stand before `CoreDumping`."""
 
@@ -105,7 +107,13 @@ class Liveness:
                 continue
             except OSError:
                 status = b""
-            match watched.count.sample(now_s, _state(status), dumps_core=b"\nCoreDumping:\t1" in status):
+            verdict = watched.count.sample(
+                now_s,
+                _state(status),
+                switches=sum(map(int, _SWITCHES.findall(status))),
+                dumps_core=b"\nCoreDumping:\t1" in status,
+            )
+            match verdict:
                 case Verdict.ALIVE:
                     due_s = min(due_s, watched.count.due_s(now_s))
                     continue

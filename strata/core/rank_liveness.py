@@ -6,7 +6,7 @@ An agent samples the state of each rank's process. Two rules follow:
 2. A process is frozen if its state was `T`, stopped by a signal, in every sample for `detect_s`.
 
 A sample that comes more than `max_gap_s` after the one before is late: the agent itself did not run, or its whole
-machine did not. A late sample restarts the count. Every state other than `T` ends the count: `t` (a debugger), `D`
+machine did not. A late sample restarts the count, and so does one that shows that the process ran since the one before. Every state other than `T` ends the count: `t` (a debugger), `D`
 (a dead disk), and "" (the state could not be read).
 """
 
@@ -60,15 +60,21 @@ class Sampling:
 class StopCount:
     """For how long one process was seen stopped. All times are arguments, in seconds of one monotonic clock."""
 
-    __slots__ = ("_sampled_s", "_sampling", "_since_s")
+    __slots__ = ("_sampled_s", "_sampling", "_since_s", "_switches")
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
         self._sampled_s = float("-inf")
         self._since_s: float | None = None
+        self._switches = 0
 
-    def sample(self, now_s: float, state: str, *, dumps_core: bool = False) -> Verdict:
-        """Count a sample taken at `now_s`: `state` is the kernel's letter, "" if it could not be read."""
+    def sample(self, now_s: float, state: str, *, switches: int = 0, dumps_core: bool = False) -> Verdict:
+        """Count a sample taken at `now_s`: `state` is the kernel's letter, "" if it could not be read.
+
+        `switches` counts how often the process was put on a processor or taken off it: one that ran between two samples
+        has another.
+        """
+        ran, self._switches = switches != self._switches, switches
         late = now_s - self._sampled_s > self._sampling.max_gap_s
         self._sampled_s = now_s
         if dumps_core:
@@ -76,7 +82,7 @@ class StopCount:
         if state != STOPPED:
             self._since_s = None
             return Verdict.ALIVE
-        if self._since_s is None or late:
+        if self._since_s is None or late or ran:
             self._since_s = now_s
         return Verdict.FROZEN if now_s >= self._since_s + self._sampling.detect_s else Verdict.ALIVE
 

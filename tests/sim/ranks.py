@@ -38,6 +38,8 @@ class Program(Process):
         super().__init__(name)
         self.stopped_s: float | None = None
         self.went_on_s = float("-inf")
+        self.thaws = 0
+        """How often it went on."""
         self.slept_s = float("-inf")
         """When it last went on after a stop that its own watch over others must notice."""
         self.killed_s: float | None = None
@@ -53,6 +55,7 @@ class Program(Process):
 
     def thaw(self) -> None:
         if self.stopped_s is not None:
+            self.thaws += 1
             self.went_on_s = now_s()
             if self.went_on_s - self.stopped_s > SAMPLING.max_gap_s:
                 self.slept_s = self.went_on_s
@@ -135,7 +138,7 @@ class Watch:
                 state = STOPPED if process.frozen else "S"
                 if not process.alive:
                     del self._watched[generation, rank]
-                elif count.sample(now, state) is Verdict.FROZEN:
+                elif count.sample(now, state, switches=process.thaws) is Verdict.FROZEN:
                     del self._watched[generation, rank]
                     self._on_frozen(rank, generation, SAMPLING.frozen)
                 else:

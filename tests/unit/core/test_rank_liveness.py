@@ -58,6 +58,13 @@ def test_an_agent_that_did_not_run_for_6_s_begins_the_count_anew() -> None:
     assert verdicts(*stopped(0.0, 4.0), *stopped(10.0, 15.0))[-1] is Verdict.FROZEN
 
 
+def test_a_process_that_ran_between_two_samples_begins_the_count_anew() -> None:
+    count = StopCount(FIVE)
+    seen = [count.sample(now_s, state, switches=int(now_s >= 3.0)) for now_s, state in stopped(0.0, 7.75)]
+    assert set(seen) == {Verdict.ALIVE}
+    assert count.sample(8.0, "T", switches=1) is Verdict.FROZEN
+
+
 def test_an_agent_that_is_starved_all_the_time_kills_nobody() -> None:
     assert set(verdicts(*((i * 1.25, "T") for i in range(100)))) == {Verdict.ALIVE}
 
