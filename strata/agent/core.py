@@ -77,7 +77,7 @@ class Upstream(Protocol):
         ...
 
 
-class Door(Protocol):
+class Admission(Protocol):
     """Where the ranks of this node attach."""
 
     def set_place(self, place: Place | None) -> None:
@@ -96,7 +96,7 @@ class Door(Protocol):
 class Agent:
     """One member: its session upward, what it tells there, and the place of its ranks.
 
-    `socket` and `detect_s` are known, and `door` is there, once ranks are served.
+    `socket` and `detect_s` are known, and `admission` is there, once ranks are served.
     """
 
     def __init__(
@@ -105,24 +105,24 @@ class Agent:
         self.config = config
         self.socket = socket
         self.detect_s = detect_s
-        self.door: Door | None = None
+        self.admission: Admission | None = None
         self.reports = ExitReports(upstream)
         self._upstream = upstream
         self._address = ""
 
     def set_place(self, place: Place | None) -> None:
         """Let in the ranks of `place` from now on, and no others; None: nobody."""
-        if self.door is not None:
-            self.door.set_place(place)
+        if self.admission is not None:
+            self.admission.set_place(place)
 
     def in_process(self) -> frozenset[int]:
         """Return the local ranks that are attached and can go on in another generation."""
-        return self.door.in_process() if self.door is not None else frozenset()
+        return self.admission.in_process() if self.admission is not None else frozenset()
 
     def move(self, place: Place, local_ranks: Collection[int]) -> None:
         """Tell these local ranks, of the generation before, their place in this one."""
-        if self.door is not None:
-            self.door.move(place, local_ranks)
+        if self.admission is not None:
+            self.admission.move(place, local_ranks)
 
     async def address(self) -> str:
         """Return where others reach this node; it is found once. A silent name service may take its time."""

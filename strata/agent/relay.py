@@ -100,7 +100,7 @@ class Ranks(Protocol):
         """Take note that a rank was let in: one that goes on by itself has arrived."""
         ...
 
-    def rank_heeds_notices(self, rank: int, generation: int) -> None:
+    def rank_supports_graceful_stop(self, rank: int, generation: int) -> None:
         """Take note that a rank stops by itself when its generation is asked to."""
         ...
 
@@ -359,7 +359,7 @@ class _RankHandler:
         mine = [one for one in progress.ranks if one.rank == self.rank]
         if progress.generation == self.generation and mine:
             if any(one.heeds_notices for one in mine):
-                self._relay.ranks.rank_heeds_notices(self.rank, self.generation)
+                self._relay.ranks.rank_supports_graceful_stop(self.rank, self.generation)
             if any(one.step > 0 for one in mine):
                 self._relay.ranks.rank_stepped(self.rank, self.generation)
             self._relay._listener.hear(self.generation, mine)  # the relay's other half

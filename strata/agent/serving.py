@@ -64,22 +64,22 @@ class AgentObserver:
         self.ranks: Ranks | None = None
         self._on_checkpoint = on_checkpoint
         self._on_change = on_change
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._phase_reason = ""
 
-    def say(self, event: str, reason: str, **facts: str) -> None:
+    def warn_once(self, event: str, reason: str, **facts: str) -> None:
         """Log a reason once, until the session is connected anew: it may be found again with each try."""
-        if reason not in self._said:
-            self._said.add(reason)
+        if reason not in self._logged:
+            self._logged.add(reason)
             log.warning(event, reason=reason, **facts)
 
     def on_connected(self, welcome: Welcome) -> None:
-        self._said.clear()
+        self._logged.clear()
         log.info("session.connected", replica=welcome.replica, incarnation=welcome.incarnation)
         self._on_change()
 
     def on_disconnected(self, reason: StrataError) -> None:
-        self.say("session.disconnected", reason.message, hint=reason.hint)
+        self.warn_once("session.disconnected", reason.message, hint=reason.hint)
         self._on_change()
 
     def on_world(self, update: WorldUpdate) -> None:
@@ -102,7 +102,7 @@ class AgentObserver:
             self.relay.on_checkpoint(checkpoint)
 
 
-class _Door:
+class _Admission:
     """Where the agent tells of places: the relay lets ranks in, the watch looks at them, the owner shows them."""
 
     def __init__(self, relay: Relay, watch: health.Health, on_place: Callable[[Place | None], None]) -> None:
@@ -135,7 +135,6 @@ async def serving_ranks_of(
     A coordinator has welcomed `session`. `listening`, in place of the session, hears first what ranks say of themselves.
     """
     timing = Timing.derive(agent.detect_s)
-
     watch = health.Health(config, listening or session, ranks, detect_s=timing.detect_s)
     session.on_request = Inspection(session.evidence, ranks.stack, ranks.logs, log=log).on_request
     liveness = Liveness(detect_s=timing.detect_s, on_frozen=ranks.evict, on_core_dump=ranks.rank_dumps_core)
@@ -162,6 +161,6 @@ async def serving_ranks_of(
             on_unfit=ranks.become_unfit,
         ),
     ):
-        agent.door = _Door(door, watch, on_place)
+        agent.admission = _Admission(door, watch, on_place)
         observer.relay, observer.ranks = door, ranks
         yield door

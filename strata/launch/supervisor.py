@@ -23,12 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from strata.agent.agent_state import is_outdated, waits_because
 from strata.agent.core import Agent
 from strata.agent.environment import Place
 from strata.agent.notices import SAY_S, leaves, names, notice_for
 from strata.agent.rendezvous import Meeting
 from strata.agent.stack_dump import process_state
-from strata.agent.standing import is_outdated, waits_because
 from strata.client.terms import UNTOLD_S
 from strata.config import RunConfig
 from strata.config.run import IN_PROCESS
@@ -157,7 +157,7 @@ class Supervisor:
         """Return the state of a rank's process; "" when it does not run here or cannot tell."""
         return process_state(self._slots.ranks.pid(rank)) if self._slots.ranks is not None else ""
 
-    def rank_heeds_notices(self, rank: int, generation: int) -> None:
+    def rank_supports_graceful_stop(self, rank: int, generation: int) -> None:
         """Take note that a rank stops by itself when its generation is asked to."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:

@@ -255,7 +255,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
         if self._closed or self._over:
             return
         if head & _LAST:
-            self._end(_last_words(frame))
+            self._end(_end_error(frame))
             return
         self._inbox.append(frame)
         self._inbox_bytes += len(frame)
@@ -336,7 +336,7 @@ async def dialled(sock: socket.socket, target: str) -> AsyncIterator[FramedLink[
         await link.gone()
 
 
-def _last_words(frame: bytes) -> StrataError | None:
+def _end_error(frame: bytes) -> StrataError | None:
     try:
         return unpack(Error.FromString(frame)) if frame else None
     except DecodeError:

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from strata.agent import standing
+from strata.agent import agent_state
 from strata.agent.environment import OURS, Place, rank_environment
 from strata.agent.notices import LATE_S, names
 from strata.config.run import PROCESS
@@ -80,7 +80,7 @@ class AgentMember:
         """Whether the generation joined last has ended, or everything has."""
         if self._session.error is not None:
             return True
-        return standing.is_over(self._session.world, self.place)
+        return agent_state.is_over(self._session.world, self.place)
 
     @property
     def closed(self) -> bool:
@@ -99,7 +99,7 @@ class AgentMember:
     @property
     def asked_to_leave(self) -> StopNotice | None:
         """The notice by which this agent was asked to leave, if it was. Any thread; never blocks."""
-        return standing.asked_to_leave(self._session.world, self._settings.worker_id)
+        return agent_state.asked_to_leave(self._session.world, self._settings.worker_id)
 
     @property
     def heeding(self) -> bool:
@@ -298,9 +298,9 @@ class AgentMember:
                 if session.workers.unfit and not update.HasField("place"):
                     raise Preempted(f"{self._settings.worker_id} leaves: {session.workers.unfit}")
                 if update.world.generation > self._handled:
-                    if (why := standing.waits_because(update)) is None:
+                    if (why := agent_state.waits_because(update)) is None:
                         return update
-                    session.observer.say("world.waiting", why)
+                    session.observer.warn_once("world.waiting", why)
             limit_s = self._settings.join_timeout_s
             if waited_s >= limit_s:
                 raise Unavailable(
@@ -325,7 +325,7 @@ class AgentMember:
         upward = self._session.upward
         if upward.welcome is None:
             return True
-        return upward.connected and standing.lacks_members(upward.world, handled=self._handled)
+        return upward.connected and agent_state.lacks_members(upward.world, handled=self._handled)
 
     def _why(self) -> str:
         upward = self._session.upward
@@ -349,5 +349,5 @@ class AgentMember:
 
     async def _superseded(self, update: WorldUpdate) -> None:
         """Return once `update` is the newest no more, or nobody is to wait for it."""
-        while not standing.is_outdated(update, self._session.world):
+        while not agent_state.is_outdated(update, self._session.world):
             await self._session.news(None)

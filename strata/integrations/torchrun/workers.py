@@ -75,7 +75,7 @@ class Workers:
     def rank_stepped(self, rank: int, generation: int) -> None:
         pass
 
-    def rank_heeds_notices(self, rank: int, generation: int) -> None:
+    def rank_supports_graceful_stop(self, rank: int, generation: int) -> None:
         self._heeding.add(rank)
 
     def rank_stopped(self, rank: int, generation: int) -> None:

@@ -146,7 +146,7 @@ class Stage:
             socket=folder / "ranks.sock",
             detect_s=5.0,
         )
-        agent.door = self.door
+        agent.admission = self.door
         self.supervisor = Supervisor(
             config, ColdStarter(command), agent, folder=folder, will_heed=lambda: will_heed
         )

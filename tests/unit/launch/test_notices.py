@@ -66,7 +66,7 @@ def stopped(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 async def told(it: Stage, **more: Any) -> None:
     """Have the ranks of generation 1 run, heed notices, and be asked."""
     await it.enter(update(1))
-    it.supervisor.rank_heeds_notices(0, 1)
+    it.supervisor.rank_supports_graceful_stop(0, 1)
     it.supervisor.on_world(update(1, revision=101, notice=notice(**more)))
 
 
@@ -105,7 +105,7 @@ async def test_only_who_is_named_is_drained(stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
         await told(it, action=STOP_ACTION_DRAIN, workers=("w2",))
         assert (await it.enter(update(2))).generation == 2
-        it.supervisor.rank_heeds_notices(0, 2)
+        it.supervisor.rank_supports_graceful_stop(0, 2)
         drain = notice(STOP_ACTION_DRAIN, generation=2, workers=("w",))
         it.supervisor.on_world(update(2, revision=201, notice=drain))
         await stopped()
@@ -119,7 +119,7 @@ async def test_who_does_not_stop_in_time_is_ended_and_counts_as_stopped(heeds: b
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
         if heeds:
-            it.supervisor.rank_heeds_notices(0, 1)
+            it.supervisor.rank_supports_graceful_stop(0, 1)
         it.supervisor.on_world(update(1, revision=101, notice=notice(grace_s=grace_s)))
         assert await it.done == 75
         exit_ = it.upstream.exits.get_nowait()
@@ -148,7 +148,7 @@ async def test_ranks_that_finished_before_they_stopped_end_as_the_job_does(
 ) -> None:
     async with stage(*FINISHING) as it:
         await it.enter(update(1))
-        it.supervisor.rank_heeds_notices(0, 1)
+        it.supervisor.rank_supports_graceful_stop(0, 1)
         if how == "a notice":
             it.supervisor.on_world(update(1, revision=101, notice=notice()))
         elif how == "a signal":
@@ -212,7 +212,7 @@ async def test_a_first_signal_ends_the_wait_for_somebody_who_hears_of_the_end(
 
 async def signalled(it: Stage, number: int) -> tuple[StopJobRequest, asyncio.Future[Any]]:
     await it.enter(update(1))
-    it.supervisor.rank_heeds_notices(0, 1)
+    it.supervisor.rank_supports_graceful_stop(0, 1)
     it.supervisor.ask_to_stop(number)
     request, answer = await it.upstream.calls.get()
     assert isinstance(request, StopJobRequest)
@@ -237,7 +237,7 @@ async def test_a_rank_that_is_about_to_say_that_it_heeds_notices_is_waited_for(s
         it.supervisor.rank_attached(0, 1)
         it.supervisor.ask_to_stop(TERM)
         await asyncio.sleep(0)
-        it.supervisor.rank_heeds_notices(0, 1)
+        it.supervisor.rank_supports_graceful_stop(0, 1)
         _, answer = await it.upstream.calls.get()
         answer.set_result(StopJobResponse(notice=notice()))
         await stopped()
@@ -302,7 +302,7 @@ async def test_ranks_that_are_still_starting_count_as_stopped_and_the_status_is_
 async def test_a_new_process_of_ranks_that_heeded_before_is_still_starting() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
-        it.supervisor.rank_heeds_notices(0, 1)
+        it.supervisor.rank_supports_graceful_stop(0, 1)
         await it.enter(update(2))
         it.supervisor.ask_to_stop(TERM)
         _, answer = await it.upstream.calls.get()
@@ -390,7 +390,7 @@ async def test_a_second_signal_is_obeyed_at_once(when: str) -> None:
 async def test_ctrl_c_means_this_member_only() -> None:
     async with stage(*shell("trap '' TERM; while :; do sleep 1000; done"), stop_grace_s=1000) as it:
         await it.enter(update(1))
-        it.supervisor.rank_heeds_notices(0, 1)
+        it.supervisor.rank_supports_graceful_stop(0, 1)
         it.supervisor.ask_to_stop(INT)
         assert await it.door.places.get() is None, "ranks that hear SIGTERM may not ask for all"
         assert not it.done.done()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.agent.standing import asked_to_leave, is_over, lacks_members, waits_because
+from strata.agent.agent_state import asked_to_leave, is_over, lacks_members, waits_because
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
