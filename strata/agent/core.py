@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from socket import gethostname
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
-from strata.agent.addresses import find_address_towards
+from strata.agent.addresses import find_route_towards
 from strata.agent.environment import Place
 from strata.agent.joining import join_barrier
 from strata.agent.notices import ask_all_to_stop
@@ -125,11 +126,16 @@ class Agent:
             self.admission.move(place, local_ranks)
 
     async def address(self) -> str:
-        """Return where others reach this node; it is found once. A silent name service may take its time."""
+        """Return where others reach this node; a route is looked for until one is found. A silent name service takes its time.
+
+        Without one it is the host's name, for this time.
+        """
         if not self._address:
             coordinator, given = self.config.endpoints[0], self.config.address
-            self._address = given or await find_address_towards(coordinator.host, coordinator.port)
-            name_lookup.warn_if_slow(self._address, lambda said: log.warning("names.slow", reason=said))
+            self._address = given or await find_route_towards(coordinator.host, coordinator.port)
+            address = self._address or gethostname()
+            name_lookup.warn_if_slow(address, lambda said: log.warning("names.slow", reason=said))
+            return address
         return self._address
 
     # -- a new world

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+from pathlib import Path
 from typing import Self
 from weakref import finalize
 
@@ -36,6 +37,15 @@ class RankProcess:
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         return not poll.poll(0)
+
+    @property
+    def exiting(self) -> bool:
+        """Whether the kernel has taken its memory away already, and frees it: nothing of the program runs any more."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_bytes()
+        except OSError:
+            return False
+        return b"\nVmSize:" not in status
 
     def send_signal(self, number: int) -> None:
         """Send it a signal; nothing happens when it has ended."""

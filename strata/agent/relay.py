@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
@@ -48,6 +48,9 @@ from strata.v1.session_pb2 import (
     WorldUpdate,
 )
 from strata.wire.errors import pack
+
+EXIT_S: Final = 30.0
+"""For how long a process that ends may free its memory, after its connection has ended."""
 
 log = get_logger()
 
@@ -159,8 +162,6 @@ class Relay:
         """By local rank, which a process keeps from one generation to the next."""
         self._processes: dict[int, RankProcess] = {}
         """By rank of the current place: who attached last."""
-        self._left: set[int] = set()
-        """The ranks that said farewell: another process may be one of them now."""
         self._graces: dict[int, asyncio.TimerHandle] = {}
 
     # -- from the supervisor and the session upward
@@ -169,7 +170,6 @@ class Relay:
         """Let in the ranks of `place` from now on, and no others; None: nobody."""
         self._place = place
         self._processes.clear()
-        self._left.clear()
         self._watch.forget()
         for timer in self._graces.values():
             timer.cancel()
@@ -267,9 +267,9 @@ class Relay:
         return place.ranks.index(rank.rank)
 
     def _take(self, rank: RankHello, process: RankProcess) -> None:
-        """Take note of a rank's process; `Refused` while another one that attached, and has not left, lives."""
+        """Take note of a rank's process; `Refused` while another one that was this rank lives."""
         holder = self._processes.get(rank.rank)
-        if holder is not None and holder.alive and (holder.pid == process.pid or rank.rank not in self._left):
+        if holder is not None and holder.alive:
             if holder.pid != process.pid:
                 raise Refused(
                     f"rank {rank.rank} is process {holder.pid}; process {process.pid} is refused while that one lives",
@@ -277,7 +277,6 @@ class Relay:
                 )
             return
         self._processes[rank.rank] = process
-        self._left.discard(rank.rank)
         self._watch.watch(rank.rank, rank.generation, process)
 
     def may_ask_to_stop(self, generation: int) -> bool:
@@ -291,20 +290,24 @@ class Relay:
             return
         del self._attached[handler.local_rank]
         current = self._place is not None and self._place.generation == generation
-        if end is End.LEFT:
-            self._left.add(rank)
         if end is not End.BROKEN or handler.session.ended_here:
             self._listener.gone(generation, rank)
         elif current:
             self._graces[rank] = asyncio.get_running_loop().call_later(
-                self._grace_s, self._grace_over, rank, generation
+                self._grace_s, self._grace_over, rank, generation, self._grace_s
             )
 
-    def _grace_over(self, rank: int, generation: int) -> None:
+    def _grace_over(self, rank: int, generation: int, waited_s: float) -> None:
         self._graces.pop(rank, None)
         process = self._processes.get(rank)
         if process is not None and not process.alive:
             return  # whoever started it waits for it, and says how it ended
+        if process is not None and process.exiting and waited_s < EXIT_S:
+            # the same, once the kernel has freed its memory: a device's may take seconds
+            self._graces[rank] = asyncio.get_running_loop().call_later(
+                self._grace_s, self._grace_over, rank, generation, waited_s + self._grace_s
+            )
+            return
         if self._place is not None and self._place.ranks.index(rank) not in self._attached:
             reason = f"its connection ended, and it did not attach again within {self._grace_s:g} s"
             self.ranks.evict(rank, generation, reason)

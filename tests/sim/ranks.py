@@ -74,6 +74,9 @@ class Program(Process):
 class RankProcess(Program):
     """One process that is a rank, or claims to be one: what `strata.agent.rank_process.RankProcess` is to a relay."""
 
+    exiting = False
+    """It ends at once."""
+
     def __init__(
         self, pid: int, generation: int, rank: int, *, agent: Program, board: Switchboard, host: str
     ) -> None:

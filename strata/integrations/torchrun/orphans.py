@@ -2,8 +2,8 @@
 
 torchrun's workers lead sessions of their own, and stay when the agent is killed: they hold GPUs
 and ports that its replacement needs. So a bare Python process stands beside the agent. It knows
-the workers, and all they started, by the path of the agent's socket in their environment, and
-kills them once the agent's end of a pipe is gone without a word.
+the workers, and all they started, by the agent's folder in a STRATA_ variable of their environment,
+and kills them once the agent's end of a pipe is gone without a word.
 
 This file is that process's program, too: standard library only.
 """
@@ -34,7 +34,7 @@ _START_CODE = 26
 
 @contextlib.asynccontextmanager
 async def ended_with_us(door: Path) -> AsyncIterator[None]:
-    """See to it that processes with `door` as their STRATA_SOCKET are killed if this one is, meanwhile."""
+    """See to it that processes with a path beside `door` in a STRATA_ variable are killed if this one is, meanwhile."""
     watcher = subprocess.Popen(  # noqa: ASYNC220  # fork and exec; nothing is waited for
         [sys.executable, "-I", "-S", __file__, str(door)],
         stdin=subprocess.PIPE,
@@ -69,13 +69,17 @@ def end_child_above(pid: int) -> None:
 
 
 def find(door: str) -> list[int]:
-    """Return the processes that have `door` as their STRATA_SOCKET."""
-    wanted = b"STRATA_SOCKET=" + os.fsencode(door)
+    """Return the processes with a STRATA_ variable that names a file beside `door`.
+
+    STRATA_SOCKET is one. Helpers of a rank are started without it; they keep STRATA_STACKS.
+    """
+    wanted = b"=" + os.fsencode(Path(door).parent) + b"/"
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208  # plain numbers
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):  # it has just ended, or is another user's
-                if wanted in environment(int(name)).split(b"\0"):
+                entries = environment(int(name)).split(b"\0")
+                if any(entry.startswith(b"STRATA_") and wanted in entry for entry in entries):
                     found.append(int(name))
     return found
 

@@ -91,6 +91,8 @@ class AgentSession:
             await asyncio.wait({session, connected}, return_when=asyncio.FIRST_COMPLETED)
             if self.upward.welcome is not None:
                 await self._serve(self.upward.welcome.detect_s, session)
+            elif session.done():
+                await session  # an error that is no StrataError ends the agent, too
         except Exception as error:
             self._trouble = error
             raise
@@ -121,7 +123,7 @@ class AgentSession:
             ):
                 self.workers.relay = relay
                 self._news.set()
-                await asyncio.wait({session})
+                await session
 
     def set_place(self, place: Place | None) -> None:
         """Let in the workers of `place` from now on, and no others."""

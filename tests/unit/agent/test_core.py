@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -65,13 +66,13 @@ async def never() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def agent(upstream: Upstream, *, preempt: str = PREEMPT_JOB) -> Agent:
+def agent(upstream: Upstream, *, preempt: str = PREEMPT_JOB, address: str = "192.0.2.1") -> Agent:
     config = AgentConfig(
         job="j",
         worker_id="b",
         endpoints=parse_endpoints("192.0.2.9:1"),
         shown_endpoints="https://c:1",
-        address="192.0.2.1",
+        address=address,
         join_timeout_s=60.0,
         preempt=preempt,
         preempt_grace_s=20.0,
@@ -87,6 +88,20 @@ async def test_members_meet_and_ranks_find_their_place() -> None:
     assert (place.generation, list(place.ranks), place.member.incarnation) == (3, [2, 3], 5)
     assert (place.endpoints, place.master_addr, place.detect_s) == ("https://c:1", "192.0.2.7", 5.0)
     assert await it.address() == "192.0.2.1"
+
+
+async def test_a_name_that_had_to_do_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other nodes may not resolve it, and the next generation may find a route."""
+    found = ["", "192.0.2.5", "192.0.2.6"]
+
+    async def find(_host: str, _port: int) -> str:
+        return found.pop(0)
+
+    monkeypatch.setattr(core, "find_route_towards", find)
+    it = agent(Upstream(), address="")
+    assert await it.address() == gethostname()
+    assert await it.address() == "192.0.2.5"
+    assert await it.address() == "192.0.2.5", "a route that was found is kept"
 
 
 async def test_a_member_that_does_not_come_ends_the_world_by_name() -> None:

@@ -3,180 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pytest
-from google.protobuf.message import Message
 
-from strata.agent.environment import Place
-from strata.agent.rank_process import RankProcess
-from strata.agent.relay import Relay
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StrataError
 from strata.session.served import serve
-from strata.testing.links import MemoryLink, pair
+from strata.testing.links import pair
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
+from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
-from strata.v1.common_pb2 import Token
-from strata.v1.members_pb2 import RankProgress
-from strata.v1.session_pb2 import Down, Up, WorldUpdate
-from strata.v1.worlds_pb2 import GetWorldResponse, World, WorldMember
+from strata.v1.session_pb2 import Up, WorldUpdate
+from strata.v1.worlds_pb2 import GetWorldResponse, World
 from strata.wire.errors import unpack
-
-GRACE_S = 1.0
-
-
-@dataclass(slots=True)
-class FakeUpstream:
-    token: Token = field(default_factory=lambda: Token(uid="u", revision=9))
-    world: WorldUpdate | None = None
-    connected: bool = True
-    arrived: list[tuple[Arrival, asyncio.Future[BarrierOutcome]]] = field(default_factory=list)
-    told: list[tuple[int, list[int]]] = field(default_factory=list)
-    left: list[tuple[int, int]] = field(default_factory=list)
-    asked: list[Message] = field(default_factory=list)
-    answer: Message | StrataError = field(default_factory=GetWorldResponse)
-
-    def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
-        outcome: asyncio.Future[BarrierOutcome] = asyncio.get_running_loop().create_future()
-        self.arrived.append((arrival, outcome))
-        return outcome
-
-    def hear(self, generation: int, ranks: Sequence[RankProgress]) -> None:
-        self.told.append((generation, [r.rank for r in ranks]))
-
-    def gone(self, generation: int, rank: int) -> None:
-        self.left.append((generation, rank))
-
-    async def call(self, request: Message, *, timeout_s: float | None) -> Any:
-        self.asked.append(request)
-        if isinstance(self.answer, StrataError):
-            raise self.answer
-        return self.answer
-
-
-def place(generation: int, *, first_rank: int = 2, slots: int = 2) -> Place:
-    return Place(
-        job="j",
-        worker_id="w",
-        world=World(generation=generation, size=4),
-        member=WorldMember(incarnation=77, first_rank=first_rank, slots=slots),
-        master_addr="",
-        master_port=0,
-        socket="",
-        endpoints="",
-        detect_s=5.0,
-    )
-
-
-class Node:
-    """A relay, the session it thinks it has, and what it tells of its ranks and their processes."""
-
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self.upstream = FakeUpstream()
-        self.evicted: list[tuple[int, int]] = []
-        self.attachments: list[tuple[int, int]] = []
-        self.stopped: list[tuple[int, int]] = []
-        self.processes: list[tuple[int, int, RankProcess]] = []
-        self.relay = Relay(
-            self.upstream,
-            self,
-            worker_id="w",
-            detect_s=5.0,
-            grace_s=GRACE_S,
-            listener=self.upstream,
-            processes=self,
-        )
-        self.relay.set_place(place(1))
-        self._tasks = tasks
-        self._links: list[MemoryLink] = []
-
-    # -- what the relay tells
-
-    def rank_attached(self, rank: int, generation: int) -> None:
-        self.attachments.append((rank, generation))
-
-    def rank_supports_graceful_stop(self, rank: int, generation: int) -> None: ...
-
-    def rank_stepped(self, rank: int, generation: int) -> None: ...
-
-    def rank_stopped(self, rank: int, generation: int) -> None:
-        self.stopped.append((rank, generation))
-
-    def may_ask_to_stop(self) -> bool:
-        return True
-
-    def evict(self, rank: int, generation: int, reason: str) -> None:
-        assert "did not attach again" in reason
-        self.evicted.append((rank, generation))
-
-    def watch(self, rank: int, generation: int, process: RankProcess) -> None:
-        self.processes.append((rank, generation, process))
-
-    def forget(self) -> None: ...
-
-    # -- ranks
-
-    async def dial(
-        self,
-        rank: int,
-        *,
-        generation: int = 1,
-        job: str = "j",
-        worker: str = "w",
-        in_process: bool = False,
-        process: RankProcess | None = None,
-    ) -> MemoryLink:
-        """Open a session as a rank does; what comes down is read by the caller."""
-        ours, theirs = pair()
-        self._tasks.create_task(serve(theirs, partial(self.relay.accept, process=process)))
-        self._links.append(ours)
-        hello = {"job": job, "worker_id": worker, "generation": generation, "rank": rank}
-        hello["in_process"] = in_process
-        ours.send(up(hello={"rank": hello}))
-        return ours
-
-    async def attached(self, rank: int, *, generation: int = 1, in_process: bool = False) -> MemoryLink:
-        """Open a session and return its link after the welcome."""
-        link = await self.dial(rank, generation=generation, in_process=in_process)
-        assert (await link.recv()).WhichOneof("message") == "welcome"
-        return link
-
-    def hang_up(self) -> None:
-        for link in self._links:
-            link.close()
-
-
-def up(**message: Any) -> Up:
-    """Nested messages as dicts, which protobuf takes and its types do not know."""
-    return Up(**message)
-
-
-def arrivals(rank: int, *, generation: int = 1, ranks: Sequence[int] | None = None) -> Up:
-    one = Arrival(job="j", name="b", generation=generation, round=4, ranks=ranks or [rank])
-    return up(arrivals={"arrivals": [one]})
-
-
-async def news(link: MemoryLink) -> Down:
-    """Return the next message that is no tick."""
-    while True:
-        down = await link.recv()
-        assert isinstance(down, Down)
-        if down.WhichOneof("message") != "tick":
-            return down
-
-
-@asynccontextmanager
-async def node() -> AsyncIterator[Node]:
-    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
-        it = Node(tasks)
-        stack.callback(it.hang_up)
-        yield it
+from tests.unit.agent.relay_rig import GRACE_S, arrivals, news, node, place, up
 
 
 @in_virtual_time()
@@ -387,54 +227,6 @@ async def test_a_second_session_of_a_rank_takes_over_from_the_first() -> None:
         assert it.evicted == []
 
 
-@pytest.fixture
-def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two processes that live until the end of the test."""
-    children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
-    yield children
-    for child in children:
-        child.kill()
-        child.wait()
-
-
-async def test_a_rank_is_one_process_as_long_as_that_lives(sleepers: list[subprocess.Popen[bytes]]) -> None:
-    first, second = sleepers
-    async with node() as it:
-        held = await it.dial(2, process=RankProcess(first.pid))
-        assert (await held.recv()).HasField("welcome")
-        rival = await it.dial(2, process=RankProcess(second.pid))
-        with pytest.raises(Refused, match=f"is process {first.pid}; process {second.pid} is refused"):
-            await rival.recv()
-        again = await it.dial(2, process=RankProcess(first.pid))
-        assert (await again.recv()).HasField("welcome"), "the rank itself attaches anew"
-        first.kill()
-        first.wait()  # milliseconds
-        heir = await it.dial(2, process=RankProcess(second.pid))
-        assert (await heir.recv()).HasField("welcome")
-        assert (now := it.relay.process(2)) is not None
-        assert now.pid == second.pid
-        assert [process.pid for *_, process in it.processes] == [first.pid, second.pid]
-        it.relay.set_place(place(2, first_rank=2))
-        assert it.relay.process(2) is None
-
-
-async def test_another_process_may_be_a_rank_that_said_farewell(
-    sleepers: list[subprocess.Popen[bytes]],
-) -> None:
-    first, second = sleepers
-    async with node() as it:
-        left = await it.dial(2, process=RankProcess(first.pid))
-        assert (await left.recv()).HasField("welcome")
-        left.send(up(leave={"reason": "closed"}))
-        while await left.recv() is not None:
-            pass
-        heir = await it.dial(2, process=RankProcess(second.pid))
-        assert (await heir.recv()).HasField("welcome")
-        rival = await it.dial(2, process=RankProcess(first.pid))
-        with pytest.raises(Refused, match=f"is process {second.pid}"):
-            await rival.recv()
-
-
 @in_virtual_time()
 async def test_a_rank_that_reads_nothing_is_let_go_and_lives() -> None:
     """A debugger holds it, and others go on with rounds that are told to all ranks."""
@@ -446,20 +238,6 @@ async def test_a_rank_that_reads_nothing_is_let_go_and_lives() -> None:
         await asyncio.sleep(GRACE_S * 5)
         assert it.evicted == []
         await it.attached(2)
-
-
-async def test_a_rank_whose_process_ended_is_left_to_who_waits_for_it(
-    sleepers: list[subprocess.Popen[bytes]],
-) -> None:
-    first, _ = sleepers
-    async with node() as it:
-        link = await it.dial(2, process=RankProcess(first.pid))
-        assert (await link.recv()).HasField("welcome")
-        first.kill()
-        first.wait()  # milliseconds
-        link.break_off()
-        await asyncio.sleep(GRACE_S * 1.5)
-        assert it.evicted == []
 
 
 @pytest.mark.parametrize("connected", [True, False])

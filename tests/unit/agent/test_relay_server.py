@@ -25,7 +25,7 @@ from strata.client.seat import Watcher
 from strata.core.timing import Timing
 from strata.errors import ConfigError, Refused, StaleGeneration, StaleIncarnation, StrataError, Unavailable
 from strata.v1.session_pb2 import RankHello
-from tests.unit.agent.test_relay import Node
+from tests.unit.agent.relay_rig import Node
 
 RIVAL = """
 import asyncio, sys

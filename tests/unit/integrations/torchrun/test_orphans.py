@@ -22,11 +22,13 @@ import asyncio, os, subprocess, sys
 from pathlib import Path
 from strata.integrations.torchrun import orphans
 
+environment = {sys.argv[2]: str(Path(sys.argv[1]).parent / sys.argv[3])}
+
 async def main():
     async with orphans.ended_with_us(Path(sys.argv[1])):
         command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(1000)"]
         worker = subprocess.Popen(
-            command, env={**os.environ, "STRATA_SOCKET": sys.argv[1]}, start_new_session=True, stdout=subprocess.PIPE
+            command, env={**os.environ, **environment}, start_new_session=True, stdout=subprocess.PIPE
         )
         worker.stdout.readline()
         print(worker.pid, flush=True)
@@ -37,10 +39,15 @@ asyncio.run(main())
 
 
 @contextlib.contextmanager
-def agent(door: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def agent(
+    door: Path, variable: str = "STRATA_SOCKET", name: str = "ranks.sock"
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run an agent with one worker; both are gone afterwards."""
     process = subprocess.Popen(
-        [sys.executable, "-c", AGENT, str(door)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", AGENT, str(door), variable, name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     worker = 0
     try:
@@ -55,11 +62,18 @@ def agent(door: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
                 os.kill(worker, signal.SIGKILL)
 
 
-def test_a_killed_agent_s_workers_are_killed_and_its_folder_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variable", "name"), [("STRATA_SOCKET", "ranks.sock"), ("STRATA_STACKS", "stacks-3-%r.txt")]
+)
+def test_a_killed_agent_s_workers_are_killed_and_its_folder_is_removed(
+    tmp_path: Path, variable: str, name: str
+) -> None:
+    """A worker's helper has STRATA_STACKS only, if it was started without STRATA_SOCKET."""
     door = tmp_path / "agent" / "ranks.sock"
     door.parent.mkdir()
-    with agent(door) as (process, worker):
-        bystander = Child.start(["sleep", "1000"], env={**os.environ, "STRATA_SOCKET": f"{door}2"})
+    with agent(door, variable, name) as (process, worker):
+        other = tmp_path / "agent2" / "ranks.sock"
+        bystander = Child.start(["sleep", "1000"], env={**os.environ, "STRATA_SOCKET": str(other)})
         try:
             os.kill(process.pid, signal.SIGKILL)
             assert gone(worker, LIMIT_S)

@@ -1,0 +1,110 @@
+"""A rank is one process for its agent, from its first attachment to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from strata.agent.rank_process import RankProcess
+from strata.agent.relay import EXIT_S
+from strata.errors import Refused
+from strata.testing.virtual_time import in_virtual_time
+from tests.unit.agent.relay_rig import GRACE_S, node, place, up
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that live until the end of the test."""
+    children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    yield children
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+async def test_a_rank_is_one_process_as_long_as_that_lives(sleepers: list[subprocess.Popen[bytes]]) -> None:
+    first, second = sleepers
+    async with node() as it:
+        held = await it.dial(2, process=RankProcess(first.pid))
+        assert (await held.recv()).HasField("welcome")
+        rival = await it.dial(2, process=RankProcess(second.pid))
+        with pytest.raises(Refused, match=f"is process {first.pid}; process {second.pid} is refused"):
+            await rival.recv()
+        again = await it.dial(2, process=RankProcess(first.pid))
+        assert (await again.recv()).HasField("welcome"), "the rank itself attaches anew"
+        first.kill()
+        first.wait()  # milliseconds
+        heir = await it.dial(2, process=RankProcess(second.pid))
+        assert (await heir.recv()).HasField("welcome")
+        assert (now := it.relay.process(2)) is not None
+        assert now.pid == second.pid
+        assert [process.pid for *_, process in it.processes] == [first.pid, second.pid]
+        it.relay.set_place(place(2, first_rank=2))
+        assert it.relay.process(2) is None
+
+
+async def test_no_other_process_becomes_a_rank_that_said_farewell_and_lives(
+    sleepers: list[subprocess.Popen[bytes]],
+) -> None:
+    first, second = sleepers
+    async with node() as it:
+        left = await it.dial(2, process=RankProcess(first.pid))
+        assert (await left.recv()).HasField("welcome")
+        left.send(up(leave={"reason": "closed"}))
+        while await left.recv() is not None:
+            pass
+        helper = await it.dial(2, process=RankProcess(second.pid))
+        with pytest.raises(Refused, match=f"is process {first.pid}; process {second.pid} is refused"):
+            await helper.recv()
+        again = await it.dial(2, process=RankProcess(first.pid))
+        assert (await again.recv()).HasField("welcome"), "the rank itself attaches anew"
+        assert [process.pid for *_, process in it.processes] == [first.pid], "it is watched all the while"
+
+
+async def test_a_rank_whose_process_ended_is_left_to_who_waits_for_it(
+    sleepers: list[subprocess.Popen[bytes]],
+) -> None:
+    first, _ = sleepers
+    async with node() as it:
+        link = await it.dial(2, process=RankProcess(first.pid))
+        assert (await link.recv()).HasField("welcome")
+        first.kill()
+        first.wait()  # milliseconds
+        link.break_off()
+        await asyncio.sleep(GRACE_S * 1.5)
+        assert it.evicted == []
+
+
+@in_virtual_time()
+async def test_a_process_that_frees_its_memory_is_left_to_who_waits_for_it(
+    sleepers: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection ends before it does: killed by SIGSEGV, say, with a large shared memory."""
+    dying, _other = sleepers
+    monkeypatch.setattr(RankProcess, "exiting", property(lambda process: process.pid == dying.pid))
+    async with node() as it:
+        link = await it.dial(2, process=RankProcess(dying.pid))
+        assert (await link.recv()).HasField("welcome")
+        link.break_off()
+        await asyncio.sleep(GRACE_S * 5)
+        assert it.evicted == []
+        dying.kill()
+        dying.wait()
+        await asyncio.sleep(GRACE_S * 3)
+        assert it.evicted == []
+
+
+@in_virtual_time()
+async def test_a_process_that_frees_its_memory_for_ever_is_killed(
+    sleepers: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RankProcess, "exiting", True)
+    async with node() as it:
+        link = await it.dial(2, process=RankProcess(sleepers[0].pid))
+        assert (await link.recv()).HasField("welcome")
+        link.break_off()
+        await asyncio.sleep(EXIT_S + GRACE_S * 1.5)
+        assert it.evicted == [(2, 1)]
