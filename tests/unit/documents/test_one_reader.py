@@ -34,6 +34,7 @@ ALLOWED = {
     "launch/etcd_http.py": "an etcd member that this process started",
     "launch/ports.py": "/proc",
     "agent/stack_dump.py": "/proc, and what a rank's own process wrote",
+    "agent/rank_process.py": "the kernel's, of a process",
     "launch/warm_program.py": "a line of the supervisor that started it",
     # what the user names as data, of whatever size
     "cli/checkpoints/moving.py": "a file that becomes a checkpoint, byte for byte",
