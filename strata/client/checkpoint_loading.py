@@ -142,6 +142,7 @@ class Loading:
         self, checkpoint: CheckpointMetadata, state: Mapping[str, Any] | None, *, begins: bool
     ) -> Loaded:
         folder = self._catalog.folder(checkpoint)
+        check_there(self._storage, checkpoint, folder)
         read = self._tiers.loads(checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._lend)
         loaded = self.proven(checkpoint, read, begins=lambda: begins)
         if self._keeping is not None and not self._storage.exists(f"{folder}/{MARKER}"):
@@ -161,10 +162,9 @@ class Loading:
         """Return what `read` finds in the nearest copy of which it proves what it needs.
 
         What is damaged is read again before it counts; then the coordinators are told, and `CheckpointCorrupt` is
-        raised if no copy is good. `CheckpointNotFound` where nothing of it is here, or it was removed meanwhile.
+        raised if no copy is good; `CheckpointNotFound` where it was removed meanwhile.
         """
         folder = self._catalog.folder(checkpoint)
-        check_there(self._storage, checkpoint, folder)
         damaged: list[Damage] = []
 
         def report(*, begins: bool = False) -> list[str]:
