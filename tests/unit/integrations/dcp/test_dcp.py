@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -62,7 +63,9 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     writer = save(tmp_path, a_state(2.5), 7, metadata={"note": "n"})
     assert writer.last is not None
     assert (writer.last.step, writer.last.metadata) == (7, {"note": "n"})
+    assert writer.last.missing == []
     assert flat(load(tmp_path, a_state(0))) == flat(a_state(2.5))
+    assert StrataReader(tmp_path).read_metadata().version == CURRENT_DCP_VERSION
 
 
 def test_old_ones_go_and_a_step_is_chosen(tmp_path: Path) -> None:
@@ -148,15 +151,6 @@ def test_what_is_removed_while_it_is_loaded_is_not_called_damaged(tmp_path: Path
         dcp_load(a_state(0), storage_reader=Slow(tmp_path, step=1), planner=JsonLoadPlanner())
 
 
-def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
-    save(tmp_path, a_state(2.5), 7)
-    flip(tmp_path, 7)
-    with pytest.raises(CheckpointException, match="differs from what was saved") as error:
-        load(tmp_path, a_state(0))
-    failure = failure_of(error.value)
-    assert "no good checkpoint is before it" in failure.hint
-
-
 def flip(path: Path, step: int) -> None:
     (image,) = path.glob(f"**/step-{step:012d}-*/*.safetensors")
     data = bytearray(image.read_bytes())
@@ -164,14 +158,17 @@ def flip(path: Path, step: int) -> None:
     image.write_bytes(data)
 
 
-def failure_of(error: CheckpointException) -> CheckpointCorrupt:
-    failure, _trace = error.failures[0]
-    assert isinstance(failure, CheckpointCorrupt)
-    return failure
+def reports_to(cluster: Cluster) -> list[pb.ReportDamageRequest]:
+    """Return what the coordinators will be told of damage."""
+    reports: list[pb.ReportDamageRequest] = []
+    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    return reports
 
 
 @pytest.mark.parametrize("coordinated", [False, True])
-def test_damage_that_the_load_finds_names_the_good_step_before(tmp_path: Path, coordinated: bool) -> None:
+def test_damage_that_the_load_finds_names_the_good_step_before(
+    tmp_path: Path, coordinated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = Cluster(n1=1)
     settings: dict[str, Any] = {"corrupt_wait_s": 0.1, "client": cluster.port(0)} if coordinated else {}
     for step in (1, 2, 3, 4):
@@ -179,17 +176,35 @@ def test_damage_that_the_load_finds_names_the_good_step_before(tmp_path: Path, c
     flip(tmp_path, 4)
     (document,) = tmp_path.glob("**/step-000000000003-*/rank-00000.json")
     document.write_bytes(b"{}")
-    reports: list[pb.ReportDamageRequest] = []
-    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
-    with pytest.raises(CheckpointException) as error:
-        load(tmp_path, a_state(0), step=4, **settings)
-    failure = failure_of(error.value)
-    assert failure.message.startswith("step 4 is corrupt: ")
-    assert "rank-00000.safetensors: tensor" in failure.message
-    assert 'step 2 is the one before: load it by checkpoint_id="2"' in failure.hint
-    assert "StrataReader(…, step=2)" in str(error.value), "what a user sees of it"
-    assert [(r.step, r.tier, r.generation) for r in reports] == ([(4, "primary", 0)] if coordinated else [])
+    reports = reports_to(cluster)
+
+    def failure(step: int) -> CheckpointCorrupt:
+        with pytest.raises(CheckpointException) as error:
+            load(tmp_path, a_state(0), step=step, **settings)
+        (found, _trace) = error.value.failures[0]
+        assert isinstance(found, CheckpointCorrupt)
+        assert found.hint in str(error.value), "what a user sees of it"
+        assert found.message.startswith(f"step {step} is corrupt: ")
+        return found
+
+    assert "rank-00000.safetensors: tensor" in failure(4).message
+    assert 'step 2 is the one before: load it by checkpoint_id="2"' in failure(4).hint
+    assert "StrataReader(…, step=2)" in failure(4).hint
+    assert {(r.step, r.tier, r.generation) for r in reports} == (
+        {(4, "primary", 0)} if coordinated else set()
+    )
     assert flat(load(tmp_path, a_state(0), step=2, **settings)) == flat(a_state(2))
+    reports.clear()
+
+    def away(storage: Any, folder: str, digest: str) -> Any:
+        raise StorageError("Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("strata.integrations.dcp.damage.read_manifest", away)
+        assert "which step before it is good is not known: Input" in failure(4).hint
+    assert [r.step for r in reports] == ([4] if coordinated else []), "whatever hides the step before"
+    flip(tmp_path, 1)
+    assert "no good checkpoint is before it" in failure(1).hint
 
 
 def test_a_world_that_begins_from_what_is_damaged_says_so_for_its_generation(tmp_path: Path) -> None:
@@ -197,13 +212,33 @@ def test_a_world_that_begins_from_what_is_damaged_says_so_for_its_generation(tmp
     for step in (1, 2):
         save(tmp_path, a_state(step), step, client=cluster.port(0))
     flip(tmp_path, 2)
-    reports: list[pb.ReportDamageRequest] = []
-    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    reports = reports_to(cluster)
     port = cluster.port(0, restore=cluster.restore_point())
     with pytest.raises(CheckpointException, match="step 1 is the one before"):
         load(tmp_path, a_state(0), client=port, corrupt_wait_s=0.1)
     assert [(r.step, r.generation) for r in reports] == [(2, port.generation)]
     assert reports[0].object.endswith("/rank-00000.safetensors")
+
+
+@pytest.mark.parametrize("name", ["Assembler.read", "read_manifest"])
+def test_what_reads_right_the_second_time_is_loaded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(n1=1)
+    save(tmp_path, a_state(2.5), 7, client=cluster.port(0))
+    reports = reports_to(cluster)
+    reads: list[object] = []
+    read: Any = read_manifest if name == "read_manifest" else Assembler.read
+
+    def flaky(*args: Any, **more: Any) -> Any:
+        reads.append(args)
+        if len(reads) == 1:
+            raise CheckpointCorrupt("a bit was flipped on its way")
+        return read(*args, **more)
+
+    monkeypatch.setattr(f"strata.integrations.dcp.reader.{name}", flaky)
+    assert flat(load(tmp_path, a_state(0), client=cluster.port(0), step=7)) == flat(a_state(2.5))
+    assert (len(reads) > 1, reports) == (True, [])
 
 
 def test_a_storage_that_has_nothing_of_a_checkpoint_is_no_damage_of_it(tmp_path: Path) -> None:
@@ -253,42 +288,6 @@ def test_a_host_that_loads_by_dcp_confirms_what_another_one_finds_damaged(
     assert len(cluster.observers) == 1
 
 
-def test_what_reads_right_the_second_time_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, a_state(2.5), 7)
-    reads: list[int] = []
-    read = Assembler.read
-
-    def flaky(self: Assembler, wishes: Any, **more: Any) -> Any:
-        reads.append(len(wishes))
-        if len(reads) == 1:
-            raise CheckpointCorrupt("a bit was flipped on its way")
-        return read(self, wishes, **more)
-
-    monkeypatch.setattr(Assembler, "read", flaky)
-    assert flat(load(tmp_path, a_state(0))) == flat(a_state(2.5))
-    assert len(reads) > 1
-
-
-def test_damage_is_reported_whatever_hides_the_step_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Cluster(n1=1)
-    settings: dict[str, Any] = {"corrupt_wait_s": 0.1, "client": cluster.port(0)}
-    for step in (1, 2):
-        save(tmp_path, a_state(step), step, **settings)
-    flip(tmp_path, 2)
-    reports: list[pb.ReportDamageRequest] = []
-    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
-
-    def away(storage: Any, folder: str, digest: str) -> Any:
-        raise StorageError("Input/output error")
-
-    monkeypatch.setattr("strata.integrations.dcp.damage.read_manifest", away)
-    with pytest.raises(CheckpointException, match="which step before it is good is not known: Input"):
-        load(tmp_path, a_state(0), step=2, **settings)
-    assert [r.step for r in reports] == [2]
-
-
 def test_the_step_before_is_none_that_the_job_left_behind_by_going_back(tmp_path: Path) -> None:
     cluster = Cluster(b=1)
     settings: dict[str, Any] = {"corrupt_wait_s": 0.1, "client": cluster.port(0)}
@@ -316,26 +315,6 @@ def test_the_step_before_is_never_the_damaged_one(tmp_path: Path) -> None:
         load(tmp_path, a_state(0), step=2)
 
 
-def test_a_manifest_that_reads_right_the_second_time_is_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Cluster(n1=1)
-    save(tmp_path, a_state(2.5), 7, client=cluster.port(0))
-    reports: list[object] = []
-    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
-    reads: list[str] = []
-
-    def flaky(storage: Any, folder: str, digest: str) -> Any:
-        reads.append(folder)
-        if len(reads) == 1:
-            raise CheckpointCorrupt("a bit was flipped on its way")
-        return read_manifest(storage, folder, digest)
-
-    monkeypatch.setattr("strata.integrations.dcp.reader.read_manifest", flaky)
-    assert flat(load(tmp_path, a_state(0), client=cluster.port(0), step=7)) == flat(a_state(2.5))
-    assert (len(reads), reports) == (2, [])
-
-
 def test_a_damaged_manifest_is_passed_over_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for step in (1, 2):
         save(tmp_path, a_state(step), step)
@@ -347,14 +326,6 @@ def test_a_damaged_manifest_is_passed_over_aloud(tmp_path: Path, caplog: pytest.
     next(tmp_path.glob("step-000000000001-*/COMMIT")).write_bytes(b"{}")
     with pytest.raises(CheckpointException, match=r"none of the checkpoints is good.*manifest\.json"):
         load(tmp_path, a_state(0))
-
-
-def test_coordinators_commit(tmp_path: Path) -> None:
-    cluster = Cluster(n1=1)
-    save(tmp_path, a_state(), 9, client=cluster.port(0))
-    assert state_of(cluster, 9).value == "committed"
-    here = load(tmp_path, a_state(0), client=cluster.port(0), step=9)
-    assert flat(here) == flat(a_state())
 
 
 def test_a_failed_save_is_given_up_and_made_again(tmp_path: Path) -> None:
@@ -380,6 +351,14 @@ def test_what_dcp_is_told_wrongly(tmp_path: Path) -> None:
             dcp_save(a_state(), checkpoint_id=name, storage_writer=StrataWriter(tmp_path))
     with pytest.raises(CheckpointException, match="no step is given"):
         dcp_save(a_state(), storage_writer=StrataWriter(tmp_path))
+    with pytest.raises(CheckpointException, match="use_collectives"):
+        dcp_save(a_state(), storage_writer=StrataWriter(tmp_path, step=1), use_collectives=False)
+    for way in (StrataWriter.validate_checkpoint_id, StrataReader.validate_checkpoint_id):
+        assert not way("12")
+    with pytest.raises(CheckpointException, match="no checkpoint to begin from"):
+        load(tmp_path, a_state())
+    with pytest.raises(CheckpointException, match="second storage is for CheckpointManager"):
+        load(tmp_path, a_state(), replica_path=tmp_path / "far")
     with pytest.raises(ConfigError, match="unexpected keyword"):
         StrataWriter(tmp_path, colour="blue")
     with pytest.raises(ConfigError, match="connect"):

@@ -85,12 +85,12 @@ def test_without_the_trainer_nobody_answers() -> None:
 def test_an_answer_that_was_not_awaited_is_not_that_to_the_next_request(
     borrowed: BorrowedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted() -> None:
         raise KeyboardInterrupt
 
     request = GetCheckpointRequest(job="job", step=5)
     with monkeypatch.context() as patch:
-        patch.setattr(type(borrowed._pipe), "recv", interrupted)
+        patch.setattr(borrowed._pipe, "recv", interrupted)
         with pytest.raises(KeyboardInterrupt):
             borrowed.call(request)
     with pytest.raises(Unavailable):
