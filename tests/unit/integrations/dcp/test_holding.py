@@ -142,32 +142,8 @@ def test_a_load_without_coordinators_asks_nobody(tmp_path: Path) -> None:
     assert renewing() == []
 
 
-def test_a_load_goes_on_where_no_coordinator_answers(
+def test_a_load_goes_on_where_no_coordinator_answers_and_asks_for_its_key_again(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(checkpoint_keeping, "ASK_S", 0.1)
-
-    def away(request: object) -> None:
-        if isinstance(request, pb.OpenCheckpointRequest):
-            raise Unavailable("nobody is there")
-
-    class Left(Watched):
-        def _read(self, *args: Any) -> None:
-            cluster.down = True
-            super()._read(*args)
-
-    cluster.on_call = away
-    assert flat(load(tmp_path, a_state(0), step=2, client=cluster.port(0))) == flat(a_state(2))
-    assert "step 2 is read without a lease for now: nobody is there" in caplog.text
-    cluster.on_call = lambda request: None
-    state = a_state(0)
-    dcp_load(state, storage_reader=Left(cluster, tmp_path, step=2), planner=JsonLoadPlanner())
-    assert flat(state) == flat(a_state(2))
-    assert renewing() == []
-
-
-def test_a_key_is_asked_for_again_until_somebody_answers(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_keeping, "ASK_S", 0.1)
     monkeypatch.setattr(checkpoint_readers, "RENEW_S", 0.001)
@@ -177,6 +153,7 @@ def test_a_key_is_asked_for_again_until_somebody_answers(
         def _read(self, *args: Any) -> None:
             cluster.on_call = hear
             assert opened.wait(LIMIT_S)
+            cluster.down = lost
             super()._read(*args)
 
     def away(request: object) -> None:
@@ -187,13 +164,15 @@ def test_a_key_is_asked_for_again_until_somebody_answers(
         if cluster.answers and cluster.answers[-1] is pb.OpenCheckpointRequest:
             opened.set()
 
-    cluster.on_call = away
-    dcp_load(
-        a_state(0),
-        storage_reader=Waiting(tmp_path, step=2, client=cluster.port(0)),
-        planner=JsonLoadPlanner(),
-    )
-    assert (readers(cluster), renewing()) == ([], [])
+    for lost in (False, True):
+        cluster.on_call, state = away, a_state(0)
+        reader = Waiting(tmp_path, step=2, client=cluster.port(0))
+        dcp_load(state, storage_reader=reader, planner=JsonLoadPlanner())
+        assert flat(state) == flat(a_state(2))
+        assert "step 2 is read without a lease for now: nobody is there" in caplog.text
+        assert lost or readers(cluster) == []
+        assert renewing() == []
+        opened.clear()
 
 
 def marks(cluster: Cluster, step: int) -> None:
