@@ -88,6 +88,8 @@ class StrataReader(StorageReader):
         """Begin anew; `checkpoint_id` is a step as text."""
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
+        if self._load is not None:
+            self._load.release()
         self._end()
         self._load = self._found = None
 
