@@ -231,6 +231,13 @@ def test_dtypes_that_safetensors_has_no_name_for_come_back(
         assert file.get_tensor("w").flatten().view(torch.uint8).tolist() == as_bytes(saved)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    with pytest.raises(CheckpointException, match="w is a tensor without plain memory"):
+        save(tmp_path, {"w": quantized}, 1)
+
+
 def exported(folder: Path, state: dict[str, Any], name: str) -> Path:
     """Return the file to which a state that DCP saved is exported."""
     save(folder / name, state, 1)
