@@ -86,7 +86,7 @@ class Rig:
             planner=JsonSavePlanner(),
         )
         if self.waits:
-            self.writer._tidying.wait()
+            self.writer._tidied()
 
     def theirs(self) -> None:
         path = self.folder / "dcp"

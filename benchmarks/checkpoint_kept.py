@@ -49,7 +49,7 @@ def by_dcp(stack: ExitStack, state: dict[str, Any], root: Path, client: Any) -> 
 
     def save(step: int) -> None:
         dcp.save(state, checkpoint_id=str(step), storage_writer=writer, planner=JsonSavePlanner())
-        writer._tidying.wait()
+        writer._tidied()
 
     return save
 

@@ -158,6 +158,14 @@ class Catalog(Protocol):
         """Return the checkpoint that this run begins from."""
         ...
 
+    def before(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata | None:
+        """Return the newest good one that holds a whole state and counts less than this one; None: there is none."""
+        ...
+
+    def is_gone(self, checkpoint: CheckpointMetadata) -> bool:
+        """Tell whether a checkpoint that was found is deleted, or being deleted, as far as that is known."""
+        ...
+
     def delete(self, checkpoint: CheckpointMetadata) -> None:
         """Forbid its use, so that its objects may be removed; `Refused` while it is needed."""
         ...

@@ -14,7 +14,7 @@ from typing import Final
 
 from strata.checkpoint.chunk_map import ChunkPlace
 from strata.checkpoint.digest import CHUNK_BYTES
-from strata.checkpoint.entries import OWN, ImageRef, Run, TensorEntry
+from strata.checkpoint.entries import OWN, ImageRef, Run, Shard, TensorEntry
 from strata.checkpoint.image import Layout
 from strata.checkpoint.tensors import TensorSpec
 
@@ -122,8 +122,12 @@ def entries(
     specs: Mapping[str, TensorSpec],
     digests: Digests,
     kept: Mapping[str, Mapping[int, ChunkPlace]],
+    shards: Mapping[str, Shard],
 ) -> tuple[dict[str, TensorEntry], tuple[ImageRef, ...]]:
-    """Return the tensors of a manifest and its files: `layout` is of what was written, `kept` the rest."""
+    """Return the tensors of a manifest and its files: `layout` is of what was written, `kept` the rest.
+
+    `shards` says of tensors that are parts which part.
+    """
     files: dict[ImageRef, int] = {}
     written: dict[str, list[Run]] = {}
     for piece in layout.pieces:
@@ -133,11 +137,16 @@ def entries(
     for tensor, spec in specs.items():
         chunks = tuple(digests[tensor])
         if (place := layout.places.get(tensor)) is not None:
-            found[tensor] = TensorEntry(spec=spec, start=place.start, end=place.end, chunks=chunks)
+            found[tensor] = TensorEntry(
+                spec=spec, start=place.start, end=place.end, chunks=chunks, shard=shards.get(tensor)
+            )
             continue
         runs = [*written.get(tensor, ()), *_kept_runs(kept.get(tensor, {}), files)]
         found[tensor] = TensorEntry(
-            spec=spec, runs=tuple(sorted(runs, key=lambda run: run.first)), chunks=chunks
+            spec=spec,
+            runs=tuple(sorted(runs, key=lambda run: run.first)),
+            chunks=chunks,
+            shard=shards.get(tensor),
         )
     return found, tuple(files)
 

@@ -55,7 +55,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 class LocalCatalog:
     """The checkpoints in the root of `storage`, as the only rank of a world of one.
 
-    With a larger `world_size` it is that of rank 0, who acks for all when each has told it so.
+    With a larger `world_size` it is that of rank 0, who seals when each of the others has told it that its part is durable.
     `new_id` returns a new random attempt id, `now_unix_ms` the time.
     """
 
@@ -128,6 +128,7 @@ class LocalCatalog:
         return self._change(
             checkpoint,
             state=CheckpointState.COMMITTED,
+            acked=frozenset(range(self.world_size)),
             sealed=True,
             manifest_digest=seal.manifest_digest,
             size_bytes=seal.size_bytes,
@@ -263,6 +264,13 @@ class LocalCatalog:
                 hint="put the damaged file back from a copy; without one, another storage path begins from nothing",
             )
         return found
+
+    def before(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata | None:
+        older = [c for c in self.all() if c.order < checkpoint.order and _is_whole(c)]
+        return older[-1] if older else None
+
+    def is_gone(self, checkpoint: CheckpointMetadata) -> bool:
+        return not self._storage.exists(f"{self.folder(checkpoint)}/{MARKER}")
 
     # -- deleting
 

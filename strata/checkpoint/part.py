@@ -65,11 +65,9 @@ def write_part(
     digests = {name: tuple(itertools.islice(left, len(part))) for name, part in parts.items()}
     snapshot.on_hashed(digests)
     kept = plan.delta.kept if plan.delta is not None else {}
-    tensors, files = entries(layout, _specs(snapshot), digests, kept)
+    tensors, files = entries(layout, _specs(snapshot), digests, kept, snapshot.shards)
     for tensor in snapshot.shares:
         tensors[tensor] = replace(tensors[tensor], replicated=True)
-    for tensor, shard in snapshot.shards.items():
-        tensors[tensor] = replace(tensors[tensor], shard=shard)
     return RankManifest(
         identity=identity,
         rank=rank,

@@ -6,13 +6,16 @@
 What the storage refuses for a reason that time may heal is tried again (`save_retry`), step by step. Whatever
 else fails before the commit, be it before this rank has begun, gives the attempt up for all ranks,
 so that nobody waits for this one. Each step is announced to `on_step`, where a crash test ends the process.
+
+Where others begin a save and say when all parts are there, as torch's DCP does, `part`, `ack`, `commit`, `mark`
+and `abort` are the same steps one by one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -106,7 +109,7 @@ class Saver:
         if record.state is CheckpointState.COMMITTED:
             _check_type(record, request.type, RESTORABLE_TYPES)
             # whoever committed it may have failed to mark it, and then it was not reported
-            return self._marked(record, folder, None, info)
+            return self.mark(record, folder, None, info)
         if record.state is not CheckpointState.OPEN:
             info.dropped = record.reason.startswith(DROPPED)
             raise CheckpointAborted(
@@ -119,12 +122,12 @@ class Saver:
             record, manifest = self._to_commit(record, folder, snapshot, plan, info)
         except BaseException as error:
             # whatever it was, the other ranks must not wait for this one
-            record = self._give_up(record, error)
+            record = self.abort(record, error)
             if record.state is not CheckpointState.COMMITTED:
                 info.dropped = record.reason.startswith(DROPPED)  # by another rank
                 raise
             manifest = None
-        return self._marked(record, folder, manifest, info)
+        return self.mark(record, folder, manifest, info)
 
     def fail(self, request: SaveRequest, reason: str) -> CheckpointMetadata | None:
         """Tell all ranks of a save that cannot begin here; return it once it is given up, if that was heard.
@@ -179,10 +182,10 @@ class Saver:
             threads=self.threads,
         )
 
-    def _marked(
+    def mark(
         self, record: CheckpointMetadata, folder: str, manifest: Manifest | None, info: CheckpointInfo
     ) -> CheckpointMetadata:
-        """Return the committed record once storage says so too.
+        """Return the committed record once storage says so too; without `manifest` that is read from there.
 
         Where a record says that it is committed, what time may heal holds no save any more: whoever restores it
         writes the marker then.
@@ -207,37 +210,72 @@ class Saver:
     def _to_commit(
         self, record: CheckpointMetadata, folder: str, snapshot: Snapshot, plan: Plan, info: CheckpointInfo
     ) -> tuple[CheckpointMetadata, Manifest | None]:
-        own = self._write_part(record, folder, snapshot, plan, info)
-        data = own.to_bytes()
-        self._put(f"{folder}/{rank_manifest_name(own.rank)}", data, info, record)
-        self._check_cancelled(info)
-        self.on_step("ack")
-        acked = named_digest(data)
-        record = self.catalog.ack(record, CheckpointAck(digest=acked, size_bytes=own.image_bytes))
-        manifest = None
+        own, digest = self.part(record, folder, snapshot, plan, info, rank=self.catalog.rank)
+        record = self.ack(record, own, digest)
         if self.catalog.rank == 0:
             record = self._wait(record, lambda r: not r.missing, info)
-            latest = self._first(info, record, self.catalog.latest)
-            composed = partial(
-                compose,
-                self.storage,
-                record,
-                folder,
-                predecessor=latest,
-                acked={own.rank: acked},
-                written={acked: own},
-            )
-            manifest = self._first(info, record, composed)
-            data = manifest.to_bytes()
-            self._put(f"{folder}/{GLOBAL_NAME}", data, info, record)
-            self.on_step("seal")
-            record = self.catalog.seal(record, seal_of(manifest, data))
-        return self._wait(record, lambda r: r.state is CheckpointState.COMMITTED, info), manifest
+            return self.commit(record, folder, info, acked={own.rank: digest}, written={digest: own})
+        return self._committed(record, info), None
 
-    def _write_part(
-        self, record: CheckpointMetadata, folder: str, snapshot: Snapshot, plan: Plan, info: CheckpointInfo
+    def part(
+        self,
+        record: CheckpointMetadata,
+        folder: str,
+        snapshot: Snapshot,
+        plan: Plan,
+        info: CheckpointInfo,
+        *,
+        rank: int,
+    ) -> tuple[RankManifest, str]:
+        """Write the image and the manifest of `rank`; return the manifest and its digest once both are durable."""
+        own = self._write_image(record, folder, snapshot, plan, info, rank=rank)
+        data = own.to_bytes()
+        self._put(f"{folder}/{rank_manifest_name(rank)}", data, info, record)
+        self._check_cancelled(info)
+        return own, named_digest(data)
+
+    def ack(self, record: CheckpointMetadata, own: RankManifest, digest: str) -> CheckpointMetadata:
+        """Tell the catalog that this rank's part is durable."""
+        self.on_step("ack")
+        return self.catalog.ack(record, CheckpointAck(digest=digest, size_bytes=own.image_bytes))
+
+    def commit(
+        self,
+        record: CheckpointMetadata,
+        folder: str,
+        info: CheckpointInfo,
+        *,
+        acked: Mapping[int, str],
+        written: Mapping[str, RankManifest],
+    ) -> tuple[CheckpointMetadata, Manifest]:
+        """Compose and seal the parts that all ranks have saved; return once they are committed. For one rank.
+
+        `acked` and `written` are as `compose` takes them.
+        """
+        latest = self._first(info, record, self.catalog.latest)
+        composed = partial(
+            compose, self.storage, record, folder, predecessor=latest, acked=acked, written=written
+        )
+        manifest = self._first(info, record, composed)
+        data = manifest.to_bytes()
+        self._put(f"{folder}/{GLOBAL_NAME}", data, info, record)
+        self.on_step("seal")
+        record = self.catalog.seal(record, seal_of(manifest, data))
+        return self._committed(record, info), manifest
+
+    def _committed(self, record: CheckpointMetadata, info: CheckpointInfo) -> CheckpointMetadata:
+        return self._wait(record, lambda r: r.state is CheckpointState.COMMITTED, info)
+
+    def _write_image(
+        self,
+        record: CheckpointMetadata,
+        folder: str,
+        snapshot: Snapshot,
+        plan: Plan,
+        info: CheckpointInfo,
+        *,
+        rank: int,
     ) -> RankManifest:
-        """Write this rank's image; return its manifest."""
 
         def on_block(count_bytes: int) -> None:
             self._check_cancelled(info)
@@ -254,7 +292,7 @@ class Saver:
                 snapshot,
                 plan,
                 identity=identity_of(record),
-                rank=self.catalog.rank,
+                rank=rank,
                 threads=self.threads,
                 on_block=on_block,
             )
@@ -298,8 +336,8 @@ class Saver:
         timeout_s = self.commit_timeout_s + self.retry.grace_s
         return self.catalog.wait(record, until, timeout_s=timeout_s, cancelled=info.cancelled)
 
-    def _give_up(self, record: CheckpointMetadata, error: BaseException) -> CheckpointMetadata:
-        """Abort for all ranks; return the record as it ended, as far as that can be learned."""
+    def abort(self, record: CheckpointMetadata, error: BaseException) -> CheckpointMetadata:
+        """Give an attempt up for all ranks; return it as it ended, as far as that can be learned."""
         with contextlib.suppress(StrataError):  # the first error is the one to report
             return self.catalog.abort(record, self.reason(error))
         return record

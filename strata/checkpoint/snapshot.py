@@ -26,7 +26,7 @@ from strata.checkpoint.cuda_copies import Copy, CudaCopies, Pending, is_on_devic
 from strata.checkpoint.digest import CHUNK_BYTES, chunks, digest
 from strata.checkpoint.entries import Shard
 from strata.checkpoint.image import Layout, Place, lay_out
-from strata.checkpoint.memory import PAGE_BYTES, Arena, Held, allocate, copy
+from strata.checkpoint.memory import PAGE_BYTES, Arena, Held, copy
 from strata.checkpoint.pipeline import groups, spread
 from strata.checkpoint.replication import Replica
 from strata.checkpoint.sharding import share
@@ -89,21 +89,28 @@ def image_bytes(flat: Flat) -> int:
     return _layout_of(flat).size_bytes
 
 
-def look_at(flat: Flat, *, tree: Json, rng: Json) -> Snapshot:
+def look_at(flat: Flat, *, tree: Json, rng: Json, arena: Arena) -> Snapshot:
     """Return the image of a state where it lies; the state must not change while that is used.
 
-    Tensors that do not lie as an image has them are copied: strided ones, and those on a device. A copy
-    lies as far into a page as in the image, so that direct I/O writes it without another one.
+    Tensors that do not lie as an image has them are copied to the arena: strided ones, and those on a device. A
+    copy lies as far into a page as in the image, so that direct I/O writes it without another one.
     """
     layout = _layout_of(flat)
+    lying = {name: in_place(flat.tensors[name][1], place.spec) for name, place in layout.places.items()}
+    copies: dict[str, tuple[int, int]] = {}
+    end = 0
+    for name, place in layout.places.items():
+        if lying[name] is None:
+            begin = end + (place.start - end) % PAGE_BYTES
+            end = begin + place.spec.size_bytes
+            copies[name] = begin, end
+    memory = arena.take(end) if copies else memoryview(b"")
     views: dict[str, memoryview] = {}
     for name, place in layout.places.items():
-        spec, value = flat.tensors[name]
-        source = in_place(value, spec)
-        if source is None:
-            lead = place.start % PAGE_BYTES
-            source = allocate(lead + spec.size_bytes, inherited=False)[lead : lead + spec.size_bytes]
-            copy_out(value, spec, source)
+        if (source := lying[name]) is None:
+            begin, end = copies[name]
+            source = memory[begin:end]
+            copy_out(flat.tensors[name][1], place.spec, source)
         views[name] = source.toreadonly()
     pieces = (memoryview(layout.header), *views.values())
     return Snapshot(

@@ -211,7 +211,7 @@ class AsyncCheckpointWriter:
         arena = self._free_arena(request)
         try:
             if self._low_memory:
-                snapshot = look_at(flat, tree=tree, rng=generators)
+                snapshot = look_at(flat, tree=tree, rng=generators, arena=Arena())
             else:
                 snapshot = take_snapshot(
                     flat,

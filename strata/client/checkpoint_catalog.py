@@ -74,7 +74,8 @@ class CoordinatedCatalog:
 
     def close(self) -> None:
         """Observe no longer; harmless when repeated."""
-        self._stop_observing()
+        stop, self._stop_observing = self._stop_observing, lambda: None
+        stop()
 
     @property
     def rank(self) -> int:
@@ -241,6 +242,15 @@ class CoordinatedCatalog:
         if found.id == checkpoint.id:
             raise Unavailable("the coordinator does not know what is before a checkpoint yet")
         return found
+
+    def is_gone(self, checkpoint: CheckpointMetadata) -> bool:
+        try:
+            state = metadata_of(self.look_up(checkpoint)).state
+        except CheckpointAborted:
+            return True
+        except Unavailable:
+            return False
+        return state is CheckpointState.DELETING
 
     def restore_point(self) -> CheckpointMetadata | None:
         """Return where this rank's generation begins; needs no coordinator."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -222,6 +222,17 @@ class CheckpointManagerConfig:
                     f"{name} is for S3, and {text or 'the storage path'!r} is not in S3",
                     hint="s3://bucket/prefix",
                 )
+
+
+def merged(
+    storage_path: str | Path | None, config: CheckpointManagerConfig | None, settings: Mapping[str, Any]
+) -> CheckpointManagerConfig:
+    """Return `config` with what is told beside it; `ConfigError` for what is no setting."""
+    told = settings if storage_path is None else {**settings, "storage_path": storage_path}
+    try:
+        return replace(config or CheckpointManagerConfig(), **told)
+    except TypeError as error:
+        raise ConfigError(str(error)) from None
 
 
 def type_named(value: CheckpointType | str) -> CheckpointType:

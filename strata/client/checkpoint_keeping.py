@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -19,7 +19,7 @@ from strata.checkpoint.tiers import tiers_of
 from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_chores import Chores
 from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_readers import reading
+from strata.client.checkpoint_readers import ReaderKey
 from strata.client.checkpoint_tiers import Damage
 from strata.client.surroundings import random_id
 from strata.core.records import CheckpointState
@@ -49,7 +49,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class Keeping:
-    """One rank's part in it. `looks`: this process may speak for its host when a copy is in doubt; one of each host does.
+    """One rank's part in it. One process of each host speaks for it when a copy is in doubt.
 
     Rank 0 hands over the rules of `config`; where they say nothing those that the job has stand.
     """
@@ -59,8 +59,6 @@ class Keeping:
         catalog: CoordinatedCatalog,
         storage: Storage,
         config: CheckpointManagerConfig,
-        *,
-        looks: bool = True,
     ) -> None:
         self._catalog = catalog
         self._keep = config.keep
@@ -70,15 +68,20 @@ class Keeping:
         self._chores = Chores(
             self._ask_soon, job=catalog.job, host=self._host, storages=tiers_of(storage), first=self._tell
         )
-        looks = looks and os.environ.get("LOCAL_RANK", "0") == "0"
+        looks = os.environ.get("LOCAL_RANK", "0") == "0"
         self._stop = catalog.observe(self._observe) if looks else lambda: None
         if looks or not self._told:
             self._chores.soon()  # a doubt may have come up before anybody observed here
 
     def close(self) -> None:
         """Doubt nothing any more; harmless when repeated."""
-        self._stop()
+        self.let_go()
         self._chores.close(CLOSE_S)
+
+    def let_go(self) -> None:
+        """Do so without waiting for what is under way."""
+        stop, self._stop = self._stop, lambda: None
+        stop()
 
     # -- after a commit
 
@@ -113,9 +116,8 @@ class Keeping:
 
     # -- reading
 
-    def reading(
-        self, checkpoint: CheckpointMetadata, *, begins: bool
-    ) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def reading(self, checkpoint: CheckpointMetadata, *, begins: bool) -> Iterator[None]:
         """Keep the bytes of a checkpoint while it is read.
 
         The restore point of this generation needs no more than that, as long as this rank `begins`:
@@ -124,8 +126,17 @@ class Keeping:
         """
         point = self._catalog.restore_point()
         if begins and point is not None and point.id == checkpoint.id:
-            return contextlib.nullcontext()
-        return reading(
+            yield
+            return
+        with contextlib.closing(self.hold(checkpoint)):
+            yield
+
+    def hold(self, checkpoint: CheckpointMetadata) -> ReaderKey:
+        """Keep the bytes of a checkpoint until the key is closed; `Refused` or `CheckpointNotFound` when they go already.
+
+        Where no coordinator answers it is asked for again and again: nobody marks anything for deletion then.
+        """
+        return ReaderKey(
             self._ask,
             job=self._catalog.job,
             step=checkpoint.step,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from strata.checkpoint import rng
-from strata.checkpoint.catalog import Catalog, CheckpointMetadata
+from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import write_marker
@@ -16,7 +16,7 @@ from strata.checkpoint.reader import Lend, Loaded
 from strata.checkpoint.restoring import restore_into
 from strata.checkpoint.sink import Storage
 from strata.client.arguments import integer
-from strata.client.checkpoint_tiers import MISSING_HINT, Damage, Tiers
+from strata.client.checkpoint_tiers import MISSING_HINT, Damage
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
 from strata.errors import (
@@ -28,7 +28,9 @@ from strata.errors import (
 )
 
 if TYPE_CHECKING:
-    from strata.client.checkpoint_keeping import Keeping
+    from strata.client.checkpoint_root import OpenRoot
+
+_T = TypeVar("_T")
 
 MAX_STEP: Final = 10**12
 _CORRUPT_HINT: Final = "put the damaged file back from a copy, and start the job again"
@@ -45,19 +47,16 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class Loading:
-    """What one rank reads of the checkpoints that `catalog` names, in memory of `lend`.
+    """What one rank reads of the checkpoints in `root`, in memory of `lend`.
 
-    `keeping` is its part in the job's checkpoints; None without coordinators. `begins`, in each call:
-    this rank has not trained yet.
+    `begins`, in each call: this rank has not trained yet.
     """
 
-    def __init__(
-        self, catalog: Catalog, storage: Storage, tiers: Tiers, *, keeping: Keeping | None, lend: Lend
-    ) -> None:
-        self._catalog = catalog
-        self._storage = storage
-        self._tiers = tiers
-        self._keeping = keeping
+    def __init__(self, root: OpenRoot, *, lend: Lend | None = None) -> None:
+        self._catalog = root.catalog
+        self._storage = root.storage
+        self._tiers = root.tiers
+        self._keeping = root.keeping
         self._lend = lend
 
     def each(
@@ -77,7 +76,7 @@ class Loading:
     ) -> tuple[CheckpointMetadata, Loaded] | None:
         """Return the checkpoint of `step`, or the one to begin from if there is any, read and proven."""
         if step is not None:
-            return self._held(self._find(integer("step", step, below=MAX_STEP)), state, begins=begins)
+            return self._held(self.find(step), state, begins=begins)
         if not isinstance(self._catalog, LocalCatalog):
             point = self._catalog.restore_point()
             return self._held(point, state, begins=begins) if point is not None else None
@@ -117,7 +116,9 @@ class Loading:
             ) from corrupt
         return None
 
-    def _find(self, step: int) -> CheckpointMetadata:
+    def find(self, step: int) -> CheckpointMetadata:
+        """Return the newest committed checkpoint of `step`; `CheckpointNotFound`, or `CheckpointCorrupt`, if there is none."""
+        integer("step", step, below=MAX_STEP)
         known = self._catalog.all()
         at_step = [c for c in known if c.step == step]
         good = [c for c in at_step if c.state is CheckpointState.COMMITTED]
@@ -142,29 +143,49 @@ class Loading:
     ) -> Loaded:
         folder = self._catalog.folder(checkpoint)
         check_there(self._storage, checkpoint, folder)
-        damaged: list[Damage] = []
-
-        def report(*, begins: bool = False) -> list[str]:
-            return self._keeping.report(checkpoint, damaged, begins=begins) if self._keeping else []
-
-        try:
-            loaded = self._tiers.load(
-                checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._lend, damaged=damaged
-            )
-        except CheckpointCorrupt as error:
-            said = "; ".join([error.message, *report(begins=begins)])
-            hint = MISSING_HINT if isinstance(error, CheckpointIncomplete) else self._corrupt_hint()
-            raise type(error)(said, hint=error.hint or hint) from error
-        except StorageError:
-            report()
-            raise
-        report()
+        read = self._tiers.loads(checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._lend)
+        loaded = self.proven(checkpoint, read, begins=lambda: begins)
         if self._keeping is not None and not self._storage.exists(f"{folder}/{MARKER}"):
             try:  # whoever committed it may have died before it was marked
                 write_marker(self._storage, folder, loaded.manifest, checkpoint.manifest_digest)
             except StorageError as error:
                 log.warning("step %d stays without its marker: %s", checkpoint.step, error.message)
         return loaded
+
+    def proven(
+        self,
+        checkpoint: CheckpointMetadata,
+        read: Callable[[Storage], _T],
+        *,
+        begins: Callable[[], bool] = lambda: False,
+    ) -> _T:
+        """Return what `read` finds in the nearest copy of which it proves what it needs.
+
+        What is damaged is read again before it counts; then the coordinators are told, and `CheckpointCorrupt` is
+        raised if no copy is good; `CheckpointNotFound` where it was removed meanwhile.
+        """
+        folder = self._catalog.folder(checkpoint)
+        damaged: list[Damage] = []
+
+        def report(*, begins: bool = False) -> list[str]:
+            return self._keeping.report(checkpoint, damaged, begins=begins) if self._keeping else []
+
+        try:
+            found = self._tiers.first_good(checkpoint, folder, read, damaged)
+        except CheckpointCorrupt as error:
+            said = "; ".join([error.message, *report(begins=begins())])
+            if self._catalog.is_gone(checkpoint):
+                raise CheckpointNotFound(
+                    f"step {checkpoint.step} was removed while it was read",
+                    hint="load again, or keep more of them: keep_count=",
+                ) from error
+            hint = MISSING_HINT if isinstance(error, CheckpointIncomplete) else self._corrupt_hint()
+            raise type(error)(said, hint=error.hint or hint) from error
+        except StorageError:
+            report()
+            raise
+        report()
+        return found
 
     def _corrupt_hint(self) -> str:
         return _COORDINATED_HINT if self._keeping is not None else _STANDALONE_HINT

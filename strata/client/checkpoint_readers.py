@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from strata.errors import StrataError
+from strata.errors import StrataError, Unavailable
 from strata.v1.checkpoints_pb2 import CloseCheckpointRequest, OpenCheckpointRequest
 
 TTL_S: Final = 60
@@ -22,10 +22,9 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class ReaderKey:
-    """Keeps a checkpoint's bytes from `register` to `close`, by a thread that renews from `start` on.
+    """Keeps a checkpoint's bytes until `close`, by a thread that renews its lease; `Refused` when they go already.
 
-    Where no coordinator answers any more the reading goes on: then nobody marks anything for deletion
-    either, and what was marked before was refused.
+    Where no coordinator answers the reading goes on: then nobody marks anything for deletion either.
     """
 
     def __init__(
@@ -45,13 +44,10 @@ class ReaderKey:
         self._close = CloseCheckpointRequest(job=job, step=step, attempt=attempt, reader=reader)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="strata-reader", daemon=True)
-
-    def register(self) -> None:
-        """Return once the bytes are kept; `Refused` when they are to be deleted already."""
-        self._ask(self._open)
-
-    def start(self) -> None:
-        """Renew it from now on, three times in each lease."""
+        try:
+            ask(self._open)
+        except Unavailable as error:
+            self._warn(error)
         self._thread.start()
 
     def stop(self) -> None:
@@ -68,20 +64,9 @@ class ReaderKey:
             try:
                 self._ask(self._open)
             except StrataError as error:
-                log.warning("step %d is read without a lease for now: %s", self._open.step, error.message)
+                self._warn(error)
         with contextlib.suppress(StrataError):  # the lease runs out by itself
             self._ask(self._close)
 
-
-@contextlib.contextmanager
-def reading(
-    ask: Callable[[Message], Any], *, job: str, step: int, attempt: str, reader: str, who: str
-) -> Iterator[None]:
-    """Keep a checkpoint's bytes while the body runs; `Refused` when they are to be deleted already."""
-    key = ReaderKey(ask, job=job, step=step, attempt=attempt, reader=reader, who=who)
-    key.register()
-    key.start()
-    try:
-        yield
-    finally:
-        key.close()
+    def _warn(self, error: StrataError) -> None:
+        log.warning("step %d is read without a lease for now: %s", self._open.step, error.message)

@@ -86,7 +86,7 @@ class Tiers:
             if root.owner_of(storage) is not None:
                 root.claim(storage, owner)
 
-    def load(
+    def loads(
         self,
         checkpoint: CheckpointMetadata,
         folder: str,
@@ -94,15 +94,12 @@ class Tiers:
         rank: int,
         state: Mapping[Any, Any] | None,
         lend: Lend | None = None,
-        damaged: list[Damage],
-    ) -> Loaded:
-        """Return what the nearest copy holds that proves to be what was saved, in memory of `lend`.
+    ) -> Callable[[Storage], Loaded]:
+        """Return what reads a copy of a checkpoint, in memory of `lend`, and proves every byte of it.
 
-        Each copy that does not is read again before it counts, and then added to `damaged`. `state` is what is
-        wanted of the tensors that ranks have saved parts of. `CheckpointCorrupt` names what is wrong with each
-        copy; `FarAway` when the near one is damaged and the far one is out of reach.
+        `state` is what is wanted of the tensors that ranks have saved parts of.
         """
-        read = partial(
+        return partial(
             load,
             folder=folder,
             manifest_digest=checkpoint.manifest_digest,
@@ -111,22 +108,26 @@ class Tiers:
             state=state,
             lend=lend,
         )
-        return self._first_good(checkpoint, folder, read, damaged)
 
     def texts_of_ranks(
         self, checkpoint: CheckpointMetadata, folder: str, path: Sequence[str]
     ) -> dict[int, str]:
         """Return the text that each rank had saved at `path`, from the nearest copy that is good."""
         read = partial(texts_of_ranks, folder=folder, manifest_digest=checkpoint.manifest_digest, path=path)
-        return self._first_good(checkpoint, folder, read, [])
+        return self.first_good(checkpoint, folder, read, [])
 
-    def _first_good(
+    def first_good(
         self,
         checkpoint: CheckpointMetadata,
         folder: str,
         read: Callable[[Storage], _T],
         damaged: list[Damage],
     ) -> _T:
+        """Return what `read` finds in the nearest copy that proves to be what was saved.
+
+        Each copy that does not is read again before it counts, and then added to `damaged`. `CheckpointCorrupt` names
+        what is wrong with each; `FarAway` when the near one is damaged and the far one is out of reach.
+        """
         found: list[CheckpointCorrupt] = []
         for storage in copies(self.storage):
             try:

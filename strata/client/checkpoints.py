@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from strata.checkpoint import root
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.local_catalog import LocalCatalog
@@ -26,13 +25,13 @@ from strata.checkpoint.sharing import Exchange
 from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.client import arguments
 from strata.client.arguments import integer
-from strata.client.checkpoint_config import CheckpointManagerConfig, paths_of, type_named
+from strata.client.checkpoint_config import CheckpointManagerConfig, merged, paths_of, type_named
 from strata.client.checkpoint_loading import MAX_STEP, Loading, put_into, steps_of
-from strata.client.checkpoint_retention import best_step, delete_step, retain
-from strata.client.checkpoint_tiers import Tiers
+from strata.client.checkpoint_retention import best_step, delete_step
+from strata.client.checkpoint_root import OpenRoot
 from strata.client.checkpoint_writing import Holds
 from strata.client.preemption import PreemptionPoint
-from strata.client.surroundings import now_unix_ms, random_id, session_of_rank, world_size_elsewhere
+from strata.client.surroundings import session_of_rank, world_size_elsewhere
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointType
 from strata.errors import (
@@ -45,7 +44,6 @@ from strata.errors import (
 
 if TYPE_CHECKING:
     from strata.client.checkpoint_catalog import CoordinatedCatalog
-    from strata.client.checkpoint_keeping import Keeping
     from strata.client.checkpoint_port import SessionPort
 
 __all__ = ["CheckpointInfo", "CheckpointManager", "CheckpointManagerConfig", "CheckpointMetadata"]
@@ -82,28 +80,27 @@ class CheckpointManager:
             if config is not None:
                 raise ConfigError("two configurations are given", hint="pass one of them")
             config = storage_path
-        elif storage_path is not None:
-            settings["storage_path"] = storage_path
-        try:
-            self.config = replace(config or CheckpointManagerConfig(), **settings)
-        except TypeError as error:
-            raise ConfigError(str(error)) from None
-        self._tiers = Tiers(self.config, nonce=random_id)
-        self._storage = self._tiers.storage
+            storage_path = None
+        self.config = merged(storage_path, config, settings)
         self._closing = ExitStack()
         """What is let go at the end, the last first, whichever of it fails."""
         if client is None and os.environ.get("STRATA_SOCKET"):
             owned = client = session_of_rank()
             self._closing.callback(owned.close)
-        self.root_ids: dict[str, str] = {}
-        """The ids of the job's folders, by the URIs of their roots. Hosts that share a root read the same id."""
+        if client is None and (size := world_size_elsewhere()) > 1:
+            raise ConfigError(
+                f"{size} processes train together, and no coordinator is known to their manager",
+                hint="start them with `strata run`, or pass client=strata.connect()",
+            )
+        self._root = OpenRoot(self.config, client)
+        self._closing.callback(lambda: self._root.close(saving=not self._writer.idle))
+        self._tiers, self._storage = self._root.tiers, self._root.storage
+        self._catalog, self._keeping = self._root.catalog, self._root.keeping
+        self.root_ids = self._root.root_ids
         self._exchange: Exchange | None = None
-        self._keeping: Keeping | None = None
         self._preemption: PreemptionPoint | None = None
-        if client is not None:
-            self._catalog: CoordinatedCatalog | LocalCatalog = self._coordinate(client)
-        else:
-            self._catalog = self._stand_alone()
+        if client is not None and not isinstance(self._catalog, LocalCatalog):
+            self._coordinate(client, self._catalog)
         self._claimed = client is not None
         self._progressed_to: int | None = None
         self._reached: int | None = None
@@ -130,51 +127,16 @@ class CheckpointManager:
         )
         self._closing.callback(self._tiers.close)
         self.holds: Final = Holds(retry, self._writer)
-        self._loading = Loading(
-            self._catalog, self._storage, self._tiers, keeping=self._keeping, lend=self._writer.lend
-        )
+        self._loading = Loading(self._root, lend=self._writer.lend)
 
-    def _coordinate(self, client: SessionPort) -> CoordinatedCatalog:
-        from strata.client.checkpoint_catalog import CoordinatedCatalog  # noqa: PLC0415  # imports protobuf
-        from strata.client.checkpoint_exchange import RankExchange  # noqa: PLC0415  # as above
-        from strata.client.checkpoint_keeping import Keeping  # noqa: PLC0415  # as above
-        from strata.client.checkpoint_port import check_port  # noqa: PLC0415  # as above
+    def _coordinate(self, client: SessionPort, catalog: CoordinatedCatalog) -> None:
+        from strata.client.checkpoint_exchange import RankExchange  # noqa: PLC0415  # imports protobuf
 
-        check_port(client)
-        self._tiers.claim(root.COORDINATED)
-        owner = f"{root.COORDINATED}:{client.uid}/{client.job}"
-        self.root_ids = self._tiers.claim(owner, folder=client.job)
-        catalog = CoordinatedCatalog(
-            client,
-            root_uri=self._storage.uri,
-            new_id=random_id,
-            save_wait_s=self.config.save_wait_s,
-        )
-        self._keeping = Keeping(catalog, self._storage, self.config)
         self._preemption = PreemptionPoint(client, storage_uri=self._storage.uri)
-        for part in (catalog, self._keeping, self._preemption):
-            self._closing.callback(part.close)
+        self._closing.callback(self._preemption.close)
         if self.config.compares:
             wait_s = self.config.commit_timeout_s + self.config.save_grace_s
             self._exchange = RankExchange(client, catalog, wait_s=wait_s)
-        return catalog
-
-    def _stand_alone(self) -> LocalCatalog:
-        world_size = world_size_elsewhere()
-        if world_size > 1:
-            raise ConfigError(
-                f"{world_size} processes train together, and no coordinator is known to their manager",
-                hint="start them with `strata run`, or pass client=strata.connect()",
-            )
-        self._tiers.claim_again(root.STANDALONE)
-        catalog = LocalCatalog(self._storage, new_id=random_id, now_unix_ms=now_unix_ms)
-
-        def let_go() -> None:
-            if self._writer.idle:
-                catalog.go_back()  # others may remove what this process left unfinished
-
-        self._closing.callback(let_go)
-        return catalog
 
     # -- saving
 
@@ -281,7 +243,7 @@ class CheckpointManager:
             raise CheckpointError(self._gone_back, hint="start the job again to train on from there")
         if not self._claimed:
             with self.holds.retry.excusing(f"{self._storage.uri} has no owner until the next save"):
-                self._tiers.claim(root.STANDALONE)
+                self._root.claim()
                 self._claimed = True
         self._progressed_to = self._reached = step
         return SaveRequest(step=step, epoch=epoch, type=checkpoint_type, metadata=told)
@@ -294,10 +256,7 @@ class CheckpointManager:
 
     def _tidy(self) -> None:
         with self.holds.retry.excusing("old checkpoints stay until the next save"):
-            if isinstance(self._catalog, LocalCatalog):
-                retain(self._catalog, self._storage, self.config.keep, now_unix_ms=now_unix_ms())
-            elif self._keeping is not None and self._catalog.rank == 0:
-                self._keeping.after_commit()
+            self._root.tidy()
 
     # -- restoring
 

@@ -28,9 +28,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from strata.client.checkpoint_port import SessionPort
 from strata.client.checkpoints import CheckpointManager
 from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter
-from strata.integrations.dcp.relay import Address, BorrowedPort, Lender
+from strata.integrations.dcp.relay import BorrowedPort, Loan, lend
+from strata.v1.worlds_pb2 import RestorePoint
 from tests.ranks.saying import say
 from tests.unit.checkpoint.ports import Cluster
 
@@ -130,7 +132,7 @@ class MeetingPort(BorrowedPort):
         return dict(enumerate(told))
 
 
-def native_save(storage: str, addresses: list[Address]) -> None:
+def native_save(storage: str, loans: list[Loan]) -> None:
     """Save with a `CheckpointManager` below coordinators: sharded, replicated, twice replicated halves."""
     rank = distributed.get_rank()
     model, optimizer = trained(0, steps=3)
@@ -138,13 +140,13 @@ def native_save(storage: str, addresses: list[Address]) -> None:
     state["same"] += 7
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "halves"))
     state["halves"] = distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh, [Replicate(), Shard(0)])
-    with CheckpointManager(f"{storage}/native", client=MeetingPort(addresses[rank])) as manager:
+    with CheckpointManager(f"{storage}/native", client=MeetingPort(loans[rank])) as manager:
         manager.save_state(state, step=3, replicated=["same"])
         manager.wait_until_finished(60)
     say("natively saved", digest=native_digest({k: v for k, v in state.items() if k != "halves"}))
 
 
-def native_load(storage: str, addresses: list[Address], *, sharded: bool) -> None:
+def native_load(storage: str, loans: list[Loan], *, sharded: bool) -> None:
     """Restore it into a training that has not made a step yet."""
     rank = distributed.get_rank() if sharded else 0
     model, optimizer = trained(1, steps=0, sharded=sharded)
@@ -152,27 +154,27 @@ def native_load(storage: str, addresses: list[Address], *, sharded: bool) -> Non
     state = whole_state(model, optimizer, ddp)
     state["halves"] = torch.zeros(4, 3)
     size = distributed.get_world_size() if sharded else 1
-    port = BorrowedPort(replace(addresses[rank], world_size=size))
+    port = BorrowedPort(known(loans[rank], world_size=size))
     with CheckpointManager(f"{storage}/native", client=port) as manager:
         manager.restore(state)
     halves = state.pop("halves")
     say("natively loaded", digest=native_digest(state), halves=halves.flatten().tolist())
 
 
-def alone_save(storage: str, address: Address) -> None:
+def alone_save(storage: str, port: SessionPort) -> None:
     """Save a training that is not sharded."""
     model, optimizer = trained(0, steps=3, sharded=False)
-    with CheckpointManager(f"{storage}/alone", client=BorrowedPort(address)) as manager:
+    with CheckpointManager(f"{storage}/alone", client=port) as manager:
         manager.save_state({"fsdp": model, "optim": optimizer}, step=3)
         manager.wait_until_finished(60)
     say("saved alone", digest=native_digest({"fsdp": model, "optim": optimizer}))
 
 
-def alone_load(storage: str, address: Address) -> None:
+def alone_load(storage: str, loans: list[Loan]) -> None:
     """Restore it into one that is."""
     model, optimizer = trained(1, steps=0)
     size, rank = distributed.get_world_size(), distributed.get_rank()
-    port = BorrowedPort(replace(address, rank=rank, world_size=size))
+    port = BorrowedPort(known(loans[rank], rank=rank, world_size=size))
     state = {"fsdp": model, "optim": optimizer}
     with CheckpointManager(f"{storage}/alone", client=port) as manager:
         manager.restore(state)
@@ -236,41 +238,47 @@ def world(size: int, folder: Path, work: Callable[[], None]) -> None:
     say("world", size=size, codes=codes)
 
 
-def point_of(cluster: Cluster) -> bytes:
+def known(loan: Loan, **other: object) -> Loan:
+    """Return a loan of a session that knows otherwise of itself."""
+    return replace(loan, known={**loan.known, **other})
+
+
+def loans_of(cluster: Cluster, count: int, *, rank: int | None = None) -> list[Loan]:
+    """Lend the session of each rank, or `count` times that of one, to whoever is forked next."""
+    return [lend(cluster.port(each if rank is None else rank)) for each in range(count)]
+
+
+def point_of(cluster: Cluster) -> RestorePoint:
     """Return where the next world begins."""
     point = cluster.restore_point()
     assert point is not None, "committed"
-    return point.SerializeToString()
+    return point
 
 
 def main() -> int:
     storage, folder = sys.argv[1], Path(sys.argv[2])
     cluster = Cluster(n1=4)
-    lenders = [Lender(cluster.port(rank)) for rank in range(4)]
-    addresses = [lender.address for lender in lenders]
-
     one = Cluster(n1=1)
-    lenders.append(Lender(one.port(0)))
-    alone_save(storage, lenders[-1].address)
-    alone = replace(lenders[-1].address, restore_point=point_of(one))
+    alone_save(storage, one.port(0))
+    loans = loans_of(cluster, 4)
+    alone: list[Loan] = []
 
     def saving() -> None:
         save(storage)
-        native_save(storage, addresses)
+        native_save(storage, loans)
 
     def loading() -> None:
         load(storage, sharded=True)
-        native_load(storage, addresses, sharded=True)
+        native_load(storage, loans, sharded=True)
         alone_load(storage, alone)
 
     world(4, folder, saving)
-    addresses = [replace(each, restore_point=point_of(cluster)) for each in addresses]
+    loans = [known(loan, restore_point=point_of(cluster)) for loan in loans_of(cluster, 2)]
+    alone = [known(loan, restore_point=point_of(one)) for loan in loans_of(one, 2, rank=0)]
     world(2, folder, loading)
     load(storage, sharded=False)
-    native_load(storage, addresses, sharded=False)
+    native_load(storage, [known(loans_of(cluster, 1)[0], restore_point=point_of(cluster))], sharded=False)
     in_background(storage, folder)
-    for lender in lenders:
-        lender.close()
     return 0
 
 

@@ -23,7 +23,7 @@ from strata.cli.checkpoints.root_shelf import open_storage
 from strata.cli.output import message_as_dict
 from strata.client import CoordinatorClient
 from strata.client.checkpoint_catalog import metadata_of
-from strata.client.checkpoint_readers import reading
+from strata.client.checkpoint_readers import ReaderKey
 from strata.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -95,14 +95,16 @@ class ClusterShelf:
         assert unreached is not None
         raise unreached
 
-    def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[None]:
-        return reading(
-            self.client.call,
-            job=self.client.job,
-            step=checkpoint.step,
-            attempt=checkpoint.id,
-            reader=uuid.uuid4().hex,
-            who=f"strata checkpoints on {socket.gethostname()}",
+    def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[object]:
+        return contextlib.closing(
+            ReaderKey(
+                self.client.call,
+                job=self.client.job,
+                step=checkpoint.step,
+                attempt=checkpoint.id,
+                reader=uuid.uuid4().hex,
+                who=f"strata checkpoints on {socket.gethostname()}",
+            )
         )
 
     def values(self, checkpoint: CheckpointMetadata) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class StorageShelf:
     def place(self, checkpoint: CheckpointMetadata) -> tuple[Storage, str]:
         return self.storage, self._catalog.folder(checkpoint)
 
-    def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[None]:
+    def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[object]:
         del checkpoint  # whoever deletes it without coordinators sees no reader
         return contextlib.nullcontext()
 

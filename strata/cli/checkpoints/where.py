@@ -53,7 +53,7 @@ class Shelf(Protocol):
         """Return the storage that holds it, as this host reaches it, and its folder there."""
         ...
 
-    def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[None]:
+    def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[object]:
         """Keep its bytes from being deleted while the body runs; `Refused` when they are to go already."""
         ...
 

@@ -10,16 +10,16 @@ holds if the parts lie alike in both, as they do from step to step; else the loa
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from torch import distributed
@@ -45,16 +45,15 @@ from strata.checkpoint.sharding import Box
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.state import Json, children
 from strata.checkpoint.tensors import DTYPES
-from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_loading import check_there
+from strata.client.checkpoint_config import CheckpointManagerConfig, merged
+from strata.client.checkpoint_loading import Loading, check_there
 from strata.client.checkpoint_port import SessionPort
-from strata.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, ConfigError, StrataError
-from strata.integrations.dcp.damage import look, removed, told, untold
-from strata.integrations.dcp.holding import Hold
+from strata.client.checkpoint_readers import ReaderKey
+from strata.client.checkpoint_root import OpenRoot
+from strata.errors import CheckpointError, CheckpointNotFound, ConfigError
+from strata.integrations.dcp.arguments import DCP_VERSION, opened, session_of, step_of
+from strata.integrations.dcp.damage import proven
 from strata.integrations.dcp.planners import SavedBytes, is_json
-from strata.integrations.dcp.room import configured, open_room, session_of, step_of
-
-_T = TypeVar("_T")
 
 BATCH_BYTES: Final = 64 << 20
 """About how much is read before it is handed on: what a load takes beside the state, and uses again."""
@@ -75,21 +74,24 @@ class StrataReader(StorageReader):
         **settings: Any,
     ) -> None:
         """Take the arguments of a `CheckpointManager`; nothing is read yet."""
-        self._config = configured(storage_path, config, settings)
+        # what stays is not a reader's matter
+        self._config = replace(merged(storage_path, config, settings), keep_count=None)
         self._port = session_of(client)
         self._step = step
         self.checkpoint: CheckpointMetadata | None = None
         """What is loaded, once that is known."""
-        self._storage: Storage | None = None
+        self._load: _Load | None = None
+        self._end: Callable[[], object] = lambda: None
         self._found: _Found | None = None
-        self._hold = Hold()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin anew; `checkpoint_id` is a step as text."""
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
-        self._found = None
-        self._hold.release()
+        if self._load is not None:
+            self._load.release()
+        self._end()
+        self._load = self._found = None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -98,70 +100,43 @@ class StrataReader(StorageReader):
 
     def read_metadata(self) -> Metadata:
         """Return what the checkpoint holds; its manifests are proven. It stays until it is read."""
-        with self._hold.beginning():
-            found = self._found = self._find()
-            return Metadata(
-                state_dict_metadata={fqn: item.metadata for fqn, item in found.items.items()},
-                planner_data={fqn: item.path for fqn, item in found.items.items()},
+        self.reset()
+        load = self._load = _Load(opened(self._config, self._port))
+        # DCP tells no reader that a load has ended: a rank that fails ends it for all of them
+        self._end = weakref.finalize(self, load.end)
+        try:
+            checkpoint = load.find(self._step)
+            load.keep(checkpoint)
+            found = self._found = self._open(load, checkpoint)
+        except BaseException:
+            load.release()
+            raise
+        return Metadata(
+            state_dict_metadata={fqn: item.metadata for fqn, item in found.items.items()},
+            planner_data={fqn: item.path for fqn, item in found.items.items()},
+            version=DCP_VERSION,
+        )
+
+    def _open(self, load: _Load, checkpoint: CheckpointMetadata) -> _Found:
+        """Prove the manifests of a checkpoint, and make it what is loaded."""
+        folder = load.root.catalog.folder(checkpoint)
+        check_there(load.root.storage, checkpoint, folder)
+
+        def read(storage: Storage) -> _Found:
+            manifests = read_rank_manifests(
+                storage, folder, read_manifest(storage, folder, checkpoint.manifest_digest)
+            )
+            rank = distributed.get_rank() if distributed.is_initialized() else 0
+            items = items_of(manifests, rank if rank < len(manifests) else 0)
+            return _Found(
+                checkpoint=checkpoint,
+                assembler=Assembler(storage, folder, manifests),
+                items={item.fqn: item for item in items},
             )
 
-    def _find(self) -> _Found:
-        room = open_room(self._config, self._port, ranks=1, writing=False)
-        try:
-            look(room, self._port, self._config)
-            checkpoint = self._hold.find(room, self._step)
-            folder = room.catalog.folder(checkpoint)
-        finally:
-            room.close()
-        self._storage = room.storage
-        chosen = Chosen(checkpoint=checkpoint, folder=folder)
-        with self._telling(chosen):
-            return _twice(partial(self._open, chosen))
-
-    @contextlib.contextmanager
-    def _telling(self, chosen: Chosen) -> Iterator[None]:
-        """Have damage told to the coordinators, and raised with the step to load instead."""
-        try:
-            yield
-        except CheckpointCorrupt as error:
-            raise self._told(error, chosen.checkpoint) from error
-
-    def _told(self, error: CheckpointCorrupt, checkpoint: CheckpointMetadata) -> StrataError:
-        """Return what to raise for damage: whatever else fails now, it is the damage.
-
-        `CheckpointNotFound` for a checkpoint that was removed while it was read.
-        """
-        try:
-            room = open_room(self._config, self._port, ranks=1, writing=False)
-        except StrataError as other:
-            log.warning("step %d is damaged, which nobody was told: %s", checkpoint.step, other.message)
-            return untold(error, checkpoint)
-        try:
-            with contextlib.suppress(StrataError):  # who cannot be asked does not change what was read
-                if removed(checkpoint, room):
-                    return CheckpointNotFound(
-                        f"step {checkpoint.step} was removed while it was read",
-                        hint="load again, or keep more of them: keep_count=",
-                    )
-            return told(error, checkpoint, room, self._config)
-        finally:
-            room.close()
-
-    def _open(self, chosen: Chosen) -> _Found:
-        """Prove the manifests of a checkpoint, and make it what is loaded."""
-        assert self._storage is not None, "read_metadata comes first"
-        folder = chosen.folder
-        check_there(self._storage, chosen.checkpoint, folder)
-        manifest = read_manifest(self._storage, folder, chosen.checkpoint.manifest_digest)
-        manifests = read_rank_manifests(self._storage, folder, manifest)
-        rank = distributed.get_rank() if distributed.is_initialized() else 0
-        items = items_of(manifests, rank if rank < len(manifests) else 0)
-        self.checkpoint = chosen.checkpoint
-        return _Found(
-            chosen=chosen,
-            assembler=Assembler(self._storage, folder, manifests),
-            items={item.fqn: item for item in items},
-        )
+        found = proven(load.root, checkpoint, read)
+        self.checkpoint = checkpoint
+        return found
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
         """Nothing is to be set up."""
@@ -173,43 +148,79 @@ class StrataReader(StorageReader):
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Say in each plan what all load: what this rank, the coordinator, found."""
         assert self._found is not None, "read_metadata comes first"
-        return [replace(plan, storage_data=self._found.chosen) for plan in plans]
+        return [replace(plan, storage_data=self._found.checkpoint) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read, prove and hand over all that the plan asks for."""
-        assert self._found is not None, "read_metadata comes first"
+        assert self._load is not None, "read_metadata comes first"
+        assert self._found is not None, "as above"
         chosen = plan.storage_data
-        if not isinstance(chosen, Chosen):
+        if not isinstance(chosen, CheckpointMetadata):
             raise ConfigError("the plan does not say which checkpoint all ranks load")
-        with self._hold.reading(chosen.checkpoint):
-            self._read(chosen, plan, planner)
+        try:
+            self._read(self._load, self._agreed(self._load, self._found, chosen, plan), plan, planner)
+        finally:
+            self._load.release()
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read(self, chosen: Chosen, plan: LoadPlan, planner: LoadPlanner) -> None:
-        assert self._found is not None, "read_metadata comes first"
-        if chosen.checkpoint.id != self._found.chosen.checkpoint.id:
-            log.info(
-                "step %d was found here, and step %d is what all ranks load",
-                self._found.chosen.checkpoint.step,
-                chosen.checkpoint.step,
-            )
-            before = self._found
-            with self._telling(chosen):
-                self._found = _twice(partial(self._open, chosen))
-            _check_alike(plan.items, before, self._found)
-        found, arena = self._found, Arena()
+    def _agreed(self, load: _Load, found: _Found, chosen: CheckpointMetadata, plan: LoadPlan) -> _Found:
+        """Return what all ranks load, opened."""
+        if chosen.id == found.checkpoint.id:
+            return found
+        log.info(
+            "step %d was found here, and step %d is what all ranks load", found.checkpoint.step, chosen.step
+        )
+        load.keep(chosen)
+        self._found = self._open(load, chosen)
+        _check_alike(plan.items, found, self._found)
+        return self._found
+
+    def _read(self, load: _Load, found: _Found, plan: LoadPlan, planner: LoadPlanner) -> None:
+        arena = Arena()
         for batch in _batches(plan.items, found):
-            wishes = {
-                number: found.items[item.storage_index.fqn].wish(item)
-                for number, item in enumerate(batch)
-                if not found.items[item.storage_index.fqn].is_plain
-            }
-            with self._telling(chosen):
-                data = _twice(partial(found.assembler.read, wishes, arena=arena))
+            data = proven(load.root, found.checkpoint, partial(_read_batch, found, batch, arena))
             for number, item in enumerate(batch):
                 _hand_over(planner, item, found.items[item.storage_index.fqn], data.get(number))
+
+
+class _Load:
+    """A storage root that is open for one load, and the checkpoint in it that stays until it is read (PROTOCOLS 8.5).
+
+    As long as it is open, one process of each host reads what other hosts find damaged in the root, too.
+    """
+
+    def __init__(self, root: OpenRoot) -> None:
+        self.root = root
+        self._key: ReaderKey | None = None
+
+    def find(self, step: int | None) -> CheckpointMetadata:
+        """Return the committed checkpoint of `step`, or where a restore begins."""
+        if step is not None:
+            return Loading(self.root).find(step)
+        point = self.root.catalog.restore_point()
+        if point is None:
+            raise CheckpointNotFound(f"{self.root.storage.uri} has no checkpoint to begin from")
+        return point
+
+    def keep(self, checkpoint: CheckpointMetadata) -> None:
+        """Keep this one from now on, and no other; `Refused` when it is to be deleted."""
+        self.release()
+        if self.root.keeping is not None:
+            self._key = self.root.keeping.hold(checkpoint)
+
+    def release(self) -> None:
+        """Keep nothing any more; harmless when repeated."""
+        key, self._key = self._key, None
+        if key is not None:
+            key.close()
+
+    def end(self) -> None:
+        """Let go of all, and wait for nothing."""
+        if self._key is not None:
+            self._key.stop()
+        self.root.let_go()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,16 +289,8 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """What the coordinator of a load tells all ranks with their plans."""
-
-    checkpoint: CheckpointMetadata
-    folder: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    chosen: Chosen
+    checkpoint: CheckpointMetadata
     assembler: Assembler
     items: dict[str, Item]
 
@@ -340,19 +343,22 @@ def _check_alike(items: Sequence[ReadItem], planned: _Found, found: _Found) -> N
         fqn = item.storage_index.fqn
         if fqn not in found.items or found.items[fqn].shape != planned.items[fqn].shape:
             raise CheckpointError(
-                f"the ranks found step {planned.chosen.checkpoint.step} and step"
-                f" {found.chosen.checkpoint.step}, and {fqn} does not lie alike in them",
+                f"the ranks found step {planned.checkpoint.step} and step"
+                f" {found.checkpoint.step}, and {fqn} does not lie alike in them",
                 hint="load again, or name the step: StrataReader(…, step=…)",
             )
 
 
-def _twice(read: Callable[[], _T]) -> _T:
-    """Return what is read, proven; damage is read again before it counts."""
-    try:
-        return read()
-    except CheckpointCorrupt as error:
-        log.error("read again: %s", error.message)  # noqa: TRY400  # the reason says it all
-        return read()
+def _read_batch(
+    found: _Found, batch: Sequence[ReadItem], arena: Arena, _: Storage
+) -> Mapping[int, memoryview]:
+    """Return the bytes of each item of a batch, by its number, that is not plain."""
+    wishes = {
+        number: found.items[item.storage_index.fqn].wish(item)
+        for number, item in enumerate(batch)
+        if not found.items[item.storage_index.fqn].is_plain
+    }
+    return found.assembler.read(wishes, arena=arena)
 
 
 def _batches(items: Sequence[ReadItem], found: _Found) -> Iterator[list[ReadItem]]:

@@ -12,12 +12,11 @@ coordinators then is asked for it by the trainer's process.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
+from concurrent import futures
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event
 from typing import Any, Final
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -25,29 +24,24 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, SaveRequest
-from strata.checkpoint.composing import compose, seal_of
-from strata.checkpoint.digest import named_digest
+from strata.checkpoint.bases import Plan
+from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.manifest import GLOBAL_NAME, RankManifest, rank_manifest_name
-from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.marker import read_manifest, write_marker
-from strata.checkpoint.sink import put
+from strata.checkpoint.manifest import RankManifest
+from strata.checkpoint.memory import Arena
+from strata.checkpoint.saving import Saver
 from strata.checkpoint.state import Json
 from strata.client import arguments
-from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_keeping import Keeping
+from strata.client.checkpoint_config import CheckpointManagerConfig, merged
+from strata.client.checkpoint_loading import MAX_STEP
 from strata.client.checkpoint_port import SessionPort
-from strata.client.checkpoint_retention import retain
-from strata.client.surroundings import now_unix_ms
+from strata.client.checkpoint_root import OpenRoot
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointAborted, ConfigError, Conflict, StrataError
-from strata.integrations.dcp.image import Staging, write_part
-from strata.integrations.dcp.relay import Address, BorrowedPort, Lender
-from strata.integrations.dcp.room import Room, configured, open_room, session_of, step_of
-from strata.integrations.dcp.tidying import Tidying
-
-_MAX_STEP: Final = 10**12
+from strata.errors import CheckpointAborted, ConfigError, Conflict
+from strata.integrations.dcp.arguments import DCP_VERSION, opened, session_of, step_of
+from strata.integrations.dcp.image import snapshot_of
+from strata.integrations.dcp.relay import BorrowedPort, Loan, lend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +49,6 @@ class Given:
     """What rank 0 gives each rank with its plan: the save, and which of its ranks this one is."""
 
     record: CheckpointMetadata
-    folder: str
     rank: int
     tree: Json
 
@@ -65,8 +58,7 @@ class StrataWriter(StorageWriter):
 
     Which step is `checkpoint_id` ("120") of each save, else `step`. A step that is saved again is another
     checkpoint, newer than all before, and is what a load of that step takes. Under coordinators a committed
-    step is never replaced: `Conflict`. Either holds also where the first save failed after its commit: what it
-    saved is marked first.
+    step is never replaced: `Conflict`, also where the first save failed after its commit: it is marked then.
     """
 
     def __init__(
@@ -81,7 +73,7 @@ class StrataWriter(StorageWriter):
         **settings: Any,
     ) -> None:
         """Take the arguments of a `CheckpointManager`; nothing is opened yet."""
-        self._set_up(configured(storage_path, config, settings), session_of(client), None)
+        self._set_up(merged(storage_path, config, settings), session_of(client))
         self._say(step, epoch, arguments.metadata(metadata))
 
     def _say(self, step: int | None, epoch: int, metadata: Mapping[str, str]) -> None:
@@ -89,23 +81,21 @@ class StrataWriter(StorageWriter):
         self.epoch = epoch
         self.metadata = metadata
 
-    def _set_up(
-        self, config: CheckpointManagerConfig, port: SessionPort | None, address: Address | None
-    ) -> None:
+    def _set_up(self, config: CheckpointManagerConfig, port: SessionPort | None) -> None:
         self.config = config
         self.last: CheckpointMetadata | None = None
         """The checkpoint that was saved last; rank 0 knows it."""
         self._port = port
-        self._address = address
-        self._lender: Lender | None = None
-        self._room: Room | None = None
-        self._keeping: Keeping | None = None
+        self._root: OpenRoot | None = None
         self._begun: CheckpointMetadata | None = None
+        self._reached = -1
+        """The step that was begun last."""
+        self._failed: dict[int, str] = {}
         self._written: dict[str, RankManifest] = {}
         """By its digest, the manifest of the part that was written last."""
-        self._staging = Staging()
-        self._failed: dict[int, str] = {}
-        self._tidying = Tidying()
+        self._arena = Arena()
+        self._tidier = futures.ThreadPoolExecutor(1, "strata-tidying")
+        self._tidying: futures.Future[None] | None = None
         self._revived = False
 
     def close(self) -> None:
@@ -114,25 +104,15 @@ class StrataWriter(StorageWriter):
         Waits for the old checkpoints that are being removed; `StorageError` where one cannot be.
         """
         try:
-            self._tidying.wait()
-            self._tidying.check()
+            self._tidied()
         finally:
-            keeping, self._keeping = self._keeping, None
-            if keeping is not None:
-                keeping.close()
-            room, self._room = self._room, None
-            if room is not None:
-                room.close()
-            lender, self._lender = self._lender, None
-            if lender is not None:
-                lender.close()
+            root, self._root = self._root, None
+            if root is not None:
+                root.close()
 
     def __reduce__(self) -> Any:
-        address = self._address
-        if address is None and self._port is not None:
-            self._lender = self._lender or Lender(self._port)
-            address = self._lender.address
-        return _revived, (self.config, address, self.step, self.epoch, self.metadata)
+        loan = lend(self._port) if self._port is not None else None
+        return _revived, (self.config, loan, self.step, self.epoch, self.metadata)
 
     # -- what DCP calls
 
@@ -159,7 +139,7 @@ class StrataWriter(StorageWriter):
             )
         if self.step is None:
             raise ConfigError("no step is given", hint='dcp.save(state, checkpoint_id="120", …)')
-        arguments.integer("step", self.step, below=_MAX_STEP)
+        arguments.integer("step", self.step, below=MAX_STEP)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan as it is: who writes what is the planner's matter."""
@@ -168,18 +148,14 @@ class StrataWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Begin the save, and tell every rank where to."""
         assert self.step is not None, "checked by set_up_storage_writer"
-        self._tidying.wait()
-        room = self._enter(len(plans))
-        record = self._begin(room, self.step)
-        folder = room.catalog.folder(record)
+        if self._tidying is not None:
+            futures.wait([self._tidying])
+        record = self._begin(self._enter(len(plans)), self.step)
         tree = tree_of(plans)
         return [
+            # the state is that of all ranks together, so one manifest describes it
             replace(
-                plan,
-                # the state is that of all ranks together, so one manifest describes it
-                storage_data=Given(
-                    record=record, folder=folder, rank=rank, tree=tree if rank == 0 else tree_of([])
-                ),
+                plan, storage_data=Given(record=record, rank=rank, tree=tree if rank == 0 else tree_of([]))
             )
             for rank, plan in enumerate(plans)
         ]
@@ -201,57 +177,80 @@ class StrataWriter(StorageWriter):
         Old ones are removed after that: the next save waits for it, and raises what went wrong once it is
         committed itself. In DCP's own process, where no trainer waits, they are removed before this returns.
         """
-        room, record = self._room, self._begun
-        assert room is not None, "the ranks wrote what was begun here"
+        metadata.version = DCP_VERSION
+        root, record = self._root, self._begun
+        assert root is not None, "the ranks wrote what was begun here"
         assert record is not None, "as above"
+        saver, info, folder = self._saver(root), _info(record), root.catalog.folder(record)
         try:
-            self.last = self._commit(room, record, _acked(results))
+            record, manifest = saver.commit(
+                record, folder, info, acked=_acked(results), written=self._written
+            )
+            self.last = saver.mark(record, folder, manifest, info)
         except BaseException as error:
-            self._give_up(room, record, error)
+            self._give_up(root, record, error)
             raise
         self._begun = None
         self._failed.pop(record.step, None)
-        try:
-            self._tidying.check()
-        finally:
-            self._tidying.begin(lambda: self._tidy(room))
+        before, self._tidying = self._tidying, self._tidy(root)
+        if before is not None:
+            before.result()
         if self._revived:
-            self._tidying.wait()
-            self._tidying.check()
+            self._tidied()
 
     # -- inside
 
-    def _tidy(self, room: Room) -> None:
-        """Remove what the rules give up: the leader's marks under coordinators, else what storage shows."""
-        if isinstance(room.catalog, LocalCatalog):
-            retain(room.catalog, room.storage, self.config.keep, now_unix_ms=now_unix_ms())
-            return
-        if self._keeping is None:
-            self._keeping = Keeping(room.catalog, room.storage, self.config)
-        self._keeping.after_commit()
+    def _tidy(self, root: OpenRoot) -> futures.Future[None] | None:
+        """Have old checkpoints removed; here and now where no thread can be had, as at the program's end."""
+        try:
+            return self._tidier.submit(root.tidy)
+        except RuntimeError:
+            root.tidy()
+            return None
 
-    def _enter(self, ranks: int) -> Room:
-        if self._room is None:
-            self._room = open_room(self.config, self._port, ranks=ranks, writing=True)
-        if self._room.catalog.world_size != ranks:
+    def _tidied(self) -> None:
+        """Return when no old checkpoint is being removed; raise, once, why one cannot be."""
+        if self._tidying is not None:
+            futures.wait([self._tidying])  # first: when this is interrupted, it is still under way
+            tidying, self._tidying = self._tidying, None
+            tidying.result()
+
+    def _enter(self, ranks: int) -> OpenRoot:
+        if self._root is None:
+            self._root = opened(self.config, self._port, ranks=ranks)
+            self._root.claim()
+        if self._root.catalog.world_size != ranks:
             raise ConfigError(
-                f"DCP's group has {ranks} ranks, and {self._room.catalog.world_size} save together",
+                f"DCP's group has {ranks} ranks, and {self._root.catalog.world_size} save together",
                 hint="save with the group of all ranks",
             )
-        return self._room
+        return self._root
 
-    def _begin(self, room: Room, step: int) -> CheckpointMetadata:
+    def _saver(self, root: OpenRoot) -> Saver:
+        return Saver(
+            storage=root.storage,
+            catalog=root.catalog,
+            commit_timeout_s=self.config.commit_timeout_s,
+            threads=self.config.io_threads,
+        )
+
+    def _begin(self, root: OpenRoot, step: int) -> CheckpointMetadata:
         if self._begun is not None:  # DCP tells nobody of a save that failed on another rank
-            self._give_up(room, self._begun, CheckpointAborted("another rank failed"))
+            self._give_up(root, self._begun, CheckpointAborted("another rank failed"))
+        if isinstance(root.catalog, LocalCatalog) and step <= self._reached:
+            root.catalog.go_back()  # it counts as newer than all there are; else it would go as an old one
+        self._reached = step
         request = SaveRequest(
             step=step, epoch=self.epoch, metadata=self.metadata, replaces=self._failed.get(step, "")
         )
-        if isinstance(room.catalog, LocalCatalog) and self.last is not None and step < self.last.step:
-            room.catalog.go_back()  # it counts as newer than all there are; else it would go as an old one
-        record = room.catalog.begin(request)
+        record = root.catalog.begin(request)
         if record.state is CheckpointState.COMMITTED:
-            self._end(room, record)
-            record = self._again(room, request)
+            # where its save failed at the marker, its data is what was saved then
+            self._saver(root).mark(record, root.catalog.folder(record), None, _info(record))
+            raise Conflict(
+                f"step {step} is saved already in this generation, and stays as it is",
+                hint="save it under another checkpoint_id, a later step",
+            )
         if record.state is not CheckpointState.OPEN:
             raise CheckpointAborted(
                 f"the save of step {step} is {record.state.value}: {record.reason}", hint="save it again"
@@ -259,88 +258,41 @@ class StrataWriter(StorageWriter):
         self._begun = record
         return record
 
-    @staticmethod
-    def _end(room: Room, record: CheckpointMetadata) -> None:
-        """Mark a committed record in storage, where its save failed at that: its data is what was saved then."""
-        folder = room.catalog.folder(record)
-        if not room.storage.exists(f"{folder}/{MARKER}"):
-            manifest = read_manifest(room.storage, folder, record.manifest_digest)
-            write_marker(room.storage, folder, manifest, record.manifest_digest)
-
-    @staticmethod
-    def _again(room: Room, request: SaveRequest) -> CheckpointMetadata:
-        """Begin another checkpoint of a step that is saved already; it counts as newer than all there are.
-
-        `Conflict` under coordinators, where a step is saved once in a generation.
-        """
-        if not isinstance(room.catalog, LocalCatalog):
-            raise Conflict(
-                f"step {request.step} is saved already in this generation, and stays as it is",
-                hint="save it under another checkpoint_id, a later step",
-            )
-        room.catalog.go_back()
-        return room.catalog.begin(request)
-
     def _write(self, given: Given, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        room = self._enter(given.record.ranks)
         record = given.record
+        root = self._enter(record.ranks)
+        saver, coordinated = self._saver(root), not isinstance(root.catalog, LocalCatalog)
         try:
-            if room.coordinated and room.catalog.rank != given.rank:
+            if coordinated and root.catalog.rank != given.rank:
                 raise ConfigError(
-                    f"this is rank {given.rank} of DCP's group, and rank {room.catalog.rank} of its job",
+                    f"this is rank {given.rank} of DCP's group, and rank {root.catalog.rank} of its job",
                     hint="save with the group of all ranks",
                 )
             values = {item.index: (item, planner.resolve_data(item)) for item in plan.items}
-            own = write_part(
-                room.storage,
-                given.folder,
-                list(values.values()),
-                record=record,
+            own, digest = saver.part(
+                record,
+                root.catalog.folder(record),
+                snapshot_of(values.values(), tree=given.tree, arena=self._arena),
+                Plan(request=SaveRequest(step=record.step)),
+                _info(record),
                 rank=given.rank,
-                tree=given.tree,
-                staging=self._staging,
             )
-            data = own.to_bytes()
-            put(room.storage, f"{given.folder}/{rank_manifest_name(own.rank)}", data)
-            if room.coordinated:
-                room.catalog.ack(record, _ack(own, data))
+            if coordinated:
+                saver.ack(record, own, digest)
         except BaseException as error:
-            if room.coordinated:  # else rank 0 gives it up when it begins the next
-                self._give_up(room, record, error)
+            if coordinated:  # else rank 0 gives it up when it begins the next
+                self._give_up(root, record, error)
             raise
-        acked = named_digest(data)
-        self._written = {acked: own}
+        self._written = {digest: own}
         return [
-            WriteResult(index=item.index, size_in_bytes=_size(own, item), storage_data=acked)
+            WriteResult(index=item.index, size_in_bytes=_size(own, item), storage_data=digest)
             for item in plan.items
         ]
 
-    def _commit(self, room: Room, record: CheckpointMetadata, acked: Mapping[int, str]) -> CheckpointMetadata:
-        folder = room.catalog.folder(record)
-        latest = room.catalog.latest()
-        manifest = compose(
-            room.storage, record, folder, predecessor=latest, acked=acked, written=self._written
-        )
-        data = manifest.to_bytes()
-        put(room.storage, f"{folder}/{GLOBAL_NAME}", data)
-        if not room.coordinated:
-            record = room.catalog.ack(record, CheckpointAck(digest="", size_bytes=manifest.size_bytes))
-        record = room.catalog.seal(record, seal_of(manifest, data))
-        record = room.catalog.wait(
-            record,
-            lambda r: r.state is CheckpointState.COMMITTED,
-            timeout_s=self.config.commit_timeout_s,
-            cancelled=Event(),
-        )
-        write_marker(room.storage, folder, manifest, record.manifest_digest)
-        return record
-
-    def _give_up(self, room: Room, record: CheckpointMetadata, error: BaseException) -> None:
+    def _give_up(self, root: OpenRoot, record: CheckpointMetadata, error: BaseException) -> None:
         self._begun = None
         self._failed[record.step] = record.id
-        reason = f"rank {room.catalog.rank}: {str(error) or type(error).__name__}"
-        with contextlib.suppress(StrataError):  # the first error is the one to report
-            room.catalog.abort(record, reason[:1000])
+        self._saver(root).abort(record, error)
 
 
 _REVIVED: Final[dict[object, StrataWriter]] = {}
@@ -349,19 +301,27 @@ _REVIVED: Final[dict[object, StrataWriter]] = {}
 
 def _revived(
     config: CheckpointManagerConfig,
-    address: Address | None,
+    loan: Loan | None,
     step: int | None,
     epoch: int,
     metadata: Mapping[str, str],
 ) -> StrataWriter:
-    key = repr(config), address
+    key = repr(config), loan is None
     writer = _REVIVED.get(key)
     if writer is None:
         writer = _REVIVED[key] = StrataWriter.__new__(StrataWriter)
-        writer._set_up(config, BorrowedPort(address) if address is not None else None, address)
+        writer._set_up(config, BorrowedPort(loan) if loan is not None else None)
         writer._revived = True
+    elif loan is not None and isinstance(writer._port, BorrowedPort):
+        writer._port.take(loan)
     writer._say(step, epoch, metadata)
     return writer
+
+
+def _info(record: CheckpointMetadata) -> CheckpointInfo:
+    return CheckpointInfo(
+        step=record.step, epoch=record.epoch, checkpoint_type=record.checkpoint_type, metadata=record.metadata
+    )
 
 
 def tree_of(plans: list[SavePlan]) -> Json:
@@ -396,10 +356,6 @@ def _tree(node: Any) -> Json:
 def _acked(results: list[list[WriteResult]]) -> dict[int, str]:
     """Return the digest of each rank's manifest, as far as it had anything to write."""
     return {rank: written[0].storage_data for rank, written in enumerate(results) if written}
-
-
-def _ack(own: RankManifest, data: bytes) -> CheckpointAck:
-    return CheckpointAck(digest=named_digest(data), size_bytes=own.image_bytes)
 
 
 def _size(own: RankManifest, item: WriteItem) -> int:

@@ -127,7 +127,7 @@ def test_every_chunk_is_in_one_run_and_neighbours_share_theirs() -> None:
     digests = {"t": "aXcdef", "whole": ("w",)}
     delta = compare(specs, digests, base)
     layout = lay_out(specs, partly=delta.partly)
-    found, files = entries(layout, specs, digests, delta.kept)
+    found, files = entries(layout, specs, digests, delta.kept, {})
     assert files == (BASE, OLDER)
     (piece,) = layout.pieces
     assert located(found["t"], files) == [

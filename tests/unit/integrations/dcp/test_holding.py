@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from strata.client import checkpoint_readers
+from strata.client import checkpoint_keeping, checkpoint_readers
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointError, Refused, Unavailable
-from strata.integrations.dcp import JsonLoadPlanner, StrataReader, holding
+from strata.errors import CheckpointError, Unavailable
+from strata.integrations.dcp import JsonLoadPlanner, StrataReader
 from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, state_of
 from tests.unit.integrations.dcp.test_dcp import a_state, flat, flip, load, save
@@ -98,7 +96,7 @@ def test_what_all_ranks_load_is_kept_and_not_what_this_one_found(cluster: Cluste
     other = StrataReader(tmp_path, step=1, client=cluster.port(0))
     other.read_metadata()
     assert other._found is not None
-    chosen = other._found.chosen
+    chosen = other._found.checkpoint
     other.reset()
 
     class Told(Watched):
@@ -144,34 +142,10 @@ def test_a_load_without_coordinators_asks_nobody(tmp_path: Path) -> None:
     assert renewing() == []
 
 
-def test_a_load_goes_on_where_no_coordinator_answers(
+def test_a_load_goes_on_where_no_coordinator_answers_and_asks_for_its_key_again(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(holding, "ASK_S", 0.1)
-
-    def away(request: object) -> None:
-        if isinstance(request, pb.OpenCheckpointRequest):
-            raise Unavailable("nobody is there")
-
-    class Left(Watched):
-        def _read(self, *args: Any) -> None:
-            cluster.down = True
-            super()._read(*args)
-
-    cluster.on_call = away
-    assert flat(load(tmp_path, a_state(0), step=2, client=cluster.port(0))) == flat(a_state(2))
-    assert "step 2 is read without a lease for now: nobody is there" in caplog.text
-    cluster.on_call = lambda request: None
-    state = a_state(0)
-    dcp_load(state, storage_reader=Left(cluster, tmp_path, step=2), planner=JsonLoadPlanner())
-    assert flat(state) == flat(a_state(2))
-    assert renewing() == []
-
-
-def test_a_key_is_asked_for_again_until_somebody_answers(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(holding, "ASK_S", 0.1)
+    monkeypatch.setattr(checkpoint_keeping, "ASK_S", 0.1)
     monkeypatch.setattr(checkpoint_readers, "RENEW_S", 0.001)
     opened = threading.Event()
 
@@ -179,6 +153,7 @@ def test_a_key_is_asked_for_again_until_somebody_answers(
         def _read(self, *args: Any) -> None:
             cluster.on_call = hear
             assert opened.wait(LIMIT_S)
+            cluster.down = lost
             super()._read(*args)
 
     def away(request: object) -> None:
@@ -189,13 +164,15 @@ def test_a_key_is_asked_for_again_until_somebody_answers(
         if cluster.answers and cluster.answers[-1] is pb.OpenCheckpointRequest:
             opened.set()
 
-    cluster.on_call = away
-    dcp_load(
-        a_state(0),
-        storage_reader=Waiting(tmp_path, step=2, client=cluster.port(0)),
-        planner=JsonLoadPlanner(),
-    )
-    assert (readers(cluster), renewing()) == ([], [])
+    for lost in (False, True):
+        cluster.on_call, state = away, a_state(0)
+        reader = Waiting(tmp_path, step=2, client=cluster.port(0))
+        dcp_load(state, storage_reader=reader, planner=JsonLoadPlanner())
+        assert flat(state) == flat(a_state(2))
+        assert "step 2 is read without a lease for now: nobody is there" in caplog.text
+        assert lost or readers(cluster) == []
+        assert renewing() == []
+        opened.clear()
 
 
 def marks(cluster: Cluster, step: int) -> None:
@@ -211,24 +188,11 @@ def marks(cluster: Cluster, step: int) -> None:
 
 def test_what_is_given_up_as_it_is_found_is_not_begun(cluster: Cluster, tmp_path: Path) -> None:
     marks(cluster, 1)
+    with pytest.raises(CheckpointException, match="step 1 is deleting"):
+        load(tmp_path, a_state(0), step=1, client=cluster.port(0))
     with pytest.raises(CheckpointException, match="no checkpoint of step 1 is committed"):
         load(tmp_path, a_state(0), step=1, client=cluster.port(0))
-    point = cluster.restore_point()
-    save(tmp_path, a_state(3), 3, client=cluster.port(0))
-    marks(cluster, 2)
-    with pytest.raises(Refused, match="step 2 is deleting"):
-        StrataReader(tmp_path, client=cluster.port(0, restore=point)).read_metadata()
     assert (readers(cluster), renewing()) == ([], [])
-
-
-def test_another_attempt_is_taken_for_the_one_that_is_given_up(tmp_path: Path) -> None:
-    cluster = Cluster(b=1)
-    save(tmp_path, a_state(1), 1, client=cluster.port(0))
-    cluster.next_world()
-    save(tmp_path, a_state(10), 1, client=cluster.port(0))
-    save(tmp_path, a_state(2), 2, client=cluster.port(0))
-    marks(cluster, 1)
-    assert flat(load(tmp_path, a_state(0), step=1, client=cluster.port(0))) == flat(a_state(1))
 
 
 def closings(cluster: Cluster) -> threading.Event:
@@ -250,13 +214,3 @@ def test_what_is_found_and_never_read_is_kept_as_long_as_its_reader(cluster: Clu
     del reader
     gc.collect()
     assert closed.wait(LIMIT_S)
-
-
-def test_a_copy_of_a_reader_keeps_nothing_and_takes_nothing_away(cluster: Cluster, tmp_path: Path) -> None:
-    reader = StrataReader(tmp_path, step=1, client=cluster.port(0))
-    reader.read_metadata()
-    for other in (pickle.loads(pickle.dumps(reader._hold)), copy.copy(reader._hold)):
-        other.release()
-        assert readers(cluster) == [1]
-    reader.reset()
-    assert (readers(cluster), renewing()) == ([], [])

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from strata.checkpoint import inline
 from strata.checkpoint.file_export import choose, export, format_of
 from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.marker import read_manifest, read_rank_manifests
+from strata.checkpoint.marker import committed, read_rank_manifests
 from strata.client.checkpoints import CheckpointManager
 from strata.errors import CheckpointCorrupt, CheckpointError
 from strata.integrations.dcp import StrataReader, StrataWriter
@@ -31,21 +31,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def test_a_manager_restores_what_dcp_saved(tmp_path: Path) -> None:
-    save(tmp_path, a_state(2.5), 7)
-    here = a_state(0)
+    """Plain values as well."""
+    plain = {"step": 12, "best": float("inf"), "parts": [{"name": "x"}, (1, None)]}
+    save(tmp_path, {**a_state(2.5), **plain}, 7)
+    here = {**a_state(0), **dict.fromkeys(plain)}
     with CheckpointManager(tmp_path) as manager:
-        restored = manager.restore(here)
-    assert restored is not None
-    assert flat(here) == flat(a_state(2.5))
-
-
-def test_a_manager_restores_plain_values_that_dcp_saved(tmp_path: Path) -> None:
-    state = {"step": 12, "w": torch.ones(2), "best": float("inf"), "parts": [{"name": "x"}, (1, None)]}
-    save(tmp_path, state, 12)
-    here = {"step": 0, "w": torch.zeros(2), "best": 0.0, "parts": None}
-    with CheckpointManager(tmp_path) as manager:
-        assert manager.restore(here)
-    assert flat(here) == flat(state)
+        assert manager.restore(here) is not None
+    assert flat(here) == flat({**a_state(2.5), **plain})
 
 
 def test_a_manager_says_of_what_torchs_planner_pickled_how_it_is_loaded(tmp_path: Path) -> None:
@@ -239,38 +231,38 @@ def test_dtypes_that_safetensors_has_no_name_for_come_back(
         assert file.get_tensor("w").flatten().view(torch.uint8).tolist() == as_bytes(saved)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    with pytest.raises(CheckpointException, match="w is a tensor without plain memory"):
+        save(tmp_path, {"w": quantized}, 1)
+
+
+def exported(folder: Path, state: dict[str, Any], name: str) -> Path:
+    """Return the file to which a state that DCP saved is exported."""
+    save(folder / name, state, 1)
+    storage = LocalStorage(folder / name, nonce=lambda: "x")
+    (saved,) = (each for each in storage.list() if each.startswith("step-"))
+    found = committed(storage, saved)
+    assert found is not None
+    part = choose(read_rank_manifests(storage, saved, found[0]), rank=None, only=None)
+    path = folder / f"file-{name}"
+    kind = format_of(Path(name), None)
+    export(storage, saved, part, path, file_format=kind, replace=False, on_bytes=lambda count: None)
+    return path
+
+
 def test_an_exported_torch_file_has_the_plain_values(tmp_path: Path) -> None:
     """In place of torch's `dcp_to_torch_save`, which reads files of FileSystemWriter alone."""
     state = {"model": {"w": torch.ones(2)}, "step": 12, "lr": [0.1, {"a": float("inf")}], "raw": b"x"}
-    writer = save(tmp_path / "root", state, 12)
-    storage = LocalStorage(tmp_path / "root", nonce=lambda: "x")
-    assert writer.last is not None
-    (folder,) = (name for name in storage.list() if name.startswith("step-"))
-    manifest = read_manifest(storage, folder, writer.last.manifest_digest)
-    part = choose(read_rank_manifests(storage, folder, manifest), rank=None, only=None)
-    path = tmp_path / "model.pt"
-    export(storage, folder, part, path, file_format="torch", replace=False, on_bytes=lambda count: None)
-    assert flat(torch.load(path, weights_only=True)) == flat(state)
+    assert flat(torch.load(exported(tmp_path, state, "model.pt"), weights_only=True)) == flat(state)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_a_dtype_that_numpy_does_not_know_is_exported_otherwise(tmp_path: Path) -> None:
-    writer = save(tmp_path / "root", {"w": torch.zeros(2, dtype=torch.complex32)}, 1)
-    storage = LocalStorage(tmp_path / "root", nonce=lambda: "x")
-    assert writer.last is not None
-    (folder,) = (name for name in storage.list() if name.startswith("step-"))
-    manifest = read_manifest(storage, folder, writer.last.manifest_digest)
-    part = choose(read_rank_manifests(storage, folder, manifest), rank=None, only=None)
-
-    def exported(name: str) -> Path:
-        path, file_format = tmp_path / name, format_of(Path(name), None)
-        export(
-            storage, folder, part, path, file_format=file_format, replace=False, on_bytes=lambda count: None
-        )
-        return path
-
+    state = {"w": torch.zeros(2, dtype=torch.complex32)}
     with pytest.raises(CheckpointError, match=r"complex32.*which NumPy does not know") as error:
-        exported("w.npz")
+        exported(tmp_path, state, "w.npz")
     assert error.value.hint == "export it as .pt or .safetensors"
-    assert torch.load(exported("w.pt"), weights_only=True)["w"].dtype == torch.complex32
-    assert exported("w.safetensors").exists()
+    assert torch.load(exported(tmp_path, state, "w.pt"), weights_only=True)["w"].dtype == torch.complex32
+    assert exported(tmp_path, state, "w.safetensors").exists()

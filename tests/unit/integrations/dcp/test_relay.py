@@ -3,70 +3,95 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
+from typing import Any
 
 import pytest
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from strata.checkpoint.catalog import CheckpointAck, CheckpointSeal, SaveRequest
-from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointNotFound, Unavailable
-from strata.integrations.dcp import StrataWriter
-from strata.integrations.dcp.relay import BorrowedPort, Lender
+from strata.errors import CheckpointNotFound, Refused, Unavailable
+from strata.integrations.dcp import JsonSavePlanner, StrataWriter
+from strata.integrations.dcp.relay import BorrowedPort, lend
 from strata.v1.checkpoints_pb2 import GetCheckpointRequest
-from tests.unit.checkpoint.ports import Cluster
+from tests.unit.checkpoint.ports import Cluster, state_of
+from tests.unit.integrations.dcp.test_dcp import a_state, flat, load
+
+LIMIT_S = 20
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 @pytest.fixture
-def lender() -> Iterator[Lender]:
-    found = Lender(Cluster(n1=1).port(0))
-    yield found
-    found.close()
+def borrowed() -> Iterator[BorrowedPort]:
+    port = BorrowedPort(pickle.loads(pickle.dumps(lend(Cluster(n1=1).port(0)))))
+    yield port
+    port._pipe.close()
 
 
-def test_a_borrowed_port_is_the_rank_that_lent_it(lender: Lender) -> None:
-    port = BorrowedPort(pickle.loads(pickle.dumps(lender.address)))
-    assert (port.job, port.uid, port.rank, port.world_size) == ("job", "uid-1", 0, 1)
-    assert port.restore_point is None
+def lenders() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "strata-dcp-lender"]
 
 
-def test_a_save_is_committed_over_it(lender: Lender) -> None:
-    catalog = CoordinatedCatalog(
-        BorrowedPort(lender.address),
-        root_uri="file:///x",
-        new_id=lambda: "a1",
-        save_wait_s=5,
-        ask_again_s=0.01,
-    )
-    record = catalog.begin(SaveRequest(step=7))
-    catalog.ack(record, CheckpointAck(digest="xxh3-128:0", size_bytes=1))
-    catalog.seal(
-        record, CheckpointSeal(manifest_digest="xxh3-128:1", size_bytes=1, model_hash="m", part_digests=())
-    )
-    done = catalog.wait(
-        record, lambda r: r.state is CheckpointState.COMMITTED, timeout_s=20, cancelled=Event()
-    )
-    assert done.step == 7
+def test_a_borrowed_port_is_the_rank_that_lent_it(borrowed: BorrowedPort) -> None:
+    assert (borrowed.job, borrowed.uid, borrowed.rank, borrowed.world_size) == ("job", "uid-1", 0, 1)
+    assert borrowed.restore_point is None
+    with pytest.raises(Refused, match="cannot wait at 'x'"):
+        borrowed.barrier("x")
 
 
-def test_errors_come_back_as_they_are(lender: Lender) -> None:
-    with pytest.raises(CheckpointNotFound):
-        BorrowedPort(lender.address).call(GetCheckpointRequest(job="job", step=5))
+def test_a_save_is_committed_over_it(tmp_path: Path) -> None:
+    """As in DCP's own process, where the writer is unpickled once for each save."""
+    cluster = Cluster(n1=1)
+    trainers = StrataWriter(tmp_path, client=cluster.port(0), metadata={"a": "b"})
+    used: list[Any] = []
+    for step in (7, 8):
+        writer = pickle.loads(pickle.dumps(trainers))
+        used.append(writer)
+        assert (writer.metadata, writer.config) == ({"a": "b"}, trainers.config)
+        dcp_save(a_state(step), checkpoint_id=str(step), storage_writer=writer, planner=JsonSavePlanner())
+        assert state_of(cluster, step) is CheckpointState.COMMITTED
+        assert flat(load(tmp_path, a_state(0), step=step, client=cluster.port(0))) == flat(a_state(step))
+    assert used[0] is used[1], "its memory is used again by the next save"
+    used[0].close()
+    before = lenders()
+    used[0]._port._pipe.close()
+    for thread in before:
+        thread.join(LIMIT_S)
+    assert lenders() == [], "nobody is asked for who has let go"
 
 
-def test_without_the_trainer_nobody_answers(lender: Lender) -> None:
-    address = lender.address
-    lender.close()
-    with pytest.raises(Unavailable, match="trainer"):
-        BorrowedPort(address).call(GetCheckpointRequest(job="job", step=5))
+def test_errors_come_back_as_they_are(borrowed: BorrowedPort) -> None:
+    for _ in range(2):
+        with pytest.raises(CheckpointNotFound):
+            borrowed.call(GetCheckpointRequest(job="job", step=5))
 
 
-def test_a_writer_is_pickled_without_its_session(tmp_path: Path) -> None:
-    writer = StrataWriter(tmp_path, step=3, client=Cluster(n1=1).port(0), metadata={"a": "b"})
-    data = pickle.dumps(writer)
-    other, again = pickle.loads(data), pickle.loads(data)
-    assert other is again, "its memory is used again by the next save"
-    assert (other.step, other.metadata, other.config) == (3, {"a": "b"}, writer.config)
-    writer.close()
+def test_without_the_trainer_nobody_answers() -> None:
+    cluster = Cluster(n1=1)
+    port = BorrowedPort(lend(cluster.port(0)))
+
+    def ends(request: object) -> None:
+        raise EOFError
+
+    cluster.on_call = ends
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="trainer"):
+            port.call(GetCheckpointRequest(job="job", step=5))
+
+
+def test_an_answer_that_was_not_awaited_is_not_that_to_the_next_request(
+    borrowed: BorrowedPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    request = GetCheckpointRequest(job="job", step=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(borrowed._pipe, "recv", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            borrowed.call(request)
+    with pytest.raises(Unavailable):
+        borrowed.call(request)

@@ -1,0 +1,64 @@
+"""What a writer and a reader are told, and the storage root they work in.
+
+Under `strata run`, or with a client, the coordinators keep its catalog. Elsewhere DCP's own collectives
+coordinate the ranks: rank 0 keeps the catalog, and the marker in storage is what commits.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from torch.distributed.checkpoint import filesystem
+
+from strata.client.checkpoint_config import CheckpointManagerConfig
+from strata.client.checkpoint_port import SessionPort, check_port
+from strata.client.checkpoint_root import OpenRoot
+from strata.client.surroundings import session_of_rank
+from strata.errors import ConfigError, InvalidArgument
+from strata.integrations.dcp.relay import BorrowedPort
+
+_STEP: Final = re.compile(
+    r"(?:[A-Za-z._=-]*[A-Za-z][._=-]|(?:[A-Za-z._=-]*[._=-])?(?:step|checkpoint|epoch))?([0-9]+)\Z"
+)
+
+DCP_VERSION: Final[str | None] = getattr(filesystem, "CURRENT_DCP_VERSION", None)
+"""What torch's own writer puts into DCP's metadata, if it does."""
+BORROWED_ASK_AGAIN_S: Final = 0.2
+"""How often a process that is pushed nothing asks whether its save is committed."""
+
+
+def session_of(client: SessionPort | None) -> SessionPort | None:
+    """Return the session to work with: the one given, under `strata run` this rank's, else none."""
+    if client is None and os.environ.get("STRATA_SOCKET"):
+        client = session_of_rank()
+    if client is not None:
+        check_port(client)
+    return client
+
+
+def opened(config: CheckpointManagerConfig, port: SessionPort | None, *, ranks: int = 1) -> OpenRoot:
+    """Return the storage root, for one rank of `ranks`."""
+    if config.replica_path is not None:
+        raise ConfigError("a second storage is for CheckpointManager", hint="leave replica_path out")
+    ask_again_s = BORROWED_ASK_AGAIN_S if isinstance(port, BorrowedPort) else None
+    return OpenRoot(config, port, ranks=ranks, ask_again_s=ask_again_s)
+
+
+def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
+    """Return the step that DCP's `checkpoint_id` names: "120", or a path that ends so, as in runs/checkpoint-120.
+
+    Words may stand before the number, each apart: step-120, iter_0000120. Only step, checkpoint and epoch may touch
+    it, as in global_step120. `InvalidArgument` for any other: resnet50, model-v2, a name with two numbers or with
+    anything behind.
+    """
+    named = _STEP.match(Path(checkpoint_id).name)
+    if named is None:
+        raise InvalidArgument(
+            f"checkpoint_id is {str(checkpoint_id)!r}, which names no step",
+            hint='give the step, as in "120", "checkpoint-120" or "global_step120": a name that ends in one number,'
+            " apart from its words",
+        )
+    return int(named[1])
