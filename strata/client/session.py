@@ -323,6 +323,9 @@ class Session:
             case "moved":
                 self._route.go_to(down.moved.addresses)
                 raise Unavailable(f"the replica stops serving: {down.moved.reason}")
+            case "disconnected":
+                self.last_trouble = unpack(down.disconnected)
+                self._observer.on_disconnected(self.last_trouble)
             case "ended":
                 self._finish(unpack(down.ended.error))
                 raise unpack(down.ended.error)

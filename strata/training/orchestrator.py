@@ -200,7 +200,7 @@ class TrainingOrchestrator:
             min_workers=self._min_workers,
             max_workers=self._max_workers,
             credentials=self._credentials,
-            reexecutes=True,
+            cannot_restart=True,
         )
 
     def _ending_of(self, peers: Peers) -> Ending:
