@@ -324,6 +324,7 @@ class Session:
                 self._route.go_to(down.moved.addresses)
                 raise Unavailable(f"the replica stops serving: {down.moved.reason}")
             case "disconnected":
+                self._connected.clear()
                 self.last_trouble = unpack(down.disconnected)
                 self._observer.on_disconnected(self.last_trouble)
             case "ended":

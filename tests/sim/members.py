@@ -180,7 +180,7 @@ class Member:
             host=self.worker,
             slots=self.slots,
             spec=SPEC,
-            reexecutes=self._begins_anew,
+            cannot_restart=self._begins_anew,
         )
         self.session = MemberSession(
             parse_endpoints(",".join(REPLICAS)),
