@@ -45,5 +45,3 @@ from strata.training.run import Run as Run
 from strata.training.starting import init as init
 from strata.training.world import TrainingWorld as TrainingWorld
 from strata.v1.recovery_pb2 import RecoveryResponse as RecoveryResponse
-
-STARTED_IN: Final[str]
