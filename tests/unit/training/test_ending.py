@@ -10,7 +10,13 @@ import pytest
 from google.protobuf.message import Message
 
 from strata.errors import JobDone, StaleGeneration, StaleIncarnation, StrataError
-from strata.training.ending import InProcessEnding, StandaloneEnding, NeverEnds, SupervisedEnding, end_with_agent
+from strata.training.ending import (
+    InProcessEnding,
+    StandaloneEnding,
+    NeverEnds,
+    SupervisedEnding,
+    end_with_agent,
+)
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
