@@ -1,5 +1,4 @@
 # What `__init__.py` imports when it is first used, for type checkers.
-from typing import Final
 
 from strata.checkpoint.catalog import CheckpointAck as CheckpointAck
 from strata.checkpoint.writer import AsyncCheckpointWriter as AsyncCheckpointWriter

@@ -106,18 +106,24 @@ async def _serve(relay: Relay, link: FramedLink[Up, Down], limit_s: float) -> No
 
 async def _process_of(link: FramedLink[Up, Down], limit_s: float) -> RankProcess:
     """Return the process that dialled and holds the socket, or refuse it."""
-    sock = link.transport.get_extra_info("socket")
-    pid, uid, _gid = _CREDENTIALS.unpack(
-        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    process = admitted(pid, uid)
+    process = peer_of(link.transport.get_extra_info("socket"))
     try:
         async with asyncio.timeout(limit_s):
             if await challenged(link):
                 return process
     except TimeoutError:
-        raise Unavailable(f"process {pid} did not return the agent's nonce within {limit_s:g} s") from None
-    raise Refused(f"process {pid} did not return the agent's nonce")
+        raise Unavailable(
+            f"process {process.pid} did not return the agent's nonce within {limit_s:g} s"
+        ) from None
+    raise Refused(f"process {process.pid} did not return the agent's nonce")
+
+
+def peer_of(sock: socket.socket) -> RankProcess:
+    """Return the process that connected this socket, or made the pair that it is one end of; or refuse it."""
+    pid, uid, _gid = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return admitted(pid, uid)
 
 
 def admitted(pid: int, uid: int) -> RankProcess:

@@ -28,6 +28,7 @@ from typing import Any, Final
 from strata.agent.health import Health
 from strata.agent.liveness import Liveness
 from strata.agent.rank_process import RankProcess
+from strata.agent.relay_server import peer_of
 from strata.agent.stack_dump import process_state
 from strata.client.endpoints import parse_endpoints
 from strata.client.member import MemberSession
@@ -268,16 +269,20 @@ def _credentials(start: AgentStart) -> Credentials:
 
 async def run(sock: socket.socket) -> None:
     """Be the agent of the process that has the other end of `sock`, until it leaves or ends."""
-    with RankProcess(os.getppid()) as process:
-        if (
-            os.getppid() != process.pid
-        ):  # it ended before it could be watched, and another process took its child
+    _transport, link = await asyncio.get_running_loop().create_unix_connection(
+        lambda: FramedLink[Up, Down](Up, newest_down), sock=sock
+    )
+    try:
+        process = peer_of(sock)
+    except StrataError as error:
+        link.close(error)
+        await link.gone()
+        return
+    with process:
+        if os.getppid() != process.pid:  # it ended before it could be watched
             return
         gone = asyncio.Event()
         asyncio.get_running_loop().add_reader(process.fileno(), gone.set)
-        _transport, link = await asyncio.get_running_loop().create_unix_connection(
-            lambda: FramedLink[Up, Down](Up, newest_down), sock=sock
-        )
         if (first := await link.take()) is None:
             return
         agent = StandaloneAgent(AgentStart.FromString(first), process)

@@ -26,15 +26,14 @@ from strata.client.endpoints import Endpoint, Route
 from strata.client.inspection import Inspection
 from strata.client.loop import BackgroundLoop
 from strata.client.seat import Seat, Watcher, connected, placed, running
-from strata.client.session import Session
+from strata.client.session import Session, member_hello
 from strata.client.terms import Dial, Pace
 from strata.config import Credentials
 from strata.errors import ConfigError, StaleIncarnation, Unavailable
 from strata.session.framed import dialled, paired
 from strata.session.link import Link
-from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import Registration
-from strata.v1.session_pb2 import AgentStart, Down, Hello, Up
+from strata.v1.session_pb2 import AgentStart, Down, Up
 
 log: Final = logging.getLogger("strata.client")
 
@@ -64,17 +63,10 @@ async def join(
     Without `timeout_s` only the first coordinator must answer in time: a world may wait for members
     that come tomorrow.
     """
-
-    def introduce(token: Token, incarnation: int) -> Hello:
-        member = Registration()
-        member.CopyFrom(registration)
-        member.incarnation = incarnation
-        return Hello(token=token, member=member)
-
     deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     watcher = Watcher()
     session = Session(
-        introduce=introduce,
+        introduce=member_hello(registration),
         route=Route((Endpoint(path=f"agent of process {os.getpid()}"),), random.Random()),
         dial=own_agent(start),
         observer=watcher,

@@ -240,9 +240,7 @@ class StandaloneEnding:
     reach a frozen peer. So another thread ends it. In an interactive session, a notebook say, the error is raised only.
     """
 
-    def __init__(
-        self, peers: Peers, *, detect_s: float, gone: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, peers: Peers, *, detect_s: float, gone: Callable[[], None] | None = None) -> None:
         """`detect_s` is how soon a death is known; `gone` ends the process, and does not come back."""
         self._peers = peers
         self._detect_s = detect_s

@@ -23,16 +23,17 @@ LEAST, MOST = int(os.environ.get("LEAST", "1")), int(os.environ.get("MOST", os.e
 
 
 def say(event: str, **facts: object) -> None:
-    print(json.dumps({"event": event, **facts}), flush=True)
+    sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
+    sys.stdout.flush()
 
 
 def agent() -> list[int]:
     """Return the pids of this process's children that are agents."""
-    found = []
-    for child in _children():
-        if b"strata.agent.standalone" in Path(f"/proc/{child}/cmdline").read_bytes():
-            found.append(int(child))
-    return found
+    return [
+        int(child)
+        for child in _children()
+        if b"strata.agent.standalone" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
 
 
 def _children() -> list[str]:

@@ -16,11 +16,9 @@ from strata import errors
 from strata.client import joining, standalone
 from strata.client.endpoints import parse_endpoints
 from strata.client.loop import BackgroundLoop
-from strata.client.member import MemberSession
 from strata.client.rank import RankClient
 from strata.client.terms import UNTOLD_S
 from strata.config import Credentials
-from strata.core.timing import Timing
 from strata.testing.links import Switchboard
 from strata.v1.members_pb2 import Registration
 from tests.unit.client.fake_rank import NoThread
@@ -41,7 +39,7 @@ async def coordinator(*, up: bool = True) -> AsyncIterator[FakeReplica]:
         return board.dial("client", "a:1")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(standalone, "MemberSession", functools.partial(MemberSession, dial=dial))
+        patch.setattr(standalone, "own_agent", lambda _start: dial)  # as if its agent were the coordinator
         yield made
     joining._shared.clear()
 
@@ -52,9 +50,8 @@ async def connect(
     registration = Registration(job="j", worker_id=worker, boot="boot", slots=1)
     background = cast("BackgroundLoop", NoThread())
     addresses = parse_endpoints(endpoints)
-    join = functools.partial(
-        standalone.join, background, addresses, registration, Timing.derive(), Credentials()
-    )
+    start = standalone.start_of([endpoints], 5.0, Credentials())
+    join = functools.partial(standalone.join, background, start, registration)
     return await joining._share(background, (frozenset(addresses), worker), join, timeout_s)
 
 

@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from strata.errors import JobDone, StaleGeneration, StaleIncarnation, StrataError
 from strata.training.ending import (
     InProcessEnding,
-    StandaloneEnding,
     NeverEnds,
+    StandaloneEnding,
     SupervisedEnding,
     end_with_agent,
 )
