@@ -41,6 +41,7 @@ from strata.core.timing import Timing
 from strata.errors import StaleIncarnation, StrataError, Unavailable
 from strata.observe import configure, get_logger
 from strata.session.framed import FramedLink, newest_down
+from strata.session.link import Link
 from strata.session.served import End, Session, serve
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -89,6 +90,18 @@ class StandaloneAgent:
         self._stack: asyncio.Future[str] | None = None
         self._lost = ""
         """Why the process counts as lost though it lives."""
+
+    async def run(self, link: Link[Up, Down], gone: asyncio.Event) -> None:
+        """Carry for the process at the other end of `link`, until it leaves, or ends, which sets `gone`."""
+        ended = asyncio.create_task(gone.wait())
+        serving = asyncio.create_task(serve(link, self.accept), name="process")
+        await asyncio.wait((ended, serving), return_when=asyncio.FIRST_COMPLETED)
+        leaving = asyncio.create_task(self.leave_job())
+        await asyncio.wait((ended, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            _let_go_of_output()
+            await asyncio.wait((leaving,), timeout=LAST_S)
+        ended.cancel()
 
     async def accept(self, hello: Hello, session: Session) -> StandaloneAgent:
         """Become a member as the Hello says, once a coordinator serves it; else raise why not."""
@@ -285,16 +298,8 @@ async def run(sock: socket.socket) -> None:
         asyncio.get_running_loop().add_reader(process.fileno(), gone.set)
         if (first := await link.take()) is None:
             return
-        agent = StandaloneAgent(AgentStart.FromString(first), process)
-        ended = asyncio.create_task(gone.wait())
-        serving = asyncio.create_task(serve(link, agent.accept), name="process")
-        await asyncio.wait((ended, serving), return_when=asyncio.FIRST_COMPLETED)
-        leaving = asyncio.create_task(agent.leave_job())
-        await asyncio.wait((ended, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            _let_go_of_output()
-            await asyncio.wait((leaving,), timeout=LAST_S)
-        else:
+        await StandaloneAgent(AgentStart.FromString(first), process).run(link, gone)
+        if not gone.is_set():
             await link.gone()
 
 

@@ -77,12 +77,8 @@ def _live_on() -> None:
     time.sleep(LIVES_S)
 
 
-def parent(endpoint: str, how: str = "guarded") -> None:
-    """Fork a worker that outlives its parent; `leaky`: without closing what it inherits."""
-    if how == "leaky":
-        from strata.client import fork  # noqa: PLC0415
-
-        fork._is_ours = lambda fd: False
+def parent(endpoint: str) -> None:
+    """Fork a worker that outlives its parent."""
     client = _under_strata_run(endpoint) if endpoint.startswith("unix:") else None
     client = client or strata.connect(endpoint, worker_id="parent")
     client.barrier("before")
