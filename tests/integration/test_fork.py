@@ -153,7 +153,9 @@ async def test_every_way_to_end_is_clean_and_quick(how: str, code: int) -> None:
         assert run.process.stderr is not None
         complaints = (await run.process.stderr.read()).decode().splitlines()
         assert complaints[-1:] == (["ZeroDivisionError"] if how == "error" else [])
-        assert (await (await server.session()).end(2))[0] is End.LEFT, "its agent leaves for it if it does not"
+        assert (await (await server.session()).end(2))[0] is End.LEFT, (
+            "its agent leaves for it if it does not"
+        )
 
 
 async def test_a_frozen_process_is_noticed_within_detect_s() -> None:
