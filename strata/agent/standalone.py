@@ -23,10 +23,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from strata.agent.health import Health
-from strata.agent.liveness import Liveness
 from strata.agent.rank_process import RankProcess
 from strata.agent.relay_server import peer_of
 from strata.agent.stack_dump import process_state
@@ -65,10 +63,15 @@ from strata.v1.session_pb2 import (
 )
 from strata.wire.errors import pack
 
+if TYPE_CHECKING:
+    from strata.agent.health import Health
+
 log = get_logger()
 
 LAST_S: Final = 0.75
 """How long a member leaves whose process has ended: the agent ends within 1 s of it."""
+UNWATCHED_S: Final = 1.0
+"""How long after the first welcome the process is not watched."""
 STACK_S: Final = 2.0
 """How long the process has to say where its threads are."""
 
@@ -85,7 +88,7 @@ class StandaloneAgent:
         self._upstream: MemberSession | None = None
         self._running: asyncio.Task[None] | None = None
         self._health: Health | None = None
-        self._watches: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
         self._generation = 0
         self._stack: asyncio.Future[str] | None = None
         self._lost = ""
@@ -126,8 +129,8 @@ class StandaloneAgent:
 
     async def leave_job(self, reason: str = "") -> None:
         """Leave the job, if this is still its member; return once that is known, or after `LEAVE_S`."""
-        for watch in self._watches:
-            watch.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._upstream is not None:
             reason = reason or self._lost or f"process {self._process.pid} ended without a farewell"
             await self._upstream.leave(reason, limit_s=LEAVE_S)
@@ -140,17 +143,21 @@ class StandaloneAgent:
 
     def on_connected(self, welcome: Welcome) -> None:
         self._down.send(Down(welcome=welcome))
-        if self._health is None and self._upstream is not None:
-            timing = Timing.derive(welcome.detect_s)
-            config = replace(
-                load(HealthConfig, env=os.environ), on_stall=REPORT
-            )  # nobody could start it again
-            self._health = Health(config, self._upstream, self, detect_s=timing.detect_s)
-            liveness = Liveness(detect_s=timing.detect_s, on_frozen=self.evict, on_core_dump=self.evict)
-            liveness.watch(0, 0, self._process)
-            self._watches += [
-                asyncio.create_task(watch()) for watch in (self._health.stalls.run, liveness.run)
-            ]
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch(welcome.detect_s), name="watch")
+
+    async def _watch(self, detect_s: float) -> None:
+        """Watch the process and its progress; a moment later, for the imports would hold up its start."""
+        await asyncio.sleep(UNWATCHED_S)
+        from strata.agent.health import Health  # noqa: PLC0415
+        from strata.agent.liveness import Liveness  # noqa: PLC0415
+
+        config = replace(load(HealthConfig, env=os.environ), on_stall=REPORT)  # nobody could start it again
+        self._health = Health(config, self._above, self, detect_s=detect_s)
+        liveness = Liveness(detect_s=detect_s, on_frozen=self.evict, on_core_dump=self.evict)
+        liveness.watch(0, 0, self._process)
+        async with liveness.watching(), self._health.watching():
+            await asyncio.get_running_loop().create_future()
 
     def on_disconnected(self, reason: StrataError) -> None:
         self._down.send(Down(disconnected=pack(reason)))
@@ -200,11 +207,15 @@ class StandaloneAgent:
             if self._stack is not None and not self._stack.done():
                 self._stack.set_result(evidence.stack)
             self._above.evidence(progress.generation, evidence)
-        if progress.ranks and self._health is not None:
-            if progress.generation > self._generation:
-                self._generation = progress.generation
-                self._health.stalls.watch(self._generation)
-            self._health.stalls.hear(progress.generation, progress.ranks)
+        if not progress.ranks:
+            return
+        if self._health is None:
+            self._above.progress(progress.generation, progress.ranks)
+            return
+        if progress.generation > self._generation:
+            self._generation = progress.generation
+            self._health.stalls.watch(self._generation)
+        self._health.stalls.hear(progress.generation, progress.ranks)
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:
         await self._above.rank_exit(

@@ -283,7 +283,11 @@ class Cluster:
             return "there is no world"
         inside = {(m.worker, m.incarnation) for m in world.members}
         alive = {(w.name, w.create_revision) for w in job.workers()}
-        if inside != alive:
+        # newcomers stand by while the world holds a member that cannot restart (PROTOCOLS 6.1)
+        stands_by = inside < alive and any(
+            w.record.cannot_restart for w in job.workers() if (w.name, w.create_revision) in inside
+        )
+        if inside != alive and not stands_by:
             return f"the world has {sorted(inside)}, and {sorted(alive)} are registered"
         if {worker for worker, _ in inside} != set(WORKERS):
             return f"the world has {sorted(worker for worker, _ in inside)}"
