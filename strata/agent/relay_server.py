@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from strata.agent.rank_process import RankProcess
+from strata.agent.rank_process import RankProcess, peer_of
 from strata.agent.relay import Relay
 from strata.core.timing import Timing
 from strata.errors import ConfigError, Refused, StrataError, Unavailable
@@ -32,8 +31,6 @@ _MAX_PATH_BYTES: Final = 107
 _BACKLOG: Final = 1024
 _STOP_GRACE_S: Final = 1.5
 """How long the links of a stopping agent may take to end: a bit longer than `framed.FLUSH_S`."""
-_CREDENTIALS: Final = struct.Struct("iII")
-"""struct ucred: pid, uid, gid."""
 
 
 @asynccontextmanager
@@ -116,26 +113,3 @@ async def _process_of(link: FramedLink[Up, Down], limit_s: float) -> RankProcess
             f"process {process.pid} did not return the agent's nonce within {limit_s:g} s"
         ) from None
     raise Refused(f"process {process.pid} did not return the agent's nonce")
-
-
-def peer_of(sock: socket.socket) -> RankProcess:
-    """Return the process that connected this socket, or made the pair that it is one end of; or refuse it."""
-    pid, uid, _gid = _CREDENTIALS.unpack(
-        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    return admitted(pid, uid)
-
-
-def admitted(pid: int, uid: int) -> RankProcess:
-    """Return the process that the kernel names as the peer; `Refused` if it may not be a rank of this agent."""
-    if uid != os.getuid():
-        raise Refused(f"process {pid} is of user {uid}; the agent serves user {os.getuid()} only")
-    if pid == 0:
-        raise Refused(
-            "the agent cannot see this process: it is in another PID namespace",
-            hint="run the agent and its ranks in one container, or with one PID namespace (shareProcessNamespace)",
-        )
-    try:
-        return RankProcess(pid)
-    except OSError as error:  # it has ended, or no descriptor is left
-        raise Unavailable(f"the agent cannot watch process {pid}: {error.strerror}", hint="") from error

@@ -25,8 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from strata.agent.rank_process import RankProcess
-from strata.agent.relay_server import peer_of
+from strata.agent.rank_process import RankProcess, peer_of
 from strata.agent.stack_dump import process_state
 from strata.client.endpoints import parse_endpoints
 from strata.client.member import MemberSession

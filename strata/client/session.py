@@ -48,7 +48,6 @@ from strata.v1.session_pb2 import (
     Welcome,
     WorldUpdate,
 )
-from strata.wire.barriers import batches
 from strata.wire.errors import unpack
 
 LEAVE_S: Final = 5.0
@@ -450,6 +449,8 @@ class Session:
 
     def _flush_arrivals(self) -> None:
         if self._link is not None and self.connected:
+            from strata.wire.barriers import batches  # noqa: PLC0415  # its imports are a fifth of a start
+
             arrivals = self._arrivals.unsent(self._now())
             for batch in batches(arrivals):
                 self._link.send(Up(arrivals=Arrivals(arrivals=batch)))
