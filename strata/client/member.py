@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager
 
 from strata.client.channel import dialer
 from strata.client.endpoints import Endpoint, Route
-from strata.client.session import Session, member_hello
-from strata.client.terms import Dial, Pace, SessionObserver
+from strata.client.session import Session
+from strata.client.terms import Dial, Pace, SessionObserver, member_hello
 from strata.config import Credentials
 from strata.core.timing import Timing
 from strata.session.link import Link

@@ -32,7 +32,7 @@ from strata.errors import StrataError, Unavailable
 from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.common_pb2 import Token
-from strata.v1.members_pb2 import DeviceStatus, RankEvidence, RankProgress, Registration
+from strata.v1.members_pb2 import DeviceStatus, RankEvidence, RankProgress
 from strata.v1.session_pb2 import (
     Arrivals,
     Call,
@@ -56,18 +56,6 @@ _REQUEST_FIELD: Final[dict[type[Message], str]] = {
     type(getattr(Call(), field.name)): field.name
     for field in Call.DESCRIPTOR.oneofs_by_name["request"].fields
 }
-
-
-def member_hello(registration: Registration) -> Callable[[Token, int], Hello]:
-    """Return how a member introduces itself: with its registration, and the incarnation that it was given."""
-
-    def introduce(token: Token, incarnation: int) -> Hello:
-        member = Registration()
-        member.CopyFrom(registration)
-        member.incarnation = incarnation
-        return Hello(token=token, member=member)
-
-    return introduce
 
 
 class _Leaving(Exception):

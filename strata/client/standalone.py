@@ -26,8 +26,8 @@ from strata.client.endpoints import Endpoint, Route
 from strata.client.inspection import Inspection
 from strata.client.loop import BackgroundLoop
 from strata.client.seat import Seat, Watcher, connected, placed, running
-from strata.client.session import Session, member_hello
-from strata.client.terms import Dial, Pace
+from strata.client.session import Session
+from strata.client.terms import Dial, Pace, member_hello
 from strata.config import Credentials
 from strata.errors import ConfigError, StaleIncarnation, Unavailable
 from strata.session.framed import dialled, paired
