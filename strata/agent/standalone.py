@@ -19,12 +19,12 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from strata.agent.carrying import Carrier
 from strata.agent.rank_process import RankProcess, peer_of
 from strata.agent.stack_dump import process_state
 from strata.client.endpoints import parse_endpoints
@@ -40,12 +40,10 @@ from strata.observe import configure, get_logger
 from strata.session.framed import FramedLink, newest_down
 from strata.session.link import Link
 from strata.session.served import End, Session, serve
-from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
+from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.session_pb2 import (
     AgentStart,
-    ArrivalRefused,
-    Call,
     Done,
     Down,
     Hello,
@@ -75,16 +73,19 @@ STACK_S: Final = 2.0
 """How long the process has to say where its threads are."""
 
 
-class StandaloneAgent:
-    """Carries between one process and the coordinators: `served.Handler` below, `SessionObserver` above."""
+class StandaloneAgent(Carrier):
+    """Carries between one process and the coordinators: `served.Handler` below, `SessionObserver` above.
+
+    `session` and `upstream` are there once the process has said Hello.
+    """
+
+    upstream: MemberSession
 
     def __init__(self, start: AgentStart, process: RankProcess) -> None:
         self._start = start
         self._process = process
         self._credentials = _credentials(start)
         self._timing = Timing.derive(start.detect_s)
-        self._down: Session
-        self._upstream: MemberSession | None = None
         self._running: asyncio.Task[None] | None = None
         self._health: Health | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -107,12 +108,12 @@ class StandaloneAgent:
 
     async def accept(self, hello: Hello, session: Session) -> StandaloneAgent:
         """Become a member as the Hello says, once a coordinator serves it; else raise why not."""
-        self._down = session
+        self.session = session
         endpoints = parse_endpoints(list(self._start.endpoints), self._credentials)
         if hello.member.cannot_restart:  # it trains by strata.init, which saves
             unary = UnaryClient(endpoints, random.Random(), self._credentials)
             await _storage_takes_saves(hello.member.job, unary, self.on_disconnected)
-        self._upstream = MemberSession(
+        self.upstream = MemberSession(
             endpoints,
             hello.member,
             self,
@@ -120,28 +121,28 @@ class StandaloneAgent:
             timing=self._timing,
             credentials=self._credentials,
         )
-        self._upstream.on_request = session.send
-        self._running = asyncio.create_task(self._upstream.run(), name="session")
+        self.upstream.on_request = session.send
+        self._running = asyncio.create_task(self.upstream.run(), name="session")
         self._running.add_done_callback(self._over)
-        await self._upstream.wait_connected()
+        await self.upstream.wait_connected()
         return self
 
     async def leave_job(self, reason: str = "") -> None:
         """Leave the job, if this is still its member; return once that is known, or after `LEAVE_S`."""
         if self._watching is not None:
             self._watching.cancel()
-        if self._upstream is not None:
+        if self._running is not None:
             reason = reason or self._lost or f"process {self._process.pid} ended without a farewell"
-            await self._upstream.leave(reason, limit_s=LEAVE_S)
+            await self.upstream.leave(reason, limit_s=LEAVE_S)
 
     def _over(self, running: asyncio.Task[None]) -> None:
         if not running.cancelled() and isinstance(error := running.exception(), StrataError):
-            self._down.end(error)
+            self.session.end(error)
 
     # -- what the coordinators say
 
     def on_connected(self, welcome: Welcome) -> None:
-        self._down.send(Down(welcome=welcome))
+        self.session.send(Down(welcome=welcome))
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch(welcome.detect_s), name="watch")
 
@@ -152,64 +153,35 @@ class StandaloneAgent:
         from strata.agent.liveness import Liveness  # noqa: PLC0415
 
         config = replace(load(HealthConfig, env=os.environ), on_stall=REPORT)  # nobody could start it again
-        self._health = Health(config, self._above, self, detect_s=detect_s)
+        self._health = Health(config, self.upstream, self, detect_s=detect_s)
         liveness = Liveness(detect_s=detect_s, on_frozen=self.evict, on_core_dump=self.evict)
         liveness.watch(0, 0, self._process)
         async with liveness.watching(), self._health.watching():
             await asyncio.get_running_loop().create_future()
 
     def on_disconnected(self, reason: StrataError) -> None:
-        self._down.send(Down(disconnected=pack(reason)))
+        self.session.send(Down(disconnected=pack(reason)))
 
     def on_world(self, update: WorldUpdate) -> None:
-        self._down.send(Down(world=update))
+        self.session.send(Down(world=update))
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
-        self._down.send(Down(outcomes=Outcomes(outcomes=[outcome])))
+        self.session.send(Down(outcomes=Outcomes(outcomes=[outcome])))
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self._down.send(Down(checkpoint=checkpoint))
+        self.session.send(Down(checkpoint=checkpoint))
 
     # -- what the process says
-
-    @property
-    def _above(self) -> MemberSession:
-        assert self._upstream is not None  # it was connected before the process was let in
-        return self._upstream
-
-    def arrivals(self, arrivals: Sequence[Arrival]) -> None:
-        for arrival in arrivals:
-            try:
-                outcome = self._above.arrive(arrival)
-            except StrataError as error:
-                self._refuse(arrival, error)
-            else:
-                outcome.add_done_callback(partial(self._ended_round, arrival))
-
-    def _ended_round(self, arrival: Arrival, outcome: asyncio.Future[BarrierOutcome]) -> None:
-        if not outcome.cancelled() and isinstance(error := outcome.exception(), StrataError):
-            self._refuse(arrival, error)
-
-    def _refuse(self, arrival: Arrival, error: StrataError) -> None:
-        refused = ArrivalRefused(
-            job=arrival.job,
-            name=arrival.name,
-            generation=arrival.generation,
-            round=arrival.round,
-            ranks=arrival.ranks,
-            error=pack(error),
-        )
-        self._down.send(Down(arrival_refused=refused))
 
     def progress(self, progress: Progress) -> None:
         for evidence in progress.evidence:
             if self._stack is not None and not self._stack.done():
                 self._stack.set_result(evidence.stack)
-            self._above.evidence(progress.generation, evidence)
+            self.upstream.evidence(progress.generation, evidence)
         if not progress.ranks:
             return
         if self._health is None:
-            self._above.progress(progress.generation, progress.ranks)
+            self.upstream.progress(progress.generation, progress.ranks)
             return
         if progress.generation > self._generation:
             self._generation = progress.generation
@@ -217,21 +189,14 @@ class StandaloneAgent:
         self._health.stalls.hear(progress.generation, progress.ranks)
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:
-        await self._above.rank_exit(
+        await self.upstream.rank_exit(
             generation=rank_exit.generation,
             rank=rank_exit.rank,
             code=rank_exit.code,
             reason=rank_exit.reason,
             early=rank_exit.early,
         )
-        return Reply(token=self._above.token, done=Done())
-
-    async def call(self, call: Call) -> Reply:
-        name = call.WhichOneof("request")
-        if name is None:
-            raise Unavailable("a call without a request", hint="")
-        response: Any = await self._above.call(getattr(call, name), timeout_s=None)
-        return Reply(token=self._above.token, **{name: response})
+        return Reply(token=self.upstream.token, done=Done())
 
     async def leave(self, leave: Leave) -> None:
         await self.leave_job(leave.reason)
@@ -247,14 +212,14 @@ class StandaloneAgent:
     def evict(self, rank: int, generation: int, reason: str) -> None:
         """Leave the job: what the process says from now on counts no more."""
         self._lost = reason
-        self._down.end(
+        self.session.end(
             StaleIncarnation(f"this process was given up: {reason}", hint="start the program again")
         )
 
     async def stack(self, rank: int) -> str | None:
         """Return where the process's threads are, as it says; None when it does not answer."""
         self._stack = asyncio.get_running_loop().create_future()
-        self._down.send(Down(inspect=Inspect(generation=self._generation, rank=rank)))
+        self.session.send(Down(inspect=Inspect(generation=self._generation, rank=rank)))
         try:
             return await asyncio.wait_for(self._stack, STACK_S) or None
         except TimeoutError:

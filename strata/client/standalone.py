@@ -109,7 +109,8 @@ def own_agent(start: AgentStart) -> Dial:
     async def dial(_endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
         if sockets:
             raise StaleIncarnation(
-                "the agent of this process has ended, and its member with it", hint="start the program again"
+                "the agent of this process has ended, and its member with it",
+                hint="start the program again; if its agent could not start, standard error says why",
             )
         sockets.append(spawned())
         async with dialled(sockets[0], "the agent of this process", challenged=False) as link:
