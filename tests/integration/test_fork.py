@@ -166,7 +166,9 @@ async def test_a_frozen_process_is_noticed_within_detect_s() -> None:
         run.process.send_signal(signal.SIGSTOP)
         end, ended_at = await served.end(15)
         assert end is End.LEFT, "its agent left for it"
-        assert ended_at - stopped_at <= 6.0, "of samples up to 1 s apart"
+        assert ended_at - stopped_at <= 5.0 + 4.0, (
+            "with what a busy machine adds: a late sample restarts the count"
+        )
 
 
 @pytest.mark.slow
