@@ -271,9 +271,11 @@ async def run(sock: socket.socket) -> None:
             return
         gone = asyncio.Event()
         asyncio.get_running_loop().add_reader(process.fileno(), gone.set)
-        if (first := await link.take()) is None:
+        first, ended = asyncio.ensure_future(link.take()), asyncio.ensure_future(gone.wait())
+        await asyncio.wait((first, ended), return_when=asyncio.FIRST_COMPLETED)
+        if ended.done() or (start := first.result()) is None:
             return
-        await StandaloneAgent(AgentStart.FromString(first), process).run(link, gone)
+        await StandaloneAgent(AgentStart.FromString(start), process).run(link, gone)
         if not gone.is_set():
             await link.gone()
 

@@ -106,17 +106,6 @@ def test_an_agent_ends_with_its_process_however_that_ends(
         assert time.monotonic() - began < END_S, "the agent holds none of its pipes"
 
 
-def test_an_agent_ends_with_its_process_though_another_holds_its_socket(programs: Programs) -> None:
-    """As a C library's fork leaves it: none of Python's handlers closes what the child inherits."""
-    process = programs.start("leaks")
-    said = heard(process, "joined")
-    process.kill()
-    try:
-        assert ended(said["agents"][0], END_S + NOISE_S)
-    finally:
-        os.kill(said["child"], signal.SIGKILL)
-
-
 def ended(pid: int, limit_s: float) -> bool:
     """Tell whether a process ends within the limit; a zombie has, though another program is its parent by now."""
     deadline = time.monotonic() + limit_s

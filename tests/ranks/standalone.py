@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import ctypes
 import json
 import multiprocessing
 import os
@@ -117,15 +116,6 @@ def dies(_storage: str) -> NoReturn:
             os.closerange(3, 1000)
     time.sleep(1000)
     raise AssertionError
-
-
-def leaks(_storage: str) -> None:
-    """Have a child that keeps every descriptor open, unknown to Python."""
-    strata.connect()
-    if (child := ctypes.CDLL(None).fork()) == 0:
-        ctypes.CDLL(None).sleep(1000)
-    say("joined", agents=agent(), child=child)
-    time.sleep(1000)
 
 
 def _connected(job: str) -> None:
