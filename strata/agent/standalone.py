@@ -18,8 +18,6 @@ import os
 import random
 import signal
 import socket
-import sys
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -287,16 +285,11 @@ def _let_go_of_output() -> None:
         os.dup2(null, number)
 
 
-def main(arguments: Collection[str]) -> None:
-    """Run as `python -m strata.agent.standalone DESCRIPTOR`."""
-    (descriptor,) = arguments
+def main(descriptor: int) -> None:
+    """Run the agent at this end of the socket pair, in a process of its own."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     configure(fmt="plain", level="warning")
-    asyncio.new_event_loop().run_until_complete(run(socket.socket(fileno=int(descriptor))))
+    asyncio.new_event_loop().run_until_complete(run(socket.socket(fileno=descriptor)))
     os._exit(0)  # threads that resolve names, or write to a storage, are not waited for
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

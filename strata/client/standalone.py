@@ -20,8 +20,10 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
+import strata
 from strata.client.endpoints import Endpoint, Route
 from strata.client.inspection import Inspection
 from strata.client.loop import BackgroundLoop
@@ -39,7 +41,15 @@ log: Final = logging.getLogger("strata.client")
 
 SAY_S: Final = 10.0
 """After which a standalone process says that it waits."""
-PROGRAM: Final = "strata.agent.standalone"
+ROOT: Final = str(Path(strata.__file__).parent.parent)
+PROGRAM: Final = """
+import sys
+root, descriptor = sys.argv[1:]
+sys.path.insert(next((i for i, path in enumerate(sys.path) if path.endswith("-packages")), 0), root)
+from strata.agent.standalone import main
+main(int(descriptor))
+"""
+"""Runs the agent of this very Strata, wherever this process found it, with the standard library before everything else."""
 
 
 def start_of(endpoints: Sequence[str], detect_s: float, own: Credentials) -> AgentStart:
@@ -130,7 +140,7 @@ def spawned() -> socket.socket:
     ours, theirs = paired()
     with theirs, _without_signals():
         process = subprocess.Popen(  # our own module
-            [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno())],
+            [sys.executable, "-P", "-c", PROGRAM, ROOT, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,16 @@ END_S = 5.0
 """On a busy machine; 1 s else."""
 
 
+def watches(agent: int) -> bool:
+    """Tell whether the agent has its process's pidfd."""
+    found = []
+    for file in Path(f"/proc/{agent}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.append(str(file.readlink()))
+    return any("pidfd" in each for each in found)
+
+
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("how", ["started", "not yet"])
 def test_an_agent_ends_with_its_process_though_another_holds_its_socket(how: str) -> None:
     with subprocess.Popen([sys.executable, "-c", PROGRAM, how], stdout=subprocess.PIPE, text=True) as process:
@@ -38,6 +50,8 @@ def test_an_agent_ends_with_its_process_though_another_holds_its_socket(how: str
         child, agent = map(int, process.stdout.readline().split())
         try:
             assert b"strata.agent.standalone" in Path(f"/proc/{agent}/cmdline").read_bytes()
+            while not watches(agent):
+                time.sleep(0.02)
             process.kill()
             assert gone(agent, END_S)
         finally:
