@@ -20,13 +20,6 @@ if "grpc" not in sys.modules:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Otherwise it is left as it is, and `strata.client.fork` says what is wrong before this library uses grpc.
 
-try:
-    STARTED_IN = os.getcwd()  # noqa: PTH109  # importing this package is cheap: pathlib is not needed
-except OSError:  # the folder is gone
-    STARTED_IN = ""
-"""The folder that this program was started in, as far as it imports this before it goes elsewhere:
-its command line may name files there, and is run again by a lone member (`strata.training.ending`)."""
-
 _HOME = {
     "AsyncCheckpointWriter": "checkpoint.writer",
     "CheckpointAck": "checkpoint.catalog",

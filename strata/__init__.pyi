@@ -1,5 +1,4 @@
 # What `__init__.py` imports when it is first used, for type checkers.
-from typing import Final
 
 from strata.checkpoint.catalog import CheckpointAck as CheckpointAck
 from strata.checkpoint.writer import AsyncCheckpointWriter as AsyncCheckpointWriter
@@ -45,5 +44,3 @@ from strata.training.run import Run as Run
 from strata.training.starting import init as init
 from strata.training.world import TrainingWorld as TrainingWorld
 from strata.v1.recovery_pb2 import RecoveryResponse as RecoveryResponse
-
-STARTED_IN: Final[str]

@@ -6,9 +6,16 @@ import contextlib
 import os
 import select
 import signal
+import socket
+import struct
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 from weakref import finalize
+
+from strata.errors import Refused, Unavailable
+
+_CREDENTIALS: Final = struct.Struct("iII")
+"""struct ucred: pid, uid, gid."""
 
 
 class RankProcess:
@@ -57,3 +64,26 @@ class RankProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def peer_of(sock: socket.socket) -> RankProcess:
+    """Return the process that connected this socket, or made the pair that it is one end of; or refuse it."""
+    pid, uid, _gid = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return admitted(pid, uid)
+
+
+def admitted(pid: int, uid: int) -> RankProcess:
+    """Return the process that the kernel names as the peer; `Refused` if it may not be a rank of this agent."""
+    if uid != os.getuid():
+        raise Refused(f"process {pid} is of user {uid}; the agent serves user {os.getuid()} only")
+    if pid == 0:
+        raise Refused(
+            "the agent cannot see this process: it is in another PID namespace",
+            hint="run the agent and its ranks in one container, or with one PID namespace (shareProcessNamespace)",
+        )
+    try:
+        return RankProcess(pid)
+    except OSError as error:  # it has ended, or no descriptor is left
+        raise Unavailable(f"the agent cannot watch process {pid}: {error.strerror}", hint="") from error

@@ -16,23 +16,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from google.protobuf.message import Message
-
+from strata.agent import carrying
+from strata.agent.carrying import Carrier
 from strata.agent.environment import Place
 from strata.agent.rank_process import RankProcess
 from strata.core.exit_codes import PREEMPTED
-from strata.errors import InvalidArgument, Refused, StaleGeneration, StrataError
+from strata.errors import InvalidArgument, Refused, StaleGeneration
 from strata.observe import get_logger
 from strata.session.served import End, Handler, Session
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
-from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import (
-    ArrivalRefused,
     Call,
     Down,
     Hello,
@@ -47,7 +44,6 @@ from strata.v1.session_pb2 import (
     Welcome,
     WorldUpdate,
 )
-from strata.wire.errors import pack
 
 EXIT_S: Final = 30.0
 """For how long a process that ends may free its memory, after its connection has ended."""
@@ -57,13 +53,8 @@ log = get_logger()
 INSTANCE = "supervisor"
 
 
-class Upstream(Protocol):
+class Upstream(carrying.Upstream, Protocol):
     """What the relay needs of the session with the coordinators."""
-
-    @property
-    def token(self) -> Token:
-        """The newest revision seen."""
-        ...
 
     @property
     def world(self) -> WorldUpdate | None:
@@ -73,14 +64,6 @@ class Upstream(Protocol):
     @property
     def connected(self) -> bool:
         """Whether a coordinator serves the session at this moment."""
-        ...
-
-    def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
-        """Arrive on behalf of ranks; the future ends with the outcome or the refusal."""
-        ...
-
-    async def call(self, request: Message, *, timeout_s: float | None) -> Any:
-        """Return the response to one of the requests that a session carries."""
         ...
 
 
@@ -313,12 +296,14 @@ class Relay:
             self.ranks.evict(rank, generation, reason)
 
 
-class _RankHandler:
+class _RankHandler(Carrier):
     """What one rank says (`session.served.Handler`)."""
+
+    upstream: Upstream
 
     def __init__(self, relay: Relay, hello: RankHello, local_rank: int, session: Session) -> None:
         self._relay = relay
-        self._upstream = relay._upstream  # the relay's other half
+        self.upstream = relay._upstream  # the relay's other half
         self._job = hello.job
         self.rank = hello.rank
         self.local_rank = local_rank
@@ -326,37 +311,9 @@ class _RankHandler:
         self.generation = hello.generation
         self.session = session
 
-    def arrivals(self, arrivals: Sequence[Arrival]) -> None:
-        for arrival in arrivals:
-            try:
-                if list(arrival.ranks) != [self.rank] or arrival.generation != self.generation:
-                    raise InvalidArgument(
-                        f"rank {self.rank} of generation {self.generation} arrives for itself only"
-                    )
-                outcome = self._upstream.arrive(arrival)
-            except StrataError as error:
-                self._refuse(arrival, error)
-            else:
-                outcome.add_done_callback(partial(self._ended_round, arrival))
-
-    def _ended_round(self, arrival: Arrival, outcome: asyncio.Future[BarrierOutcome]) -> None:
-        """Outcomes reach ranks through `Relay.on_outcome`; here only refusals are told."""
-        if not outcome.cancelled() and isinstance(error := outcome.exception(), StrataError):
-            self._refuse(arrival, error)
-
-    def _refuse(self, arrival: Arrival, error: StrataError) -> None:
-        self.session.send(
-            Down(
-                arrival_refused=ArrivalRefused(
-                    job=arrival.job,
-                    name=arrival.name,
-                    generation=arrival.generation,
-                    round=arrival.round,
-                    ranks=arrival.ranks,
-                    error=pack(error),
-                )
-            )
-        )
+    def check_arrival(self, arrival: Arrival) -> None:
+        if list(arrival.ranks) != [self.rank] or arrival.generation != self.generation:
+            raise InvalidArgument(f"rank {self.rank} of generation {self.generation} arrives for itself only")
 
     def progress(self, progress: Progress) -> None:
         mine = [one for one in progress.ranks if one.rank == self.rank]
@@ -372,22 +329,18 @@ class _RankHandler:
         if not mine or rank_exit.code != PREEMPTED:
             raise Refused("a rank's end is reported by the supervisor that waits for its process")
         self._relay.ranks.rank_stopped(self.rank, self.generation)
-        return Reply(token=self._upstream.token)
+        return Reply(token=self.upstream.token)
 
     async def call(self, call: Call) -> Reply:
-        name = call.WhichOneof("request")
-        if name is None:
-            raise InvalidArgument("a call without a request, or one of a newer version")
-        if name == "stop_job" and not self._relay.may_ask_to_stop(self.generation):
+        if call.HasField("stop_job") and not self._relay.may_ask_to_stop(self.generation):
             raise StaleGeneration(f"this node's ranks of generation {self.generation} are being ended")
-        response: Any = await self._upstream.call(getattr(call, name), timeout_s=None)
-        return Reply(token=self._upstream.token, **{name: response})
+        return await super().call(call)
 
     async def leave(self, leave: Leave) -> None:
         log.debug("rank.detached", rank=self.rank, generation=self.generation, reason=leave.reason)
 
     def tick(self, sequence: int) -> Tick:
-        return Tick(sequence=sequence, ready=self._upstream.connected)
+        return Tick(sequence=sequence, ready=self.upstream.connected)
 
     def ended(self, end: End) -> None:
         self._relay._detached(self, end)  # the relay's other half

@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from strata.agent.rank_process import RankProcess
+from strata.agent.rank_process import RankProcess, peer_of
 from strata.agent.relay import Relay
 from strata.core.timing import Timing
 from strata.errors import ConfigError, Refused, StrataError, Unavailable
@@ -32,8 +31,6 @@ _MAX_PATH_BYTES: Final = 107
 _BACKLOG: Final = 1024
 _STOP_GRACE_S: Final = 1.5
 """How long the links of a stopping agent may take to end: a bit longer than `framed.FLUSH_S`."""
-_CREDENTIALS: Final = struct.Struct("iII")
-"""struct ucred: pid, uid, gid."""
 
 
 @asynccontextmanager
@@ -106,30 +103,13 @@ async def _serve(relay: Relay, link: FramedLink[Up, Down], limit_s: float) -> No
 
 async def _process_of(link: FramedLink[Up, Down], limit_s: float) -> RankProcess:
     """Return the process that dialled and holds the socket, or refuse it."""
-    sock = link.transport.get_extra_info("socket")
-    pid, uid, _gid = _CREDENTIALS.unpack(
-        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    process = admitted(pid, uid)
+    process = peer_of(link.transport.get_extra_info("socket"))
     try:
         async with asyncio.timeout(limit_s):
             if await challenged(link):
                 return process
     except TimeoutError:
-        raise Unavailable(f"process {pid} did not return the agent's nonce within {limit_s:g} s") from None
-    raise Refused(f"process {pid} did not return the agent's nonce")
-
-
-def admitted(pid: int, uid: int) -> RankProcess:
-    """Return the process that the kernel names as the peer; `Refused` if it may not be a rank of this agent."""
-    if uid != os.getuid():
-        raise Refused(f"process {pid} is of user {uid}; the agent serves user {os.getuid()} only")
-    if pid == 0:
-        raise Refused(
-            "the agent cannot see this process: it is in another PID namespace",
-            hint="run the agent and its ranks in one container, or with one PID namespace (shareProcessNamespace)",
-        )
-    try:
-        return RankProcess(pid)
-    except OSError as error:  # it has ended, or no descriptor is left
-        raise Unavailable(f"the agent cannot watch process {pid}: {error.strerror}", hint="") from error
+        raise Unavailable(
+            f"process {process.pid} did not return the agent's nonce within {limit_s:g} s"
+        ) from None
+    raise Refused(f"process {process.pid} did not return the agent's nonce")

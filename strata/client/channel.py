@@ -70,7 +70,7 @@ async def connected(
     """Have a connection to `endpoint`, or one that failed and lets calls say why.
 
     `Unavailable` when neither is known within `CONNECT_S`. `ConfigError` or `Unauthenticated` when
-    certificates are why it failed. While it is open its socket is closed in forked children.
+    certificates are why it failed.
     """
     fork.allow_grpc()
     own = credentials or Credentials()
@@ -78,18 +78,17 @@ async def connected(
     now = dt.datetime.now(dt.UTC)
     pem = read_pem(own, now) if endpoint.tls else None
     metadata = () if endpoint.path else shown(own)
-    with fork.guarding(endpoint):
-        async with open_channel(endpoint.target, options=channel_options(timing), pem=pem) as channel:
-            try:
-                async with asyncio.timeout(CONNECT_S):
-                    reached = await _settled(channel)
-            except TimeoutError:
-                raise Unavailable(f"{endpoint} did not answer within {CONNECT_S:g} s") from None
-            if not reached and not endpoint.path:
-                why = await explain(endpoint.host, endpoint.port, own, tls=endpoint.tls, now=now)
-                if why is not None:
-                    raise why
-            yield Connection(channel=channel, metadata=metadata)
+    async with open_channel(endpoint.target, options=channel_options(timing), pem=pem) as channel:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                reached = await _settled(channel)
+        except TimeoutError:
+            raise Unavailable(f"{endpoint} did not answer within {CONNECT_S:g} s") from None
+        if not reached and not endpoint.path:
+            why = await explain(endpoint.host, endpoint.port, own, tls=endpoint.tls, now=now)
+            if why is not None:
+                raise why
+        yield Connection(channel=channel, metadata=metadata)
 
 
 async def _settled(channel: grpc.aio.Channel) -> bool:

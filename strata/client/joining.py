@@ -22,6 +22,7 @@ from strata.client.rank import RankClient
 from strata.client.rank_session import RankSession
 from strata.client.seat import RankPlace, Seat, Watcher, connected, running
 from strata.client.stack_dump import answer_stack_dumps
+from strata.client.standalone import join, start_of
 from strata.client.terms import Pace
 from strata.config import Credentials, LibraryConfig
 from strata.config.scheduler import run_identity
@@ -51,7 +52,7 @@ def connect(
     max_workers: int | None = None,
     timeout_s: float | None = None,
     credentials: Credentials | None = None,
-    reexecutes: bool = False,
+    cannot_restart: bool = False,
 ) -> RankClient:
     """Return this process's rank, once it is part of a world.
 
@@ -62,14 +63,14 @@ def connect(
     created with `min_workers` and `max_workers` (as many) if it is new; the call returns once its
     world has formed with this process in it: without `timeout_s` it waits for that as long as it takes.
 
-    `reexecutes` is for who leaves when the world has changed, and comes back by itself, as `strata.init` does: the
-    next world waits for it.
+    `cannot_restart` is for a program that ends when the world has changed, as `strata.init` without an agent does: no
+    world grows by it while it holds another such member.
 
     `credentials` say who this process is, and whom it trusts; without them, the environment and
-    strata.toml do. A rank needs none: its supervisor has them.
+    strata.toml do. A rank needs none: its agent has them.
 
     Connecting again in the same process gives another client of the same session: of the rank's, or
-    of the lone trainer's with the same endpoints, job and worker id.
+    of the standalone process's with the same endpoints, job and worker id.
 
     `ConfigError` when neither the environment nor the file names a coordinator; `Unavailable` when the world, or any
     coordinator, was not there within `timeout_s` (a coordinator: 300 s by default); `Conflict` when another process lives under
@@ -105,19 +106,18 @@ def connect(
         slots=1,
         pid=os.getpid(),
         spec=spec,
-        reexecutes=reexecutes,
+        cannot_restart=cannot_restart,
         run_id=run_identity(environment),
     )
     try:
-        timing = Timing.derive(float(environment.get("STRATA_DETECT_S", "5")))
+        detect_s = float(environment.get("STRATA_DETECT_S", "5"))
+        Timing.derive(detect_s)
     except ValueError:
         raise ConfigError(f"STRATA_DETECT_S is {environment['STRATA_DETECT_S']!r}, not a number") from None
     own = found.credentials if credentials is None else credentials
-    addresses = parse_endpoints(where, own)
-    who = frozenset(addresses), registration.job, registration.worker_id
-    from strata.client.standalone import join  # noqa: PLC0415  # imports grpc, which no rank of an agent does
-
-    join_as = partial(join, background, addresses, registration, timing, own)
+    words = [where] if isinstance(where, str) or not isinstance(where, Iterable) else list(where)
+    who = frozenset(parse_endpoints(words, own)), registration.job, registration.worker_id
+    join_as = partial(join, background, start_of(words, detect_s, own), registration)
     return background.call(_share(background, who, join_as, timeout_s))
 
 

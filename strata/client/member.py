@@ -1,4 +1,4 @@
-"""`MemberSession`: the session of a member, an agent or a standalone process, with the coordinators, over gRPC."""
+"""`MemberSession`: the session of a member, which is an agent, with the coordinators, over gRPC."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from contextlib import AbstractAsyncContextManager
 from strata.client.channel import dialer
 from strata.client.endpoints import Endpoint, Route
 from strata.client.session import Session
-from strata.client.terms import Dial, Pace, SessionObserver
+from strata.client.terms import Dial, Pace, SessionObserver, member_hello
 from strata.config import Credentials
 from strata.core.timing import Timing
 from strata.session.link import Link
-from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import Registration
-from strata.v1.session_pb2 import Down, Hello, Up
+from strata.v1.session_pb2 import Down, Up
 
 
 class MemberSession(Session):
@@ -38,18 +37,12 @@ class MemberSession(Session):
         pace: Pace | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        def introduce(token: Token, incarnation: int) -> Hello:
-            member = Registration()
-            member.CopyFrom(registration)
-            member.incarnation = incarnation
-            return Hello(token=token, member=member)
-
         def dial_as_told(endpoint: Endpoint) -> AbstractAsyncContextManager[Link[Down, Up]]:
             told = self.welcome.detect_s if self.welcome is not None else 0.0
             return dialer(Timing.derive(told) if told else timing or Timing.derive(), credentials)(endpoint)
 
         super().__init__(
-            introduce=introduce,
+            introduce=member_hello(registration),
             route=Route(endpoints, rng),
             dial=dial or dial_as_told,
             observer=observer,

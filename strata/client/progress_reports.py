@@ -114,8 +114,7 @@ class ProgressReports:
         if seat.save_hold is not None:
             said.save_hold.CopyFrom(seat.save_hold.message())
         seat.said = said
-        tell = seat.session.progress if seat.watch is None else seat.watch.hear
-        tell(seat.place.generation, [said])
+        seat.session.progress(seat.place.generation, [said])
 
 
 def _made(training: MakeTraining | None) -> TrainingReport | None:

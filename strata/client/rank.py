@@ -356,8 +356,6 @@ class RankClient:
         if self._seat.save_hold is not None:
             self._seat.save_hold.recording.cancel()
             self._seat.save_hold = None
-        if self._seat.watch is not None:
-            self._seat.watch.watch(self.generation)
 
     # -- the end
 

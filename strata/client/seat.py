@@ -13,7 +13,6 @@ from strata.client.barriers import RoundBook
 from strata.client.held_saves import HeldSaves
 from strata.client.loop import BackgroundLoop
 from strata.client.session import Session
-from strata.client.stall_watch import StallWatch
 from strata.core.stragglers import StepWindow
 from strata.errors import JobDone, JobFailed, StrataError, Unavailable
 from strata.v1.barriers_pb2 import BarrierOutcome
@@ -53,8 +52,6 @@ class Seat:
     watcher: Watcher
     place: RankPlace
     owns_member: bool
-    watch: StallWatch | None = None
-    """A lone trainer's, over itself."""
     rounds: RoundBook = field(default_factory=RoundBook)
     phase: str = ""
     said: RankProgress | None = None

@@ -48,7 +48,6 @@ from strata.v1.session_pb2 import (
     Welcome,
     WorldUpdate,
 )
-from strata.wire.barriers import batches
 from strata.wire.errors import unpack
 
 LEAVE_S: Final = 5.0
@@ -323,6 +322,10 @@ class Session:
             case "moved":
                 self._route.go_to(down.moved.addresses)
                 raise Unavailable(f"the replica stops serving: {down.moved.reason}")
+            case "disconnected":
+                self._connected.clear()
+                self.last_trouble = unpack(down.disconnected)
+                self._observer.on_disconnected(self.last_trouble)
             case "ended":
                 self._finish(unpack(down.ended.error))
                 raise unpack(down.ended.error)
@@ -434,6 +437,8 @@ class Session:
 
     def _flush_arrivals(self) -> None:
         if self._link is not None and self.connected:
+            from strata.wire.barriers import batches  # noqa: PLC0415  # its imports are a fifth of a start
+
             arrivals = self._arrivals.unsent(self._now())
             for batch in batches(arrivals):
                 self._link.send(Up(arrivals=Arrivals(arrivals=batch)))

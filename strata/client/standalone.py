@@ -1,62 +1,95 @@
-"""A standalone process: it has no agent, and is a member of its job by itself, over gRPC."""
+"""A standalone process: no agent is there for it, so it starts one as its child (`strata.agent.standalone`).
+
+The two speak over a socket pair. The agent is the member of the job; this process has that member's session, and
+imports no grpc.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import faulthandler
 import logging
+import math
 import os
 import random
-from typing import Final
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
 
-from strata.client import fork
-from strata.client.endpoints import Endpoint
+import strata
+from strata.client.endpoints import Endpoint, Route
 from strata.client.inspection import Inspection
-from strata.client.lone_watch import Words, lone_watch, own_stacks
 from strata.client.loop import BackgroundLoop
-from strata.client.member import MemberSession
 from strata.client.seat import Seat, Watcher, connected, placed, running
-from strata.client.stall_watch import kept
-from strata.client.storage_wait import patience_s, wait_for_storage
-from strata.client.unary import UnaryClient
+from strata.client.session import Session
+from strata.client.terms import Dial, Pace, member_hello
 from strata.config import Credentials
-from strata.core.timing import Timing
-from strata.errors import Unavailable
+from strata.errors import ConfigError, StaleIncarnation, Unavailable
+from strata.session.framed import dialled, paired
+from strata.session.link import Link
 from strata.v1.members_pb2 import Registration
+from strata.v1.session_pb2 import AgentStart, Down, Up
 
 log: Final = logging.getLogger("strata.client")
 
 SAY_S: Final = 10.0
 """After which a standalone process says that it waits."""
+ROOT: Final = str(Path(strata.__file__).parent.parent)
+PROGRAM: Final = """
+import sys
+root, descriptor = sys.argv[1:]
+sys.path.insert(next((i for i, path in enumerate(sys.path) if path.endswith("-packages")), 0), root)
+from strata.agent.standalone import main
+main(int(descriptor))
+"""
+"""Runs the agent of this very Strata, wherever this process found it, with the standard library before everything else."""
+
+
+def start_of(endpoints: Sequence[str], detect_s: float, own: Credentials) -> AgentStart:
+    """Return what the agent is to know: in a message, for other users may read a command line."""
+    return AgentStart(
+        endpoints=endpoints,
+        detect_s=detect_s,
+        ca_file=str(own.ca_file or ""),
+        cert_file=str(own.cert_file or ""),
+        key_file=str(own.key_file or ""),
+        token_file=str(own.token_file or ""),
+        insecure=own.insecure,
+    )
 
 
 async def join(
-    background: BackgroundLoop,
-    endpoints: tuple[Endpoint, ...],
-    registration: Registration,
-    timing: Timing,
-    credentials: Credentials,
-    timeout_s: float | None,
+    background: BackgroundLoop, start: AgentStart, registration: Registration, timeout_s: float | None
 ) -> Seat:
     """Register as a member with one rank, and wait for a world that has a place for it.
 
     Without `timeout_s` only the first coordinator must answer in time: a world may wait for members
     that come tomorrow.
     """
-    fork.allow_grpc()
-    if registration.reexecutes:  # it trains by strata.init, which saves
-        await _storage_takes_saves(registration.job, endpoints, credentials)
     deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     watcher = Watcher()
-    session = MemberSession(
-        endpoints, registration, watcher, rng=random.Random(), timing=timing, credentials=credentials
+    session = Session(
+        introduce=member_hello(registration),
+        route=Route((Endpoint(path=f"agent of process {os.getpid()}"),), random.Random()),
+        dial=own_agent(start),
+        observer=watcher,
+        # its client gathers; the agent says nothing before a coordinator answers, and its end shows at once
+        pace=Pace(progress_s=0.0, handshake_s=math.inf),
     )
-    watch = lone_watch(session.progress, detect_s=timing.detect_s, environment=os.environ)
-    session.on_request = Inspection(session.evidence, own_stacks, lambda _rank: (), log=Words()).on_request
+    session.on_request = Inspection(session.evidence, own_stacks, lambda _rank: (), log=_Words()).on_request
     waits = "waiting for a world with a place for %s in job %s"
     saying = asyncio.get_running_loop().call_later(
         SAY_S, log.warning, waits, registration.worker_id, registration.job
     )
     serving = running(background, session)
+    serving.add_done_callback(watcher.on_ended)
     try:
         await connected(session, timeout_s, "any coordinator")
         async with asyncio.timeout_at(deadline):
@@ -70,25 +103,80 @@ async def join(
             f"no world with a place for this member within {timeout_s:g} s{why}",
             hint="the job waits for more members, or has as many as it takes: see `strata members`",
         ) from None
-    except Unavailable:
-        await session.leave("no coordinator answered in time")  # one may be registering this member
-        raise
     except BaseException:
-        serving.cancel()
+        serving.cancel()  # the agent leaves: a coordinator may be registering this member
         raise
     finally:
         saying.cancel()
-    watch.watch(place.generation)
-    watching = background.submit(kept(watch.run, Words()))
-    serving.add_done_callback(lambda _ended: watching.cancel())
-    return Seat(session=session, watcher=watcher, place=place, owns_member=True, watch=watch)
+    return Seat(session=session, watcher=watcher, place=place, owns_member=True)
 
 
-async def _storage_takes_saves(job: str, endpoints: tuple[Endpoint, ...], credentials: Credentials) -> None:
-    unary = UnaryClient(endpoints, random.Random(), credentials)
-    try:
-        await wait_for_storage(
-            unary, job=job, taken_up=False, say=log.warning, over=log.info, limit_s=patience_s(os.environ)
+def own_agent(start: AgentStart) -> Dial:
+    """Return how this process's agent is dialled: the first time it is started; it is never started again."""
+    sockets: list[socket.socket] = []
+
+    @asynccontextmanager
+    async def dial(_endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
+        if sockets:
+            raise StaleIncarnation(
+                "the agent of this process has ended, and its member with it",
+                hint="start the program again; if its agent could not start, standard error says why",
+            )
+        sockets.append(spawned())
+        async with dialled(sockets[0], "the agent of this process", challenged=False) as link:
+            link.put(start.SerializeToString())
+            yield link
+
+    return dial
+
+
+def spawned() -> socket.socket:
+    """Start an agent as a child of this process; return this end of the pair that joins the two."""
+    if not sys.executable:
+        raise ConfigError(
+            "this process cannot start its agent: sys.executable names no interpreter",
+            hint="run the program by a python, or under `strata run`",
         )
+    ours, theirs = paired()
+    with theirs, _without_signals():
+        process = subprocess.Popen(  # our own module
+            [sys.executable, "-P", "-c", PROGRAM, ROOT, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
+        )
+    threading.Thread(target=process.wait, name="strata-agent", daemon=True).start()  # or a zombie stays
+    return ours
+
+
+@contextlib.contextmanager
+def _without_signals() -> Iterator[None]:
+    """Block in this thread what a child is to be spared before it ignores it: it inherits the mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
     finally:
-        await unary.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+async def own_stacks(_rank: int) -> str | None:
+    """Return where this process's threads stand, as faulthandler writes it."""
+    descriptor = os.memfd_create("stacks")
+    try:
+        faulthandler.dump_traceback(descriptor, all_threads=True)
+        size = os.lseek(descriptor, 0, os.SEEK_CUR)
+        return os.pread(descriptor, size, 0).decode(errors="replace") or None
+    finally:
+        os.close(descriptor)
+
+
+class _Words:
+    """Puts events into Python's own log, as everything that the library says in a user's process."""
+
+    def info(self, event: str, **facts: Any) -> None:
+        log.info("%s: %s", event, facts)
+
+    def warning(self, event: str, **facts: Any) -> None:
+        log.warning("%s: %s", event, facts)

@@ -13,8 +13,9 @@ from strata.errors import StrataError
 from strata.session.link import Link
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
-from strata.v1.members_pb2 import RankProgress
-from strata.v1.session_pb2 import Down, Up, Welcome, WorldUpdate
+from strata.v1.common_pb2 import Token
+from strata.v1.members_pb2 import RankProgress, Registration
+from strata.v1.session_pb2 import Down, Hello, Up, Welcome, WorldUpdate
 
 
 def aged(said: RankProgress, age_s: float) -> RankProgress:
@@ -31,6 +32,18 @@ dead, and a training that is done for one that has lost its members."""
 
 Dial = Callable[[Endpoint], AbstractAsyncContextManager[Link[Down, Up]]]
 """Opens a stream to an endpoint; a connection that cannot be made is `Unavailable`."""
+
+
+def member_hello(registration: Registration) -> Callable[[Token, int], Hello]:
+    """Return how a member introduces itself: with its registration, and the incarnation that it was given."""
+
+    def introduce(token: Token, incarnation: int) -> Hello:
+        member = Registration()
+        member.CopyFrom(registration)
+        member.incarnation = incarnation
+        return Hello(token=token, member=member)
+
+    return introduce
 
 
 class SessionObserver(Protocol):

@@ -159,14 +159,15 @@ def _notices(job: JobView) -> Iterator[str]:
     notice = job.notice(head.generation)
     if job.reshape(head.generation) is not None and head.forming:
         yield f"generation {head.generation} is forming and is to save first"
-    if head.returning and not head.forming:
-        yield f"generation {head.generation} has members and waits for others to come back"
     if notice is not None and head.forming:
         yield f"generation {head.generation} is forming and is asked to stop"
     if notice is not None:
         named = set(notice.record.workers)
         if strangers := named - {member.worker for member in world.members}:
             yield f"generation {head.generation} shall drain {sorted(strangers)}, which are not in it"
+    spent = {(one.worker, one.incarnation) for one in head.spent}
+    if placed := [m.worker for m in world.members if (m.worker, m.incarnation) in spent]:
+        yield f"generation {head.generation} has a place for {placed[:4]}, which cannot restart"
     for asked in head.asked:
         if asked.notice.action is StopAction.PAUSE:
             yield f"generation {head.generation} has members that were asked to leave by a pause"

@@ -111,7 +111,7 @@ def _worker(registration: Registration, served_by: InstanceId) -> Worker:
         slots=registration.slots,
         devices=registration.devices,
         pid=registration.pid,
-        reexecutes=registration.reexecutes,
+        cannot_restart=registration.cannot_restart,
     )
 
 

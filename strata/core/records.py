@@ -163,7 +163,7 @@ class JobPhase:
 class Worker:
     """A member. Its incarnation is the create_revision of its key.
 
-    `reexecutes`: when a generation that it trained in has ended it leaves, and comes back as another one.
+    `cannot_restart`: when a generation that it trained in has ended it ends, and nobody starts it again.
     """
 
     boot: BootId
@@ -172,7 +172,7 @@ class Worker:
     slots: int = 1
     devices: tuple[str, ...] = ()
     pid: int = 0
-    reexecutes: bool = False
+    cannot_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,8 +257,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Returning:
-    """A member of the generation before that leaves to begin anew: who comes back has another incarnation."""
+class Spent:
+    """A member that cannot restart, of an earlier generation that had begun: it gets no place any more."""
 
     worker: WorkerId
     incarnation: int
@@ -272,7 +272,7 @@ class WorldHead:
     this one excluded, that a failure ended before they committed a checkpoint; `failures` those
     that a failure ended at all. `began`: a generation before this one may have made a step, as it did not
     end by a failure in its first seconds. `asked` has those of earlier generations who have not left yet;
-    `returning`, of a forming one, whom the next waits for, and `patience_ms` for how long.
+    `spent` those that cannot restart.
     """
 
     generation: int
@@ -286,8 +286,7 @@ class WorldHead:
     failures: int = 0
     began: bool = False
     asked: tuple[Asked, ...] = ()
-    returning: tuple[Returning, ...] = ()
-    patience_ms: int = 0
+    spent: tuple[Spent, ...] = ()
 
     @property
     def forming(self) -> bool:

@@ -28,8 +28,8 @@ class Registration:
     that names one never becomes a newcomer by accident. `resume` lets a new process take up a
     finished job; a reconnect never does. `anew` does the same from nothing: what the job has saved is given
     up, but stays, and this member's limits count from then on. So does an `attempt` above the one in which it ended; the first
-    member of an attempt brings the job's limits. A paused job stays paused. `reexecutes`: it leaves when a
-    generation that it trained in has ended, and comes back. `command` is what its ranks run, None where that
+    member of an attempt brings the job's limits. A paused job stays paused. `cannot_restart`: nobody
+    starts it again when a generation that it trained in has ended. `command` is what its ranks run, None where that
     is not compared. `run_id` names the run that it belongs to, "" where nobody knows it: see `core.admission`.
     `sole`: the job's name was made for this member alone, so that another one in it is somebody else's run.
     """
@@ -45,7 +45,7 @@ class Registration:
     resume: bool = False
     attempt: int = 0
     anew: bool = False
-    reexecutes: bool = False
+    cannot_restart: bool = False
     command: Command | None = None
     run_id: str = ""
     sole: bool = False

@@ -32,7 +32,7 @@ from strata.core.records import (
     Worker,
     encode,
 )
-from strata.core.returning import return_s
+from strata.core.spent import SPENT_S
 from strata.core.txn import Decision, Put, Txn, unchanged
 from strata.core.view import Entry
 from strata.errors import InvalidArgument, NotFound, Refused, StaleGeneration
@@ -140,7 +140,7 @@ def revisions(job: JobView) -> set[int]:
         return set()
     notice = job.notice(head.record.generation)
     found = {one.written for one in head.record.asked}
-    if head.record.returning:
+    if head.record.spent:
         found.add(head.mod_revision)
     if notice is not None:
         found.add(notice.mod_revision)
@@ -165,8 +165,8 @@ def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
     reshape = job.reshape(head.record.generation)
     if reshape is not None:
         left.append(reshaping.deadline_s(reshape.record) - asked_s.get(reshape.create_revision, 0.0))
-    if head.record.returning:
-        left.append(return_s(head.record) - asked_s.get(head.mod_revision, 0.0))
+    if head.record.spent:
+        left.append(SPENT_S - asked_s.get(head.mod_revision, 0.0))
     return min((each for each in left if each > 0), default=None)
 
 

@@ -3,7 +3,6 @@
     the world         what is seen                                   what follows
     ----------------  ---------------------------------------------  -----------------------------
     none, or forming  max members, or min and the settling is over    a world
-                      it waits for members that begin anew            see `core.returning`
     of a resumed job  the same: what finished before does not count   a world, fruitless 0
     with members      every rank done                                phase DONE, no world
                       a death (key gone or replaced, rank failed)     a world of those left, at once;
@@ -29,13 +28,15 @@ notices, forming worlds, and generations that had trained and could not save (`c
 itself within its first seconds and before a step was reported: an error in the program, that a retry meets again.
 A job that fails by such a one, with nothing saved, is started again by the next run, whichever limit it met.
 
-Members who were asked to leave are not counted among those that are here.
+Members who were asked to leave are not counted among those that are here, nor are those that cannot restart
+(`Worker.cannot_restart`) once a generation that they had begun has ended: they end by themselves. So a world that holds
+such a member does not grow: newcomers stand by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from strata.core import reshaping, stopping
 from strata.core.checkpoint_damage import missed_by
@@ -49,12 +50,11 @@ from strata.core.records import (
     Member,
     Phase,
     Reshape,
-    Returning,
     StopAction,
     StopNotice,
     Worker,
 )
-from strata.core.returning import not_back, patience_ms, return_s, who_returns
+from strata.core.spent import spent
 from strata.core.view import Entry
 from strata.core.words import first_few
 
@@ -68,8 +68,8 @@ _NAMED = 4
 class Change:
     """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world.
 
-    `save_first`: it does not end yet; its ranks are to be asked to save before. `returning`: whom the world
-    after a forming one waits for, at most `patience_ms`. `early`: nothing is saved, and this one failed early.
+    `save_first`: it does not end yet; its ranks are to be asked to save before. `early`: nothing is saved, and this one
+    failed early.
     """
 
     why: str
@@ -78,8 +78,6 @@ class Change:
     phase: Phase | None = None
     forming: bool = False
     save_first: bool = False
-    returning: tuple[Returning, ...] = ()
-    patience_ms: int = 0
 
 
 class Situation:
@@ -100,8 +98,10 @@ class Situation:
         self.asked = stopping.all_asked(job)
         self.registered = {w.name: w for w in job.workers()}
         self.leaving = stopping.leaving(self.asked, self.registered.values(), asked_s)
+        self.spent = spent(job, self.registered, asked_s)
+        gone = self.leaving | {one.worker for one in self.spent}
         self.present: dict[str, Entry[Worker]] = {
-            name: worker for name, worker in self.registered.items() if name not in self.leaving
+            name: worker for name, worker in self.registered.items() if name not in gone
         }
 
     @property
@@ -177,43 +177,14 @@ class Situation:
             return Change(why="the job is paused", forming=True)
         if self.active is None:
             return self._first(settled=settled)
-        change = self._next(self.active, settled=settled)
-        return None if change is None else self._awaiting(change, self.active)
-
-    def _awaiting(self, change: Change, world: World) -> Change:
-        """Return the change with a pause for those who leave to begin anew, where a world would follow."""
-        if change.save_first or change.phase is not None:
-            return change
-        returning = who_returns(self.job, self.generation, world.members, self.present)
-        if not returning:
-            return change
-        why = f"{change.why}; {len(returning)} members begin anew for it"
-        lost = change.failure or self.notice is not None or not all(map(self.alive, world.members))
-        return replace(change, why=why, forming=True, returning=returning, patience_ms=patience_ms(lost=lost))
-
-    @property
-    def awaited(self) -> tuple[str, ...]:
-        """Whom the next world waits for: members that left to begin anew, and are not back in time yet."""
-        if self.head is None or not self.head.record.returning or self.resumed:
-            return ()
-        over = self.asked_s.get(self.head.mod_revision, 0.0) >= return_s(self.head.record)
-        return () if over else not_back(self.head.record, self.registered)
+        return self._next(self.active, settled=settled)
 
     def _first(self, *, settled: bool) -> Change | None:
         count, spec = len(self.present), self.spec
-        returning = self.head.record.returning if self.head is not None and not self.resumed else ()
-        if self.awaited:
-            return None
-        late = ""
-        if self.head is not None and returning:
-            names = not_back(self.head.record, self.registered)
-            if not names and count >= spec.min_workers:
-                return Change(why=f"all {len(returning)} who began anew are back")
-            late = f"; {', '.join(names[:_NAMED])} had not come back in time" if names else ""
         if count >= spec.max_workers:
-            return Change(why=f"all {spec.max_workers} members are here{late}")
+            return Change(why=f"all {spec.max_workers} members are here")
         if count >= spec.min_workers and settled:
-            return Change(why=f"{count} members, at least {spec.min_workers}, have settled{late}")
+            return Change(why=f"{count} members, at least {spec.min_workers}, have settled")
         short = self._short()
         if short is not None and self.runs_on():
             return Change(why=f"the job was resumed; {short}", forming=True)
@@ -251,12 +222,16 @@ class Situation:
             return self._late(self.reshape)
         if world.head.members > spec.max_workers:
             return self._reshaped(f"the job takes {spec.max_workers} members now")
-        newcomers = len(self.present) - sum(self.alive(member) for member in world.members)
+        newcomers = len(self.present.keys() - {m.worker for m in world.members if self.alive(m)})
+        grows = newcomers > 0 and world.head.members < spec.max_workers
         if (why := self._elsewhere(world)) is not None:
             return why
-        if newcomers > 0 and world.head.members < spec.max_workers and settled:
+        if grows and settled and not any(self._cannot_restart(member) for member in world.members):
             return self._reshaped(f"{newcomers} more members have settled")
         return None
+
+    def _cannot_restart(self, member: Member) -> bool:
+        return self.alive(member) and self.registered[member.worker].record.cannot_restart
 
     def _reshaped(self, why: str) -> Change | None:
         """Return the world that follows, though nobody was lost; its ranks save first if they can.

@@ -45,7 +45,6 @@ from strata.core.world_changes import Change, Situation
 
 MAX_REASON_CHARS = 500
 MAX_STANDBYS_SHOWN = 400
-MAX_NAMED = 4
 HISTORY_KEPT = 200
 """Of how many generations the reasons are kept."""
 
@@ -195,8 +194,7 @@ class _Planner:
             failures=failures,
             began=began,
             asked=situation.still_asked(),
-            returning=change.returning,
-            patience_ms=change.patience_ms,
+            spent=situation.spent,
         )
         operations: list[Operation] = [Put(key=keys.head, value=encode(head))]
         operations += self._history(head, change)
@@ -279,8 +277,6 @@ class _Planner:
             reason = f"job {self.job.keys.name} is paused"
         elif world is None:
             what = "settling" if count >= spec.min_workers else f"{spec.min_workers} are needed"
-            if situation.awaited:
-                what = f"waiting for {', '.join(situation.awaited[:MAX_NAMED])}, to come back"
             reason = f"{count} of at most {spec.max_workers} members are here; {what}"
         else:
             reason = f"generation {situation.generation} goes on with {world.head.members} members"

@@ -316,20 +316,33 @@ def connected(path: str) -> socket.socket:
     return sock
 
 
+def paired() -> tuple[socket.socket, socket.socket]:
+    """Return two sockets connected to each other; both are closed in every child that is forked meanwhile."""
+    with _opening:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        _sockets.update((ours, theirs))
+    ours.setblocking(False)  # as asyncio wants it
+    return ours, theirs
+
+
 @asynccontextmanager
-async def dialled(sock: socket.socket, target: str) -> AsyncIterator[FramedLink[Down, Up]]:
+async def dialled(
+    sock: socket.socket, target: str, *, challenged: bool = True
+) -> AsyncIterator[FramedLink[Down, Up]]:
     """Have the link over a connected socket; at the end it is flushed, then ended.
 
-    `target` names the other side in errors. The error that it refuses with is raised.
+    `target` names the other side in errors. The error that it refuses with is raised. Not `challenged`: the other side
+    has one end of a pair, and sends no nonce.
     """
     _transport, link = await asyncio.get_running_loop().create_unix_connection(
         lambda: FramedLink[Down, Up](Down, newest_up, target=target), sock=sock
     )
     try:
-        nonce = await link.take()
-        if nonce is None or len(nonce) != NONCE_BYTES:
-            raise Unavailable(f"{target} did not begin with a nonce")
-        link.put(nonce)
+        if challenged:
+            nonce = await link.take()
+            if nonce is None or len(nonce) != NONCE_BYTES:
+                raise Unavailable(f"{target} did not begin with a nonce")
+            link.put(nonce)
         yield link
     finally:
         link.close()

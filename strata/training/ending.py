@@ -1,32 +1,26 @@
 """What a process does once its generation has ended: `Ending`.
 
-    under strata run        wait: the supervisor ends this process and starts another
+    under strata run        wait: the agent ends this process and starts another
       --restart=in_process  come back to `TrainingOrchestrator.train`, which begins again in it
-    a lone member           leave, and run the program anew in its place (os.execv)
-      that is to leave      leave for good, with exit code 75
+    a standalone process    leave the job, and end with 75: nobody starts it again
       whose job is done     nothing is left to do: the program ends with 0 (`Run.failed`)
 
-A lone member's main thread may hang in a collective whose peer has gone, and nothing ends that from
-inside: gloo's abort does not reach a frozen peer. So its program is replaced from a background
-thread, whatever the main one does. It leaves first, and registers again only when its imports are
-done (PROTOCOLS 5.7). Before it has handed out a batch it adopts newer worlds without that.
+Before a standalone process has handed out a batch it adopts newer worlds instead.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import logging
 import math
-import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, NoReturn, Protocol
 
-from strata import STARTED_IN
 from strata.core.exit_codes import PREEMPTED, REFUSED
 from strata.errors import JobDone, Refused, StaleGeneration, StaleIncarnation, StrataError
 from strata.training.group import abort_group
@@ -44,14 +38,12 @@ PATIENCE_S: Final = 60.0
 """How long a rank of an ended generation waits to be ended."""
 OVER_S: Final = 10.0
 """How much longer than `detect_s` the end of a generation may follow what it made fail here."""
-REAP_S: Final = 1.0
 LOOK_S: Final = 0.25
 """How often who waits for a newer world looks whether the job is done instead."""
 ORPHAN_S: Final = 0.5
 """How long a rank whose agent has ended has to raise that."""
 ASK_S: Final = 5.0
 """How long coordinators have to take note that this member leaves."""
-STDERR: Final = 2
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
 
 log: Final = logging.getLogger("strata.training")
@@ -132,7 +124,7 @@ def end_with_agent(peers: Peers, gone: Callable[[], None] = exit_orphaned) -> Ca
     """
 
     def ended(error: StrataError) -> None:
-        if isinstance(error, StaleIncarnation):
+        if isinstance(error, StaleIncarnation) and not is_interactive():
             threading.Thread(target=gone, name="strata-orphan", daemon=True).start()
             log.error("%s", error)  # after that: another thread may be stuck in the log
 
@@ -241,35 +233,25 @@ class InProcessEnding:
             threading.Thread(target=abort_group, name="strata-abort", daemon=True).start()
 
 
-class LoneEnding:
-    """This process leaves, and runs its program anew, once a newer world is there and it is armed.
+class StandaloneEnding:
+    """This process leaves the job and ends with 75, once a newer world is there and it is armed: nobody starts it again.
 
-    Not if it has to leave the job, because of a signal or of a notice that its generation did not live to
-    obey: then it asks to be drained, so that nobody takes it for dead, and ends with 75.
+    Its main thread may hang in a collective whose peer has gone, and nothing ends that from inside: gloo's abort does not
+    reach a frozen peer. So another thread ends it. In an interactive session, a notebook say, the error is raised only.
     """
 
-    def __init__(
-        self,
-        peers: Peers,
-        *,
-        detect_s: float,
-        again: Callable[[], None] | None = None,
-        gone: Callable[[], None] | None = None,
-    ) -> None:
-        """`detect_s` is how soon a death is known; `again` replaces the program, `gone` ends the process:
-        they do not come back.
-        """
+    def __init__(self, peers: Peers, *, detect_s: float, gone: Callable[[], None] | None = None) -> None:
+        """`detect_s` is how soon a death is known; `gone` ends the process, and does not come back."""
         self._peers = peers
         self._detect_s = detect_s
-        self._again = again if again is not None else execute_again
         self._gone = gone if gone is not None else exit_preempted
         self._lock = threading.Lock()
         self._update: WorldUpdate | None = None
-        self._started = threading.Event()
+        self._over = threading.Event()
         self._closed = False
         self._leaves_because = ""
         self.armed = False
-        self._forget = peers.observe_world(self._on_world)
+        self._forget = peers.observe_world(self._on_world), end_with_agent(peers)
 
     @property
     def leaves(self) -> bool:
@@ -284,8 +266,8 @@ class LoneEnding:
         self._look()
 
     def over(self, error: StaleGeneration) -> None:
-        if self.armed and not self._closed and self._begins_anew(PATIENCE_S):
-            threading.Event().wait(PATIENCE_S)
+        if self.armed and not self._closed:
+            self._wait_over(PATIENCE_S)
 
     def failed(self, error: BaseException) -> None:
         """Wait whether a peer's death was why: then a newer world is on its way; or its end: the job is done."""
@@ -297,16 +279,18 @@ class LoneEnding:
             return
         log.warning("waiting whether another rank was lost: %s: %s", type(error).__name__, error)
         self.arm()
-        if self._begins_anew(self._detect_s + OVER_S):
-            threading.Event().wait(PATIENCE_S)
+        self._wait_over(self._detect_s + OVER_S)
 
-    def _begins_anew(self, limit_s: float) -> bool:
-        """Tell whether the program is run anew, once it is or after `limit_s`; `JobDone` when the job is done."""
+    def _wait_over(self, limit_s: float) -> None:
+        """Return if no newer world comes within `limit_s`, or in an interactive session; `JobDone` when the job is done."""
         for _ in range(math.ceil(limit_s / LOOK_S)):
-            if self._started.wait(LOOK_S):
-                return True
+            if self._over.wait(LOOK_S):
+                if not is_interactive():
+                    threading.Event().wait(PATIENCE_S)
+                elif self._update is not None:
+                    self._leave(self._update)
+                return
             self._refuse_done()
-        return False
 
     def _refuse_done(self) -> None:
         """Raise `JobDone` if the job was done in a world after this member's, or while it was taken for lost."""
@@ -325,7 +309,8 @@ class LoneEnding:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        self._forget()
+        for forget in self._forget:
+            forget()
 
     def _on_world(self, update: WorldUpdate) -> None:
         with self._lock:
@@ -335,24 +320,18 @@ class LoneEnding:
     def _look(self) -> None:
         with self._lock:
             update = self._update
-            if update is None or not self.armed or self._started.is_set() or self._closed:
+            if update is None or not self.armed or self._over.is_set() or self._closed:
                 return
             if update.world.generation <= self._peers.generation or update.phase in _ENDED:
                 return
-            self._started.set()
-        # not in the session's thread: to leave is to wait for it
-        threading.Thread(target=self._replace, args=(update,), name="strata-again", daemon=True).start()
+            self._over.set()
+        if not is_interactive():
+            # not in the session's thread: to leave is to wait for it
+            threading.Thread(target=self._end, args=(update,), name="strata-over", daemon=True).start()
 
-    def _replace(self, update: WorldUpdate) -> None:
-        self._leaves_because = self._leaves_because or self._asked(update)
-        if self._leaves_because:
-            self._leave(update)
-            return
-        why = f"generation {update.world.generation} began: {update.world.reason}"
-        log.warning("running this program anew: %s", why)
-        with contextlib.suppress(StrataError):  # nobody is there to hear it
-            self._peers.close(code=1, reason=f"restarts, because {why}")
-        (self._gone if self._leaves_because else self._again)()  # a signal may have come meanwhile
+    def _end(self, update: WorldUpdate) -> None:
+        self._leave(update)
+        self._gone()
 
     def _asked(self, update: WorldUpdate) -> str:
         """Return why a notice that still holds has this member leave, "" when none does."""
@@ -361,46 +340,54 @@ class LoneEnding:
         return notice.reason if named or notice.action == STOP_ACTION_PREEMPT else ""
 
     def _leave(self, update: WorldUpdate) -> None:
-        """Leave for good, as somebody who was asked to."""
-        log.warning("leaving: %s", self._leaves_because)
+        """Leave for good; where the newer world has a place for this member, as one that was asked to."""
+        why = self._leaves_because or self._asked(update)
+        if not why:
+            why = f"generation {update.world.generation} began: {update.world.reason}"
+            log.error("ended with code 75, for %s; start it under `strata run` to have it restarted", why)
+        log.warning("leaving: %s", why)
         with contextlib.suppress(StrataError):  # then it counts as one that was lost
             if update.HasField("place"):
                 request = StopJobRequest(
                     job=self._peers.job,
                     action=STOP_ACTION_DRAIN,
                     worker_ids=[self._peers.worker_id],
-                    reason=self._leaves_because,
+                    reason=why,
                 )
                 self._peers.call(request, timeout_s=ASK_S)
-            self._peers.close(code=PREEMPTED, reason=self._leaves_because)
-        self._gone()
+            self._peers.close(code=PREEMPTED, reason=why)
+
+
+def is_interactive() -> bool:
+    """Tell whether somebody types into this process: an interpreter's prompt, IPython, or a notebook."""
+    return hasattr(sys, "ps1") or hasattr(builtins, "__IPYTHON__")
 
 
 @contextlib.contextmanager
-def nothing_to_do_where_done(*, lone: bool = True) -> Iterator[None]:
+def nothing_to_do_where_done(*, standalone: bool = True) -> Iterator[None]:
     """End the program with 0, and a warning, where the job was done without it, as `strata run` does.
 
-    Only of a `lone` member: what is said of another one is its supervisor's.
+    Only of a `standalone` process: a rank's agent says it.
     """
     try:
         yield
     except JobDone as error:
-        if not lone:
+        if not standalone:
             raise
         log.warning("nothing is left to do: %s; another one needs another name (`job`)", error.message)
         raise SystemExit(0) from error
 
 
 @contextlib.contextmanager
-def told_where_refused(*, lone: bool = True) -> Iterator[None]:
+def told_where_refused(*, standalone: bool = True) -> Iterator[None]:
     """End the program with 4, and one sentence, where its job does not take it, as `strata run` does.
 
-    A job that another run finished does not. Only of a `lone` member: another one is let in by its supervisor.
+    A job that another run finished does not. Only of a `standalone` process: a rank is let in by its agent.
     """
     try:
         yield
     except Refused as error:
-        if not lone or type(error) is not Refused:  # a narrower one tells a program what to do
+        if not standalone or type(error) is not Refused:  # a narrower one tells a program what to do
             raise
         log.error("%s", error)  # noqa: TRY400  # it says what to do: no traceback
         raise SystemExit(REFUSED) from error
@@ -417,44 +404,3 @@ def exit_with(code: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)
-
-
-def execute_again() -> None:
-    """Replace this process's program by the same, with the arguments and in the folder that it was started with.
-
-    DataLoader workers would outlive that: they look whether their parent's process id is still the
-    same, and it is. The connections of the old program's collectives would outlive it too: gloo
-    leaves its sockets to whatever is executed, and torch's store the pipe that wakes its thread.
-    """
-    for child in multiprocessing.active_children():
-        child.kill()
-        child.join(REAP_S)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    _keep_nothing_open()
-    # what is blocked here stays blocked in the new program
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    try:
-        os.chdir(STARTED_IN)  # the program may have gone elsewhere, and its arguments be relative
-    except OSError as error:
-        log.warning("this program was started in %r, which is not there: %s", STARTED_IN, error)
-    os.execv(sys.executable, sys.orig_argv)
-
-
-def _keep_nothing_open() -> None:
-    """Have every socket, what waits for them, and every pipe to oneself closed as the program is replaced.
-
-    A pipe of which one end is elsewhere may have been given to this program for a purpose.
-    """
-    opened: dict[str, list[int]] = {}
-    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # the names are all that is wanted
-        with contextlib.suppress(OSError):  # closed meanwhile, as that of the listing is
-            opened.setdefault(os.readlink(f"/proc/self/fd/{number}"), []).append(number)  # noqa: PTH115  # no path of a file
-    for where, numbers in opened.items():
-        own_pipe = where.startswith("pipe:") and len(numbers) > 1 and min(numbers) > STDERR
-        if own_pipe or where.startswith(("socket:", "anon_inode:")):
-            for number in numbers:
-                if number > STDERR:
-                    with contextlib.suppress(OSError):  # closed meanwhile
-                        os.set_inheritable(number, False)

@@ -28,8 +28,8 @@ from strata.training.ending import (
     OVER_S,
     Ending,
     InProcessEnding,
-    LoneEnding,
     NeverEnds,
+    StandaloneEnding,
     SupervisedEnding,
     nothing_to_do_where_done,
     told_where_refused,
@@ -145,8 +145,8 @@ class TrainingOrchestrator:
         """
         saved = state_of(model=model, optim=optim, sched=sched, extra=state)
         ledger = Ledger(since_s=self._clock.monotonic_s())
-        lone = self._endpoints is not None or "STRATA_SOCKET" not in os.environ
-        with nothing_to_do_where_done(), told_where_refused(lone=lone):
+        standalone = self._endpoints is not None or "STRATA_SOCKET" not in os.environ
+        with nothing_to_do_where_done(), told_where_refused(standalone=standalone):
             peers = self._peers = self._join()
         ending = self._ending = self._ending_of(peers)
 
@@ -162,7 +162,7 @@ class TrainingOrchestrator:
                 total_steps=total_steps,
             )
 
-        with nothing_to_do_where_done(lone=peers.is_lone):
+        with nothing_to_do_where_done(standalone=peers.is_lone):
             run = self._run = self._begun(begun, peers, ending)
         close_at_exit(run)
         return run
@@ -200,14 +200,14 @@ class TrainingOrchestrator:
             min_workers=self._min_workers,
             max_workers=self._max_workers,
             credentials=self._credentials,
-            reexecutes=True,
+            cannot_restart=True,
         )
 
     def _ending_of(self, peers: Peers) -> Ending:
         if isinstance(peers, Alone):
             return NeverEnds()
         if peers.is_lone:
-            return LoneEnding(peers, detect_s=peers.detect_s)
+            return StandaloneEnding(peers, detect_s=peers.detect_s)
         return InProcessEnding(peers) if self._in_process else SupervisedEnding(peers)
 
     def _begin(

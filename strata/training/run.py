@@ -397,7 +397,7 @@ class Run:
         if self._closed:
             return
         self._closed = True
-        with nothing_to_do_where_done(lone=self.peers.is_lone):
+        with nothing_to_do_where_done(standalone=self.peers.is_lone):
             self._close(patient=patient)
 
     def _close(self, *, patient: bool) -> None:

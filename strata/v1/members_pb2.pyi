@@ -36,10 +36,10 @@ class Registration(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     BEGIN_ANEW_FIELD_NUMBER: _builtins.int
-    REEXECUTES_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     SOLE_FIELD_NUMBER: _builtins.int
+    CANNOT_RESTART_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker_id: _builtins.str
     boot: _builtins.str
@@ -59,16 +59,16 @@ class Registration(_message.Message):
     """
     begin_anew: _builtins.bool
     """Takes up a job that is done or has failed, from nothing: its checkpoints are given up, and stay."""
-    reexecutes: _builtins.bool
-    """When a generation that it trained in has ended, this process leaves and comes back under its name: the
-    next world waits for it, for some seconds.
-    """
     run_id: _builtins.str
     """The run that this process belongs to, the same for all members that were started together: a
     scheduler's job id, say. Empty: unknown.
     """
     sole: _builtins.bool
     """Refused while the job has another member: its name was made for this one alone."""
+    cannot_restart: _builtins.bool
+    """Nobody starts this process again when a generation that it trained in has ended: no world grows by it while it holds
+    another such member.
+    """
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -94,14 +94,14 @@ class Registration(_message.Message):
         resume: _builtins.bool = ...,
         attempt: _builtins.int = ...,
         begin_anew: _builtins.bool = ...,
-        reexecutes: _builtins.bool = ...,
         command: Global___Command | None = ...,
         run_id: _builtins.str = ...,
         sole: _builtins.bool = ...,
+        cannot_restart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begin_anew", b"begin_anew", "boot", b"boot", "command", b"command", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "reexecutes", b"reexecutes", "resume", b"resume", "run_id", b"run_id", "slots", b"slots", "sole", b"sole", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begin_anew", b"begin_anew", "boot", b"boot", "cannot_restart", b"cannot_restart", "command", b"command", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "resume", b"resume", "run_id", b"run_id", "slots", b"slots", "sole", b"sole", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

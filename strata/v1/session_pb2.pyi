@@ -449,6 +449,7 @@ class Down(_message.Message):
     ARRIVAL_REFUSED_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
     INSPECT_FIELD_NUMBER: _builtins.int
+    DISCONNECTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -471,6 +472,10 @@ class Down(_message.Message):
     def place(self) -> Global___RankPlace: ...
     @_builtins.property
     def inspect(self) -> Global___Inspect: ...
+    @_builtins.property
+    def disconnected(self) -> _common_pb2.Error:
+        """From the agent of a standalone process: why no coordinator serves it at the moment."""
+
     def __init__(
         self,
         *,
@@ -485,16 +490,59 @@ class Down(_message.Message):
         arrival_refused: Global___ArrivalRefused | None = ...,
         place: Global___RankPlace | None = ...,
         inspect: Global___Inspect | None = ...,
+        disconnected: _common_pb2.Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "inspect", b"inspect", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "place", b"place", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "disconnected", b"disconnected", "ended", b"ended", "inspect", b"inspect", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "place", b"place", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "inspect", b"inspect", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "place", b"place", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "disconnected", b"disconnected", "ended", b"ended", "inspect", b"inspect", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "place", b"place", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick", "world", "outcomes", "checkpoint", "reply", "moved", "ended", "arrival_refused", "place", "inspect"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick", "world", "outcomes", "checkpoint", "reply", "moved", "ended", "arrival_refused", "place", "inspect", "disconnected"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___Down: _TypeAlias = Down  # noqa: Y015
+
+@_typing.final
+class AgentStart(_message.Message):
+    """The first message to the agent of a standalone process, before its Hello: where the coordinators are, and as whom to
+    speak to them. Of credentials only the names of files.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
+    DETECT_S_FIELD_NUMBER: _builtins.int
+    CA_FILE_FIELD_NUMBER: _builtins.int
+    CERT_FILE_FIELD_NUMBER: _builtins.int
+    KEY_FILE_FIELD_NUMBER: _builtins.int
+    TOKEN_FILE_FIELD_NUMBER: _builtins.int
+    INSECURE_FIELD_NUMBER: _builtins.int
+    detect_s: _builtins.float
+    ca_file: _builtins.str
+    cert_file: _builtins.str
+    key_file: _builtins.str
+    token_file: _builtins.str
+    insecure: _builtins.bool
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        endpoints: _abc.Iterable[_builtins.str] | None = ...,
+        detect_s: _builtins.float = ...,
+        ca_file: _builtins.str = ...,
+        cert_file: _builtins.str = ...,
+        key_file: _builtins.str = ...,
+        token_file: _builtins.str = ...,
+        insecure: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ca_file", b"ca_file", "cert_file", b"cert_file", "detect_s", b"detect_s", "endpoints", b"endpoints", "insecure", b"insecure", "key_file", b"key_file", "token_file", b"token_file"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentStart: _TypeAlias = AgentStart  # noqa: Y015
 
 @_typing.final
 class Inspect(_message.Message):

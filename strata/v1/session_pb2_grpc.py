@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class SessionsStub(object):
-    """Sessions: one stream a process carries everything. A member (a supervisor or a lone trainer)
-    holds one to any replica; a rank under a supervisor holds one, of the same kind, to it.
+    """Sessions: one stream a process carries everything. A member (an agent) holds one to any replica. A rank holds one, of
+    the same kind, to its agent; so does a standalone process, whose agent passes its Hello on.
     """
 
     def __init__(self, channel):
@@ -44,8 +44,8 @@ class SessionsStub(object):
 
 
 class SessionsServicer(object):
-    """Sessions: one stream a process carries everything. A member (a supervisor or a lone trainer)
-    holds one to any replica; a rank under a supervisor holds one, of the same kind, to it.
+    """Sessions: one stream a process carries everything. A member (an agent) holds one to any replica. A rank holds one, of
+    the same kind, to its agent; so does a standalone process, whose agent passes its Hello on.
     """
 
     def Session(self, request_iterator, context):
@@ -71,8 +71,8 @@ def add_SessionsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Sessions(object):
-    """Sessions: one stream a process carries everything. A member (a supervisor or a lone trainer)
-    holds one to any replica; a rank under a supervisor holds one, of the same kind, to it.
+    """Sessions: one stream a process carries everything. A member (an agent) holds one to any replica. A rank holds one, of
+    the same kind, to its agent; so does a standalone process, whose agent passes its Hello on.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SessionsStub:
-    """Sessions: one stream a process carries everything. A member (a supervisor or a lone trainer)
-    holds one to any replica; a rank under a supervisor holds one, of the same kind, to it.
+    """Sessions: one stream a process carries everything. A member (an agent) holds one to any replica. A rank holds one, of
+    the same kind, to its agent; so does a standalone process, whose agent passes its Hello on.
     """
 
     @_typing.overload
@@ -39,16 +39,16 @@ class SessionsStub:
 
 @_typing.type_check_only
 class SessionsAsyncStub(SessionsStub):
-    """Sessions: one stream a process carries everything. A member (a supervisor or a lone trainer)
-    holds one to any replica; a rank under a supervisor holds one, of the same kind, to it.
+    """Sessions: one stream a process carries everything. A member (an agent) holds one to any replica. A rank holds one, of
+    the same kind, to its agent; so does a standalone process, whose agent passes its Hello on.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_session_pb2.Up, _session_pb2.Down]  # type: ignore[assignment]
 
 class SessionsServicer(metaclass=_abc_1.ABCMeta):
-    """Sessions: one stream a process carries everything. A member (a supervisor or a lone trainer)
-    holds one to any replica; a rank under a supervisor holds one, of the same kind, to it.
+    """Sessions: one stream a process carries everything. A member (an agent) holds one to any replica. A rank holds one, of
+    the same kind, to its agent; so does a standalone process, whose agent passes its Hello on.
     """
 
     @_abc_1.abstractmethod

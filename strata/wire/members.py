@@ -27,7 +27,7 @@ def registration(message: members_pb2.Registration) -> Registration:
         resume=message.resume,
         attempt=message.attempt,
         anew=message.begin_anew,
-        reexecutes=message.reexecutes,
+        cannot_restart=message.cannot_restart,
         command=_command(message.command) if message.HasField("command") else None,
         run_id=message.run_id,
         sole=message.sole,

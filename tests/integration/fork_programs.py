@@ -17,6 +17,7 @@ from typing import Any
 import strata
 
 LIVES_S = 60.0
+LEAST = int(os.environ.get("LEAST", "1"))
 
 
 def say(**fields: Any) -> None:
@@ -77,14 +78,10 @@ def _live_on() -> None:
     time.sleep(LIVES_S)
 
 
-def parent(endpoint: str, how: str = "guarded") -> None:
-    """Fork a worker that outlives its parent; `leaky`: without closing what it inherits."""
-    if how == "leaky":
-        from strata.client import fork  # noqa: PLC0415
-
-        fork._is_ours = lambda fd: False
+def parent(endpoint: str) -> None:
+    """Fork a worker that outlives its parent."""
     client = _under_strata_run(endpoint) if endpoint.startswith("unix:") else None
-    client = client or strata.connect(endpoint, worker_id="parent")
+    client = client or strata.connect(endpoint, worker_id="parent", min_workers=LEAST)
     client.barrier("before")
     multiprocessing.get_context("fork").Process(target=_live_on, daemon=True).start()
     client.barrier("after")
@@ -102,7 +99,7 @@ def _refused(call: Callable[[], object]) -> str:
 
 def child_calls(endpoint: str) -> None:
     """Use the parent's client in a plain fork that ends as a program does, then in the parent."""
-    client = strata.connect(endpoint, worker_id="parent")
+    client = strata.connect(endpoint, worker_id="parent", min_workers=LEAST)
     with strata.CoordinatorClient.connect(endpoint, timeout_s=1.0) as other:
         with contextlib.suppress(strata.StrataError):
             other.status()  # it is only to have a connection of its own
@@ -131,7 +128,7 @@ def _connects(endpoint: str, name: str) -> None:
 
 def other_methods(endpoint: str) -> None:
     """Start children by spawn and forkserver, which inherit nothing and connect by themselves."""
-    with strata.connect(endpoint, worker_id="parent") as client:
+    with strata.connect(endpoint, worker_id="parent", min_workers=LEAST) as client:
         for method in ("spawn", "forkserver"):
             context: Any = multiprocessing.get_context(method)
             child = context.Process(target=_connects, args=(endpoint, method))
@@ -153,7 +150,7 @@ def held_gil(endpoint: str, seconds: str) -> None:
     """Hold the GIL in C, as a long call of an extension does."""
     import ctypes  # noqa: PLC0415
 
-    with strata.connect(endpoint, worker_id="holder") as client:
+    with strata.connect(endpoint, worker_id="holder", min_workers=LEAST) as client:
         say(holding=os.getpid())
         ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))  # PyDLL keeps the GIL, CDLL would not
         client.barrier("after")
@@ -162,7 +159,7 @@ def held_gil(endpoint: str, seconds: str) -> None:
 
 def idle(endpoint: str) -> None:
     """Connect and do nothing."""
-    client = strata.connect(endpoint, worker_id="idle")
+    client = strata.connect(endpoint, worker_id="idle", min_workers=LEAST)
     say(idle=os.getpid(), incarnation=client.incarnation)
     time.sleep(LIVES_S)
 

@@ -118,6 +118,7 @@ async def other_member(
 ) -> AsyncIterator[tuple[RankClient, Program]]:
     """Have a world of a trainer here and of one of `fork_programs` in a process of its own."""
     monkeypatch.setenv("STRATA_JOB", trainers.job)
+    monkeypatch.setenv("LEAST", "2")  # whichever of the two creates the job
     joining = trainers.pool.submit(trainers.join, 1, min_workers=2)
     async with program(words[0], trainers.cluster.endpoints, *words[1:]) as run:
         (survivor,) = await asyncio.wrap_future(joining)

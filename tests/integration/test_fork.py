@@ -85,17 +85,17 @@ async def test_15_epochs_with_forked_dataloader_workers(monkeypatch: pytest.Monk
         assert len(server.sessions) == 1, "no reconnect"
 
 
-async def kill_parent(endpoint: str, how: str, notice_s: float) -> float:
-    """Return how long a SIGKILL of a parent went unnoticed whose forked child lives on."""
-    async with serving(endpoint) as server, program("parent", server.address, how) as run:
+async def kill_parent(endpoint: str, how: End) -> float:
+    """Return how long a SIGKILL of a parent went unnoticed whose forked child lives on, and ended its session so."""
+    async with serving(endpoint) as server, program("parent", server.address) as run:
         child = (await run.says("child"))["child"]
         try:
             await run.says("parent")
             killed_at = asyncio.get_running_loop().time()
             run.process.send_signal(signal.SIGKILL)
             served = await server.session()
-            end, ended_at = await served.end(notice_s)
-            assert end is End.BROKEN
+            end, ended_at = await served.end(10)
+            assert end is how
             os.kill(child, 0)
             return ended_at - killed_at
         finally:
@@ -104,11 +104,11 @@ async def kill_parent(endpoint: str, how: str, notice_s: float) -> float:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
 async def test_a_killed_parent_is_noticed_although_its_forked_child_lives(host: str) -> None:
-    assert await kill_parent(f"{host}:0", "guarded", 10) < 1.0
+    assert await kill_parent(f"{host}:0", End.LEFT) < 1.0, "its agent left for it"
 
 
 async def test_so_is_a_rank_killed_behind_its_supervisors_socket(tmp_path: Path) -> None:
-    assert await kill_parent(f"unix:{tmp_path}/s", "guarded", 10) < 1.0
+    assert await kill_parent(f"unix:{tmp_path}/s", End.BROKEN) < 1.0
 
 
 async def test_a_rank_has_one_session_however_often_it_connects(tmp_path: Path) -> None:
@@ -118,11 +118,6 @@ async def test_a_rank_has_one_session_however_often_it_connects(tmp_path: Path) 
         rounds = [[arrival.round for arrival in served.arrivals] for served in server.sessions]
         assert rounds == [[1, 2, 3, 4], [5]], "a new one only after the last close; rounds go on"
         assert [hello.hello.rank.rank for hello in server.sessions] == [0, 0]
-
-
-async def test_without_closing_the_inherited_socket_the_death_is_hidden() -> None:
-    with pytest.raises(TimeoutError):
-        await kill_parent("127.0.0.1:0", "leaky", 2.0)
 
 
 async def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
@@ -150,18 +145,17 @@ async def test_a_child_forked_before_any_use_is_free() -> None:
         assert (await run.says("code"))["code"] == 0
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "end"),
-    [("return", 0, End.LEFT), ("exit", 3, End.LEFT), ("error", 1, End.LEFT), ("os_exit", 4, End.BROKEN)],
-)
-async def test_every_way_to_end_is_clean_and_quick(how: str, code: int, end: End) -> None:
+@pytest.mark.parametrize(("how", "code"), [("return", 0), ("exit", 3), ("error", 1), ("os_exit", 4)])
+async def test_every_way_to_end_is_clean_and_quick(how: str, code: int) -> None:
     async with serving() as server, program("ends", server.address, how, stderr=True) as run:
         await run.says("ending")
         assert await run.ended(5) == code
         assert run.process.stderr is not None
         complaints = (await run.process.stderr.read()).decode().splitlines()
         assert complaints[-1:] == (["ZeroDivisionError"] if how == "error" else [])
-        assert (await (await server.session()).end(2))[0] is end
+        assert (await (await server.session()).end(2))[0] is End.LEFT, (
+            "its agent leaves for it if it does not"
+        )
 
 
 async def test_a_frozen_process_is_noticed_within_detect_s() -> None:
@@ -171,8 +165,10 @@ async def test_a_frozen_process_is_noticed_within_detect_s() -> None:
         stopped_at = asyncio.get_running_loop().time()
         run.process.send_signal(signal.SIGSTOP)
         end, ended_at = await served.end(15)
-        assert end is End.BROKEN
-        assert ended_at - stopped_at <= 5.0
+        assert end is End.LEFT, "its agent left for it"
+        assert ended_at - stopped_at <= 5.0 + 4.0, (
+            "with what a busy machine adds: a late sample restarts the count"
+        )
 
 
 @pytest.mark.slow
@@ -188,7 +184,8 @@ async def test_a_process_that_holds_the_gil_lives() -> None:
 
 def test_grpc_imported_first_is_a_config_error() -> None:
     env = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
-    code = "import grpc, strata\ntry: strata.connect('127.0.0.1:1')\nexcept strata.ConfigError as e: print(e)"
+    call = "strata.CoordinatorClient.connect('127.0.0.1:1').jobs()"
+    code = f"import grpc, strata\ntry: {call}\nexcept strata.ConfigError as e: print(e)"
     said = subprocess.run(
         [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=True
     )

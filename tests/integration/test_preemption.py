@@ -38,9 +38,9 @@ class Training:
         )
         assert asking.join() == 0
 
-    def lone(self, number: int, count: int, **environment: str) -> Talker:
-        """Start one of `count` trainers that no supervisor runs."""
-        return self._python("stopping", count, STRATA_WORKER_ID=f"lone-{number}", **environment)
+    def standalone(self, number: int, count: int, **environment: str) -> Talker:
+        """Start one of `count` trainers that no agent runs."""
+        return self._python("stopping", count, STRATA_WORKER_ID=f"standalone-{number}", **environment)
 
     def rounds(self, rounds: int, count: int) -> Talker:
         """Start `count` such trainers again whenever all have ended, so many times."""
@@ -181,29 +181,29 @@ def test_ranks_that_ask_their_manager_stop_together_under_a_supervisor(
 
 
 def test_trainers_without_a_supervisor_stop_together_too(training: Training) -> None:
-    lone = [training.lone(number, 2) for number in range(2)]
+    started = [training.standalone(number, 2) for number in range(2)]
     training.heard("training", count=2)
-    lone[0].signal(signal.SIGTERM)
-    assert [trainer.join() for trainer in lone] == [75, 75]
+    started[0].signal(signal.SIGTERM)
+    assert [trainer.join() for trainer in started] == [75, 75]
     stopped_together(training.heard("preempted", count=2))
 
 
 def test_trainers_of_their_own_that_are_taken_away_together_leave_and_none_has_failed(
     training: Training, cluster: LocalCluster, job: str
 ) -> None:
-    """Each of them says that only it must leave; the third one waits for others then."""
-    lone = [training.lone(number, 3, STRATA_TRAIN_PREEMPT="member") for number in range(3)]
+    """Each of them says that only it must leave; the third one ends with its generation."""
+    started = [training.standalone(number, 3, STRATA_TRAIN_PREEMPT="member") for number in range(3)]
     training.heard("training")
-    for trainer in lone[:2]:
+    for trainer in started[:2]:
         trainer.signal(signal.SIGTERM)
-    assert [trainer.join() for trainer in lone[:2]] == [75, 75]
+    assert [trainer.join() for trainer in started[:2]] == [75, 75]
     with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
         client.call_until(GetJobRequest(job=job), lambda answer: bool(answer.job.world.generation > 1))
         told = client.generations()
     assert told[0].world.forming
     assert [each.failure for each in told] == [False] * len(told)
     assert "drained: SIGTERM to rank" in told[-2].world.reason
-    assert lone[2].child.poll() is None
+    assert started[2].join() == 75
 
 
 def test_a_script_that_ends_well_after_it_was_preempted_has_not_finished_the_job(

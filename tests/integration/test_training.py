@@ -119,7 +119,7 @@ def test_ranks_go_on_from_an_incremental(
     check_samples(record, epochs=4)
 
 
-def start_lone(
+def start_standalone(
     nodes: Nodes,
     cluster: LocalCluster,
     storage: Path,
@@ -132,63 +132,43 @@ def start_lone(
     return nodes.start(*script, *given, *more, name=worker, env=env)
 
 
-def test_a_lone_member_runs_its_program_anew_though_its_main_thread_hangs(
+def test_a_standalone_training_ends_with_75_though_its_main_thread_hangs(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    a = start_lone(nodes, cluster, tmp_path, "a", "--hang-at", "16")
-    b = start_lone(nodes, cluster, tmp_path, "b")
+    """Started again, it goes on from the last save."""
+    a = start_standalone(nodes, cluster, tmp_path, "a", "--hang-at", "16")
+    b = start_standalone(nodes, cluster, tmp_path, "b")
     first = {e["worker"]: e for e in record.wait("begun", generation=1, count=2)}
     record.wait_one("hangs", generation=1)
     os.kill(first["b"]["pid"], signal.SIGKILL)
-    assert b.join() == -signal.SIGKILL
-    b = start_lone(nodes, cluster, tmp_path, "b")
-    again = record.wait("end", count=2)
-    begun = {e["worker"]: e for e in record.of("begun") if e["generation"] == again[0]["generation"]}
-    assert begun["a"]["pid"] == first["a"]["pid"], "the same process, with its program run anew"
-    assert_common_step(begun.values())
-    assert (a.join(), b.join()) == (0, 0)
-    late = start_lone(nodes, cluster, tmp_path, "a")
+    assert (b.join(), a.join()) == (-signal.SIGKILL, 75)
+    again = [start_standalone(nodes, cluster, tmp_path, name) for name in ("a", "b")]
+    (generation,) = {e["generation"] for e in record.wait("end", count=2)}
+    assert_common_step(record.of("begun", generation=generation))
+    assert [trainer.join() for trainer in again] == [0, 0]
+    late = start_standalone(nodes, cluster, tmp_path, "a")
     assert late.join() == 0, "the job is done: who is begun again has nothing to do"
     assert late.child.pid not in {e["pid"] for e in record.of("begun")}
-    other = start_lone(nodes, cluster, tmp_path, "a", env={"STRATA_RUN_ID": "another"})
+    other = start_standalone(nodes, cluster, tmp_path, "a", env={"STRATA_RUN_ID": "another"})
     assert other.join() == 4, "it has nothing to do with the run that finished"
     assert f"job {nodes.job} finished at" in record.wait_line("finished at")
     check_samples(record, epochs=2)
 
 
-def test_a_lone_member_whose_job_is_done_while_it_trains_ends_with_0(
+def test_a_frozen_standalone_training_whose_job_is_done_ends_with_1_and_has_nothing_to_do_again(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """It is frozen, and another one finishes without it."""
+    """Another one, which stood by, finishes without it."""
     more = ("--min-workers", "1", "--max-workers", "2")
-    frozen = start_lone(nodes, cluster, tmp_path, "frozen", *more, "--epochs", str(10**6))
+    frozen = start_standalone(nodes, cluster, tmp_path, "frozen", *more, "--epochs", str(10**6))
     record.wait("step", step=15, count=1)
     os.kill(frozen.child.pid, signal.SIGSTOP)
-    other = start_lone(nodes, cluster, tmp_path, "other", *more)
+    other = start_standalone(nodes, cluster, tmp_path, "other", *more)
     assert other.join() == 0
     os.kill(frozen.child.pid, signal.SIGCONT)
-    assert frozen.join() == 0
+    assert frozen.join() == 1
+    assert start_standalone(nodes, cluster, tmp_path, "frozen", *more).join() == 0
     assert {e["worker"] for e in record.of("begun")} == {"frozen", "other"}
-
-
-@pytest.mark.slow
-def test_lone_members_settle_in_the_world_after_the_one_that_grew(
-    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
-) -> None:
-    """Who trains begins anew for a larger world; those who come back one by one do not each make another."""
-    more = ("--max-workers", "3", "--epochs", str(GROWN_EPOCHS))
-    members = [start_lone(nodes, cluster, tmp_path, name, *more) for name in ("a", "b")]
-    record.wait("step", step=15, generation=1, count=2)
-    members.append(start_lone(nodes, cluster, tmp_path, "c", *more))
-    end = record.wait("end", count=3)
-    assert {e["generation"] for e in end} == {3}, (
-        "one in which they leave, and the one that they come back to"
-    )
-    begun = record.of("begun", generation=3)
-    assert {e["worker"] for e in begun} == {"a", "b", "c"}
-    assert {e["step"] for e in begun} == {max(e["step"] for e in record.of("step", generation=1))}
-    assert [member.join() for member in members] == [0, 0, 0]
-    check_samples(record, epochs=GROWN_EPOCHS)
 
 
 def test_ranks_go_on_in_their_processes(

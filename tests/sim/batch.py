@@ -51,7 +51,7 @@ EVENTS = (
     "rivals let in",
     "ranks asked to save first",
     "ranks that saved first",
-    "members that began anew",
+    "members that ended with their generation",
     "members that left as asked",
     "confirmed scale_job",
     "confirmed stop_job",

@@ -283,12 +283,18 @@ class Cluster:
             return "there is no world"
         inside = {(m.worker, m.incarnation) for m in world.members}
         alive = {(w.name, w.create_revision) for w in job.workers()}
-        if inside != alive:
+        # newcomers stand by while the world holds a member that cannot restart (PROTOCOLS 6.1)
+        stands_by = inside < alive and any(
+            w.record.cannot_restart for w in job.workers() if (w.name, w.create_revision) in inside
+        )
+        if inside != alive and not stands_by:
             return f"the world has {sorted(inside)}, and {sorted(alive)} are registered"
-        if {worker for worker, _ in inside} != set(WORKERS):
-            return f"the world has {sorted(worker for worker, _ in inside)}"
+        if {worker for worker, _ in alive} != set(WORKERS):
+            return f"{sorted(worker for worker, _ in alive)} are registered"
         for member in self.members.values():
-            if member.generation != world.head.generation:
+            if (
+                member.worker in {m.worker for m in world.members}
+            ) and member.generation != world.head.generation:
                 return f"{member.worker} is at generation {member.generation} of {world.head.generation}"
         if stuck := list(self.judge.stuck()):
             return "; ".join(stuck)

@@ -180,7 +180,7 @@ class Member:
             host=self.worker,
             slots=self.slots,
             spec=SPEC,
-            reexecutes=self._begins_anew,
+            cannot_restart=self._cannot_restart,
         )
         self.session = MemberSession(
             parse_endpoints(",".join(REPLICAS)),
@@ -211,8 +211,8 @@ class Member:
             if await ended_by(running, self._train_until_stopped(trainer)) is None:
                 return
             self.generation = 0
-            if self._begins_anew and trainer.bound and self.stopped < seat.place.generation:
-                await ended_by(running, self._begin_anew(trainer))
+            if self._cannot_restart and trainer.bound and self.stopped < seat.place.generation:
+                await ended_by(running, self._end(trainer))
                 return
             if await ended_by(running, self._rejoin(trainer)) is None:
                 return
@@ -245,19 +245,19 @@ class Member:
         return True
 
     @property
-    def _begins_anew(self) -> bool:
-        """Whether it is a lone trainer that cannot leave what it holds: its host starts its program again."""
+    def _cannot_restart(self) -> bool:
+        """Whether it is a standalone process that cannot leave what it holds: its host may start its program again."""
         return self._history.judge.saves_first and self.slots == 1
 
-    async def _begin_anew(self, trainer: Trainer) -> None:
+    async def _end(self, trainer: Trainer) -> None:
         """Leave, once another generation has begun."""
         session, ears = trainer.seat.session, trainer.seat.watcher
         while session.world is None or session.world.world.generation <= trainer.client.generation:
             ears.changed.clear()
             await ears.changed.wait()
-        self._history.judge.trace.count("members that began anew")
+        self._history.judge.trace.count("members that ended with their generation")
         self.leaving = True
-        await session.leave("begins anew")
+        await session.leave("ends with its generation")
 
     async def _rejoin(self, trainer: Trainer) -> bool:
         await trainer.client._rejoin(10_000.0)

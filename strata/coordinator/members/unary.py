@@ -320,6 +320,6 @@ def _registration(entry: Entry[Worker]) -> Registration:
         slots=record.slots,
         devices=record.devices,
         pid=record.pid,
-        reexecutes=record.reexecutes,
+        cannot_restart=record.cannot_restart,
         incarnation=entry.create_revision,
     )

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from strata.agent.rank_process import RankProcess
-from strata.agent.relay_server import admitted, serving
+from strata.agent.rank_process import RankProcess, admitted
+from strata.agent.relay_server import serving
 from strata.client.endpoints import Endpoint
 from strata.client.rank_session import RankSession
 from strata.client.seat import Watcher

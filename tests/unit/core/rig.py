@@ -141,7 +141,7 @@ def registration(
     incarnation: int = 0,
     resume: bool = False,
     attempt: int = 0,
-    reexecutes: bool = False,
+    cannot_restart: bool = False,
     **spec: Any,
 ) -> Registration:
     return Registration(
@@ -154,7 +154,7 @@ def registration(
         incarnation=incarnation,
         resume=resume,
         attempt=attempt,
-        reexecutes=reexecutes,
+        cannot_restart=cannot_restart,
     )
 
 

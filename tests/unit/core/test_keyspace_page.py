@@ -183,7 +183,7 @@ def test_every_example_is_read_back(key: str) -> None:
 
 def test_no_record_is_left_out() -> None:
     written = {type(record) for record in EXAMPLES.values()}
-    inner = {r.Member, r.Command, r.RestorePoint, r.Asked, r.Returning, r.Tier, r.Origin, c.Keep}
+    inner = {r.Member, r.Command, r.RestorePoint, r.Asked, r.Spent, r.Tier, r.Origin, c.Keep}
     every = {
         cls
         for module in (r, c)

@@ -73,7 +73,7 @@ class Lone(Port):
         pass
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
-        return lambda: None  # it tells nothing: what follows would replace this test's program
+        return lambda: None  # it tells nothing: what follows would end this test's process
 
     def observe_place(self, callback: Callable[[RankPlace], None]) -> Callable[[], None]:
         return lambda: None
@@ -137,7 +137,7 @@ def test_a_newer_world_is_adopted_before_the_first_batch_and_not_after(
     assert lone.rejoined == 2, "nothing was handed out yet"
     assert next(batches) == 3
     lone.cluster.next_world()
-    run._ending.over = lambda error: None  # type: ignore[method-assign]  # it would wait for a new program
+    run._ending.over = lambda error: None  # type: ignore[method-assign]  # it would wait for the end
     with pytest.raises(StaleGeneration):
         next(batches)
     assert lone.rejoined == 2

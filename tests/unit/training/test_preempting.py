@@ -12,7 +12,7 @@ import pytest
 from google.protobuf.message import Message
 
 from strata.errors import Refused, StaleGeneration, StrataError
-from strata.training.ending import Ending, LoneEnding
+from strata.training.ending import Ending, StandaloneEnding
 from strata.training.preempting import Preemption
 from strata.training.run import Run
 from strata.v1.worlds_pb2 import (
@@ -134,7 +134,7 @@ def test_who_has_less_time_than_was_said_says_so(room: Room) -> None:
 def test_a_lone_member_leaves_by_itself_when_its_generation_ends_first(room: Room) -> None:
     peers = Asking(room, 1)
     peers.answer = StaleGeneration("the world is generation 2")
-    ending = LoneEnding(peers, detect_s=0.0, again=pytest.fail, gone=lambda: None)
+    ending = StandaloneEnding(peers, detect_s=0.0, gone=lambda: None)
     it = preemption(peers, ending=ending)
     assert not it._signalled(TERM), "it holds nothing yet: the signal ends it"
     ending.arm()
