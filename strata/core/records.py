@@ -27,11 +27,15 @@ class Phase(Enum):
 
 
 class StopAction(Enum):
-    """How the ranks of a generation are to end, and who leaves."""
+    """Who leaves when the ranks of a generation stop: nobody, some members, or all; each means more than the one before.
 
+    PAUSE is only asked for: a notice says it as SCALE with `pause`.
+    """
+
+    SCALE = "scale"
+    DRAIN = "drain"
     PREEMPT = "preempt"
     PAUSE = "pause"
-    DRAIN = "drain"
 
 
 class CheckpointType(Enum):
@@ -210,8 +214,8 @@ class StopNotice:
     """Asks the ranks of one generation to agree on a step, to save it and to stop there.
 
     `workers`: who leaves by a DRAIN. `grace_ms`: how long the save may take, from when this was written;
-    0: stop without one. `since`: members that came later are not meant; 0: than this was written. `pause`:
-    somebody also asked for a PAUSE, so the job is paused once those who leave have stopped.
+    0: stop without one. Of a SCALE without `pause`, it is how long the agreement may take: the save has its own time.
+    `since`: members that came later are not meant; 0: than this was written. `pause`: no world follows, but phase PAUSED.
     """
 
     action: StopAction
@@ -222,9 +226,9 @@ class StopNotice:
     pause: bool = False
 
     @property
-    def pauses(self) -> bool:
-        """Whether the job is paused when the generation that is asked has ended."""
-        return self.pause or self.action is StopAction.PAUSE
+    def has_deadline(self) -> bool:
+        """Whether the save has to be done within the grace: who scales has all the time that a commit takes."""
+        return self.pause or self.action is not StopAction.SCALE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,15 +236,6 @@ class Anew:
     """The job was begun anew: what its generations up to this one have saved is given up."""
 
     generation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reshape:
-    """The leader has the ranks of one generation save a common step: another world follows, for `reason`."""
-
-    epoch: int
-    reason: str
-    grace_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +260,18 @@ class Returning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Newcomer:
+    """A member that joined a world in progress, until a generation that it is in commits a checkpoint.
+
+    `crashes`: how many generations in a row its failure ended. `revision`: as of which the last of these was seen.
+    """
+
+    worker: WorkerId
+    crashes: int = 0
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorldHead:
     """The current generation. `size` counts ranks; `members` 0 is a forming world.
 
@@ -272,7 +279,8 @@ class WorldHead:
     this one excluded, that a failure ended before they committed a checkpoint; `failures` those
     that a failure ended at all. `began`: a generation before this one may have made a step, as it did not
     end by a failure in its first seconds. `asked` has those of earlier generations who have not left yet;
-    `returning`, of a forming one, whom the next waits for, and `patience_ms` for how long.
+    `returning`, of a forming one, whom the next waits for, and `patience_ms` for how long. `newcomers` has members
+    that are new to this job, or have failed since they came.
     """
 
     generation: int
@@ -288,6 +296,7 @@ class WorldHead:
     asked: tuple[Asked, ...] = ()
     returning: tuple[Returning, ...] = ()
     patience_ms: int = 0
+    newcomers: tuple[Newcomer, ...] = ()
 
     @property
     def forming(self) -> bool:

@@ -20,7 +20,7 @@ start-up then. Where somebody died, others may have died with them whose leases 
 looks the same as who is on the way. Then it is short, and who comes later has the world grow, which waits long.
 
 Members are known to begin anew by their registration, and to be bound to it once the ranks have met at
-the barrier `strata.begin` (`core.reshaping`): before that they adopt a newer world as they are.
+the barrier `strata.begin` (`core.agreement`): before that they adopt a newer world as they are.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from strata.core.agreement import BEGIN_BARRIER
 from strata.core.job import JobView
 from strata.core.records import Member, Returning, Worker, WorldHead
-from strata.core.reshaping import BEGIN_BARRIER
 from strata.core.view import Entry
 
 RETURN_S: Final = 90.0
