@@ -401,6 +401,11 @@ class CheckpointManager:
         """Tell whether a save is in flight: staged, and neither committed nor given up yet."""
         return not self._writer.idle
 
+    @property
+    def may_save(self) -> bool:
+        """Whether this generation may save: not once an older step was restored by hand."""
+        return self._gone_back is None
+
     # -- looking
 
     @property

@@ -35,7 +35,9 @@ def test_all_ranks_stop_together_or_finish_together_and_nobody_waits_for_ever(
 
 
 @pytest.mark.parametrize("notices", [(SCALE, PREEMPT), (DRAIN,)])
-def test_deaths_deadlines_and_a_leader_that_waits_no_longer_break_no_promise(notices: tuple[int, ...]) -> None:
+def test_deaths_deadlines_and_a_leader_that_waits_no_longer_break_no_promise(
+    notices: tuple[int, ...],
+) -> None:
     rules = Rules(last=2, notices=notices, deaths=True, late=True, deadlines=True)
     ends, _ = search(2, rules)
     assert ends == {"saved", "not saved", "done"}
