@@ -6,10 +6,12 @@ An `Observer` is somebody with a view of their own, which may lag.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from strata.core import invariants, stopping
+from strata.core.agreement import STOP_BARRIER, Agreement, Verdict
 from strata.core.checkpoint_attempt import Author
 from strata.core.ids import BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.job import JobView
@@ -23,6 +25,7 @@ from strata.core.records import (
     Leader,
     Replica,
     Worker,
+    b64,
     encode,
 )
 from strata.core.registration import Registration
@@ -179,13 +182,33 @@ def leave(store: Store, worker: str) -> None:
     store.settle(lambda job: decide_leave(job, WorkerId(worker), held.create_revision))
 
 
-def released(store: Store, barrier: str, generation: int = 1) -> None:
+def released(
+    store: Store, barrier: str, generation: int = 1, *, round_: int = 1, brought: Mapping[int, bytes] = {}
+) -> None:
     """Leave what the release of a barrier at which all ranks have met leaves in the view."""
     outcome = BarrierOutcome(
-        generation=generation, round=1, result=BarrierResult.RELEASED, digest="", reason="all arrived"
+        generation=generation,
+        round=round_,
+        result=BarrierResult.RELEASED,
+        digest="",
+        reason="all arrived",
+        payloads={str(rank): b64(data) for rank, data in brought.items()},
     )
-    store.put(JOB.outcome(barrier, generation, 1), outcome)
-    store.put(JOB.barrier_floor(barrier, generation), BarrierFloor(round=1))
+    store.put(JOB.outcome(barrier, generation, round_), outcome)
+    store.put(JOB.barrier_floor(barrier, generation), BarrierFloor(round=round_))
+    if round_ > 1:
+        store.delete(JOB.outcome(barrier, generation, round_ - 1))
+
+
+def agreed(store: Store, step: int, verdict: Verdict = Verdict.SAVE, *, past: Collection[int] = ()) -> None:
+    """Leave what the ranks' meetings leave when they agree on a step to stop at; the ranks in `past` were past it."""
+    head = not_none(store.live.head()).record
+    proposals = {rank: Agreement(begun=step).propose() for rank in range(head.size)}
+    answers = {
+        rank: json.dumps([2, "a", 0, step, int(rank not in past), verdict]).encode() for rank in proposals
+    }
+    released(store, STOP_BARRIER, head.generation, round_=1, brought=proposals)
+    released(store, STOP_BARRIER, head.generation, round_=2, brought=answers)
 
 
 def plan(store: Store, epoch: int, *, settled: bool = False, asked_s: float = 0.0) -> WorldPlan:

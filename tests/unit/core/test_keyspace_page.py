@@ -63,7 +63,6 @@ EXAMPLES: dict[str, Any] = {
     JOB.notice(3): r.StopNotice(
         action=r.StopAction.DRAIN, reason="its fan is broken", workers=(W1,), grace_ms=60_000
     ),
-    JOB.reshape(3): r.Reshape(epoch=42, reason="1 more members have settled", grace_ms=60_000),
     JOB.stopped_rank(3, 8): r.RankStopped(worker=W1),
     JOB.history_of(3): r.GenerationRecord(
         epoch=42,
@@ -225,7 +224,6 @@ def _made_by(name: str) -> list[str]:
         "done_rank": (3, 0),
         "stopped_rank": (3, 8),
         "notice": (3,),
-        "reshape": (3,),
         "history_of": (3,),
         "restored": (3,),
         "outcome": ("step-140", 3, 7),

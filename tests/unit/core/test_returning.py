@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core.reshaping import BEGIN_BARRIER, SAVED_BARRIER
+from strata.core.agreement import BEGIN_BARRIER, Verdict
 from strata.core.returning import LOST_S, RETURN_S, return_s
 from strata.core.stopping import next_deadline_s, revisions
 from strata.core.worlds import needs_settling
-from tests.unit.core.rig import carry_out, leave, register, released, world_of
+from tests.unit.core.rig import agreed, carry_out, leave, register, released, world_of
 from tests.unit.core.stop_job import DRAIN, PAUSE, PREEMPT, Job
 
 
@@ -30,7 +30,7 @@ def come(job: Job, *names: str) -> None:
 def grow(job: Job, name: str) -> None:
     come(job, name)
     job.go(settled=True)
-    released(job.store, SAVED_BARRIER)
+    agreed(job.store, 20, Verdict.NO_TIME)
     job.go(settled=True)
 
 
@@ -169,8 +169,8 @@ def test_members_settle_in_one_world_however_long_their_programs_take_to_start(
             generation = job.head.generation
             if not job.store.live.met(BEGIN_BARRIER, generation):
                 released(job.store, BEGIN_BARRIER, generation)
-            elif job.store.live.reshape(generation) is not None:
-                released(job.store, SAVED_BARRIER, generation)
+            elif job.notice is not None:
+                job.agree(20, Verdict.NO_TIME)
     assert set(world_of(job.store)) == {"a", "b", "d"}
     assert job.head.generation <= (5 if begins == "loses one" else 3)
 
@@ -219,7 +219,7 @@ def test_under_supervisors_nobody_is_waited_for() -> None:
     released(job.store, BEGIN_BARRIER)
     job.join("w2")
     carry_out(job.store, job.epoch, settled=True)
-    released(job.store, SAVED_BARRIER)
+    agreed(job.store, 20, Verdict.NO_TIME)
     job.go()
     assert (job.head.generation, job.head.members) == (2, 3)
 
