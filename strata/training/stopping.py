@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from strata.core.agreement import CLOSING_BARRIER, NO_LIMIT, STOP_BARRIER, Agreement, Gate
+from strata.core.agreement import CLOSING_BARRIER, NO_LIMIT, STOP_BARRIER, Agreement, Gate, Verdict
 from strata.core.notices import Meaning, is_wider, meaning
 from strata.core.records import StopNotice
 from strata.errors import BarrierBroken, CheckpointAborted, Preempted, StaleGeneration, StrataError
@@ -153,6 +153,7 @@ class Stopper:
         proposals = self._peers.barrier(STOP_BARRIER, mine)
         with self._changed:
             self._agreement, mine = self._agreement.answer(proposals, ranks=ranks)
+            self._changed.notify_all()
         answers = self._peers.barrier(STOP_BARRIER, mine)
         with self._changed:
             agreement = self._agreement = self._agreement.conclude(answers, ranks=ranks)
@@ -217,6 +218,8 @@ class Stopper:
             if decision.save:
                 self._save()
                 log.warning("step %d is saved: training goes on from there", step)
+            elif decision.verdict is Verdict.NOTHING_NEW:
+                log.warning("step %d is not saved again: %s", step, decision.verdict.sentence)
             else:
                 self._skip(step, decision.verdict.sentence)
         except StaleGeneration:
