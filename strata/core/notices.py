@@ -43,7 +43,8 @@ def meaning(notice: StopNotice | None, worker: str, *, came_before: bool = True)
     """
     if notice is None or not came_before:
         return Meaning.NOTHING
-    leaves = notice.action is StopAction.PREEMPT or worker in notice.workers
+    named = notice.action is StopAction.DRAIN and worker in notice.workers
+    leaves = named or notice.action is StopAction.PREEMPT
     return Meaning.LEAVE if leaves else Meaning.STAY
 
 

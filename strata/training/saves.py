@@ -212,12 +212,6 @@ class Saves:
         )
         return info
 
-    def wait(self, timeout_s: float) -> None:
-        """Return once the newest save is committed; raise what it failed of, or `Unavailable` after that."""
-        self._watch()
-        if self._last is not None:
-            self._last[0].wait(timeout_s)
-
     def wait_ended(self, info: CheckpointInfo) -> None:
         """Return once a save is committed, or was dropped; raise what it failed of.
 

@@ -15,7 +15,7 @@ from strata.core.agreement import STOP_BARRIER, Agreement, Verdict
 from strata.core.checkpoint_attempt import Author
 from strata.core.ids import BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys
+from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.members import decide_leave, decide_register
 from strata.core.records import (
     BarrierFloor,
@@ -29,7 +29,7 @@ from strata.core.records import (
     encode,
 )
 from strata.core.registration import Registration
-from strata.core.txn import Decision, Delete, Put, Range, Txn, TxnResult, prefix_end
+from strata.core.txn import Decision, Delete, Operation, Put, Range, Txn, TxnResult, prefix_end
 from strata.core.view import View
 from strata.core.worlds import WorldPlan, plan_world
 from strata.testing import txn_limits
@@ -182,10 +182,10 @@ def leave(store: Store, worker: str) -> None:
     store.settle(lambda job: decide_leave(job, WorkerId(worker), held.create_revision))
 
 
-def released(
-    store: Store, barrier: str, generation: int = 1, *, round_: int = 1, brought: Mapping[int, bytes] = {}
-) -> None:
-    """Leave what the release of a barrier at which all ranks have met leaves in the view."""
+def release(
+    job: JobKeys, barrier: str, generation: int = 1, *, round_: int = 1, brought: Mapping[int, bytes] = {}
+) -> Txn:
+    """Return a transaction that leaves what the release of a barrier leaves."""
     outcome = BarrierOutcome(
         generation=generation,
         round=round_,
@@ -194,10 +194,20 @@ def released(
         reason="all arrived",
         payloads={str(rank): b64(data) for rank, data in brought.items()},
     )
-    store.put(JOB.outcome(barrier, generation, round_), outcome)
-    store.put(JOB.barrier_floor(barrier, generation), BarrierFloor(round=round_))
+    operations: list[Operation] = [
+        Put(key=job.outcome(barrier, generation, round_), value=encode(outcome)),
+        Put(key=job.barrier_floor(barrier, generation), value=encode(BarrierFloor(round=round_))),
+    ]
     if round_ > 1:
-        store.delete(JOB.outcome(barrier, generation, round_ - 1))
+        operations.append(Delete(key=job.outcome(barrier, generation, round_ - 1)))
+    return Txn(success=tuple(operations))
+
+
+def released(
+    store: Store, barrier: str, generation: int = 1, *, round_: int = 1, brought: Mapping[int, bytes] = {}
+) -> None:
+    """Leave what the release of a barrier at which all ranks have met leaves in the view."""
+    store.execute(release(JOB, barrier, generation, round_=round_, brought=brought))
 
 
 def agreed(store: Store, step: int, verdict: Verdict = Verdict.SAVE, *, past: Collection[int] = ()) -> None:
