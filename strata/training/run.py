@@ -356,6 +356,11 @@ class Run:
                 self.saves.wait_ended(info)
         return info
 
+    def leaves_by_itself(self) -> None:
+        """Let nothing else end this process with its generation: it stops as it was asked to, and leaves."""
+        if self.peers.is_lone:
+            self._ending.close()
+
     @property
     def can_save(self) -> bool:
         """Whether this generation may save at all: not once somebody has restored another step by hand."""

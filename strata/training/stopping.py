@@ -25,6 +25,7 @@ from strata.core.notices import Meaning, is_wider, meaning
 from strata.core.records import StopNotice
 from strata.errors import BarrierBroken, CheckpointAborted, Preempted, StaleGeneration, StrataError
 from strata.training.bounded import within
+from strata.training.ending import exit_preempted
 from strata.training.peers import Peers
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, StopJobResponse
@@ -40,6 +41,8 @@ LEAVE_S: Final = 0.5
 """At least so long what is in flight is waited for by who leaves."""
 WARN_S: Final = 1.0
 """So long before its deadline a rank that is to leave, and has not saved, says why."""
+HELD_S: Final = 5.0
+"""So long after its deadline a process is ended whose trainer's thread hangs: it may be no agent's."""
 CLOSING_S: Final = 2.0
 """So long at most a rank that is done waits until it is heard that it closes."""
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
@@ -53,7 +56,8 @@ class Stopper:
     """Takes part in every step (`hooks.StepHook`), and lets it through until a stop is agreed.
 
     `clock` counts seconds; `save_cost_s` says how long a save has taken until it was committed,
-    0 when none has been yet. `over` is called, in the session's thread, when the world has ended.
+    0 when none has been yet. `over` is called, in the session's thread, when the world has ended; `leave_now` ends
+    the process, in a thread of its own, when the trainer's thread does not come out of a step or a save.
     """
 
     def __init__(
@@ -63,8 +67,10 @@ class Stopper:
         clock: Callable[[], float],
         save_cost_s: Callable[[], float],
         over: Callable[[], None],
+        leave_now: Callable[[], None] = exit_preempted,
     ) -> None:
         self._run = run
+        self._leave_now = leave_now
         self._peers = run.peers
         self._generation = run.peers.generation
         self._clock = clock
@@ -78,6 +84,8 @@ class Stopper:
         self._closing: threading.Thread | None = None
         """Says that this rank closes, once it does."""
         self._ended = False
+        self.stopping = False
+        """Whether this rank is at the common step, or leaves: what follows is known, whichever world comes."""
         self.leaving = False
         """Whether this process leaves because of the notice."""
         self._forget = self._peers.observe_world(self._on_world)
@@ -125,7 +133,7 @@ class Stopper:
             grace = f"within {notice.grace_ms / 1000:g} s" if notice.has_deadline else "before another world"
             log.warning("all ranks are asked to stop %s: %s", grace, notice.reason)
             threading.Thread(target=self._agree, name="strata-stop", daemon=True).start()
-            threading.Thread(target=self._warn, name="strata-stop-deadline", daemon=True).start()
+            threading.Thread(target=self._keep_deadline, name="strata-stop-deadline", daemon=True).start()
 
     # -- in threads of their own
 
@@ -166,19 +174,22 @@ class Stopper:
         )
         return True
 
-    def _warn(self) -> None:
-        """Say what keeps this process from its end, shortly before its agent ends it."""
-        with self._changed:
-            while not self.out_of_time(before_s=WARN_S):
-                if self._ended:
-                    return
-                self._changed.wait(_LOOK_S)
-            decision, begun = self._agreement.decision, self._agreement.begun
-        if not self._ended:
-            what = (
-                "no common step was agreed on" if decision is None else f"step {decision.step} is not saved"
-            )
+    def _keep_deadline(self) -> None:
+        """Say what keeps this process from its end, shortly before its deadline; end it soon after that."""
+        if self._await_deadline(WARN_S):
+            with self._changed:
+                decision, begun = self._agreement.decision, self._agreement.begun
+            what = "no common step was agreed on" if decision is None else f"step {decision.step} is not saved"
             log.error("%s, the grace is nearly over, and step %d is under way here", what, begun)
+        if self._await_deadline(-HELD_S):
+            self._leave_now()
+
+    def _await_deadline(self, before_s: float) -> bool:
+        """Tell, once it is so, that this process is to leave within that time; False when it does by itself."""
+        with self._changed:
+            while not (self._ended or self.out_of_time(before_s=before_s)):
+                self._changed.wait(_LOOK_S)
+            return not self._ended
 
     # -- in the trainer's thread
 
@@ -214,6 +225,9 @@ class Stopper:
         """Save the common step with all ranks, unless none does; then leave, or stay until the agent ends this process."""
         decision = self._agreement.decision
         assert decision is not None, "nobody stops before a decision"
+        self.stopping = True
+        if self._leaves():
+            self._run.leaves_by_itself()
         try:
             if decision.save:
                 self._save()
@@ -259,7 +273,7 @@ class Stopper:
     def _leave(self, step: int) -> NoReturn:
         notice, left_s = self._notice, self._left_s()
         assert notice is not None, "nobody leaves before a notice"
-        self.leaving = self._ended = True
+        self.leaving = self.stopping = self._ended = True
         # what is not written by then is given up, and the process ends
         self._run.abandon(notice.reason, code=Preempted.code, limit_s=max(LEAVE_S, left_s or 0.0))
         raise Preempted(f"stopped after step {step}: {notice.reason}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.sim.reshaping import BEGIN_BARRIER, SAVED_BARRIER, TIME_S, Reshapings
 
 from strata.core.job_requests import decide_scale
 from strata.core.records import CheckpointState
-from tests.sim.reshaping import BEGIN_BARRIER, SAVED_BARRIER, TIME_S, Reshapings
 from tests.unit.core.checkpoint_job import Job
 from tests.unit.core.rig import JOB, carry_out, leave, register, released
 
