@@ -27,10 +27,7 @@ class Phase(Enum):
 
 
 class StopAction(Enum):
-    """Who leaves when the ranks of a generation stop: nobody, some members, or all; each means more than the one before.
-
-    PAUSE is only asked for: a notice says it as SCALE with `pause`.
-    """
+    """Who leaves when ranks stop: nobody, some members, or all. PAUSE is asked for only: a notice has SCALE and `pause`."""
 
     SCALE = "scale"
     DRAIN = "drain"
@@ -213,9 +210,8 @@ class RestorePoint:
 class StopNotice:
     """Asks the ranks of one generation to agree on a step, to save it and to stop there.
 
-    `workers`: who leaves by a DRAIN. `grace_ms`: how long the save may take, from when this was written;
-    0: stop without one. Of a SCALE without `pause`, it is how long the agreement may take: the save has its own time.
-    `since`: members that came later are not meant; 0: than this was written. `pause`: no world follows, but phase PAUSED.
+    `workers`: who leaves by a DRAIN. `grace_ms`: how long the save may take from now on, 0: stop without one; of a SCALE
+    without `pause`: how long the agreement may. `since`: members that came later are not meant; 0: than this was written.
     """
 
     action: StopAction
@@ -227,7 +223,7 @@ class StopNotice:
 
     @property
     def has_deadline(self) -> bool:
-        """Whether the save has to be done within the grace: who scales has all the time that a commit takes."""
+        """Whether the save has to be done within the grace: to scale, it has all the time that a commit takes."""
         return self.pause or self.action is not StopAction.SCALE
 
 
@@ -261,10 +257,7 @@ class Returning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomer:
-    """A member that joined a world in progress, until a generation that it is in commits a checkpoint.
-
-    `crashes`: how many generations in a row its failure ended. `revision`: as of which the last of these was seen.
-    """
+    """A member on trial: its failure ended `crashes` generations in a row, the last as seen at `revision`."""
 
     worker: WorkerId
     crashes: int = 0
@@ -279,8 +272,7 @@ class WorldHead:
     this one excluded, that a failure ended before they committed a checkpoint; `failures` those
     that a failure ended at all. `began`: a generation before this one may have made a step, as it did not
     end by a failure in its first seconds. `asked` has those of earlier generations who have not left yet;
-    `returning`, of a forming one, whom the next waits for, and `patience_ms` for how long. `newcomers` has members
-    that are new to this job, or have failed since they came.
+    `returning`, of a forming one, whom the next waits for, and `patience_ms` for how long; `newcomers` who is on trial.
     """
 
     generation: int

@@ -361,16 +361,10 @@ class Run:
         if self.peers.is_lone:
             self._ending.close()
 
-    @property
-    def can_save(self) -> bool:
-        """Whether this generation may save at all: not once somebody has restored another step by hand."""
-        return self.checkpoints.may_save
-
     def save_common(self, *, over: Callable[[], bool]) -> CheckpointInfo | None:
-        """Save the step that all ranks stop at, of which none saves alone; return once the state is copied.
+        """Save the step that all ranks stop at; return once the state is copied. None: it is saved already.
 
-        Every rank comes, or ends: `Unavailable` only when it is `over` for this one. None: it is saved already. What
-        failed before, a save or a copy, keeps no step from being saved.
+        Every rank comes, or ends: `Unavailable` only when it is `over` for this one. What failed before is no reason not to.
         """
         if self.position.step == self.saves.saved_step:
             return None

@@ -156,7 +156,7 @@ class Stopper:
             mine = self._agreement.propose(
                 cost_ms=round(1000 * self._save_cost_s()),
                 left_ms=NO_LIMIT if left_s is None else max(0, round(1000 * left_s)),
-                can_save=self._run.can_save,
+                can_save=self._run.checkpoints.gone_back is None,
             )
         proposals = self._peers.barrier(STOP_BARRIER, mine)
         with self._changed:
@@ -179,7 +179,9 @@ class Stopper:
         if self._await_deadline(WARN_S):
             with self._changed:
                 decision, begun = self._agreement.decision, self._agreement.begun
-            what = "no common step was agreed on" if decision is None else f"step {decision.step} is not saved"
+            what = (
+                "no common step was agreed on" if decision is None else f"step {decision.step} is not saved"
+            )
             log.error("%s, the grace is nearly over, and step %d is under way here", what, begun)
         if self._await_deadline(-HELD_S):
             self._leave_now()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -62,9 +63,9 @@ def test_the_search_finds_a_planted_fault(fault: str, rules: Rules, found: str) 
 # -- one rank's part ----------------------------------------------------------------------------
 
 
-def meet(*ranks: Agreement, **brings: int) -> list[Agreement]:
+def meet(*ranks: Agreement) -> list[Agreement]:
     """Return the ranks after one round in which nobody trains on."""
-    proposals = {i: rank.propose(**brings) for i, rank in enumerate(ranks)}
+    proposals = {i: rank.propose() for i, rank in enumerate(ranks)}
     answered = [rank.answer(proposals, ranks=len(ranks)) for rank in ranks]
     answers = {i: payload for i, (_, payload) in enumerate(answered)}
     return [rank.conclude(answers, ranks=len(ranks)) for rank, _ in answered]
@@ -129,8 +130,8 @@ def test_a_decision_survives_a_round_that_breaks_and_a_hold_does_not() -> None:
         ([{}, {"can_save": False}], Verdict.CANNOT),
     ],
 )
-def test_all_ranks_save_or_none_does(ranks: list[dict[str, int]], verdict: Verdict) -> None:
-    proposals = {i: Agreement(begun=7).propose(**brings) for i, brings in enumerate(ranks)}  # type: ignore[arg-type]
+def test_all_ranks_save_or_none_does(ranks: list[dict[str, Any]], verdict: Verdict) -> None:
+    proposals = {i: Agreement(begun=7).propose(**brings) for i, brings in enumerate(ranks)}
     rank, answer = Agreement(begun=7).answer(proposals, ranks=len(ranks))
     assert rank.offer == Decision(7, verdict)
     told = read_decision(dict.fromkeys(range(len(ranks)), answer), ranks=len(ranks))

@@ -50,6 +50,7 @@ EXAMPLES: dict[str, Any] = {
         chunks=1,
         began=True,
         restore=r.RestorePoint(step=120, attempt=ATTEMPT, record_generation=2),
+        newcomers=(r.Newcomer(worker=WorkerId("node-3"), crashes=1, revision=91),),
     ),
     JOB.members_chunk(3, 42, 0): r.MembersChunk(
         members=(
@@ -182,7 +183,7 @@ def test_every_example_is_read_back(key: str) -> None:
 
 def test_no_record_is_left_out() -> None:
     written = {type(record) for record in EXAMPLES.values()}
-    inner = {r.Member, r.Command, r.RestorePoint, r.Asked, r.Returning, r.Tier, r.Origin, c.Keep}
+    inner = {r.Member, r.Newcomer, r.Command, r.RestorePoint, r.Asked, r.Returning, r.Tier, r.Origin, c.Keep}
     every = {
         cls
         for module in (r, c)

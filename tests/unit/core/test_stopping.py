@@ -7,12 +7,12 @@ import pytest
 from strata.core.ids import WorkerId
 from strata.core.job_requests import decide_resume
 from strata.core.members import decide_rank_exit
+from strata.core.notices import MAX_NAMED
 from strata.core.records import JobPhase, Phase, StopNotice
 from strata.core.stopping import (
     GONE_S,
     LATE_S,
     MAX_GRACE_MS,
-    MAX_NAMED,
     StopRequest,
     decide_stop,
     next_deadline_s,
