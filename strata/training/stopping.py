@@ -67,10 +67,10 @@ class Stopper:
         clock: Callable[[], float],
         save_cost_s: Callable[[], float],
         over: Callable[[], None],
-        leave_now: Callable[[], None] = exit_preempted,
+        leave_now: Callable[[], None] | None = None,
     ) -> None:
         self._run = run
-        self._leave_now = leave_now
+        self._leave_now = leave_now or exit_preempted
         self._peers = run.peers
         self._generation = run.peers.generation
         self._clock = clock

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from strata.core.agreement import BEGIN_BARRIER, Decision
 from strata.core.job import JobView, World
-from strata.core.records import CheckpointState, JobPhase, Phase, StopAction
+from strata.core.records import CheckpointState, JobPhase, StopAction
 
 AGREE_S = 60.0
 """After that nobody has to wait for ranks that agree on no step before a world of another size."""
@@ -115,8 +115,8 @@ class Stops:
             (worker := job.worker(member.worker)) is not None and worker.create_revision == member.incarnation
             for member in world.members
         )
-        phase = job.view.entry(job.keys.phase, JobPhase)
-        notice = job.notice(generation)
-        planned = notice is not None and notice.record.pause
-        paused = job.phase() is not Phase.RUNNING or (phase is not None and phase.mod_revision > revision)
-        return not alive or (paused and not planned) or bool(job.failed(generation))
+        phase, head = job.view.entry(job.keys.phase, JobPhase), job.head()
+        assert head is not None
+        # a planned pause is written with the head, and a resumed job begins anew
+        paused = phase is not None and revision < phase.mod_revision < head.mod_revision
+        return not alive or paused or bool(job.failed(generation))

@@ -17,6 +17,7 @@ from strata.errors import CheckpointAborted, Preempted, StaleGeneration
 from strata.training import saves
 from strata.training.alike import LOADER_BARRIER
 from strata.training.cadence import Pace, payload_of
+from strata.training.stopping import HELD_S
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_PREEMPT,
     STOP_ACTION_SCALE,
@@ -62,6 +63,21 @@ def test_who_is_to_leave_does_so_at_its_own_deadline_whoever_does_not_come(
     assert isinstance(trainer.ended_by, Preempted)
     assert f"THE SAVE OF STEP {trainer.run_.step} IS SKIPPED" in caplog.text
     assert trainer.peers.left == (75, "a test asks")
+
+
+def test_a_process_whose_trainer_does_not_come_out_of_a_step_is_ended_soon_after_its_deadline(
+    tmp_path: Path,
+) -> None:
+    """It evaluates, or hangs in a collective with a rank that has left; it may have no agent that would end it."""
+    room = Room(1)
+    trainer, end = in_first_step(room, tmp_path)
+    room.notice(STOP_ACTION_PREEMPT, grace_s=30.0)
+    trainer.clock_s = 30.0 + HELD_S - 1.0
+    assert not trainer.left_now.wait(0.6)
+    trainer.clock_s = 30.0 + HELD_S
+    assert trainer.left_now.wait(LIMIT_S)
+    end.set()
+    joined([trainer])
 
 
 def told(caplog: pytest.LogCaptureFixture, text: str) -> bool:

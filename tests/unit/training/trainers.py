@@ -47,11 +47,13 @@ class Trainer(threading.Thread):
         )
         self.clock_s = 0.0
         self.overs = 0
+        self.left_now = threading.Event()
         self.stopper = Stopper(
             self.run_,
             clock=lambda: self.clock_s,
             save_cost_s=lambda: cost_s,
             over=self._over,
+            leave_now=self.left_now.set,
         )
         self.run_.hooks.append(self.stopper)
         self._steps = steps
