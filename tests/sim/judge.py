@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from strata.core.agreement import STOP_BARRIER
 from strata.core.invariants import check
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys
@@ -379,6 +380,8 @@ class Judge:
         if outcome.result is BarrierResult.BROKEN and not self.has_loss(generation):
             self.wrong(f"{key} broke, and nobody had gone: {outcome.reason}")
         if outcome.result is BarrierResult.TIMED_OUT and (wrong := self.timed_out(outcome, key)):
+            self.wrong(wrong)
+        if f"/{STOP_BARRIER}/" in key and (wrong := self.stops.outcome(generation, outcome)):
             self.wrong(wrong)
 
     def has_loss(self, generation: int) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from strata.core.agreement import BEGIN_BARRIER, Decision
+from strata.core.agreement import BEGIN_BARRIER, Decision, read_decision
 from strata.core.job import JobView, World
-from strata.core.records import CheckpointState, JobPhase, StopAction
+from strata.core.records import BarrierOutcome, CheckpointState, JobPhase, StopAction, unb64
 
 AGREE_S = 60.0
 """After that nobody has to wait for ranks that agree on no step before a world of another size."""
@@ -45,10 +45,16 @@ class Stops:
         self.widened_s[generation] = now_s
 
     def decided(self, generation: int, decision: Decision) -> str | None:
-        """Note what a rank was told; say what is wrong with it."""
+        """Note the decision, as an outcome or a rank says it; say what is wrong with it."""
         if self.decisions.setdefault(generation, decision) != decision:
             return f"generation {generation} was told {self.decisions[generation]} and {decision}"
         return self._beyond(generation)
+
+    def outcome(self, generation: int, outcome: BarrierOutcome) -> str | None:
+        """Note what a meeting decided, whoever hears of it; say what is wrong with it."""
+        brought = {int(rank): unb64(text) for rank, text in outcome.payloads.items()}
+        decision = read_decision(brought, ranks=len(brought))
+        return None if decision is None else self.decided(generation, decision)
 
     def begins(self, generation: int, step: int) -> str | None:
         """Note that a rank begins a step; say what is wrong with that."""
