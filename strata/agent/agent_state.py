@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from strata.agent.environment import Place
-from strata.agent.notices import leaves, notice_for
 from strata.v1.session_pb2 import WorldUpdate
-from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, JOB_PHASE_PAUSED, StopNotice
+from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, JOB_PHASE_PAUSED
 
 
 def is_over(update: WorldUpdate | None, place: Place | None) -> bool:
@@ -15,12 +14,6 @@ def is_over(update: WorldUpdate | None, place: Place | None) -> bool:
     if update is None:
         return False
     return update.world.generation != place.generation or update.phase == JOB_PHASE_FAILED
-
-
-def asked_to_leave(update: WorldUpdate | None, worker_id: str) -> StopNotice | None:
-    """Return the notice that asks `worker_id` to leave: one for all members, or one that names it."""
-    notice = notice_for(update, worker_id) if update is not None else None
-    return notice if notice is not None and leaves(notice) else None
 
 
 def waits_because(update: WorldUpdate) -> str | None:

@@ -23,7 +23,8 @@ from strata.core.devices import fault
 from strata.errors import Refused, StrataError
 from strata.observe import get_logger
 from strata.v1.members_pb2 import DeviceStatus
-from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN, StopJobRequest
+from strata.v1.worlds_pb2 import StopJobRequest
+from strata.wire.worlds import stop_message
 
 log = get_logger()
 
@@ -99,13 +100,7 @@ async def watching_devices(
     def failed(reason: str) -> None:
         if config.drain_on_fault:
             on_unfit(reason)
-            request = StopJobRequest(
-                job=job,
-                action=STOP_ACTION_DRAIN,
-                reason=reason,
-                worker_ids=[worker_id],
-                grace_ms=round(1000 * grace_s),
-            )
+            request = stop_message(job, reason, grace_s=grace_s, leaving=[worker_id])
             tasks.append(asyncio.create_task(_drain(upstream, request), name="drain this member"))
 
     watch = DeviceWatch(

@@ -7,22 +7,19 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
+from strata.core.notices import Meaning, meaning
 from strata.errors import StrataError, Unavailable
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
-from strata.v1.worlds_pb2 import (
-    STOP_ACTION_DRAIN,
-    STOP_ACTION_PREEMPT,
-    STOP_ACTION_RESHAPE,
-    StopJobRequest,
-    StopJobResponse,
-    StopNotice,
-)
+from strata.v1.worlds_pb2 import StopJobResponse, StopNotice
+from strata.wire.worlds import notice_record, stop_message
 
 log = get_logger()
 
 LATE_S: Final = 1.0
 """How much later than its grace the last rank may end: it has to leave after its save."""
+LEAVE_S: Final = 5.0
+"""How long the ranks of a member that leaves have to end by themselves once their generation is over: their step is saved."""
 SAY_S: Final = 1.0
 """How long ranks that have not said that they heed notices are given to say so."""
 ASK_SHARE: Final = 0.5
@@ -37,26 +34,19 @@ class Upstream(Protocol):
         ...
 
 
-def notice_for(update: WorldUpdate, worker_id: str) -> StopNotice | None:
-    """Return the notice of `update` if this member is to do something about it, else None.
+def asked_to_leave(update: WorldUpdate | None, worker_id: str) -> StopNotice | None:
+    """Return the notice by which this member is to leave, now or since an earlier generation; None while it may stay.
 
-    Who has no place is told only of what asked it to leave, now or in an earlier generation.
+    What else a notice asks for is the affair of ranks: those that stay wait for the next world, at which their agent ends them.
     """
-    if not update.HasField("notice") or update.notice.generation != update.world.generation:
+    if update is None or not update.HasField("notice") or update.notice.generation != update.world.generation:
         return None
-    return update.notice if names(update.notice, worker_id) else None
+    return update.notice if is_to_leave(update.notice, worker_id) else None
 
 
-def names(notice: StopNotice, worker_id: str) -> bool:
-    """Tell whether a notice asks something of this member, and not of others, or of its ranks, only."""
-    if notice.action == STOP_ACTION_RESHAPE:
-        return False
-    return notice.action != STOP_ACTION_DRAIN or worker_id in notice.worker_ids
-
-
-def leaves(notice: StopNotice) -> bool:
-    """Tell whether a member that obeys this notice ends, or waits for the job to go on."""
-    return notice.action in {STOP_ACTION_PREEMPT, STOP_ACTION_DRAIN}
+def is_to_leave(notice: StopNotice, worker_id: str) -> bool:
+    """Tell whether a notice has this member leave."""
+    return meaning(notice_record(notice), worker_id) is Meaning.LEAVE
 
 
 async def ask_all_to_stop(
@@ -74,14 +64,7 @@ async def ask_all_to_stop(
     `leaving`: the members that then leave, the others going on; none means all. An earlier notice
     is merged with this one. `Unavailable` when nobody answered within a share of the grace, or `timeout_s`.
     """
-    request = StopJobRequest(
-        job=job,
-        action=STOP_ACTION_DRAIN if leaving else STOP_ACTION_PREEMPT,
-        worker_ids=leaving,
-        reason=reason,
-        generation=generation,
-        grace_ms=round(1000 * grace_s),
-    )
+    request = stop_message(job, reason, grace_s=grace_s, generation=generation, leaving=leaving)
     try:
         response: StopJobResponse = await upstream.call(request, timeout_s=timeout_s or ASK_SHARE * grace_s)
     except Unavailable:

@@ -136,10 +136,10 @@ def job_row(job: Job) -> tuple[object, ...]:
 
 def phase_name(job: Job) -> str:
     """Return a job's phase as people see it: one that runs without a world waits for members, one asked to stop stops."""
-    from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, STOP_ACTION_RESHAPE, JobPhase  # noqa: PLC0415  # as above
+    from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, STOP_ACTION_SCALE, JobPhase  # noqa: PLC0415  # as above
 
     if job.phase == JOB_PHASE_RUNNING and not job.world.size:
         return "waiting"
     if job.phase == JOB_PHASE_RUNNING and job.HasField("notice"):
-        return "reshaping" if job.notice.action == STOP_ACTION_RESHAPE else "stopping"
+        return "scaling" if job.notice.action == STOP_ACTION_SCALE else "stopping"
     return enum_name(JobPhase.Name(job.phase), "JobPhase")

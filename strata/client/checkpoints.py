@@ -105,7 +105,8 @@ class CheckpointManager:
         self._progressed_to: int | None = None
         self._reached: int | None = None
         """The step that was saved or restored last."""
-        self._gone_back: str | None = None
+        self.gone_back: str | None = None
+        """Why nothing is saved any more: an older step was restored by hand."""
         self._tiers.start(self._catalog, afterwards=self._tidy)
         tell = client.hold_saves if client is not None else (lambda hold: None)
         retry = SaveRetry(grace_s=self.config.save_grace_s, tell=tell)
@@ -239,8 +240,8 @@ class CheckpointManager:
     ) -> SaveRequest:
         step, epoch = integer("step", step, below=MAX_STEP), integer("epoch", epoch, below=2**63)
         told = arguments.metadata(metadata)
-        if self._gone_back is not None:
-            raise CheckpointError(self._gone_back, hint="start the job again to train on from there")
+        if self.gone_back is not None:
+            raise CheckpointError(self.gone_back, hint="start the job again to train on from there")
         if not self._claimed:
             with self.holds.retry.excusing(f"{self._storage.uri} has no owner until the next save"):
                 self._root.claim()
@@ -324,7 +325,7 @@ class CheckpointManager:
             point = self._catalog.restore_point()
             begun = point is not None and point.id == checkpoint.id
             if not begun or (self._progressed_to is not None and self._progressed_to > checkpoint.step):
-                self._gone_back = (
+                self.gone_back = (
                     f"step {checkpoint.step} was restored by hand, and this generation did not begin there"
                 )
 

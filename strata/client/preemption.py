@@ -12,6 +12,7 @@ All of it belongs to one generation: in a newer one, which a lone trainer may re
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from strata.core.agreement import BEGIN_BARRIER
 from strata.errors import StrataError
 
 BARRIER: Final = "strata.checkpoint.preemption"
@@ -80,9 +82,7 @@ class PreemptionPoint:
 
     def _hear(self, update: Any) -> None:
         """Take note of the world as it is known; in the session's thread, which must not wait."""
-        from strata.v1.worlds_pb2 import STOP_ACTION_RESHAPE  # noqa: PLC0415  # imports protobuf
-
-        if update.HasField("notice") and update.notice.action != STOP_ACTION_RESHAPE:  # in which nobody stops
+        if update.HasField("notice"):
             with self._lock:
                 self._notice = update.notice
                 self._current()
@@ -92,6 +92,8 @@ class PreemptionPoint:
         generation, notice = self._client.generation, self._notice
         if self._agreement.generation != generation:
             self._agreement = _Agreement(generation)
+            if self._stop is not None:
+                threading.Thread(target=self._take_part, name="strata-begin", daemon=True).start()
         agreement = self._agreement
         if notice is not None and notice.generation == generation and not agreement.begun:
             agreement.begun = True
@@ -101,6 +103,12 @@ class PreemptionPoint:
                 target=self._agree, args=(agreement, limit_s), name="strata-preemption", daemon=True
             ).start()
         return agreement
+
+    def _take_part(self) -> None:
+        """Let the leader know that these ranks save when they are asked to stop: it ends others at once."""
+        with contextlib.suppress(StrataError):
+            if not self._client.has_met(BEGIN_BARRIER):  # `strata.init` has, if this process uses it
+                self._client.barrier(BEGIN_BARRIER)
 
     def _agree(self, agreement: _Agreement, limit_s: float) -> None:
         name = f"{self._barrier}.{agreement.generation}"  # who comes too late meets nobody of the next one

@@ -189,6 +189,10 @@ class RankClient:
         self._seat.rounds.delivered(name, outcome)
         return payloads_of(outcome)
 
+    def has_met(self, name: str) -> bool:
+        """Tell whether this rank has been at a barrier of that name in its generation."""
+        return self._seat.rounds.next_round(name) > 1
+
     def progress(
         self,
         step: int,

@@ -24,10 +24,10 @@ from strata.core.records import (
     Leader,
     PoisonRecord,
     RankFailed,
-    Reshape,
     StopNotice,
     WorldHead,
 )
+from strata.core.stopping import act
 from strata.core.txn import Event, WatchBatch
 from strata.core.view import View
 from strata.observe import get_logger
@@ -131,7 +131,7 @@ class Chronicle:
                     )
             case ("jobs", job, "worlds", generation, "held"):
                 self._on_held(event, job, int(generation))
-            case ("jobs", job, "worlds", generation, "notice" | "reshape"):
+            case ("jobs", job, "worlds", generation, "notice"):
                 self._on_notice(event, job, int(generation))
             case ("jobs", job, "barriers", name, _, round_, "outcome"):
                 self._on_outcome(event, job, name, int(round_))
@@ -156,16 +156,10 @@ class Chronicle:
 
     def _on_notice(self, event: Event, job: str, generation: int) -> None:
         """Say what the ranks of a generation are asked for, by somebody or by the leader."""
-        key = event.kv.key
-        if key.endswith("/reshape"):
-            reshape = self._view.record(key, Reshape)
-            if reshape is not None:
-                self._note(event, "notice", job, f"generation {generation} saves first: {reshape.reason}")
-            return
-        notice = self._view.record(key, StopNotice)
+        notice = self._view.record(event.kv.key, StopNotice)
         if notice is not None:
             who = f" ({', '.join(notice.workers[:4])})" if notice.workers else ""
-            what = f"{notice.action.value}{who}, {notice.reason}"
+            what = f"{act(notice)}{who}, {notice.reason}"
             self._note(event, "notice", job, f"generation {generation} is asked to stop: {what}")
 
     def _on_held(self, event: Event, job: str, generation: int) -> None:

@@ -128,7 +128,7 @@ def _sort(changes: _Changes, job: str, rest: list[str], *, deleted: bool) -> Non
             (changes.gone.add if deleted else changes.gone.discard)(worker)
         case ["worlds", _, "failed" | "done" | "stopped", _]:
             changes.losses |= not deleted
-        case ["worlds", _, "notice" | "reshape"]:
+        case ["worlds", _, "notice"]:
             changes.notice |= not deleted
         case ["barriers", name, generation, round_, "outcome"]:
             if not deleted:

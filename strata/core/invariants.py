@@ -88,7 +88,7 @@ def _worlds(job: JobView) -> Iterator[str]:
     world = job.world_as_written()
     if world is None:
         for name in job.view.names(job.keys.worlds):
-            for ended in ("done", "failed", "stopped", "held", "notice", "reshape", "restored"):
+            for ended in ("done", "failed", "stopped", "held", "notice", "restored"):
                 if ended in job.view.names(job.keys.generation(int(name))):
                     yield f"generation {name} has {ended} keys, and there is no head"
         return
@@ -157,11 +157,11 @@ def _notices(job: JobView) -> Iterator[str]:
         return
     head = world.head
     notice = job.notice(head.generation)
-    if job.reshape(head.generation) is not None and head.forming:
-        yield f"generation {head.generation} is forming and is to save first"
     if notice is not None and head.forming:
         yield f"generation {head.generation} is forming and is asked to stop"
     if notice is not None:
+        if notice.record.action is StopAction.PAUSE:
+            yield f"generation {head.generation} has a notice to pause, which is no action of its own"
         named = set(notice.record.workers)
         if strangers := named - {member.worker for member in world.members}:
             yield f"generation {head.generation} shall drain {sorted(strangers)}, which are not in it"
@@ -169,8 +169,8 @@ def _notices(job: JobView) -> Iterator[str]:
     if placed := [m.worker for m in world.members if (m.worker, m.incarnation) in spent]:
         yield f"generation {head.generation} has a place for {placed[:4]}, which cannot restart"
     for asked in head.asked:
-        if asked.notice.action is StopAction.PAUSE:
-            yield f"generation {head.generation} has members that were asked to leave by a pause"
+        if asked.notice.action is StopAction.SCALE:
+            yield f"generation {head.generation} has members that were asked to leave by a notice that has nobody leave"
         placed = [m.worker for m in world.members if means(asked, m.worker, m.incarnation)]
         if placed:
             yield f"generation {head.generation} has a place for {placed[:4]}, which were asked to leave"

@@ -21,7 +21,6 @@ from strata.core.records import (
     RankDone,
     RankFailed,
     RankStopped,
-    Reshape,
     Restored,
     StopNotice,
     Worker,
@@ -138,10 +137,6 @@ class JobView:
     def notice(self, generation: int) -> Entry[StopNotice] | None:
         """Return what asks the ranks of `generation` to stop, or None."""
         return self.view.entry(self.keys.notice(generation), StopNotice)
-
-    def reshape(self, generation: int) -> Entry[Reshape] | None:
-        """Return what has the ranks of `generation` save before another world follows, or None."""
-        return self.view.entry(self.keys.reshape(generation), Reshape)
 
     def met(self, barrier: str, generation: int) -> bool:
         """Tell whether all ranks of `generation` have met at a barrier of that name."""

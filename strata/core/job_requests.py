@@ -39,7 +39,7 @@ def decide_resume(job: JobView) -> Decision:
     if phase is None or now is Phase.RUNNING:
         head = job.head()
         notice = job.notice(head.record.generation) if head is not None else None
-        if notice is not None and notice.record.pauses and active_world(job) is not None:
+        if notice is not None and notice.record.pause and active_world(job) is not None:
             raise Refused(
                 f"job {name} is being paused: its ranks save and stop",
                 hint="resume it once its phase is paused",

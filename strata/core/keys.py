@@ -145,10 +145,6 @@ class JobKeys:
         """What asks the ranks of a generation to stop."""
         return f"{self.generation(generation)}notice"
 
-    def reshape(self, generation: int) -> str:
-        """What has the ranks of a generation save before a world of another size follows."""
-        return f"{self.generation(generation)}reshape"
-
     history = _Fixed("history/")
 
     def history_of(self, generation: int) -> str:

@@ -27,11 +27,12 @@ class Phase(Enum):
 
 
 class StopAction(Enum):
-    """How the ranks of a generation are to end, and who leaves."""
+    """Who leaves when ranks stop: nobody, some members, or all. PAUSE is asked for only: a notice has SCALE and `pause`."""
 
+    SCALE = "scale"
+    DRAIN = "drain"
     PREEMPT = "preempt"
     PAUSE = "pause"
-    DRAIN = "drain"
 
 
 class CheckpointType(Enum):
@@ -209,9 +210,8 @@ class RestorePoint:
 class StopNotice:
     """Asks the ranks of one generation to agree on a step, to save it and to stop there.
 
-    `workers`: who leaves by a DRAIN. `grace_ms`: how long the save may take, from when this was written;
-    0: stop without one. `since`: members that came later are not meant; 0: than this was written. `pause`:
-    somebody also asked for a PAUSE, so the job is paused once those who leave have stopped.
+    `workers`: who leaves by a DRAIN. `grace_ms`: how long the save may take from now on, 0: stop without one; of a SCALE
+    without `pause`: how long the agreement may. `since`: members that came later are not meant; 0: than this was written.
     """
 
     action: StopAction
@@ -222,9 +222,9 @@ class StopNotice:
     pause: bool = False
 
     @property
-    def pauses(self) -> bool:
-        """Whether the job is paused when the generation that is asked has ended."""
-        return self.pause or self.action is StopAction.PAUSE
+    def has_deadline(self) -> bool:
+        """Whether the save has to be done within the grace: to scale, it has all the time that a commit takes."""
+        return self.pause or self.action is not StopAction.SCALE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,15 +232,6 @@ class Anew:
     """The job was begun anew: what its generations up to this one have saved is given up."""
 
     generation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reshape:
-    """The leader has the ranks of one generation save a common step: another world follows, for `reason`."""
-
-    epoch: int
-    reason: str
-    grace_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +256,15 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Newcomer:
+    """A member on trial: its failure ended `crashes` generations in a row, the last as seen at `revision`."""
+
+    worker: WorkerId
+    crashes: int = 0
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorldHead:
     """The current generation. `size` counts ranks; `members` 0 is a forming world.
 
@@ -272,7 +272,7 @@ class WorldHead:
     this one excluded, that a failure ended before they committed a checkpoint; `failures` those
     that a failure ended at all. `began`: a generation before this one may have made a step, as it did not
     end by a failure in its first seconds. `asked` has those of earlier generations who have not left yet;
-    `spent` those that cannot restart.
+    `spent` those that cannot restart, `newcomers` who is on trial.
     """
 
     generation: int
@@ -287,6 +287,7 @@ class WorldHead:
     began: bool = False
     asked: tuple[Asked, ...] = ()
     spent: tuple[Spent, ...] = ()
+    newcomers: tuple[Newcomer, ...] = ()
 
     @property
     def forming(self) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from strata.core.agreement import BEGIN_BARRIER
 from strata.core.job import JobView
 from strata.core.records import Member, Spent, Worker
-from strata.core.reshaping import BEGIN_BARRIER
 from strata.core.view import Entry
 
 SPENT_S: Final = 15.0

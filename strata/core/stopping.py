@@ -1,14 +1,11 @@
 """Ranks are asked to stop together, members to leave, jobs to pause and to go on.
 
-A *notice* asks the ranks of one generation to agree on a step, to save it and to stop there; how
-they do that is theirs (`core.agreement`). It is created once, by any replica, and only ever made
-wider or more urgent (`merged`). A rank that then ends with code 75 has stopped and not failed.
+A *notice* asks the ranks of one generation to agree on a step, to save it and to stop there; how they do that
+is theirs (`core.agreement`), and what it means to a member says `core.notices`. It is created once, by the leader
+or any replica, and only ever made wider or more urgent. A rank that then ends with code 75 has stopped and not failed.
 
-    action   who leaves                 when all who shall stop have ended
-    -------  -------------------------  ------------------------------------------------
-    PREEMPT  every member               a forming world; the job goes on with newcomers
-    PAUSE    nobody                     a forming world, and phase PAUSED until resumed
-    DRAIN    the members that it names  a world of the others
+The leader ends the generation (`generation_over`) once nothing is left to wait for: the common step is committed, or is
+not to be, or cannot be any more, or the time is over.
 
 Who was asked to leave gets no place any more, in this generation's successors either: the heads
 carry that on (`WorldHead.asked`) until they are gone. So nobody is placed while it packs up.
@@ -17,14 +14,21 @@ carry that on (`WorldHead.asked`) until they are gone. So nobody is placed while
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from strata.core import reshaping
+from strata.core.agreement import BEGIN_BARRIER, STOP_BARRIER, read_decision
+from strata.core.agreement import Decision as CommonStep
+from strata.core.barriers import outcome_payloads
 from strata.core.ids import WorkerId, checked_id
 from strata.core.job import JobView, World
+from strata.core.newcomers import delay_s
+from strata.core.notices import MAX_NAMED, Meaning, cut, meaning, meant_before, merged
 from strata.core.records import (
     Asked,
+    BarrierFloor,
+    BarrierOutcome,
+    CheckpointState,
     JobPhase,
     Phase,
     StopAction,
@@ -39,10 +43,11 @@ from strata.errors import InvalidArgument, NotFound, Refused, StaleGeneration
 
 DEFAULT_GRACE_MS: Final = 60_000
 MAX_GRACE_MS: Final = 24 * 3600 * 1000
-MAX_NAMED: Final = 100
-"""How many members one notice may drain: heads carry their names."""
-MAX_REASON_CHARS: Final = 500
 
+SCALE_MS: Final = 60_000
+"""How long the ranks may take to agree on a step before a world of another size: they train on meanwhile."""
+SAVE_S: Final = 3600.0
+"""How long such a step may take to be reached and committed: no save takes longer, nor does an evaluation before it."""
 LATE_S: Final = 30.0
 """How long after its grace a notice is waited for. Then the leader ends the generation anyway."""
 GONE_S: Final = 90.0
@@ -78,21 +83,15 @@ def all_asked(job: JobView) -> tuple[Asked, ...]:
     if head is None:
         return ()
     notice = job.notice(head.record.generation)
-    if notice is None or notice.record.action is StopAction.PAUSE:
+    if notice is None or notice.record.action is StopAction.SCALE:
         return head.record.asked
     asked = Asked(notice=notice.record, revision=meant_before(notice), written=notice.mod_revision)
     return (*head.record.asked, asked)
 
 
-def meant_before(notice: Entry[StopNotice]) -> int:
-    """Return the revision before which a member must have come to be meant by this notice."""
-    return notice.record.since or notice.mod_revision
-
-
 def means(asked: Asked, worker: str, incarnation: int) -> bool:
     """Tell whether this incarnation of `worker` was asked to leave."""
-    names = asked.notice.workers
-    return incarnation < asked.revision and (not names or worker in names)
+    return meaning(asked.notice, worker, came_before=incarnation < asked.revision) is Meaning.LEAVE
 
 
 def asked_notice(asked: Iterable[Asked], worker: str, incarnation: int) -> StopNotice | None:
@@ -124,11 +123,6 @@ def remembered(asked: Iterable[Asked], asked_s: Mapping[int, float]) -> tuple[As
     return tuple(one for one in asked if not _over(one.notice, asked_s.get(one.written, 0.0), GONE_S))
 
 
-def is_late(notice: Entry[StopNotice], asked_s: Mapping[int, float]) -> bool:
-    """Tell whether the ranks had all the time that a notice gave them, and `LATE_S`."""
-    return _over(notice.record, asked_s.get(notice.mod_revision, 0.0), LATE_S)
-
-
 def _over(notice: StopNotice, since_s: float, more_s: float) -> bool:
     return since_s >= notice.grace_ms / 1000 + more_s
 
@@ -144,8 +138,9 @@ def revisions(job: JobView) -> set[int]:
         found.add(head.mod_revision)
     if notice is not None:
         found.add(notice.mod_revision)
-    reshape = job.reshape(head.record.generation)
-    return found if reshape is None else found | {reshape.create_revision}
+        if (outcome := _stop_outcome(job, head.record.generation)) is not None:
+            found.add(outcome.mod_revision)
+    return found | {one.revision for one in head.record.newcomers if one.revision}
 
 
 def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
@@ -153,21 +148,85 @@ def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
     head = job.head()
     if head is None:
         return None
-    requests = [(one.notice, one.written) for one in head.record.asked]
+    left = [one.notice.grace_ms / 1000 + GONE_S - asked_s.get(one.written, 0.0) for one in head.record.asked]
     notice = job.notice(head.record.generation)
     if notice is not None:
-        requests.append((notice.record, notice.mod_revision))
-    left = [
-        request.grace_ms / 1000 + more_s - asked_s.get(revision, 0.0)
-        for request, revision in requests
-        for more_s in (LATE_S, GONE_S)
-    ]
-    reshape = job.reshape(head.record.generation)
-    if reshape is not None:
-        left.append(reshaping.deadline_s(reshape.record) - asked_s.get(reshape.create_revision, 0.0))
+        limits = time_over_s(job, notice, asked_s)
+        left += [limits, limits + GONE_S - LATE_S]
+    left += [delay_s(one) - asked_s.get(one.revision, 0.0) for one in head.record.newcomers if one.revision]
     if head.record.spent:
         left.append(SPENT_S - asked_s.get(head.mod_revision, 0.0))
     return min((each for each in left if each > 0), default=None)
+
+
+# -- when a generation that is asked to stop is over ------------------------------------------
+
+
+def takes_part(job: JobView, generation: int) -> bool:
+    """Tell whether the ranks of `generation` agree on a step when they are asked to: all have begun."""
+    return job.met(BEGIN_BARRIER, generation)
+
+
+def common_step(job: JobView, generation: int, *, ranks: int) -> CommonStep | None:
+    """Return the step that the ranks of `generation` have agreed to stop at; None while they have not."""
+    outcome = _stop_outcome(job, generation)
+    return None if outcome is None else read_decision(outcome_payloads(job, outcome), ranks=ranks)
+
+
+def _stop_outcome(job: JobView, generation: int) -> Entry[BarrierOutcome] | None:
+    """Return the newest meeting of the ranks that are to stop; it stays as long as its generation."""
+    floor = job.view.record(job.keys.barrier_floor(STOP_BARRIER, generation), BarrierFloor)
+    if floor is None:
+        return None
+    return job.view.entry(job.keys.outcome(STOP_BARRIER, generation, floor.round), BarrierOutcome)
+
+
+def generation_over(
+    job: JobView, notice: Entry[StopNotice], world: World, asked_s: Mapping[int, float]
+) -> str | None:
+    """Return why a generation that is asked to stop ends now, though not all who were asked have; None while it goes on."""
+    generation, record = world.head.generation, notice.record
+    if not takes_part(job, generation):
+        return "its ranks had not begun"
+    if record.has_deadline and not record.grace_ms:
+        return "at once"
+    common = common_step(job, generation, ranks=world.head.size)
+    if common is not None:
+        if not common.save:
+            return f"without a save: {common.verdict.sentence}"
+        entry = job.checkpoint(common.step, generation)
+        if entry is not None and entry.record.state is CheckpointState.COMMITTED:
+            return f"step {common.step} is saved"
+        if entry is not None and entry.record.state is CheckpointState.ABORTED:
+            return f"step {common.step} could not be saved: {entry.record.reason}"
+    if time_over_s(job, notice, asked_s) > 0:
+        return None
+    return (
+        "the ranks had not stopped in time" if common is None else f"step {common.step} was not saved in time"
+    )
+
+
+def time_over_s(job: JobView, notice: Entry[StopNotice], asked_s: Mapping[int, float]) -> float:
+    """Return in how many seconds a notice is waited for no longer; `asked_s` has for how long the leader has known."""
+    record = notice.record
+    grace_s = record.grace_ms / 1000
+    if record.has_deadline:
+        return grace_s + LATE_S - asked_s.get(notice.mod_revision, 0.0)
+    world = job.world()
+    outcome = None if world is None else _stop_outcome(job, world.head.generation)
+    if (
+        world is None
+        or outcome is None
+        or common_step(job, world.head.generation, ranks=world.head.size) is None
+    ):
+        return grace_s - asked_s.get(notice.mod_revision, 0.0)
+    return SAVE_S - asked_s.get(outcome.mod_revision, 0.0)
+
+
+def act(notice: StopNotice) -> str:
+    """Return, for people, what a notice asks for."""
+    alone = notice.pause and notice.action is StopAction.SCALE
+    return StopAction.PAUSE.value if alone else notice.action.value
 
 
 # -- the decisions ----------------------------------------------------------------------------
@@ -223,41 +282,9 @@ def decide_stop(job: JobView, request: StopRequest) -> Decision:
         unchanged(key, held.mod_revision if held is not None else 0),
     )
     return Decision(
-        reason=f"generation {current} is asked to stop ({notice.action.value}): {notice.reason}",
+        reason=f"generation {current} is asked to stop ({act(notice)}): {notice.reason}",
         txn=Txn(compares=compares, success=(Put(key=key, value=encode(notice)),)),
     )
-
-
-def merged(held: Entry[StopNotice], asked: StopNotice) -> StopNotice:
-    """Return the one notice that says what both ask for; the held one when that covers it.
-
-        held              asked    what holds
-        ----------------  -------  ----------------------------------------------------------------
-        DRAIN             DRAIN    a DRAIN of both's members, if that are not too many for one
-        DRAIN, PREEMPT    PREEMPT  a PREEMPT: it means all who are here by now
-        PREEMPT           DRAIN    the held one: who is drained leaves with all
-        PAUSE             others   the other one, and the job is paused when that is done (`pause`)
-        DRAIN, PREEMPT    PAUSE    the held one, and `pause`
-
-    The shorter time of both holds, and a `pause` stays. `since` keeps whom the held one means: who comes
-    back under a name that was drained is a newcomer, whatever is added after that.
-    """
-    record = held.record
-    grace_ms, pause = min(record.grace_ms, asked.grace_ms), record.pause
-    if record.action is not asked.action and StopAction.PAUSE in {record.action, asked.action}:
-        pause = True
-        if record.action is StopAction.PAUSE:
-            return replace(asked, grace_ms=grace_ms, pause=True)
-    if asked.action is StopAction.PREEMPT and record.action is StopAction.DRAIN:
-        return replace(asked, grace_ms=grace_ms, pause=pause)
-    names, reason = record.workers, record.reason
-    if asked.action is record.action is StopAction.DRAIN and not set(asked.workers) <= set(names):
-        names = tuple(sorted({*names, *asked.workers}))
-        if len(names) > MAX_NAMED:
-            return record
-        reason = reason if asked.reason in reason else _cut(f"{reason}; {asked.reason}")
-    wider = replace(record, grace_ms=grace_ms, workers=names, reason=reason, pause=pause)
-    return record if wider == record else replace(wider, since=meant_before(held))
 
 
 # -- inside -----------------------------------------------------------------------------------
@@ -269,6 +296,10 @@ def _check(request: StopRequest) -> None:
     if not 0 <= request.grace_ms <= MAX_GRACE_MS:
         raise InvalidArgument(
             f"a grace of {request.grace_ms} ms", hint=f"0, for the default, to {MAX_GRACE_MS} (a day)"
+        )
+    if request.action is StopAction.SCALE:
+        raise InvalidArgument(
+            "ranks are not asked to scale", hint="ScaleJob changes how many members there are"
         )
     if request.generation < 0:
         raise InvalidArgument(f"no generation {request.generation} can exist", hint="0 is the current one")
@@ -283,16 +314,14 @@ def _check(request: StopRequest) -> None:
 
 def _notice(request: StopRequest) -> StopNotice:
     reason = request.reason or f"{request.action.value} was asked for"
+    pauses = request.action is StopAction.PAUSE
     return StopNotice(
-        action=request.action,
-        reason=_cut(reason),
+        action=StopAction.SCALE if pauses else request.action,
+        pause=pauses,
+        reason=cut(reason),
         workers=tuple(sorted(set(request.workers))),
         grace_ms=0 if request.now else request.grace_ms or DEFAULT_GRACE_MS,
     )
-
-
-def _cut(reason: str) -> str:
-    return reason if len(reason) <= MAX_REASON_CHARS else reason[: MAX_REASON_CHARS - 1] + "…"
 
 
 def _pause_at_once(job: JobView, request: StopRequest) -> Decision:

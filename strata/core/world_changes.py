@@ -13,13 +13,13 @@
                           unless more fruitless ones are allowed
                           than by default
                       ... while its ranks are asked to pause          a forming one, phase PAUSED
-                      all ended whom a notice asked to (or are late)  see `core.stopping`
+                      a notice, and nothing is left to wait for       see `core.notices`
                       phase PAUSED                                    a forming one
                       somebody has it go back, or the checkpoint      a world that begins elsewhere
                           that its ranks wait for is corrupt
                       more members than the spec takes (any more)     a smaller world, and
                       standbys, room for them, settling over          a larger world: once the
-                                                                     ranks have saved (`core.reshaping`)
+                                                                     ranks were asked to stop for it
                       ... below min, or a rank is done, or all make   nothing: it trains on, or is about
                           their last save                            to finish
 
@@ -35,21 +35,23 @@ such a member does not grow: newcomers stand by.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from strata.core import reshaping, stopping
+from strata.core import newcomers, stopping
+from strata.core.agreement import CLOSING_BARRIER
 from strata.core.checkpoint_damage import missed_by
 from strata.core.checkpoint_order import asked_back, newest
 from strata.core.checkpoint_records import SavesHeld
 from strata.core.job import JobView, World
+from strata.core.notices import Meaning, meaning
 from strata.core.records import (
     Asked,
     CheckpointState,
     JobSpec,
     Member,
+    Newcomer,
     Phase,
-    Reshape,
     StopAction,
     StopNotice,
     Worker,
@@ -68,8 +70,8 @@ _NAMED = 4
 class Change:
     """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world.
 
-    `save_first`: it does not end yet; its ranks are to be asked to save before. `early`: nothing is saved, and this one
-    failed early.
+    `save_first`: it does not end yet; its ranks are to be asked to stop, by a SCALE. `early`: nothing is saved, and this
+    one failed early.
     """
 
     why: str
@@ -112,11 +114,6 @@ class Situation:
     def notice(self) -> Entry[StopNotice] | None:
         """What asks the ranks of the active world to stop."""
         return self.job.notice(self.generation) if self.active is not None else None
-
-    @property
-    def reshape(self) -> Entry[Reshape] | None:
-        """What has the ranks of the active world save before another one follows."""
-        return self.job.reshape(self.generation) if self.active is not None else None
 
     def alive(self, member: Member) -> bool:
         worker = self.registered.get(member.worker)
@@ -209,53 +206,40 @@ class Situation:
         ended = done | self.job.stopped(generation)
         left, deaths = self._deaths(world, ended)
         if deaths:
-            return self._after(first_few([*deaths, *left], _NAMED), failure=True)
+            # the first rank that stops breaks what they do together: how the others end is no failure
+            stopped = bool(self.job.stopped(generation))
+            return self._after(first_few([*deaths, *left], _NAMED), failure=not stopped)
         if left:
             return self._after(first_few(left, _NAMED), failure=False)
+        if self.notice is not None and self.notice.record.has_deadline:
+            return self._stopped(self.notice, world, done, ended)
+        if done or self.job.met(CLOSING_BARRIER, generation):
+            return None  # it is about to finish
         if self.notice is not None:
             return self._stopped(self.notice, world, done, ended)
-        if self.reshape is not None and reshaping.finished(self.job, generation):
-            return self._saved(self.reshape)
-        if done or reshaping.is_ending(self.job, generation):
-            return None  # it is about to finish
-        if self.reshape is not None:
-            return self._late(self.reshape)
         if world.head.members > spec.max_workers:
-            return self._reshaped(f"the job takes {spec.max_workers} members now")
-        newcomers = len(self.present.keys() - {m.worker for m in world.members if self.alive(m)})
-        grows = newcomers > 0 and world.head.members < spec.max_workers
+            return self._scaled(f"the job takes {spec.max_workers} members now")
+        here = {member.worker for member in world.members if self.alive(member)}
+        waiting = newcomers.kept_out(world.head.newcomers, self.asked_s)
+        new = len(self.present.keys() - here - waiting)
+        grows = new > 0 and world.head.members < spec.max_workers
         if (why := self._elsewhere(world)) is not None:
             return why
         if grows and settled and not any(self._cannot_restart(member) for member in world.members):
-            return self._reshaped(f"{newcomers} more members have settled")
+            return self._scaled(f"{new} more members have settled")
         return None
 
     def _cannot_restart(self, member: Member) -> bool:
         return self.alive(member) and self.registered[member.worker].record.cannot_restart
 
-    def _reshaped(self, why: str) -> Change | None:
-        """Return the world that follows, though nobody was lost; its ranks save first if they can.
+    def _scaled(self, why: str) -> Change | None:
+        """Return the world that follows, though nobody was lost; its ranks are asked to stop first if they take part.
 
         None where it would have too few members: who trains goes on until there are enough.
         """
         if self._short() is not None:
             return None
-        return Change(why=why, save_first=reshaping.heeded(self.job, self.generation))
-
-    def _saved(self, reshape: Entry[Reshape]) -> Change:
-        """Return what follows once the ranks have saved: a world, whatever has changed meanwhile.
-
-        Those that saved wait for it; where too few are left, with those that come.
-        """
-        short = self._short()
-        why = reshape.record.reason if short is None else f"{reshape.record.reason}; {short}"
-        return Change(why=why, forming=short is not None)
-
-    def _late(self, reshape: Entry[Reshape]) -> Change | None:
-        """Return what follows when the ranks had their time to save; None while they have, or few are left."""
-        if not reshaping.is_late(reshape, self.asked_s) or self._short() is not None:
-            return None
-        return Change(why=f"{reshape.record.reason}; the ranks had not saved in time")
+        return Change(why=why, save_first=stopping.takes_part(self.job, self.generation))
 
     def _short(self) -> str | None:
         """Return, in words, that fewer members are left than the job needs; None when there are enough."""
@@ -296,6 +280,29 @@ class Situation:
             found.append(f"rank {rank} of {failed.worker} failed ({failed.reason})")
         return left, found
 
+    def next_newcomers(self, members: Iterable[Member], *, failure: bool) -> tuple[Newcomer, ...]:
+        """Return who is on trial in a next generation of `members`, if `failure` ended this one or something else did."""
+        if self.head is None or self.resumed:
+            return ()
+        before = self.active.members if self.active is not None else ()
+        gone = {member.worker for member in before if not self.alive(member)}
+        failed = gone | {one.worker for one in self.job.failed(self.generation).values()}
+        known = {member.worker for member in before}
+        return newcomers.after(
+            self.head.record.newcomers,
+            members=known,
+            failed=failed if failure else (),
+            committed=self.committed(),
+            joined=[m.worker for m in members if m.worker not in known] if self.active is not None else (),
+            revision=self.job.view.revision,
+        )
+
+    def placeable(self, *, failure: bool) -> dict[str, Entry[Worker]]:
+        """Return the members that a next world may have: without those that failed on trial, if there are enough."""
+        waiting = newcomers.kept_out(self.next_newcomers((), failure=failure), self.asked_s)
+        rest = {name: worker for name, worker in self.present.items() if name not in waiting}
+        return rest if len(rest) >= self.spec.min_workers else self.present
+
     def _after(self, why: str, *, failure: bool) -> Change:
         """Return what follows a generation that cannot go on."""
         if failure and (held := self.held) is not None:
@@ -303,7 +310,7 @@ class Situation:
         if failure and (end := self._too_many(why)) is not None:
             return end
         notice = self.notice
-        if notice is not None and notice.record.pauses:
+        if notice is not None and notice.record.pause:
             why = f"{why}; paused: {notice.record.reason}"
             return Change(why=why, failure=failure, phase=Phase.PAUSED, forming=True)
         if (short := self._short()) is not None:
@@ -331,24 +338,25 @@ class Situation:
     def _stopped(
         self, notice: Entry[StopNotice], world: World, done: set[int], ended: set[int]
     ) -> Change | None:
-        """Return what follows once all who were asked to have stopped, or had their time."""
+        """Return what follows a generation that is asked to stop; None while it is waited for."""
         record = notice.record
-        asked = [m for m in world.members if not record.workers or m.worker in record.workers]
+        asked = [m for m in world.members if meaning(record, m.worker) is Meaning.LEAVE] or world.members
         ranks = {rank for member in asked for rank in member.ranks}
         if ranks <= done:
             return None  # they finished before they stopped
-        why = f"{_ACTS[record.action]}: {record.reason}"
-        if not ranks <= ended:
-            if not stopping.is_late(notice, self.asked_s):
-                return None
-            late = len(ranks - ended)
-            why = f"{why}; {late} of {len(ranks)} ranks had not stopped in time"
+        why = record.reason if not record.has_deadline else f"{_ACTS[stopping.act(record)]}: {record.reason}"
         names = ", ".join(record.workers[:_NAMED])
         why = f"{names} {why}" if names else why
-        if record.pauses:
-            more = "; and paused" if record.pause else ""
+        if not ranks <= ended:
+            over = stopping.generation_over(self.job, notice, world, self.asked_s)
+            if over is None:
+                return None
+            why = f"{why}; {over}"
+        if record.pause:
+            more = "; and paused" if record.action is not StopAction.SCALE else ""
             return Change(why=f"{why}{more}", phase=Phase.PAUSED, forming=True)
-        return Change(why=why, forming=self._short() is not None)
+        short = self._short()
+        return Change(why=why if short is None else f"{why}; {short}", forming=short is not None)
 
 
-_ACTS = {StopAction.PREEMPT: "preempted", StopAction.PAUSE: "paused", StopAction.DRAIN: "drained"}
+_ACTS = {"preempt": "preempted", "pause": "paused", "drain": "drained", "scale": "scaled"}

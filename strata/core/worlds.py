@@ -4,8 +4,7 @@
 (PROTOCOLS 6.1). Whether a new generation is due, and why, is `core.world_changes`; how it is
 written is here.
 
-What the transactions compare: the leader's epoch, the head, the phase, the spec, the notice, what
-has the ranks save first, whether they hold saves, a rewind, `latest`; a head also how far the ranks have
+What the transactions compare: the leader's epoch, the head, the phase, the spec, the notice, whether the ranks hold saves, a rewind, `latest`; a head also how far the ranks have
 met for a beginning and for an end, and that no more of them are done than the view shows.
 Nothing of the members: a death in between makes the next generation. A plan that rests on a death
 needs no comparison: an incarnation that is gone never returns, and the `failed` and `stopped` keys
@@ -19,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from strata.core import reshaping, stopping
+from strata.core import stopping
+from strata.core.agreement import BEGIN_BARRIER, CLOSING_BARRIER
 from strata.core.checkpoint_order import asked_back, latest_under, newest, restore_point
 from strata.core.chunks import chunks_of, write_members
 from strata.core.ids import WorkerId
@@ -33,9 +33,10 @@ from strata.core.records import (
     JobPhase,
     Member,
     Phase,
-    Reshape,
     Restored,
     Standbys,
+    StopAction,
+    StopNotice,
     WorldHead,
     encode,
 )
@@ -129,20 +130,20 @@ class _Planner:
         view, job = self.job.view, self.job.keys
         read, generation = [job.head, job.phase, job.spec, job.rewind], self.situation.generation
         if generation:
-            read += [job.notice(generation), job.reshape(generation), job.held(generation)]
+            read += [job.notice(generation), job.held(generation)]
         return [
             created_at(self.keys.leader, self.epoch),
             *(unchanged(key, view.mod_revision(key)) for key in read),
         ]
 
     def _ask_to_save(self, why: str) -> WorldPlan:
-        """Have the ranks of the current generation save a common step; then plan again."""
+        """Ask the ranks of the current generation to stop for a world of another size; then plan again."""
         generation = self.situation.generation
-        record = Reshape(epoch=self.epoch, reason=_cut(why), grace_ms=reshaping.GRACE_MS)
-        put = Put(key=self.job.keys.reshape(generation), value=encode(record))
+        notice = StopNotice(action=StopAction.SCALE, reason=_cut(why), grace_ms=stopping.SCALE_MS)
+        put = Put(key=self.job.keys.notice(generation), value=encode(notice))
         return WorldPlan(
             reason=f"the ranks of generation {generation} save first: {why}",
-            txns=(Txn(compares=tuple(self._guards()), success=(put,)),),
+            txns=(Txn(compares=(*self._guards(), *self._said_no_more()), success=(put,)),),
         )
 
     def _end(self, phase: Phase, why: str, *, early: bool = False) -> WorldPlan:
@@ -169,7 +170,8 @@ class _Planner:
         generation = situation.generation + 1
         members: tuple[Member, ...] = ()
         if not change.forming:
-            members = placed(situation.active, situation.present, most=situation.spec.max_workers)
+            able = situation.placeable(failure=change.failure)
+            members = placed(situation.active, able, most=situation.spec.max_workers)
         chunks = chunks_of(members)
         hosts = {situation.registered[member.worker].record.host for member in members}
         restore = None if change.forming else restore_point(self.job, hosts)
@@ -195,6 +197,7 @@ class _Planner:
             began=began,
             asked=situation.still_asked(),
             spent=situation.spent,
+            newcomers=situation.next_newcomers(members, failure=change.failure),
         )
         operations: list[Operation] = [Put(key=keys.head, value=encode(head))]
         operations += self._history(head, change)
@@ -236,7 +239,7 @@ class _Planner:
         Else another plan is right: that they save first, that they are left to end, that all is done.
         """
         view, keys, generation = self.job.view, self.job.keys, self.situation.generation
-        names = (reshaping.BEGIN_BARRIER, reshaping.CLOSING_BARRIER)
+        names = (BEGIN_BARRIER, CLOSING_BARRIER)
         floors = (keys.barrier_floor(name, generation) for name in names)
         return [
             *(unchanged(floor, view.mod_revision(floor)) for floor in floors),
@@ -282,8 +285,6 @@ class _Planner:
             reason = f"generation {situation.generation} goes on with {world.head.members} members"
             if situation.notice is not None:
                 reason += f", which are asked to stop: {situation.notice.record.reason}"
-            elif situation.reshape is not None:
-                reason += f", which save first: {situation.reshape.record.reason}"
         reason = f"{reason}; {why}" if why else reason
         again_s = stopping.next_deadline_s(self.job, situation.asked_s)
         operations, compares = self._standbys(world.members if world is not None else ())

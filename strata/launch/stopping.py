@@ -11,7 +11,7 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 
-from strata.agent.notices import LATE_S, SAY_S
+from strata.agent.notices import LATE_S, LEAVE_S, SAY_S
 from strata.agent.reports import ExitReports
 from strata.core.exit_codes import PREEMPTED
 from strata.launch.ranks import RankGroup
@@ -78,7 +78,7 @@ class Stopping:
     async def obey(self, notice: StopNotice, *, hurry: Callable[[], Awaitable[None]]) -> bool:
         """Return once no rank runs here, False if none did.
 
-        `hurry` returns when there is no use in waiting any longer.
+        `hurry` returns when the generation is over: ranks then leave soon by themselves, or never.
         """
         ranks = self._slots.ranks
         if ranks is None:
@@ -87,7 +87,11 @@ class Stopping:
         if notice.grace_ms > 0 and await ranks.will_heed(min(SAY_S, notice.grace_ms / 1000)):
             limit_s = notice.grace_ms / 1000 + LATE_S
             log.info("run.stopping_together", reason=notice.reason, grace_s=notice.grace_ms / 1000)
-            if not await _ended(ranks, limit_s, hurry):
+            loop = asyncio.get_running_loop()
+            until_s = loop.time() + limit_s
+            await _ended(ranks, limit_s, hurry)
+            await _ended(ranks, min(LEAVE_S, max(0.0, until_s - loop.time())), self._hurried)
+            if ranks.running:
                 log.warning("run.not_stopped_together", ranks=ranks.alive(), reason=notice.reason)
         elif notice.grace_ms > 0:
             grace_s = min(self._stop_grace_s, notice.grace_ms / 1000 + LATE_S)
@@ -98,9 +102,12 @@ class Stopping:
             self._reports.report(ranks.place.generation, rank, PREEMPTED, reason)
         return True
 
+    async def _hurried(self) -> None:
+        await self._urgent.wait()
 
-async def _ended(ranks: RankGroup, limit_s: float, hurry: Callable[[], Awaitable[None]]) -> bool:
-    """Tell whether all ranks ended by themselves within the limit, and before there was a hurry."""
+
+async def _ended(ranks: RankGroup, limit_s: float, hurry: Callable[[], Awaitable[None]]) -> None:
+    """Return once all ranks have ended by themselves, after the limit, or once there is a hurry."""
     joined = asyncio.ensure_future(ranks.join())
     hurried = asyncio.ensure_future(hurry())
     try:
@@ -108,4 +115,3 @@ async def _ended(ranks: RankGroup, limit_s: float, hurry: Callable[[], Awaitable
     finally:
         joined.cancel()
         hurried.cancel()
-    return not ranks.running

@@ -26,7 +26,7 @@ from typing import Final
 from strata.agent.agent_state import is_outdated, waits_because
 from strata.agent.core import Agent
 from strata.agent.environment import Place
-from strata.agent.notices import SAY_S, leaves, names, notice_for
+from strata.agent.notices import SAY_S, asked_to_leave, is_to_leave
 from strata.agent.rendezvous import Meeting
 from strata.agent.stack_dump import process_state
 from strata.client.terms import UNTOLD_S
@@ -42,7 +42,7 @@ from strata.launch.starting import Starter
 from strata.launch.stopping import Stopping, StopRequest
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
-from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, StopNotice
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, JOB_PHASE_PAUSED, StopNotice
 
 log = get_logger()
 
@@ -195,18 +195,17 @@ class Supervisor:
                     return await self._leave_preempted(self._unfit)
                 if update.world.generation > self._handled:
                     self._handled = update.world.generation
-                    await self._end_ranks(self._config.restart_grace_s, keep=self._going_on(update))
+                    await self._end_ranks(self._grace_s(update), keep=self._going_on(update))
                     if not self._stop.asked.is_set():
                         await self._begin(update)
-                notice, ranks = notice_for(update, self._worker_id), self._slots.ranks
+                notice, ranks = asked_to_leave(update, self._worker_id), self._slots.ranks
                 if notice is not None:
                     if await self._stopping.obey(notice, hurry=partial(self._hurried, update)):
                         self._news.set()  # what came meanwhile was only looked at for a hurry
-                    if leaves(notice):
-                        hurry = self._stop.next_signal
-                        if (ended := await self._done_after_all(ranks, hurry)) is not None:
-                            return await self._finish(ended)
-                        return await self._leave_preempted(notice.reason, hurry)
+                    hurry = self._stop.next_signal
+                    if (ended := await self._done_after_all(ranks, hurry)) is not None:
+                        return await self._finish(ended)
+                    return await self._leave_preempted(notice.reason, hurry)
         finally:
             self._slots.kill()
             self._agent.set_place(None)
@@ -263,16 +262,15 @@ class Supervisor:
 
     async def _hurried(self, update: WorldUpdate) -> None:
         """Return once ranks that stop together are to be waited for no more: it is urgent, or over."""
-        while (
-            not self._stop.urgent.is_set() and not is_outdated(update, self._update) and not self._at_once()
-        ):
+        while not self._stop.urgent.is_set() and not is_outdated(update, self._update):
             self._news.clear()
             await self._news.wait()
         self._news.set()
 
-    def _at_once(self) -> bool:
-        newest = self._update
-        return newest is not None and newest.HasField("notice") and newest.notice.grace_ms == 0
+    def _grace_s(self, update: WorldUpdate) -> float:
+        """Return how long ranks have to end: that of a restart, unless this member stops, or the job does."""
+        stops = asked_to_leave(update, self._worker_id) is not None or update.phase == JOB_PHASE_PAUSED
+        return self._config.stop_grace_s if stops else self._config.restart_grace_s
 
     async def _end_ranks(self, grace_s: float, *, keep: frozenset[int] = frozenset()) -> None:
         self._agent.set_place(None)
@@ -307,8 +305,8 @@ class Supervisor:
         if not self._stop.preempts:
             self._agent.set_place(None)  # or ranks would hear SIGTERM and ask the whole job to stop
         await self._slots.end(self._config.stop_grace_s, urgent=self._stop.urgent)
-        told = None if self._update is None else notice_for(self._update, self._worker_id)
-        if told is not None and leaves(told) and not self._stop.urgent.is_set():
+        told = asked_to_leave(self._update, self._worker_id)
+        if told is not None and not self._stop.urgent.is_set():
             # a rank that got the signal asked for what this member could not
             return await self._leave_preempted(f"{self._stop.signal_name}: {told.reason}")
         if self._stop.preempts and not self._stop.urgent.is_set() and self._still_starting():
@@ -390,7 +388,7 @@ class Supervisor:
         asked = notice.generation
         try:
             async with asyncio.timeout(NAMED_S):
-                while not names(notice, self._worker_id) and not self._stop.urgent.is_set():
+                while not is_to_leave(notice, self._worker_id) and not self._stop.urgent.is_set():
                     self._news.clear()
                     update = self._update
                     if update is None or update.world.generation <= asked:

@@ -8,7 +8,7 @@ before the first step, and what rank 0 was told holds for all of them; a differe
 They also tell each other which storage root each one sees: checkpoints of several ranks need one that
 all hosts share, and without it the first save would be the first to notice.
 
-That they have met also tells the leader that these ranks heed notices (`core.reshaping`).
+That they have met also tells the leader that these ranks heed notices (`core.agreement`).
 
 A loader that is only iterated over may be longer on one rank than on another (files that were dealt
 out, say). The ranks tell each other its length before its first epoch, and where these differ all end
@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from strata.core.reshaping import BEGIN_BARRIER
+from strata.core.agreement import BEGIN_BARRIER
 from strata.core.words import ranks_text
 from strata.errors import BarrierBroken, BarrierTimeout, ConfigError, Refused, Unavailable
 from strata.training.cadence import Rule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,10 +17,12 @@ LOOK_S: Final = 0.25
 """How often it is looked at whether a wait is over sooner."""
 
 
-def within(limit_s: float, act: Callable[[], T], *, what: str, over: Callable[[], bool] = lambda: False) -> T:
+def within(
+    limit_s: float | None, act: Callable[[], T], *, what: str, over: Callable[[], bool] = lambda: False
+) -> T:
     """Return what `act` returns in a thread of its own, or raise what it raises.
 
-    `Unavailable` after `limit_s`, or soon after it is `over`; `act` then goes on by itself, and what becomes
+    `Unavailable` after `limit_s`, if that is given, or soon after it is `over`; `act` then goes on by itself, and what becomes
     of it is nobody's affair.
     """
     done: Future[T] = Future()
@@ -31,7 +34,7 @@ def within(limit_s: float, act: Callable[[], T], *, what: str, over: Callable[[]
             done.set_exception(error)
 
     threading.Thread(target=run, name=f"strata-{what}", daemon=True).start()
-    until_s = time.monotonic() + limit_s
+    until_s = math.inf if limit_s is None else time.monotonic() + limit_s
     while True:
         left_s = until_s - time.monotonic()
         wait([done], max(0.0, min(left_s, LOOK_S)))
@@ -40,4 +43,4 @@ def within(limit_s: float, act: Callable[[], T], *, what: str, over: Callable[[]
         if over():
             raise Unavailable(f"{what}: not done, and there is no more time for it", hint="")
         if left_s <= LOOK_S:
-            raise Unavailable(f"{what}: not done within {max(0.0, limit_s):g} s", hint="")
+            raise Unavailable(f"{what}: not done within {max(0.0, limit_s or 0.0):g} s", hint="")

@@ -18,10 +18,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from strata.checkpoint.save_retry import HoldOver, SaveRetry
+from strata.core.notices import Meaning, meaning
 from strata.errors import Preempted, StrataError
 from strata.training.peers import Alone, Peers
-from strata.training.stopping import ask_to_stop, means
+from strata.training.stopping import ask_to_stop
 from strata.v1.session_pb2 import WorldUpdate
+from strata.wire.worlds import notice_record
 
 if TYPE_CHECKING:
     from strata.client.checkpoint_port import SessionPort
@@ -83,13 +85,9 @@ class PatientStart:
 
     def _on_world(self, update: WorldUpdate) -> None:
         """Take note of a notice, in the session's thread."""
-        notice = update.notice
-        if (
-            update.HasField("notice")
-            and notice.generation == self._peers.generation
-            and means(notice, self._peers.worker_id)
-        ):
-            self._asked_because = notice.reason
+        mine = update.HasField("notice") and update.notice.generation == self._peers.generation
+        if mine and meaning(notice_record(update.notice), self._peers.worker_id) is Meaning.LEAVE:
+            self._asked_because = update.notice.reason
             self._asked.set()
 
     def _over(self, why: str) -> None:

@@ -126,7 +126,7 @@ class Preemption:
 
     def _world_ended(self) -> None:
         self._ended = True
-        if self._signals is not None and not self._stopper.leaving and not self._leaves_by_itself:
+        if self._signals is not None and not self._stopper.stopping and not self._leaves_by_itself:
             self._signals.obey_heard()
 
     @property

@@ -356,30 +356,30 @@ class Run:
                 self.saves.wait_ended(info)
         return info
 
-    def save_within(self, limit_s: float) -> CheckpointInfo | None:
-        """Do the same, unless saves in flight and the ranks need longer than that: `Unavailable` then.
+    def leaves_by_itself(self) -> None:
+        """Let nothing else end this process with its generation: it stops as it was asked to, and leaves."""
+        if self.peers.is_lone:
+            self._ending.close()
 
-        What failed before, a save or a copy, keeps no step from being saved; None: it is committed already.
+    def save_common(self, *, over: Callable[[], bool]) -> CheckpointInfo | None:
+        """Save the step that all ranks stop at; return once the state is copied. None: it is saved already.
+
+        Every rank comes, or ends: `Unavailable` only when it is `over` for this one. What failed before is no reason not to.
         """
-        since_s = self._clock.monotonic_s()
         if self.position.step == self.saves.saved_step:
-            self.saves.wait(limit_s)
             return None
-        self.checkpoints.holds.drop()  # the newer state is the one to save while there is time
-        self.checkpoints.settle(limit_s)
-        left_s = max(0.0, limit_s - (self._clock.monotonic_s() - since_s))
-        return self._save(patient=False, limit_s=left_s)
+        with contextlib.suppress(StaleGeneration):  # what the end of the world means is the caller's affair
+            self._tell(SAVE)
+        return self.saves.save_common(self._state, self.position, self._facts(self.position), over=over)
 
-    def _save(
-        self, *, patient: bool, limit_s: float | None = None, may_skip: bool = False
-    ) -> CheckpointInfo | None:
+    def _save(self, *, patient: bool, may_skip: bool = False) -> CheckpointInfo | None:
         if self.position.step == self.saves.saved_step:
             return None
         with self._within_generation(), self.phase(SAVE):
             facts = self._facts(self.position)
             if may_skip:
                 return self.saves.save_unless_held(self._state, self.position, facts, patient=patient)
-            return self.saves.save(self._state, self.position, facts, patient=patient, limit_s=limit_s)
+            return self.saves.save(self._state, self.position, facts, patient=patient)
 
     def goodput(self) -> Goodput:
         """Return what the time went to so far, over all generations; rank 0's account goes on."""

@@ -40,8 +40,6 @@ UNSAVED: Final = -1
 """What is the saved step of who has saved none."""
 HELD_S: Final = 5.0
 """How long a run that fails waits for what is in flight while a rank holds a save."""
-LEAST_S: Final = 0.1
-"""At least so long ranks wait for each other."""
 HELD: Final = "held"
 """The key of what a rank brings to the barrier while it holds a save: why."""
 MUST: Final = "must"
@@ -49,8 +47,6 @@ MUST: Final = "must"
 MAX_HELD_CHARS: Final = 120
 ROOM_S: Final = 3.0
 """How long a due save waits for those in flight: then training goes on without it."""
-SLACK_S: Final = 1.0
-"""How much later than its own time the end of a barrier may be heard."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -119,15 +115,32 @@ class Saves:
         facts: Mapping[str, Any],
         *,
         patient: bool,
-        limit_s: float | None = None,
     ) -> CheckpointInfo:
-        """Save together with all ranks; return once the state is copied.
-
-        `limit_s`: the ranks meet within that, or nothing is saved.
-        """
+        """Save together with all ranks; return once the state is copied."""
         self._watch()
         begun_s = self._clock.monotonic_s()
-        told = self._meet(self._payload(position.step, **{MUST: True}), patient=patient, limit_s=limit_s)
+        told = self._meet(self._payload(position.step, **{MUST: True}), patient=patient)
+        return self._copy(state, position, facts, told, begun_s=begun_s)
+
+    def save_common(
+        self,
+        state: MutableMapping[str, Any],
+        position: Position,
+        facts: Mapping[str, Any],
+        *,
+        over: Callable[[], bool],
+    ) -> CheckpointInfo:
+        """Save the step that all ranks stop at; return once the state is copied. `Unavailable` when it is `over` here.
+
+        No rank gives up before all are here, but by its end: the copy may be a collective of all.
+        """
+        self._watch()
+        self._checkpoints.holds.drop()  # the newer state is the one to save while there is time
+        within(None, self._checkpoints.settle, what="saves in flight", over=over)
+        begun_s, payload = self._clock.monotonic_s(), self._payload(position.step, **{MUST: True})
+        told = within(
+            None, lambda: self._peers.barrier(SAVE_BARRIER, payload), what="meeting for the save", over=over
+        )
         return self._copy(state, position, facts, told, begun_s=begun_s)
 
     def save_unless_held(
@@ -139,7 +152,7 @@ class Saves:
         held = self._checkpoints.holds.wait_room(0.0 if self._skipped else ROOM_S)
         also = {HELD: held[:MAX_HELD_CHARS]} if held else {}
         begun_s = self._clock.monotonic_s()
-        told = self._meet(self._payload(position.step, **also), patient=patient, limit_s=None)
+        told = self._meet(self._payload(position.step, **also), patient=patient)
         why = _held(told)
         self._skipped = bool(why)
         if not why:
@@ -198,12 +211,6 @@ class Saves:
             "saving step %d; the next after step %d: %s", position.step, self.plan.step, self.plan.reason
         )
         return info
-
-    def wait(self, timeout_s: float) -> None:
-        """Return once the newest save is committed; raise what it failed of, or `Unavailable` after that."""
-        self._watch()
-        if self._last is not None:
-            self._last[0].wait(timeout_s)
 
     def wait_ended(self, info: CheckpointInfo) -> None:
         """Return once a save is committed, or was dropped; raise what it failed of.
@@ -277,15 +284,8 @@ class Saves:
         whole = payload_of(pace, account=account, **also)
         return whole if len(whole) <= payload_limit(self._peers.world_size) else payload_of(pace, **also)
 
-    def _meet(self, payload: bytes, *, patient: bool, limit_s: float | None) -> dict[int, bytes]:
+    def _meet(self, payload: bytes, *, patient: bool) -> dict[int, bytes]:
         """Return what each rank brought, once every one is here; those that are late are named."""
-        if limit_s is not None:
-            timeout_s = max(LEAST_S, limit_s)
-            return within(
-                timeout_s + SLACK_S,
-                lambda: self._peers.barrier(SAVE_BARRIER, payload, timeout_s=timeout_s),
-                what="meeting for a save",
-            )
         while True:
             try:
                 return self._peers.barrier(SAVE_BARRIER, payload, timeout_s=self._wait_s)

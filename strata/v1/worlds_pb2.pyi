@@ -55,10 +55,8 @@ class _StopActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopAction
     """All ranks save and end; the members stay, and wait for the job to be resumed."""
     STOP_ACTION_DRAIN: _StopAction.ValueType  # 3
     """All ranks save; the named workers leave with exit code 75, the others go on without them."""
-    STOP_ACTION_RESHAPE: _StopAction.ValueType  # 4
-    """All ranks save, and wait for a world of another size; nobody leaves. Only the leader asks for it,
-    and any other notice replaces it.
-    """
+    STOP_ACTION_SCALE: _StopAction.ValueType  # 4
+    """All ranks save, and wait for a world of another size; nobody leaves. Only the leader asks for it."""
 
 class StopAction(_StopAction, metaclass=_StopActionEnumTypeWrapper):
     """How the ranks of a generation are to end."""
@@ -70,10 +68,8 @@ STOP_ACTION_PAUSE: StopAction.ValueType  # 2
 """All ranks save and end; the members stay, and wait for the job to be resumed."""
 STOP_ACTION_DRAIN: StopAction.ValueType  # 3
 """All ranks save; the named workers leave with exit code 75, the others go on without them."""
-STOP_ACTION_RESHAPE: StopAction.ValueType  # 4
-"""All ranks save, and wait for a world of another size; nobody leaves. Only the leader asks for it,
-and any other notice replaces it.
-"""
+STOP_ACTION_SCALE: StopAction.ValueType  # 4
+"""All ranks save, and wait for a world of another size; nobody leaves. Only the leader asks for it."""
 Global___StopAction: _TypeAlias = StopAction  # noqa: Y015
 
 @_typing.final
@@ -221,8 +217,8 @@ Global___WorldMember: _TypeAlias = WorldMember  # noqa: Y015
 @_typing.final
 class StopNotice(_message.Message):
     """Asks the ranks of one generation to agree on a step, to save it and to stop there. There is at
-    most one a generation, which only becomes wider or more urgent: a drain takes in the workers of
-    another one, or becomes a preemption, and the shorter grace holds. Who was asked to leave is told so in later generations too, in
+    most one a generation, which only becomes wider or more urgent: to scale, to drain and to preempt each
+    mean more than the one before, a drain takes in the workers of another one, and the shorter grace holds. Who was asked to leave is told so in later generations too, in
     which it has no place, until it has left: generation is then the newer one.
     """
 
@@ -239,7 +235,8 @@ class StopNotice(_message.Message):
     reason: _builtins.str
     grace_ms: _builtins.int
     """How long the save may take from the notice on. One that cannot be done in time is skipped; 0:
-    stop at once, without one.
+    stop at once, without one. Of a SCALE: how long the ranks may take to agree on a step; its save has
+    all the time that a commit takes.
     """
     pause: _builtins.bool
     """Somebody asked for a PAUSE as well: the job is paused once those who leave have stopped."""

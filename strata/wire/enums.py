@@ -32,6 +32,7 @@ STOP_ACTIONS: Final = {
     StopAction.PREEMPT: worlds_pb2.STOP_ACTION_PREEMPT,
     StopAction.PAUSE: worlds_pb2.STOP_ACTION_PAUSE,
     StopAction.DRAIN: worlds_pb2.STOP_ACTION_DRAIN,
+    StopAction.SCALE: worlds_pb2.STOP_ACTION_SCALE,
 }
 
 RESULTS: Final = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from strata.core.checkpoints import find
 from strata.core.ids import WorkerId
@@ -16,6 +16,7 @@ from strata.core.records import (
     Phase,
     RestorePoint,
     Standbys,
+    StopAction,
     StopNotice,
     WorldHead,
 )
@@ -75,35 +76,53 @@ def phase_of(job: JobView) -> tuple[Phase, str]:
 
 
 def notice_message(generation: int, notice: StopNotice) -> worlds_pb2.StopNotice:
-    """Return what asks the ranks of `generation`, or one of its members, to stop."""
+    """Return what asks the ranks of `generation`, or one of its members, to stop. A pause alone is one by name."""
+    alone = notice.pause and notice.action is StopAction.SCALE
     return worlds_pb2.StopNotice(
         generation=generation,
-        action=STOP_ACTIONS[notice.action],
+        action=STOP_ACTIONS[StopAction.PAUSE if alone else notice.action],
         reason=notice.reason,
         worker_ids=notice.workers,
         grace_ms=notice.grace_ms,
-        pause=notice.pause,
+        pause=notice.pause and not alone,
+    )
+
+
+def notice_record(message: worlds_pb2.StopNotice) -> StopNotice:
+    """Return the notice that a message tells of."""
+    action = from_wire(STOP_ACTIONS, message.action)
+    pauses = action is StopAction.PAUSE
+    return StopNotice(
+        action=StopAction.SCALE if pauses else action,
+        reason=message.reason,
+        workers=tuple(map(WorkerId, message.worker_ids)),
+        grace_ms=message.grace_ms,
+        pause=message.pause or pauses,
     )
 
 
 def notice_of(job: JobView) -> worlds_pb2.StopNotice | None:
-    """Return what asks the ranks that run at this moment to stop, or None.
-
-    What somebody asks counts more than what the leader needs for a world of another size.
-    """
+    """Return what asks the ranks that run at this moment to stop, or None."""
     world = active_world(job) if job.phase() is Phase.RUNNING else None
-    if world is None:
-        return None
-    generation = world.head.generation
-    if (entry := job.notice(generation)) is not None:
-        return notice_message(generation, entry.record)
-    if (reshape := job.reshape(generation)) is None:
-        return None
-    return worlds_pb2.StopNotice(
+    entry = None if world is None else job.notice(world.head.generation)
+    return None if world is None or entry is None else notice_message(world.head.generation, entry.record)
+
+
+def stop_message(
+    job: str, reason: str, *, grace_s: float, generation: int = 0, leaving: Sequence[str] = ()
+) -> worlds_pb2.StopJobRequest:
+    """Return the request that the ranks of a generation stop; `leaving`: the members that then leave, none means all.
+
+    An earlier notice is merged with it. `grace_s` 0: at once, without a save. `generation` 0: the current one.
+    """
+    return worlds_pb2.StopJobRequest(
+        job=job,
+        action=worlds_pb2.STOP_ACTION_DRAIN if leaving else worlds_pb2.STOP_ACTION_PREEMPT,
+        worker_ids=leaving,
+        reason=reason,
         generation=generation,
-        action=worlds_pb2.STOP_ACTION_RESHAPE,
-        reason=reshape.record.reason,
-        grace_ms=reshape.record.grace_ms,
+        grace_ms=round(1000 * grace_s),
+        now=not grace_s,
     )
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from strata.client import CoordinatorClient
+from strata.core.agreement import BEGIN_BARRIER
 from strata.errors import InvalidArgument, NotFound, Refused
 from strata.launch.local_cluster import LocalCluster
+from strata.v1.barriers_pb2 import Arrival, WaitBarrierRequest
 from strata.v1.members_pb2 import HeartbeatRequest, HeartbeatResponse, ReportRankExitRequest
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_PAUSED,
@@ -86,6 +89,18 @@ class Play:
         )
         self.client.call(request)
 
+    def begin(self, generation: int, *workers: str) -> None:
+        """Have these workers' ranks meet as those do that take part in stops: else nobody waits for them."""
+
+        def wait(rank: int, worker: str) -> None:
+            arrival = Arrival(job=self.job, name=BEGIN_BARRIER, generation=generation, round=1, ranks=[rank])
+            self.client.call(
+                WaitBarrierRequest(worker_id=worker, incarnation=self.incarnations[worker], arrival=arrival)
+            )
+
+        with ThreadPoolExecutor(len(workers)) as pool:
+            list(pool.map(wait, range(len(workers)), workers))
+
     def until(self, accept: Callable[[Job], bool]) -> Job:
         def met(answer: GetJobResponse) -> bool:
             return accept(answer.job)
@@ -133,6 +148,7 @@ def test_a_job_is_scaled_up_and_down(play: Play) -> None:
 def test_a_preempted_rank_has_stopped_and_the_job_goes_on_with_the_next_member(play: Play) -> None:
     play.join("w-1", max_workers=1)
     play.until(lambda job: job.world.members == 1)
+    play.begin(1, "w-1")
     said = typed(play, "preempt", "--grace-s", "120", "--reason", "the node is needed")
     assert f"generation 1 of {play.job} is asked to stop within 120 s" in said
     heard = play.heartbeat("w-1")
@@ -158,12 +174,13 @@ def test_a_preempted_rank_has_stopped_and_the_job_goes_on_with_the_next_member(p
 def test_a_drained_worker_leaves_and_the_others_go_on(play: Play) -> None:
     play.join("w-1", min_workers=1)
     play.join("w-2")
-    play.until(lambda job: job.world.members == 2)
+    generation = play.until(lambda job: job.world.members == 2).world.generation
+    play.begin(generation, "w-1", "w-2")
     typed(play, "drain", "nobody", code=4)
     notice = play.client.stop("drain", worker_ids=["w-2"], reason="its fan is broken")
     assert notice is not None
     assert (notice.action, list(notice.worker_ids)) == (STOP_ACTION_DRAIN, ["w-2"])
-    generation = notice.generation
+    assert notice.generation == generation
     assert "was asked to drain as well" in typed(play, "pause")
     play.ends("w-2", 1, 75, generation)
     play.until(lambda job: job.phase == JOB_PHASE_PAUSED)
@@ -179,6 +196,7 @@ def test_a_drained_worker_leaves_and_the_others_go_on(play: Play) -> None:
 def test_a_job_is_paused_and_resumed(play: Play) -> None:
     play.join("w-1", max_workers=1)
     play.until(lambda job: job.world.members == 1)
+    play.begin(1, "w-1")
     typed(play, "pause")
     assert "being paused" in typed(play, "resume", code=4)
     play.ends("w-1", 0, 75, 1)

@@ -55,8 +55,8 @@ def test_a_job_is_scaled_paused_resumed_and_drained_while_it_trains(
         assert c.join() == Exit.PREEMPTED
         assert trains(record, 7, 2) == {"a", "b"}
         reasons = [each.world.reason for each in client.generations()]
-    assert reasons[0] == "c drained: its fan is broken"
-    assert reasons[2] == "paused: the file server moves"
+    assert reasons[0] == "c drained: its fan is broken; its ranks had not begun"
+    assert reasons[2] == "paused: the file server moves; its ranks had not begun"
     assert "the job takes 1 members now" in reasons[4]
     until.touch()
     assert (a.join(), b.join()) == (0, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from strata.core.agreement import STOP_BARRIER
 from strata.core.invariants import check
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys
@@ -28,6 +29,7 @@ from strata.core.records import (
     WorldHead,
     decode,
 )
+from strata.core.stopping import act
 from strata.core.txn import Event, Op, Target, Txn
 from strata.core.view import View
 from strata.testing.mvcc import Revision
@@ -36,7 +38,7 @@ from tests.sim.burials import AFTER_THE_COMMIT, burial_problems
 from tests.sim.holding import Holds
 from tests.sim.notices import is_merged
 from tests.sim.ranks import RankRules
-from tests.sim.reshaping import Reshapings
+from tests.sim.stops import Stops
 from tests.sim.trace import Trace
 from tests.sim.transactions import writes
 
@@ -93,7 +95,7 @@ class Judge:
     kept: bool = False
     """Whether somebody keeps the checkpoints: has them deleted, read, copied, found damaged."""
     saves_first: bool = False
-    reshapings: Reshapings = field(default_factory=Reshapings)
+    stops: Stops = field(default_factory=Stops)
     holds: Holds = field(default_factory=Holds)
     ranks: RankRules = field(default_factory=RankRules)
     buried: set[tuple[int, int, str]] = field(default_factory=set)
@@ -259,10 +261,7 @@ class Judge:
         """What any replica writes for members."""
         match rest:
             case ["worlds", generation, "notice"] if not event.deleted:
-                self._judge_notice(event, int(generation), before)
-            case ["worlds", generation, "reshape"] if not event.deleted:
-                self.trace.count("ranks asked to save first")
-                self.reshapings.asked(int(generation), self.trace.now_s)
+                self._judge_notice(event, int(generation), before, epoch)
             case ["worlds", generation, "held"] if not event.deleted:
                 self.trace.count("generations that could not save")
                 if why := self.holds.key(JobView(self.view, self.job), int(generation), event.kv):
@@ -323,20 +322,26 @@ class Judge:
             and (why := self.holds.head(job, decode(WorldHead, before[0]), head)) is not None
         ):
             self.wrong(why)
-        if (why := self.reshapings.head(job, self.trace.now_s)) is not None:
+        if (why := self.stops.head(job, self.trace.now_s)) is not None:
             self.wrong(why)
         if head.members > spec.record.max_workers or 0 < head.members < spec.record.min_workers:
             self.wrong(f"generation {head.generation} has {head.members} members; the spec is {spec.record}")
         if job.phase() is not Phase.RUNNING and not head.forming:
             self.wrong(f"generation {head.generation} has members, and the job is {job.phase().value}")
 
-    def _judge_notice(self, event: Event, generation: int, before: tuple[bytes, int] | None) -> None:
+    def _judge_notice(
+        self, event: Event, generation: int, before: tuple[bytes, int] | None, epoch: int | None
+    ) -> None:
         """A notice is of the current generation; it becomes more urgent, or means more members."""
         notice = decode(StopNotice, event.kv.value)
-        self.trace.count(f"notices to {notice.action.value}")
+        scales = not notice.has_deadline
+        self.trace.count(f"notices to {act(notice)}")
+        self.stops.asked(generation, self.trace.now_s)
         if generation != self._generation():
             self.wrong(f"{event.kv.key} was written in generation {self._generation()}")
-        if not self.operated:
+        if scales and epoch is None:
+            self.wrong(f"{event.kv.key}: only the leader asks ranks to scale")
+        if not self.operated and not scales:
             self.wrong(f"{event.kv.key}: nobody asked for it")
         if before is None:
             return
@@ -375,6 +380,8 @@ class Judge:
         if outcome.result is BarrierResult.BROKEN and not self.has_loss(generation):
             self.wrong(f"{key} broke, and nobody had gone: {outcome.reason}")
         if outcome.result is BarrierResult.TIMED_OUT and (wrong := self.timed_out(outcome, key)):
+            self.wrong(wrong)
+        if f"/{STOP_BARRIER}/" in key and (wrong := self.stops.outcome(generation, outcome)):
             self.wrong(wrong)
 
     def has_loss(self, generation: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, cast
 
+from strata.agent.notices import asked_to_leave
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession
 from strata.client.seat import Seat, placed
@@ -26,7 +27,7 @@ from strata.errors import (
 from strata.testing.links import MemoryLink, Switchboard
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import WorldUpdate
-from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN, STOP_ACTION_PAUSE, STOP_ACTION_RESHAPE, JobSpec
+from strata.v1.worlds_pb2 import JobSpec
 from tests.sim.agents import SimulatedAgent, ended_by
 from tests.sim.history import History
 from tests.sim.ranks import Program
@@ -131,34 +132,36 @@ class Member:
         self._told.set()
 
     async def _heed(self) -> None:
-        """Do what a notice asks: end the ranks with code 75; then leave, or wait for another world.
-
-        The time until they end stands for their agreement on a step, and for saving it.
-        """
+        """Leave as a notice asks: end the ranks with code 75 once they have stopped, or their time is over."""
         while True:
             await self._told.wait()
             self._told.clear()
-            if (update := self._asked()) is not None and update.notice.grace_ms:
-                await asyncio.sleep(self._rng.uniform(0, 2))
+            if (update := self._asked()) is not None and update.HasField("place"):
+                await self._ranks_stop(update)
             update = self._asked()
             if update is None:
                 continue
             if update.HasField("place") and self.stopped < update.world.generation:
                 await self._stop(update)
-            if update.notice.action != STOP_ACTION_PAUSE and not self.leaving:
+            if not self.leaving:
                 self._history.judge.trace.count("members that left as asked")
                 self.ask_to_leave()
 
+    async def _ranks_stop(self, update: WorldUpdate) -> None:
+        """Return once all ranks here have stopped at the common step, or their time is over."""
+        judge, generation, place = self._history.judge, update.world.generation, update.place
+        mine = {(generation, rank) for rank in range(place.first_rank, place.first_rank + place.slots)}
+        until_s = judge.trace.now_s + update.notice.grace_ms / 1000
+        while not mine <= judge.stops.stopped and judge.trace.now_s < until_s:
+            asked = self._asked()
+            if asked is None or asked.world.generation != generation:
+                return
+            await asyncio.sleep(self._rng.uniform(0, 0.3))
+
     def _asked(self) -> WorldUpdate | None:
-        """Return the newest update, if its notice asks something of this member."""
+        """Return the newest update, if its notice has this member leave."""
         update = self.session.world if self.session is not None else None
-        if update is None or not update.HasField("notice"):
-            return None
-        notice = update.notice
-        if notice.action == STOP_ACTION_RESHAPE:
-            return None  # which is the ranks' affair
-        mine = notice.action != STOP_ACTION_DRAIN or self.worker in notice.worker_ids
-        return update if mine else None
+        return update if asked_to_leave(update, self.worker) is not None else None
 
     async def _stop(self, update: WorldUpdate) -> None:
         """End the ranks of a generation, and report them as stopped."""

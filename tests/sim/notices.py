@@ -8,8 +8,9 @@ from strata.core.records import StopAction, StopNotice
 def is_merged(old: StopNotice, new: StopNotice) -> bool:
     """Tell whether `new` asks at least for what `old` does, in no more time."""
     wider = old.action is new.action and set(old.workers) <= set(new.workers)
-    more = old.action is StopAction.PAUSE or (
+    more = old.action is StopAction.SCALE or (
         old.action is StopAction.DRAIN and new.action is StopAction.PREEMPT
     )
-    unpaused = old.pauses and not new.pauses
-    return new.grace_ms <= old.grace_ms and not unpaused and (wider or more)
+    unpaused = old.pause and not new.pause
+    longer = new.grace_ms > old.grace_ms and old.has_deadline  # to scale has no grace
+    return not longer and not unpaused and (wider or more)

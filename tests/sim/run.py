@@ -17,7 +17,7 @@ from tests.sim.cluster import Cluster
 from tests.sim.faults import FAULTS, Fault
 from tests.sim.keeping import Keeper, is_kept
 from tests.sim.operating import Operator, is_operated
-from tests.sim.reshaping import saves_first
+from tests.sim.stops import saves_first
 from tests.sim.trace import Trace
 
 WARM_UP_S = 4.0

@@ -11,6 +11,8 @@ from typing import Any, TypeVar, cast
 from strata.client.loop import BackgroundLoop
 from strata.client.rank import RankClient
 from strata.client.seat import Seat, Watcher
+from strata.core.agreement import BEGIN_BARRIER, NO_LIMIT, STOP_BARRIER, Agreement, Gate
+from strata.core.records import StopNotice
 from strata.errors import (
     BarrierTimeout,
     CheckpointAborted,
@@ -25,10 +27,9 @@ from strata.errors import (
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.common_pb2 import Author
-from strata.v1.worlds_pb2 import STOP_ACTION_RESHAPE
+from strata.wire.worlds import notice_record
 from tests.sim.history import History
 from tests.sim.holding import hold_at
-from tests.sim.reshaping import BEGIN_BARRIER, SAVED_BARRIER
 
 _T = TypeVar("_T")
 
@@ -39,6 +40,8 @@ PAIR_EVERY = 12
 """Steps that are saved after the step behind them: a commit that is not the newest."""
 SUBSET_EVERY = 3
 SUBSET_TIMEOUT_S = 4.0
+HEAR_S = 0.1
+"""How often a rank looks whether it is asked to stop."""
 
 
 class InLoop:
@@ -87,6 +90,7 @@ class Trainer:
         self._rng = rng
         self._saves: dict[tuple[int, str], pb.Checkpoint] = {}
         self._news = asyncio.Event()
+        self._agreement = Agreement()
         seat.watcher.checkpoint_callbacks.append(self._hear)
 
     def _hear(self, save: pb.Checkpoint) -> None:
@@ -98,54 +102,100 @@ class Trainer:
         point = self.client.restore_point
         step = point.step if point is not None else 0
         self.bound = False
-        if self._history.judge.saves_first:
+        stops = self._history.judge.saves_first
+        if stops:
             await self.barrier(BEGIN_BARRIER)
         self.bound = True
-        while True:
-            step += 1
-            await asyncio.sleep(self._rng.uniform(0.6, 1.6))
-            self.client.progress(step, "step")
-            self._hold(step)
-            save = b":save" if self._asked_to_save() else b""
-            brought = await self.barrier("step", f"{self.client.rank}:{step}".encode() + save)
-            if any(payload.endswith(b":save") for payload in brought.values()):
-                await self._save_and_wait(step)
-            if step % SUBSET_EVERY == 0:
-                await self._subset()
-            if step % PAIR_EVERY == 0:
-                await self._save_late(step)
-            elif step % SAVE_EVERY == 0:
-                await self._save(step)
-            self.steps += 1
+        self._agreement = Agreement(start=step, begun=step)
+        agreeing = asyncio.create_task(self._agree()) if stops else None
+        try:
+            await self._begin_step(step)
+            while True:
+                step += 1
+                await asyncio.sleep(self._rng.uniform(0.6, 1.6))
+                self.client.progress(step, "step")
+                self._hold(step)
+                await self.barrier("step", f"{self.client.rank}:{step}".encode())
+                await self._begin_step(step)
+                if step % SUBSET_EVERY == 0:
+                    await self._subset()
+                if step % PAIR_EVERY == 0 and not stops:
+                    await self._save_late(step)
+                elif step % SAVE_EVERY == 0:
+                    await self._save(step)
+                self.steps += 1
+        finally:
+            if agreeing is not None:
+                agreeing.cancel()
+                await asyncio.wait((agreeing,))
 
     def _hold(self, step: int) -> None:
         hold = hold_at(step, self.client.rank, self.client.world_size)
         if hold is not None or self.seat.save_hold is not None:
             self.client.hold_saves(hold)
 
-    # -- another world
+    # -- a planned stop
 
-    def _asked_to_save(self) -> bool:
+    def _notice(self) -> StopNotice | None:
+        """Return what the generation is asked to do."""
         update = self.seat.session.world
-        return (
-            update is not None
-            and update.HasField("notice")
-            and update.notice.action == STOP_ACTION_RESHAPE
-            and update.notice.generation == self.client.generation
-        )
+        if update is None or not update.HasField("notice"):
+            return None
+        mine = update.notice.generation == self.client.generation
+        return notice_record(update.notice) if mine else None
 
-    async def _save_and_wait(self, step: int) -> None:
-        """Save the step that all ranks are at, say so, and wait until the generation has ended."""
-        await self._save(step)
-        judge = self._history.judge
-        if (why := judge.reshapings.has_saved(self.client.generation, step)) is not None:
+    async def _agree(self) -> None:
+        """Once the generation is asked to stop, meet the other ranks until a step is agreed on."""
+        try:
+            while (notice := self._notice()) is None:  # noqa: ASYNC110  # a real rank has a callback
+                await asyncio.sleep(HEAR_S)
+            while self._agreement.decision is None:
+                await self._round(notice)
+        except StrataError:  # somebody has ended, or the generation has
+            self._agreement = self._agreement.released()
+        self._news.set()
+
+    async def _round(self, notice: StopNotice) -> None:
+        judge, size = self._history.judge, self.client.world_size
+        left_ms = self._rng.randrange(notice.grace_ms + 1) if notice.has_deadline else NO_LIMIT
+        mine = self._agreement.propose(cost_ms=self._rng.choice((0, 0, 500)), left_ms=left_ms)
+        proposals = await self.barrier(STOP_BARRIER, mine)
+        self._agreement, mine = self._agreement.answer(proposals, ranks=size)
+        answers = await self.barrier(STOP_BARRIER, mine)
+        self._agreement = self._agreement.conclude(answers, ranks=size)
+        self._news.set()
+        if self._agreement.decision is None:
+            judge.trace.count("rounds that came too late")
+        elif (why := judge.stops.decided(self.client.generation, self._agreement.decision)) is not None:
             judge.wrong(why)
-        await self.barrier(SAVED_BARRIER)
-        judge.trace.count("ranks that saved first")
+
+    async def _begin_step(self, completed: int) -> None:
+        """Begin the step after `completed`, once nothing is against it, or stop here."""
+        stops = self._history.judge.stops
         while True:
-            self.client.check()
-            self._news.clear()  # what other saves come to is nothing to wake for
-            await self._wait()
+            self._agreement, gate = self._agreement.begin(completed)
+            if gate is Gate.GO:
+                if (why := stops.begins(self.client.generation, completed + 1)) is not None:
+                    self._history.judge.wrong(why)
+                return
+            if gate is Gate.STOP:
+                await self._stop(completed)
+            await self._wait_on()
+
+    async def _stop(self, step: int) -> None:
+        """Save the step that all ranks stop at, unless none does, and stay until the agent ends this rank."""
+        judge = self._history.judge
+        if self._agreement.decision is not None and self._agreement.decision.save:
+            await self._save(step)
+        judge.trace.count("ranks that stopped at a common step")
+        judge.stops.stopped.add((self.client.generation, self.client.rank))
+        while True:
+            await self._wait_on()
+
+    async def _wait_on(self) -> None:
+        self.client.check()
+        self._news.clear()  # what other saves come to is nothing to wake for
+        await self._wait()
 
     # -- barriers
 

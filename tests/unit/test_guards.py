@@ -16,7 +16,7 @@ LIST = ROOT / "tests" / "guards.tsv"
 PLANTED = ROOT / "tests" / "planted"
 KINDS = {"planted", "model", "simulation", "schedule", "crash"}
 SUBJECTS = {"requests", "corruption", "liveness", "stop"}
-ROWS = 568
+ROWS = 582
 """Grows with the list. A smaller list has lost a guard: replace a guard by a successor instead."""
 OTHERS = {
     "abandoned-chunks-adopted": "how a world is written",

@@ -17,11 +17,11 @@ from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
+from strata.core.agreement import STOP_BARRIER
 from strata.core.checkpoints import decide_close
 from strata.core.housekeeping import first_seen
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys
-from strata.core.reshaping import SAVED_BARRIER
 from strata.core.stopping import revisions
 from strata.core.worlds import WorldPlan, needs_settling, plan_world
 from strata.observe import get_logger
@@ -43,7 +43,7 @@ class Worlds(JobController):
     name = "worlds"
     tick_s = TURN_S
     folders = FOLDERS
-    barriers = frozenset({SAVED_BARRIER})
+    barriers = frozenset({STOP_BARRIER})
     attempts = frozenset({"suspects"})
 
     def __init__(

@@ -145,7 +145,7 @@ class StrataRendezvous(RendezvousHandler):
         """Return above 0 once this generation has ended, by a loss or because others come; never raise."""
         if self._member.heeding:
             self._signals.take()
-        return 1 if self._member.outdated else 0
+        return 1 if self._member.must_restart else 0
 
     def is_closed(self) -> bool:
         """Tell whether the job has ended, for this attempt at it, or somebody closed it; never raise."""

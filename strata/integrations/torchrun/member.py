@@ -11,12 +11,13 @@ background loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from strata.agent import agent_state
 from strata.agent.environment import OURS, Place, rank_environment
-from strata.agent.notices import LATE_S, names
+from strata.agent.notices import LATE_S, LEAVE_S, asked_to_leave
 from strata.config.run import PROCESS
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import JobFailed, Refused, Unavailable
@@ -29,10 +30,9 @@ from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
     JOB_PHASE_FAILED,
-    STOP_ACTION_PREEMPT,
-    StopJobRequest,
     StopNotice,
 )
+from strata.wire.worlds import stop_message
 
 log = get_logger()
 
@@ -63,6 +63,8 @@ class AgentMember:
         self.stopped = False
         """Whether the workers that ended here for good had stopped as they were asked to: the job goes on."""
         self._leaving: asyncio.Task[None] | None = None
+        self._over_s = 0.0
+        """When the generation joined last was last known to go on."""
         self._address = ""
         self.place: Place | None = None
         """Where the workers of the generation joined last stand."""
@@ -72,15 +74,15 @@ class AgentMember:
     @property
     def outdated(self) -> bool:
         """Whether the workers of the generation joined last are to end. Any thread; never blocks."""
-        notice = self.asked_to_leave
-        return self._over or (notice is not None and not notice.grace_ms)
-
-    @property
-    def _over(self) -> bool:
-        """Whether the generation joined last has ended, or everything has."""
         if self._session.error is not None:
             return True
         return agent_state.is_over(self._session.world, self.place)
+
+    @property
+    def must_restart(self) -> bool:
+        """Whether the agent is to end the workers now; those that leave do it by themselves. Any thread; never blocks."""
+        leaves = self.asked_to_leave is not None and self.heeding and self._session.error is None
+        return self.outdated and not (leaves and time.monotonic() < self._over_s + LEAVE_S)
 
     @property
     def closed(self) -> bool:
@@ -99,7 +101,7 @@ class AgentMember:
     @property
     def asked_to_leave(self) -> StopNotice | None:
         """The notice by which this agent was asked to leave, if it was. Any thread; never blocks."""
-        return agent_state.asked_to_leave(self._session.world, self._settings.worker_id)
+        return asked_to_leave(self._session.world, self._settings.worker_id)
 
     @property
     def heeding(self) -> bool:
@@ -129,7 +131,7 @@ class AgentMember:
             self._handled = update.world.generation
             found = await self._meet(update, open_store)
             if found is not None:
-                self.place = found[0]
+                self.place, self._over_s = found[0], time.monotonic()
                 self._session.set_place(self.place)
                 return found
 
@@ -181,7 +183,7 @@ class AgentMember:
         """
         if failure is not None and self.place is not None:
             self.stopped = self._has_stopped(failure) or self.asked_to_leave is not None
-            if not self._over:
+            if not self.outdated:
                 self._report_end(self.place, failure)
         await self._session.agent.leave_once_told(
             "its workers are done" if self._finishing else "the agent ends"
@@ -190,10 +192,9 @@ class AgentMember:
     async def close(self) -> None:
         """Have every agent of the job leave, without a save; return once they are asked."""
         reason = f"closed by {self._settings.worker_id}"
-        request = StopJobRequest(
-            job=self._settings.run_id, action=STOP_ACTION_PREEMPT, reason=reason, now=True
+        await self._session.upward.call(
+            stop_message(self._settings.run_id, reason, grace_s=0.0), timeout_s=ASK_S
         )
-        await self._session.upward.call(request, timeout_s=ASK_S)
 
     def environment(self) -> dict[str, str]:
         """Return what workers find of Strata in their environment; the same for all of them."""
@@ -232,6 +233,8 @@ class AgentMember:
     def _leave_if_over(self) -> None:
         """An agent whose workers are done takes no part in a newer world: it cannot start them again."""
         update, place = self._session.world, self.place
+        if not agent_state.is_over(update, place):
+            self._over_s = time.monotonic()
         if not self._finishing or update is None or place is None or self._leaving is not None:
             return
         if update.world.generation != place.generation:
@@ -242,12 +245,11 @@ class AgentMember:
         if place is None:
             return
         self._handled = max(self._handled, place.generation)
-        if not self._over:
+        if not self.outdated:
             first = place.member.first_rank
-            told = failure or RankFailure(rank=first, code=1, reason="torchrun ended the workers")
-            if self.outdated:  # this agent was asked to end them at once
-                told = RankFailure(rank=first, code=PREEMPTED, reason="ended at once, as asked")
-            self._report_end(place, told)
+            self._report_end(
+                place, failure or RankFailure(rank=first, code=1, reason="torchrun ended the workers")
+            )
         self.place = None
         self._session.set_place(None)
 
@@ -256,8 +258,7 @@ class AgentMember:
         update = self._session.world
         if update is None or not update.HasField("notice"):
             return False
-        asked = names(update.notice, self._settings.worker_id)
-        return asked and (failure.code == PREEMPTED or failure.rank in self._session.workers.stopped)
+        return failure.code == PREEMPTED or failure.rank in self._session.workers.stopped
 
     def _report_end(self, place: Place, failure: RankFailure) -> None:
         """Tell how the workers of `place` ended, of which torchrun names the first."""

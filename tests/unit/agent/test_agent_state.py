@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from strata.agent.agent_state import asked_to_leave, is_over, lacks_members, waits_because
+from strata.agent.agent_state import is_over, lacks_members, waits_because
+from strata.agent.notices import asked_to_leave
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
@@ -13,6 +14,7 @@ from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
     STOP_ACTION_PREEMPT,
+    STOP_ACTION_SCALE,
     StopNotice,
 )
 from tests.unit.integrations.torchrun.places import place, update
@@ -74,6 +76,8 @@ def test_only_the_wait_for_others_counts(told: WorldUpdate | None, lacking: bool
         (StopNotice(generation=3, action=STOP_ACTION_PAUSE), False),
         (StopNotice(generation=3, action=STOP_ACTION_DRAIN, worker_ids=["b"]), False),
         (StopNotice(generation=3, action=STOP_ACTION_DRAIN, worker_ids=["b", "a"]), True),
+        (StopNotice(generation=3, action=STOP_ACTION_SCALE), False),
+        (StopNotice(generation=2, action=STOP_ACTION_PREEMPT), False),
     ],
 )
 def test_who_is_asked_to_leave(notice: StopNotice | None, asked: bool) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from strata.client.preemption import PreemptionPoint
+from strata.core.agreement import BEGIN_BARRIER
 from strata.errors import BarrierBroken, Unavailable
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_PREEMPT,
-    STOP_ACTION_RESHAPE,
     StopNotice,
 )
 
@@ -46,6 +46,7 @@ class Rank:
         self.ranks = ranks
         self.rank = rank
         self.heeds = False
+        self.begun = threading.Event()
         self.hears: Callable[[WorldUpdate], None] | None = None
 
     def heed_notices(self) -> None:
@@ -55,7 +56,13 @@ class Rank:
         self.hears = hears
         return lambda: setattr(self, "hears", None)
 
-    def barrier(self, name: str, payload: bytes, *, timeout_s: float) -> dict[int, bytes]:
+    def has_met(self, name: str) -> bool:
+        return False
+
+    def barrier(self, name: str, payload: bytes = b"", *, timeout_s: float = LIMIT_S) -> dict[int, bytes]:
+        if name == BEGIN_BARRIER:
+            self.begun.set()
+            return {}
         assert name.startswith("strata.")
         if self.ranks.broken:
             raise BarrierBroken("rank 1 died")
@@ -89,13 +96,13 @@ def test_all_ranks_stop_behind_the_same_step(seed: int) -> None:
         stopped = set(pool.map(train, range(3)))
     assert len(stopped) == 1
     assert ranks.each[0].heeds
+    assert ranks.each[0].begun.wait(LIMIT_S), "or the leader would end the generation at once"
 
 
 def test_a_notice_that_means_nobody_here_changes_nothing() -> None:
     (rank,) = Ranks(1).each
     point = PreemptionPoint(rank, storage_uri="x")
     assert not point.reached(1)
-    rank.hear(STOP_ACTION_RESHAPE)
     rank.hear(generation=6)
     assert not point.reached(2)
     rank.hear()

@@ -11,7 +11,7 @@ import pytest
 from strata.coordinator.controllers.jobs import EVERY_S, JobController
 from strata.coordinator.controllers.loop import drive
 from strata.coordinator.view.mirror import Mirror
-from strata.core.reshaping import BEGIN_BARRIER, SAVED_BARRIER
+from strata.core.agreement import BEGIN_BARRIER, STOP_BARRIER
 from strata.core.txn import Event, KeyValue, WatchBatch
 from strata.errors import NotLeader, Unavailable
 from strata.testing.memory_store import MemoryStore
@@ -197,7 +197,7 @@ JOB = KEYS.job("j")
 class Queue(JobController):
     name = "queue"
     folders = frozenset({"world"})
-    barriers = frozenset({SAVED_BARRIER})
+    barriers = frozenset({STOP_BARRIER})
     attempts = frozenset({"suspects"})
 
 
@@ -206,7 +206,7 @@ class Queue(JobController):
     [
         (JOB.head, True),
         (JOB.latest, False),
-        (JOB.barrier_floor(SAVED_BARRIER, 1), True),
+        (JOB.barrier_floor(STOP_BARRIER, 1), True),
         (JOB.barrier_floor(BEGIN_BARRIER, 1), False),
         (JOB.outcome("step", 1, 7), False),
         (JOB.checkpoint(20, 1), True),

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from strata.core.agreement import BEGIN_BARRIER
 from strata.core.housekeeping import KEPT_GENERATIONS
 from strata.core.ids import InstanceId
 from strata.core.job import JobView
@@ -19,6 +20,7 @@ from strata.testing.virtual_time import in_virtual_time
 from tests.not_none import not_none
 from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import JOB, KEYS, Cluster, Node, cluster, in_cluster
+from tests.unit.core.rig import release
 
 
 async def ready(nodes: list[Node]) -> None:
@@ -270,6 +272,7 @@ async def preempted(replicas: Cluster, node: Node) -> float:
     for worker in ("w0", "w1"):
         await replicas.register(node, worker, min_workers=2, max_workers=2)
     await replicas.generation(node, 1)
+    replicas.store.execute(release(JOB, BEGIN_BARRIER))
     request = StopRequest(action=StopAction.PREEMPT, grace_ms=int(1000 * GRACE_S))
     await node.context.executor.settle(lambda view: decide_stop(JobView(view, JOB), request))
     return now()

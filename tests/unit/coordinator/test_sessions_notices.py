@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from strata.core.agreement import BEGIN_BARRIER
 from strata.v1 import worlds_pb2
 from strata.v1.session_pb2 import Leave, RankExit, WorldUpdate
 from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, in_world
+from tests.unit.core.rig import release
 
 PREEMPT, PAUSE, DRAIN = (
     worlds_pb2.STOP_ACTION_PREEMPT,
     worlds_pb2.STOP_ACTION_PAUSE,
     worlds_pb2.STOP_ACTION_DRAIN,
 )
+
+
+def begun(c: Cluster) -> None:
+    """Have the ranks met before their first step: else nobody waits for them."""
+    c.store.execute(release(JOB, BEGIN_BARRIER))
 
 
 async def asks(member: Member, action: int, **more: Any) -> worlds_pb2.StopNotice:
@@ -42,6 +49,7 @@ async def stops(member: Member, rank: int, *, generation: int = 1) -> None:
 async def test_everybody_who_is_meant_hears_of_a_preemption_and_nobody_else(
     c: Cluster, members: list[Member]
 ) -> None:
+    begun(c)
     standby = await c.member("w8").connect("r1")
     notice = await asks(members[1], PREEMPT)
     assert (notice.generation, notice.action, notice.grace_ms) == (1, PREEMPT, 5000)
@@ -77,6 +85,7 @@ async def test_a_drain_is_told_to_all_who_have_a_rank_and_later_to_those_who_sha
 ) -> None:
     standby = await c.member("w8").connect("r1")
     await standby.world()
+    begun(c)
     await asks(members[0], DRAIN, worker_ids=[members[2].worker])
     for member in members:
         assert list((await told(member)).notice.worker_ids) == [members[2].worker]
@@ -94,6 +103,7 @@ async def test_a_drain_is_told_to_all_who_have_a_rank_and_later_to_those_who_sha
 async def test_a_paused_job_is_told_to_all_and_asks_nobody_to_leave(
     c: Cluster, members: list[Member]
 ) -> None:
+    begun(c)
     await asks(members[0], PAUSE)
     for rank, member in enumerate(members):
         assert (await told(member)).notice.action == PAUSE

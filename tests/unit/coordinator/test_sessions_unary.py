@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from strata.coordinator.calls.barriers import WAIT_S
+from strata.core.agreement import BEGIN_BARRIER
 from strata.core.job import JobView
 from strata.core.view import View
 from strata.errors import (
@@ -30,6 +31,7 @@ from tests.not_none import not_none
 from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster, in_cluster
 from tests.unit.coordinator.unary_client import Client, registered
+from tests.unit.core.rig import release
 
 DETECT_S = 5.0
 
@@ -443,6 +445,7 @@ async def test_a_heartbeat_tells_of_a_notice_and_of_the_pause_that_follows_it(
     c: Cluster, client: Client
 ) -> None:
     await c["r1"].see(lambda view: view.get(JOB.head) is not None)
+    c.store.execute(release(JOB, BEGIN_BARRIER))
     placed = await client.heartbeat("r1")
     assert (placed.place.worker_id, placed.world.generation, placed.HasField("notice")) == ("w0", 1, False)
     stop = worlds_pb2.StopJobRequest(

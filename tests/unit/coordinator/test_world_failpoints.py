@@ -14,6 +14,7 @@ from functools import partial
 import pytest
 
 from strata.core import chunks
+from strata.core.agreement import BEGIN_BARRIER
 from strata.core.ids import AttemptId, WorkerId
 from strata.core.invariants import check
 from strata.core.job import JobView
@@ -42,6 +43,7 @@ from strata.testing.network import PROMPT, Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from tests.not_none import not_none
 from tests.unit.coordinator.serving_rig import JOB, KEYS, Cluster, Node, cluster
+from tests.unit.core.rig import release
 
 MODES = ("unsent", "unanswered", "late")
 LATE_S = 15.0
@@ -148,6 +150,7 @@ class Play:
         )
 
     async def stop(self, action: StopAction, *workers: str) -> None:
+        self.fleet.store.execute(release(JOB, BEGIN_BARRIER))  # or they would not be waited for
         request = StopRequest(action=action, reason="asked", workers=tuple(map(WorkerId, workers)))
         await self.settle(lambda job: decide_stop(job, request))
 

@@ -6,14 +6,16 @@ An `Observer` is somebody with a view of their own, which may lag.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from strata.core import invariants, stopping
+from strata.core.agreement import STOP_BARRIER, Agreement, Verdict
 from strata.core.checkpoint_attempt import Author
 from strata.core.ids import BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys
+from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.members import decide_leave, decide_register
 from strata.core.records import (
     BarrierFloor,
@@ -23,10 +25,11 @@ from strata.core.records import (
     Leader,
     Replica,
     Worker,
+    b64,
     encode,
 )
 from strata.core.registration import Registration
-from strata.core.txn import Decision, Delete, Put, Range, Txn, TxnResult, prefix_end
+from strata.core.txn import Decision, Delete, Operation, Put, Range, Txn, TxnResult, prefix_end
 from strata.core.view import View
 from strata.core.worlds import WorldPlan, plan_world
 from strata.testing import txn_limits
@@ -179,13 +182,43 @@ def leave(store: Store, worker: str) -> None:
     store.settle(lambda job: decide_leave(job, WorkerId(worker), held.create_revision))
 
 
-def released(store: Store, barrier: str, generation: int = 1) -> None:
-    """Leave what the release of a barrier at which all ranks have met leaves in the view."""
+def release(
+    job: JobKeys, barrier: str, generation: int = 1, *, round_: int = 1, brought: Mapping[int, bytes] = {}
+) -> Txn:
+    """Return a transaction that leaves what the release of a barrier leaves."""
     outcome = BarrierOutcome(
-        generation=generation, round=1, result=BarrierResult.RELEASED, digest="", reason="all arrived"
+        generation=generation,
+        round=round_,
+        result=BarrierResult.RELEASED,
+        digest="",
+        reason="all arrived",
+        payloads={str(rank): b64(data) for rank, data in brought.items()},
     )
-    store.put(JOB.outcome(barrier, generation, 1), outcome)
-    store.put(JOB.barrier_floor(barrier, generation), BarrierFloor(round=1))
+    operations: list[Operation] = [
+        Put(key=job.outcome(barrier, generation, round_), value=encode(outcome)),
+        Put(key=job.barrier_floor(barrier, generation), value=encode(BarrierFloor(round=round_))),
+    ]
+    if round_ > 1:
+        operations.append(Delete(key=job.outcome(barrier, generation, round_ - 1)))
+    return Txn(success=tuple(operations))
+
+
+def released(
+    store: Store, barrier: str, generation: int = 1, *, round_: int = 1, brought: Mapping[int, bytes] = {}
+) -> None:
+    """Leave what the release of a barrier at which all ranks have met leaves in the view."""
+    store.execute(release(JOB, barrier, generation, round_=round_, brought=brought))
+
+
+def agreed(store: Store, step: int, verdict: Verdict = Verdict.SAVE, *, past: Collection[int] = ()) -> None:
+    """Leave what the ranks' meetings leave when they agree on a step to stop at; the ranks in `past` were past it."""
+    head = not_none(store.live.head()).record
+    proposals = {rank: Agreement(begun=step).propose() for rank in range(head.size)}
+    answers = {
+        rank: json.dumps([2, "a", 0, step, int(rank not in past), verdict]).encode() for rank in proposals
+    }
+    released(store, STOP_BARRIER, head.generation, round_=1, brought=proposals)
+    released(store, STOP_BARRIER, head.generation, round_=2, brought=answers)
 
 
 def plan(store: Store, epoch: int, *, settled: bool = False, asked_s: float = 0.0) -> WorldPlan:

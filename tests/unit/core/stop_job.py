@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from strata.core.agreement import BEGIN_BARRIER, Verdict
 from strata.core.ids import WorkerId
 from strata.core.members import decide_rank_exit
 from strata.core.records import StopAction, StopNotice, WorldHead
 from strata.core.stopping import DEFAULT_GRACE_MS, StopRequest, decide_stop
 from strata.core.txn import Decision
 from tests.not_none import not_none
-from tests.unit.core.rig import Store, carry_out, lead, leave, register
+from tests.unit.core.rig import Store, agreed, carry_out, lead, leave, register, released
 
 PREEMPT, PAUSE, DRAIN = StopAction.PREEMPT, StopAction.PAUSE, StopAction.DRAIN
 GRACE_S = DEFAULT_GRACE_MS / 1000
@@ -26,6 +27,16 @@ class Job:
         for index in range(members):
             self.join(f"w{index}")
         self.go(settled=True)
+        if self.store.live.world() is not None:
+            self.begun()
+
+    def begun(self) -> None:
+        """Have the ranks of the current generation meet before their first step."""
+        released(self.store, BEGIN_BARRIER, self.head.generation)
+
+    def agree(self, step: int, verdict: Verdict = Verdict.SAVE) -> None:
+        """Have the ranks of the current generation agree on a step to stop at."""
+        agreed(self.store, step, verdict)
 
     def join(self, name: str) -> None:
         register(self.store, name, slots=2, **self.spec)

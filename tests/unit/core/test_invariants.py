@@ -319,13 +319,13 @@ CASES: dict[str, tuple[Doctor, str]] = {
         ),
         "which were asked to leave",
     ),
-    "asked to leave by a pause": (
+    "asked to leave by a scale": (
         lambda s: s.change(
             JOB.head,
             WorldHead,
-            asked=(Asked(notice=StopNotice(action=StopAction.PAUSE, reason=""), revision=1, written=1),),
+            asked=(Asked(notice=StopNotice(action=StopAction.SCALE, reason=""), revision=1, written=1),),
         ),
-        "asked to leave by a pause",
+        "by a notice that has nobody leave",
     ),
     "history of the future": (
         lambda s: s.put(JOB.history_of(3), s.job().history()[-1].record),

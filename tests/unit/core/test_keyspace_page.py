@@ -50,6 +50,7 @@ EXAMPLES: dict[str, Any] = {
         chunks=1,
         began=True,
         restore=r.RestorePoint(step=120, attempt=ATTEMPT, record_generation=2),
+        newcomers=(r.Newcomer(worker=WorkerId("node-3"), crashes=1, revision=91),),
     ),
     JOB.members_chunk(3, 42, 0): r.MembersChunk(
         members=(
@@ -63,7 +64,6 @@ EXAMPLES: dict[str, Any] = {
     JOB.notice(3): r.StopNotice(
         action=r.StopAction.DRAIN, reason="its fan is broken", workers=(W1,), grace_ms=60_000
     ),
-    JOB.reshape(3): r.Reshape(epoch=42, reason="1 more members have settled", grace_ms=60_000),
     JOB.stopped_rank(3, 8): r.RankStopped(worker=W1),
     JOB.history_of(3): r.GenerationRecord(
         epoch=42,
@@ -183,7 +183,7 @@ def test_every_example_is_read_back(key: str) -> None:
 
 def test_no_record_is_left_out() -> None:
     written = {type(record) for record in EXAMPLES.values()}
-    inner = {r.Member, r.Command, r.RestorePoint, r.Asked, r.Spent, r.Tier, r.Origin, c.Keep}
+    inner = {r.Member, r.Newcomer, r.Command, r.RestorePoint, r.Asked, r.Spent, r.Tier, r.Origin, c.Keep}
     every = {
         cls
         for module in (r, c)
@@ -225,7 +225,6 @@ def _made_by(name: str) -> list[str]:
         "done_rank": (3, 0),
         "stopped_rank": (3, 8),
         "notice": (3,),
-        "reshape": (3,),
         "history_of": (3,),
         "restored": (3,),
         "outcome": ("step-140", 3, 7),

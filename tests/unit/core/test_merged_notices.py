@@ -8,8 +8,9 @@ import pytest
 
 from strata.core.ids import WorkerId
 from strata.core.job_requests import decide_resume
+from strata.core.notices import MAX_NAMED
 from strata.core.records import Phase
-from strata.core.stopping import LATE_S, MAX_NAMED, StopRequest, decide_stop, next_deadline_s
+from strata.core.stopping import LATE_S, StopRequest, decide_stop, next_deadline_s
 from strata.errors import Refused
 from tests.not_none import not_none
 from tests.unit.core.rig import Observer, plan, world_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core.reshaping import BEGIN_BARRIER
+from strata.core.agreement import BEGIN_BARRIER
 from strata.core.spent import SPENT_S
 from strata.core.stopping import next_deadline_s, revisions
 from strata.core.worlds import needs_settling

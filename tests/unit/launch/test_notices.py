@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 
 from strata.agent import core
-from strata.agent.notices import leaves, notice_for
 from strata.core.exit_codes import DO_NOT_REQUEUE
 from strata.errors import Unavailable
+from strata.launch import stopping
 from strata.launch.stopping import StopRequest
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
     JOB_PHASE_FAILED,
+    JOB_PHASE_PAUSED,
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
     STOP_ACTION_PREEMPT,
-    STOP_ACTION_RESHAPE,
+    STOP_ACTION_SCALE,
     StopJobRequest,
     StopJobResponse,
     StopNotice,
@@ -79,26 +80,37 @@ async def test_ranks_that_heed_it_stop_by_themselves_and_the_member_leaves_with_
         assert it.upstream.left.get_nowait() == "a test asks"
 
 
-async def test_a_paused_member_stays_and_takes_part_again(stopped: Any) -> None:
-    async with stage(*OBEDIENT) as it:
-        await told(it, action=STOP_ACTION_PAUSE)
-        await stopped()
-        assert (await it.upstream.exits.get()).code == 75
-        waiting = update(2, first_rank=None)
-        waiting.world.forming = True
-        it.supervisor.on_world(waiting)
+@pytest.mark.parametrize("action", [STOP_ACTION_PAUSE, STOP_ACTION_SCALE])
+async def test_ranks_that_stay_wait_until_the_next_world_ends_them(action: Any) -> None:
+    async with stage(*FOREVER) as it:
+        await told(it, action=action)
+        if action == STOP_ACTION_PAUSE:
+            waiting = update(2, first_rank=None, phase=JOB_PHASE_PAUSED)
+            waiting.world.forming = True
+            it.supervisor.on_world(waiting)
         assert (await it.enter(update(3))).generation == 3
         assert it.upstream.left.empty()
+        assert it.upstream.exits.empty()
 
 
-async def test_a_signal_while_ranks_are_being_paused_is_not_forgotten(stopped: Any) -> None:
-    async with stage(*OBEDIENT) as it:
+async def test_a_signal_while_ranks_wait_for_the_next_world_is_heard() -> None:
+    async with stage(*FOREVER) as it:
         await told(it, action=STOP_ACTION_PAUSE)
-        await asyncio.sleep(0)  # it waits for the rank now
+        await asyncio.sleep(0)
         it.supervisor.ask_to_stop(INT)
+        assert await it.done == 128 + INT
+
+
+async def test_ranks_that_leave_end_by_themselves_though_the_next_world_is_there(stopped: Any) -> None:
+    """It follows as soon as their step is saved."""
+    async with stage(*OBEDIENT) as it:
+        await told(it)
+        await asyncio.sleep(0)
+        it.supervisor.on_world(update(2, first_rank=None, notice=notice(generation=2)))
         await asyncio.sleep(0)
         await stopped()
-        assert await it.done == 128 + INT
+        assert await it.done == 75
+        assert it.upstream.exits.get_nowait() == Exit(1, 0, 75, "exited with 75")
 
 
 async def test_only_who_is_named_is_drained(stopped: Any) -> None:
@@ -126,10 +138,14 @@ async def test_who_does_not_stop_in_time_is_ended_and_counts_as_stopped(heeds: b
         assert (exit_.code, exit_.reason) == (75, "ended without a common step: a test asks")
 
 
-async def test_a_notice_that_becomes_urgent_is_obeyed_at_once() -> None:
+async def test_ranks_that_do_not_leave_are_ended_soon_after_their_generation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stopping, "LEAVE_S", 0.01)
     async with stage(*FOREVER) as it:
         await told(it, grace_s=1000)
-        it.supervisor.on_world(update(1, revision=102, notice=notice(grace_s=0)))
+        await asyncio.sleep(0)
+        it.supervisor.on_world(update(2, first_rank=None, notice=notice(generation=2)))
         assert await it.done == 75
 
 
@@ -318,15 +334,6 @@ async def test_ranks_that_never_heed_end_as_the_signal_says() -> None:
         assert it.upstream.calls.empty()
 
 
-async def test_a_world_of_another_size_is_the_ranks_affair(stopped: Any) -> None:
-    """They wait for it by themselves: their processes live until it is there."""
-    async with stage(*OBEDIENT) as it:
-        await told(it, action=STOP_ACTION_RESHAPE)
-        assert (await it.enter(update(2))).generation == 2
-        assert it.upstream.exits.empty()
-        await stopped()
-
-
 async def test_without_a_notice_the_signal_is_handed_on() -> None:
     async with stage(*FOREVER) as it:
         _, answer = await signalled(it, TERM)
@@ -417,36 +424,3 @@ def test_a_scheduler_that_warned_and_then_means_it_is_not_impatient(
     for number in numbers:
         request.ask(number)
     assert (request.number, request.urgent.is_set()) == (numbers[0], urgent)
-
-
-# -- whom a notice means ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("action", "workers", "placed", "means"),
-    [
-        (STOP_ACTION_PREEMPT, (), True, True),
-        (STOP_ACTION_PAUSE, (), True, True),
-        (STOP_ACTION_PREEMPT, (), False, True),
-        (STOP_ACTION_DRAIN, ("w",), True, True),
-        (STOP_ACTION_DRAIN, ("w",), False, True),
-        (STOP_ACTION_DRAIN, ("v",), True, False),
-        (STOP_ACTION_RESHAPE, (), True, False),
-    ],
-)
-def test_whom_a_notice_means(action: Any, workers: tuple[str, ...], placed: bool, means: bool) -> None:
-    told = update(1, first_rank=0 if placed else None, notice=notice(action, workers=workers))
-    assert (notice_for(told, "w") is not None) is means
-
-
-def test_a_notice_of_another_generation_means_nobody() -> None:
-    assert notice_for(update(2, notice=notice()), "w") is None
-    assert notice_for(update(2), "w") is None
-
-
-def test_who_is_paused_stays() -> None:
-    assert [leaves(notice(a)) for a in (STOP_ACTION_PREEMPT, STOP_ACTION_PAUSE, STOP_ACTION_DRAIN)] == [
-        True,
-        False,
-        True,
-    ]

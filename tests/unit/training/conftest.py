@@ -46,6 +46,12 @@ def workers_of_a_fork_server() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def nobody_leaves_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no rank that a test left behind end pytest's process once its grace is over."""
+    monkeypatch.setattr("strata.training.stopping.exit_preempted", lambda: None)
+
+
+@pytest.fixture(autouse=True)
 def signals_are_given_back() -> Iterator[None]:
     """Fail a test that leaves a handler of a preemption signal: a later test's second signal ends pytest's process."""
     before = [signal.getsignal(number) for number in PREEMPT_SIGNALS]

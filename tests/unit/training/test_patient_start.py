@@ -24,7 +24,7 @@ from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PREEMPT,
-    STOP_ACTION_RESHAPE,
+    STOP_ACTION_SCALE,
     StopAction,
     StopJobRequest,
     StopJobResponse,
@@ -191,7 +191,7 @@ def test_alone_it_waits_and_leaves_with_75_as_well() -> None:
         (STOP_ACTION_PREEMPT, False, True),
         (STOP_ACTION_DRAIN, False, True),
         (STOP_ACTION_DRAIN, True, False),
-        (STOP_ACTION_RESHAPE, False, False),
+        (STOP_ACTION_SCALE, False, False),
     ],
 )
 def test_who_is_asked_to_leave_waits_no_longer(

@@ -19,11 +19,12 @@ from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
     STOP_ACTION_PREEMPT,
-    STOP_ACTION_RESHAPE,
+    STOP_ACTION_SCALE,
     StopJobRequest,
     StopJobResponse,
     StopNotice,
 )
+from strata.wire.worlds import notice_record
 from tests.unit.training.room import LIMIT_S, Room, RoomRank
 
 TERM = int(signal.SIGTERM)
@@ -99,7 +100,7 @@ def test_a_signal_asks_for_all_or_for_this_member(
     assert (request.job, request.action, list(request.worker_ids)) == ("j", action, named)
     assert (request.generation, request.grace_ms) == (1, 12_000)
     assert request.reason == "SIGTERM to rank 1 on w1"
-    assert it._stopper.notice == notice(), "the answer is enough to begin"
+    assert it._stopper._notice == notice_record(notice()), "the answer is enough to begin"
 
 
 @pytest.mark.parametrize("answer", [None, Refused("generation 1 has ended"), notice(generation=2)])
@@ -119,7 +120,7 @@ def test_who_hears_a_signal_while_others_are_drained_asks_for_itself(room: Room,
     room.notice(STOP_ACTION_DRAIN, workers=["w0"])
     assert it._signalled(TERM)
     assert len(peers.requests) == 1
-    assert it._stopper.notice == peers.answer
+    assert it._stopper._notice == notice_record(peers.answer)
 
 
 def test_who_has_less_time_than_was_said_says_so(room: Room) -> None:
@@ -147,19 +148,20 @@ def test_a_lone_member_leaves_by_itself_when_its_generation_ends_first(room: Roo
 def test_who_was_asked_already_asks_nobody(room: Room) -> None:
     peers = Asking(room, 0)
     it = preemption(peers)
-    room.notice(STOP_ACTION_PAUSE, grace_s=12.0)
+    room.notice(STOP_ACTION_PREEMPT, grace_s=12.0)
     assert it._signalled(TERM)
     assert peers.requests == []
 
 
-def test_a_world_of_another_size_that_is_to_follow_is_no_answer_to_a_signal(room: Room) -> None:
+@pytest.mark.parametrize("action", [STOP_ACTION_SCALE, STOP_ACTION_PAUSE])
+def test_a_stop_at_which_nobody_leaves_is_no_answer_to_a_signal(action: Any, room: Room) -> None:
     peers = Asking(room, 0)
     peers.answer = notice()
     it = preemption(peers)
-    room.notice(STOP_ACTION_RESHAPE)
+    room.notice(action)
     assert it._signalled(TERM)
     assert len(peers.requests) == 1
-    assert it._stopper.notice == notice()
+    assert it._stopper._notice == notice_record(notice())
 
 
 def test_a_rank_that_is_ended_with_its_generation_says_nothing_of_a_preemption(

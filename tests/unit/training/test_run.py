@@ -7,7 +7,6 @@ import os
 import random
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 import strata
 from strata.client.checkpoints import CheckpointManager
-from strata.errors import BarrierTimeout, CheckpointError, ConfigError, InvalidArgument
+from strata.errors import BarrierTimeout, CheckpointError, ConfigError, InvalidArgument, Unavailable
 from strata.training.peers import Alone
 from strata.training.state import Position
 from tests.unit.training.making import make_run
@@ -324,7 +323,7 @@ def test_what_failed_before_does_not_keep_the_last_step_from_being_saved(
         assert failed.staged
     else:
         monkeypatch.setattr(run.checkpoints._tiers, "check_for_errors", failing)
-    info = run.save_within(20.0)
+    info = run.save_common(over=lambda: False)
     assert info is not None
     assert info.wait(20).committed
     run.abandon("the end", code=0)
@@ -332,41 +331,21 @@ def test_what_failed_before_does_not_keep_the_last_step_from_being_saved(
     assert told == (what == "a save"), "which the last save does not hide"
 
 
-def test_a_step_whose_due_save_failed_is_not_taken_for_saved(
+def test_the_common_save_waits_for_all_and_those_in_flight_unless_it_is_over_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run(Alone(world_size=1), tmp_path, state={"w": np.zeros(4)}, wait_s=1.0)
-    assert run.save_within(20.0) is None, "a training that has just begun has nothing to save"
-    save_state = run.checkpoints.save_state
-
-    def failing(*_: Any) -> None:
-        raise CheckpointError("the disk is full")
-
-    monkeypatch.setattr(
-        run.checkpoints, "save_state", lambda state, **more: save_state(state, progress=failing, **more)
-    )
-    run.step_done()
-    run.save()
-    with pytest.raises(CheckpointError, match="the disk is full"):
-        run.save_within(20.0)
-    run.abandon("the end", code=0)
-
-
-def test_the_ranks_meet_in_what_the_saves_in_flight_have_left_of_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peers, now_s = Timed(), [100.0]
+    peers = Timed()
     run = make_run(peers, tmp_path, state={}, wait_s=1.0)
+    assert run.save_common(over=lambda: False) is None, "a training that has just begun has nothing to save"
     run.step_done()
-    run._clock = replace(run._clock, monotonic_s=lambda: now_s[0])
-
-    def settle(timeout_s: float) -> None:
-        assert timeout_s == 5.0
-        now_s[0] += 3.0
-
-    monkeypatch.setattr(run.checkpoints, "settle", settle)
-    assert run.save_within(5.0) is not None
-    assert peers.given_s[-1] == 2.0
+    assert run.save_common(over=lambda: False) is not None
+    assert peers.given_s[-1] is None, "no rank gives up by itself"
+    run.step_done()
+    hangs = threading.Event()
+    monkeypatch.setattr(run.checkpoints, "settle", hangs.wait)
+    with pytest.raises(Unavailable, match="saves in flight"):
+        run.save_common(over=lambda: True)
+    hangs.set()
     run.abandon("the end", code=0)
 
 

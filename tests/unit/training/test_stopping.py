@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strata.checkpoint.handle import CheckpointInfo
+from strata.core.agreement import STOP_BARRIER, Agreement
 from strata.errors import Preempted, StaleGeneration
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
     STOP_ACTION_PREEMPT,
-    STOP_ACTION_RESHAPE,
+    STOP_ACTION_SCALE,
     StopNotice,
 )
 from tests.unit.training.room import LIMIT_S, Room
-from tests.unit.training.trainers import Trainer, joined, saved_together, training
+from tests.unit.training.trainers import Trainer, decided, holding, in_first_step, joined, proposes, training
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +29,10 @@ def _told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="strata.training")
 
 
-@pytest.mark.parametrize("action", [STOP_ACTION_PREEMPT, STOP_ACTION_PAUSE])
-def test_all_ranks_stop_after_one_step_save_it_and_leave_with_75(action: Any, tmp_path: Path) -> None:
+def test_all_ranks_stop_after_one_step_save_it_and_leave_with_75(tmp_path: Path) -> None:
     room = Room(3)
     trainers, _ = training(room, tmp_path)
-    room.notice(action)
+    room.notice(STOP_ACTION_PREEMPT)
     steps = {trainer.run_.step for trainer in joined(trainers)}
     assert len(steps) == 1
     step = steps.pop()
@@ -77,7 +78,7 @@ def test_a_rank_that_hears_late_stops_where_the_others_do(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("grace_s", "cost_s", "said"),
-    [(30.0, 31.0, "a save takes about 31.0 s, and 30.0 s are left"), (0.0, 0.0, "no time is left to save")],
+    [(30.0, 31.0, "a save takes longer than the time that is left")],
 )
 def test_a_save_that_cannot_be_done_in_time_is_skipped_aloud(
     grace_s: float, cost_s: float, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -91,17 +92,27 @@ def test_a_save_that_cannot_be_done_in_time_is_skipped_aloud(
         assert f"THE SAVE OF STEP {trainer.run_.step} IS SKIPPED: {said}" in caplog.text
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 2
+    assert room.rounds.keys() & {("strata.save", 1)} == set(), "none of them comes to a save"
 
 
-def test_all_skip_the_save_that_one_has_no_time_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "brings", [{"left_ms": 4000, "cost_ms": 5000}, {"can_save": False}], ids=["no time", "it cannot"]
+)
+def test_all_skip_the_save_that_one_cannot_make(brings: Any, tmp_path: Path) -> None:
+    """It may be one that all gather in: a rank that skipped it alone would leave the others hanging."""
     room = Room(2)
-    room.deaf = {0}
-    trainers, _ = training(room, tmp_path)
-    notice = room.notice(STOP_ACTION_PREEMPT, grace_s=10.0)
-    trainers[1].clock_s = 11.0
-    room.hear(0, notice)
-    joined(trainers)
-    assert [trainer.saved() for trainer in trainers] == [[], []]
+    trainer, end = in_first_step(room, tmp_path)
+    room.notice(STOP_ACTION_DRAIN, workers=["w1"], grace_s=1000.0)
+    other, agreement = room.rank(1), Agreement(begun=1)
+    _, answer = agreement.answer(other.barrier(STOP_BARRIER, agreement.propose(**brings)), ranks=2)
+    other.barrier(STOP_BARRIER, answer)
+    assert decided(trainer) == 1
+    end.set()
+    time.sleep(0.3)
+    room.next_world()
+    joined([trainer])
+    assert (trainer.run_.step, trainer.saved()) == (1, [])
+    assert ("strata.save", 1) not in room.rounds
 
 
 def test_a_save_that_does_not_commit_in_time_is_given_up(
@@ -109,24 +120,24 @@ def test_a_save_that_does_not_commit_in_time_is_given_up(
 ) -> None:
     """Its commit is held up until somebody gives it up: nobody but the stop does."""
     room = Room(1)
-    (trainer,) = trainers = [Trainer(room, 0, tmp_path)]
+    trainer, end = in_first_step(room, tmp_path)
 
     def held(info: CheckpointInfo) -> None:
+        trainer.clock_s = 30.0  # the grace is over
         assert info.cancelled.wait(LIMIT_S)
 
     save_state = trainer.run_.checkpoints.save_state
 
     def slow(state: Any, **more: Any) -> CheckpointInfo:
-        trainer.clock_s = 29.95  # the grace is nearly over
         return save_state(state, progress=held, **more)
 
     monkeypatch.setattr(trainer.run_.checkpoints, "save_state", slow)
-    trainer.start()
-    trainer.stopper.asked(room.notice(STOP_ACTION_PREEMPT, grace_s=30.0))
-    joined(trainers)
+    room.notice(STOP_ACTION_PREEMPT, grace_s=30.0)
+    end.set()
+    joined([trainer])
     assert isinstance(trainer.ended_by, Preempted)
     assert trainer.saved() == []
-    assert "IS SKIPPED: the save of step" in caplog.text
+    assert "IS SKIPPED: Unavailable: waiting for the save" in caplog.text
 
 
 def test_only_who_is_drained_leaves_and_the_others_wait_for_the_next_world(tmp_path: Path) -> None:
@@ -167,10 +178,10 @@ def test_who_is_drained_while_it_waits_for_the_next_world_leaves_as_well(tmp_pat
     [
         (STOP_ACTION_PREEMPT, [], 20.0, True),
         (STOP_ACTION_PREEMPT, [], 31.0, False),
-        (STOP_ACTION_PAUSE, [], 30.0, True),
+        (STOP_ACTION_PAUSE, [], 30.0, False),
         (STOP_ACTION_DRAIN, ["w0"], 30.0, True),
         (STOP_ACTION_DRAIN, ["w1"], 30.0, False),
-        (STOP_ACTION_RESHAPE, [], 30.0, False),
+        (STOP_ACTION_SCALE, [], 30.0, False),
     ],
 )
 def test_whether_a_notice_is_all_that_could_be_asked_for(
@@ -184,56 +195,90 @@ def test_whether_a_notice_is_all_that_could_be_asked_for(
     room.next_world()
 
 
-def test_before_a_world_of_another_size_all_save_and_wait_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("action", [STOP_ACTION_SCALE, STOP_ACTION_PAUSE])
+def test_ranks_that_stay_save_and_wait_in_place_for_the_next_world(action: Any, tmp_path: Path) -> None:
+    """An exit would be a failure to torchrun, and lose a process that restarts in place."""
     room = Room(3)
     trainers, _ = training(room, tmp_path)
-    room.notice(STOP_ACTION_RESHAPE)
-    assert saved_together(room)
+    room.notice(action)
+    step = decided(trainers[0])
+    assert saved_by_all(trainers, step)
     assert all(trainer.is_alive() for trainer in trainers)
     room.next_world()
-    steps = {trainer.run_.step for trainer in joined(trainers)}
-    assert len(steps) == 1
-    for trainer in trainers:
+    for trainer in joined(trainers):
         assert isinstance(trainer.ended_by, StaleGeneration)
-        assert trainer.saved() == list(steps)
+        assert (trainer.run_.step, trainer.saved()) == (step, [step])
         assert not trainer.stopper.leaving
 
 
-def test_that_nothing_could_be_saved_is_said_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The world that follows is not held up by a save that nobody makes."""
+def saved_by_all(trainers: list[Trainer], step: int) -> bool:
+    """Tell, once they have, that all ranks have saved that step, or that they never do."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        if all(trainer.saved() == [step] for trainer in trainers):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_save_before_another_world_has_all_the_time_it_takes(tmp_path: Path) -> None:
     room = Room(2)
-    trainers, _ = training(room, tmp_path, cost_s=61.0)
-    room.notice(STOP_ACTION_RESHAPE, grace_s=60.0)
-    assert saved_together(room)
+    trainers, _ = training(room, tmp_path, cost_s=600.0)
+    room.notice(STOP_ACTION_SCALE, grace_s=60.0)
+    trainers[0].clock_s = 100.0
+    assert saved_by_all(trainers, decided(trainers[0]))
     room.next_world()
-    assert [trainer.saved() for trainer in joined(trainers)] == [[], []]
-    assert "IS SKIPPED: a save takes about 61.0 s" in caplog.text
+    joined(trainers)
 
 
 @pytest.mark.parametrize("when", ["before the step", "after the save"])
-def test_who_is_preempted_while_a_world_is_to_follow_leaves(when: str, tmp_path: Path) -> None:
+def test_a_scale_notice_that_becomes_a_preemption_has_ranks_leave_where_they_agreed_to_stop(
+    when: str, tmp_path: Path
+) -> None:
     room = Room(2)
     trainers, _ = training(room, tmp_path)
-    room.notice(STOP_ACTION_RESHAPE)
+    room.notice(STOP_ACTION_SCALE)
     if when == "after the save":
-        assert saved_together(room)
+        assert saved_by_all(trainers, decided(trainers[0]))
     room.notice(STOP_ACTION_PREEMPT)
     for trainer in joined(trainers):
         assert isinstance(trainer.ended_by, Preempted)
-        assert trainer.saved() == [trainer.run_.step]
+        assert trainer.saved() == [trainer.run_.step] == [decided(trainers[0])]
         assert trainer.peers.left == (75, "a test asks")
 
 
-def test_data_that_ends_before_the_common_step_ends_the_training(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    room = Room(2)
-    trainers = [Trainer(room, n, tmp_path, steps=1) for n in range(2)]
+def test_a_rank_that_leaves_does_so_though_the_next_world_is_there_first(tmp_path: Path) -> None:
+    """The leader ends the generation at the commit."""
+    room = Room(1)
+    trainer = Trainer(room, 0, tmp_path)
+    save_common = trainer.run_.save_common
+
+    def superseded(**more: Any) -> Any:
+        info = save_common(**more)
+        assert info is not None
+        info.wait(LIMIT_S)
+        room.next_world()
+        return info
+
+    trainer.run_.save_common = superseded  # type: ignore[method-assign]  # to know when
     room.notice(STOP_ACTION_PREEMPT)
-    for trainer in trainers:
-        trainer.start()
-    for trainer in joined(trainers):
-        assert (trainer.ended_by, trainer.run_.step) == (None, 1)
+    trainer.start()
+    joined([trainer])
+    assert isinstance(trainer.ended_by, Preempted)
+
+
+def test_data_that_ends_before_the_common_step_ends_the_training(tmp_path: Path) -> None:
+    room = Room(2)
+    trainer, end = in_first_step(room, tmp_path, steps=2)
+    room.notice(STOP_ACTION_PREEMPT)
+    other = room.rank(1)
+    agreement = Agreement(begun=3)  # another one has more data than that
+    _, answer = agreement.answer(other.barrier(STOP_BARRIER, agreement.propose()), ranks=2)
+    other.barrier(STOP_BARRIER, answer)
+    assert decided(trainer) == 3
+    end.set()
+    joined([trainer])
+    assert (trainer.ended_by, trainer.run_.step) == (None, 2)
 
 
 def test_a_rank_that_dies_while_others_agree_lets_them_go_on(
@@ -249,22 +294,60 @@ def test_a_rank_that_dies_while_others_agree_lets_them_go_on(
     assert "no common step to stop at" in caplog.text
 
 
+@pytest.mark.parametrize("action", [STOP_ACTION_SCALE, STOP_ACTION_PREEMPT])
+def test_round_1_reaches_one_rank_only_and_the_other_holds_until_it_hears_it(
+    action: Any, tmp_path: Path
+) -> None:
+    """All coordinators are lost with the outcome on its way. However long that takes, no rank trains past the step."""
+    room = Room(2)
+    trainer, end = in_first_step(room, tmp_path)
+    room.notice(action, grace_s=1e6)
+    other, _, answer = proposes(room, 1)
+    step = holding(trainer)
+    end.set()
+    trainer.clock_s = 1e5
+    time.sleep(0.6)
+    assert (trainer.run_.step, trainer.run_.begun) == (step, step)
+    assert trainer.is_alive()
+    threading.Thread(target=other.barrier, args=(STOP_BARRIER, answer), daemon=True).start()
+    assert decided(trainer) == step
+    room.next_world()
+    joined([trainer])
+
+
 def test_who_holds_when_the_world_ends_is_told_so(tmp_path: Path) -> None:
     """It said "ok" and waits; the other one never answers, and the leader ends the generation."""
     room = Room(2)
-    trainer = Trainer(room, 0, tmp_path)
-    trainer.start()
-    room.notice(STOP_ACTION_PREEMPT)
-    room.rank(1).barrier("strata.stop", b'{"v":1,"attempt":1,"begun":0}')
-    with room.changed:
-        held = room.changed.wait_for(lambda: ("strata.stop", 2) in room.rounds, LIMIT_S)
-    assert held
-    if trainer.run_.step == trainer.stopper._agreement.hold:
-        assert trainer.is_alive()
+    trainer, end = in_first_step(room, tmp_path)
+    room.notice(STOP_ACTION_SCALE)
+    proposes(room, 1)
+    holding(trainer)
+    end.set()
     room.next_world()
     joined([trainer])
     assert isinstance(trainer.ended_by, StaleGeneration)
     assert trainer.overs == 1
+
+
+def test_a_step_that_is_longer_than_the_rounds_is_the_last_one(tmp_path: Path) -> None:
+    """SIGTERM with 30 s of grace, and steps of 12 s: there is no time for another one."""
+    room = Room(2)
+    begun, go_on = threading.Barrier(3), threading.Event()
+
+    def long_step(step: int) -> None:
+        begun.wait(LIMIT_S)
+        assert go_on.wait(LIMIT_S)
+
+    trainers = [Trainer(room, n, tmp_path, before_step=long_step) for n in range(2)]
+    for trainer in trainers:
+        trainer.start()
+    begun.wait(LIMIT_S)
+    room.notice(STOP_ACTION_PREEMPT, grace_s=30.0)
+    assert [decided(trainer) for trainer in trainers] == [1, 1]
+    go_on.set()
+    for trainer in joined(trainers):
+        assert isinstance(trainer.ended_by, Preempted)
+        assert (trainer.run_.step, trainer.saved()) == (1, [1])
 
 
 def test_a_notice_of_another_generation_is_nothing(tmp_path: Path) -> None:
@@ -274,4 +357,4 @@ def test_a_notice_of_another_generation_is_nothing(tmp_path: Path) -> None:
     room.notice(STOP_ACTION_PREEMPT)
     trainer.start()
     joined([trainer])
-    assert (trainer.ended_by, trainer.stopper.notice) == (None, None)
+    assert (trainer.ended_by, trainer.stopper._notice) == (None, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,27 @@ from typing import Any
 import pytest
 
 from strata.checkpoint.handle import CheckpointInfo
-from strata.core.reshaping import CLOSING_BARRIER
-from strata.errors import Preempted
+from strata.core.agreement import CLOSING_BARRIER
+from strata.errors import CheckpointAborted, Preempted, StaleGeneration
 from strata.training import saves
 from strata.training.alike import LOADER_BARRIER
 from strata.training.cadence import Pace, payload_of
-from strata.training.stopping import AGREE_BARRIER, SAVE_BARRIER
+from strata.training.stopping import HELD_S
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_PREEMPT,
-    STOP_ACTION_RESHAPE,
+    STOP_ACTION_SCALE,
 )
 from tests.unit.training.room import LIMIT_S, Room
-from tests.unit.training.trainers import LENGTH, Trainer, joined, others_agree, saved_together, training
+from tests.unit.training.trainers import (
+    LENGTH,
+    Trainer,
+    decided,
+    holding,
+    in_first_step,
+    joined,
+    others_agree,
+    proposes,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,85 +40,104 @@ def _told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="strata.training")
 
 
-@pytest.mark.parametrize("how", ["it is done", "nobody hears of it any more", "it never answers"])
-def test_who_waits_for_another_world_trains_on_when_none_follows(
-    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("agreed", [False, True])
+def test_who_is_to_leave_does_so_at_its_own_deadline_whoever_does_not_come(
+    agreed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A rank is done with its loop before the common step, or all coordinators are lost."""
+    """The others, or all coordinators, are gone: it holds for their answer, or waits for them at the save."""
     room = Room(2)
-    trainer = Trainer(room, 0, tmp_path, steps=3000, word_s=0.1)
-    room.notice(STOP_ACTION_RESHAPE, grace_s=0.5)
-    if how == "it never answers":
-        room.rank(1).barrier(AGREE_BARRIER, b'{"v":1,"attempt":1,"begun":0}')
-        with room.changed:
-            assert room.changed.wait_for(lambda: (AGREE_BARRIER, 2) in room.rounds, LIMIT_S)
-    else:
+    trainer, end = in_first_step(room, tmp_path)
+    room.notice(STOP_ACTION_PREEMPT, grace_s=30.0)
+    if agreed:
         others_agree(room, 1)
-        with trainer.stopper._changed:
-            assert trainer.stopper._changed.wait_for(lambda: trainer.stopper._agreement.agreed, LIMIT_S)
-    threading.Thread(target=room.rank(1).barrier, args=(LOADER_BARRIER, LENGTH), daemon=True).start()
-    trainer.start()
-    if how == "it is done":
-        room.leave(1)
-    joined([trainer])
-    assert (trainer.ended_by, trainer.run_.step) == (None, 3000)
-    assert "training goes on from step" in caplog.text
-
-
-def test_who_gave_up_waiting_is_asked_to_leave_all_the_same(tmp_path: Path) -> None:
-    """The ranks agree anew, for what was agreed before is over."""
-    room = Room(2)
-    trainers, _ = training(room, tmp_path, word_s=0.1)
-    room.notice(STOP_ACTION_RESHAPE, grace_s=0.0)
-    assert saved_together(room)
-    for trainer in trainers:
-        with trainer.stopper._changed:
-            given_up = trainer.stopper._changed.wait_for(
-                lambda it=trainer.stopper: it._agreement.agreed is None,  # type: ignore[misc]
-                LIMIT_S,
-            )
-            assert given_up
-    room.notice(STOP_ACTION_PREEMPT)
-    for trainer in joined(trainers):
-        assert isinstance(trainer.ended_by, Preempted)
-        assert trainer.saved()[-1:] == [trainer.run_.step]
-
-
-def test_who_is_asked_to_leave_just_as_it_gives_up_waiting_does_so(tmp_path: Path) -> None:
-    room = Room(1)
-    trainer = Trainer(room, 0, tmp_path, word_s=0.1)
-    has_to_leave = trainer.stopper._has_to_leave
-
-    def asked_then(step: int) -> bool:
-        leaves = has_to_leave(step)
-        if not leaves:
-            room.notice(STOP_ACTION_PREEMPT)
-        return leaves
-
-    trainer.stopper._has_to_leave = asked_then  # type: ignore[method-assign]  # to know when it gives up
-    room.notice(STOP_ACTION_RESHAPE)
-    trainer.start()
+        decided(trainer)
+    else:
+        proposes(room, 1)
+        holding(trainer)
+    end.set()
+    trainer.clock_s = 29.5
+    assert told(caplog, "the grace is nearly over")
+    assert trainer.is_alive()
+    trainer.clock_s = 30.0
     joined([trainer])
     assert isinstance(trainer.ended_by, Preempted)
-    assert trainer.saved()[-1:] == [trainer.run_.step]
-
-
-def test_ranks_that_do_not_come_to_the_save_in_time_are_waited_for_no_longer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One of them hangs after all had met at the common step."""
-    room = Room(2)
-    trainer = Trainer(room, 0, tmp_path, word_s=1.0)
-    room.notice(STOP_ACTION_PREEMPT, grace_s=1.0)
-    others_agree(room, 1)
-    left = b'{"v":1,"attempt":0,"left_ms":1000,"cost_ms":0}'
-    for barrier, payload in ((LOADER_BARRIER, LENGTH), (f"{SAVE_BARRIER}.1", left)):
-        threading.Thread(target=room.rank(1).barrier, args=(barrier, payload), daemon=True).start()
-    trainer.start()
-    joined([trainer])
-    assert isinstance(trainer.ended_by, Preempted)
-    assert f"THE SAVE OF STEP {trainer.run_.step} IS SKIPPED: strata.save: missing" in caplog.text
+    assert f"THE SAVE OF STEP {trainer.run_.step} IS SKIPPED" in caplog.text
     assert trainer.peers.left == (75, "a test asks")
+
+
+def test_a_process_whose_trainer_does_not_come_out_of_a_step_is_ended_soon_after_its_deadline(
+    tmp_path: Path,
+) -> None:
+    """It evaluates, or hangs in a collective with a rank that has left; it may have no agent that would end it."""
+    room = Room(1)
+    trainer, end = in_first_step(room, tmp_path)
+    room.notice(STOP_ACTION_PREEMPT, grace_s=30.0)
+    trainer.clock_s = 30.0 + HELD_S - 1.0
+    assert not trainer.left_now.wait(0.6)
+    trainer.clock_s = 30.0 + HELD_S
+    assert trainer.left_now.wait(LIMIT_S)
+    end.set()
+    joined([trainer])
+
+
+def told(caplog: pytest.LogCaptureFixture, text: str) -> bool:
+    deadline = time.monotonic() + LIMIT_S
+    while text not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return text in caplog.text
+
+
+def test_the_shorter_grace_of_a_wider_notice_holds(tmp_path: Path) -> None:
+    room = Room(2)
+    trainer, end = in_first_step(room, tmp_path)
+    room.notice(STOP_ACTION_SCALE, grace_s=60.0)
+    others_agree(room, 1)
+    decided(trainer)
+    end.set()
+    trainer.clock_s = 1000.0
+    room.notice(STOP_ACTION_PREEMPT, grace_s=600.0)
+    room.notice(STOP_ACTION_PREEMPT, grace_s=10.0)
+    time.sleep(0.3)
+    assert trainer.is_alive()
+    trainer.clock_s = 1010.0
+    joined([trainer])
+    assert isinstance(trainer.ended_by, Preempted)
+
+
+def test_a_save_that_fails_on_a_rank_that_stays_is_its_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the others need not wait for its part; a step that was given up is seen by the leader."""
+    room = Room(1)
+    trainer, end = in_first_step(room, tmp_path)
+
+    def fails(*arguments: Any, **more: Any) -> None:
+        raise MemoryError("out of pinned memory")
+
+    monkeypatch.setattr(trainer.run_.checkpoints, "save_state", fails)
+    room.notice(STOP_ACTION_SCALE)
+    end.set()
+    joined([trainer])
+    assert isinstance(trainer.ended_by, MemoryError)
+
+
+def test_a_step_that_is_given_up_has_who_stays_wait_for_the_next_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = Room(1)
+    trainer, end = in_first_step(room, tmp_path)
+
+    def aborted(*arguments: Any, **more: Any) -> None:
+        raise CheckpointAborted("another rank gave it up")
+
+    monkeypatch.setattr(trainer.run_.checkpoints, "save_state", aborted)
+    room.notice(STOP_ACTION_SCALE)
+    end.set()
+    assert told(caplog, "IS SKIPPED: another rank gave it up")
+    assert trainer.is_alive()
+    room.next_world()
+    joined([trainer])
+    assert isinstance(trainer.ended_by, StaleGeneration)
 
 
 def test_a_storage_that_hangs_holds_nobody_up(
@@ -127,10 +156,10 @@ def test_a_storage_that_hangs_holds_nobody_up(
             assert hangs.wait(LIMIT_S)
             trainer.run_.saves.plan = replace(trainer.run_.saves.plan, step=10**9)
             room.notice(STOP_ACTION_PREEMPT, grace_s=0.5)
-            with trainer.stopper._changed:
-                assert trainer.stopper._changed.wait_for(lambda: trainer.stopper._agreement.agreed, LIMIT_S)
+            decided(trainer)
+            threading.Timer(0.5, lambda: setattr(trainer, "clock_s", 1.0)).start()
 
-    trainer = Trainer(room, 0, tmp_path, word_s=1.0, save_every_steps=1, before_step=asked_in_the_second_step)
+    trainer = Trainer(room, 0, tmp_path, save_every_steps=1, before_step=asked_in_the_second_step)
     save_state = trainer.run_.checkpoints.save_state
     monkeypatch.setattr(
         trainer.run_.checkpoints, "save_state", lambda state, **more: save_state(state, progress=held, **more)
@@ -142,7 +171,7 @@ def test_a_storage_that_hangs_holds_nobody_up(
         over.set()
     assert isinstance(trainer.ended_by, Preempted)
     assert trainer.saved() == []
-    assert "IS SKIPPED: 1 saves are not done after" in caplog.text
+    assert "IS SKIPPED: Unavailable: saves in flight" in caplog.text
     assert trainer.peers.left == (75, "a test asks")
 
 
@@ -152,14 +181,15 @@ def test_whatever_a_save_fails_of_who_is_to_leave_leaves_with_75(
 ) -> None:
     """Of memory, say: the scheduler is to hear of the preemption all the same."""
     room = Room(1)
-    trainer = Trainer(room, 0, tmp_path)
+    trainer, end = in_first_step(room, tmp_path)
 
     def fails(*arguments: Any, **more: Any) -> None:
         raise MemoryError("out of pinned memory")
 
     monkeypatch.setattr(trainer.run_.checkpoints, act, fails)
     room.notice(STOP_ACTION_PREEMPT)
-    trainer.start()
+    decided(trainer)
+    end.set()
     joined([trainer])
     assert isinstance(trainer.ended_by, Preempted)
     assert trainer.peers.left == (75, "a test asks")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from strata.client.checkpoints import CheckpointManager
-from strata.core.agreement import MARGIN_STEPS
-from strata.core.reshaping import SAVED_BARRIER
-from strata.training.stopping import AGREE_BARRIER, Stopper
+from strata.core.agreement import STOP_BARRIER, Agreement
+from strata.training.alike import LOADER_BARRIER
+from strata.training.stopping import Stopper
 from tests.unit.training.making import make_run
 from tests.unit.training.room import LIMIT_S, Room, RoomRank
 
@@ -35,7 +33,6 @@ class Trainer(threading.Thread):
         cost_s: float = 0.0,
         before_step: Callable[[int], None] = lambda step: None,
         save_every_steps: int = 0,
-        word_s: float = LIMIT_S,
         closes: bool = False,
     ) -> None:
         super().__init__(daemon=True, name=f"rank {number}")
@@ -50,12 +47,13 @@ class Trainer(threading.Thread):
         )
         self.clock_s = 0.0
         self.overs = 0
+        self.left_now = threading.Event()
         self.stopper = Stopper(
             self.run_,
-            clock=lambda: self.clock_s + (time.monotonic() if word_s < LIMIT_S else 0.0),
+            clock=lambda: self.clock_s,
             save_cost_s=lambda: cost_s,
             over=self._over,
-            word_s=word_s,
+            leave_now=self.left_now.set,
         )
         self.run_.hooks.append(self.stopper)
         self._steps = steps
@@ -101,17 +99,47 @@ def training(room: Room, folder: Path, **options: Any) -> tuple[list[Trainer], t
     return trainers, met
 
 
-def saved_together(room: Room) -> bool:
-    """Tell, once they have, that all ranks said that they saved."""
-    with room.changed:
-        return room.changed.wait_for(
-            lambda: len(room.rounds.get((SAVED_BARRIER, 1), {})) == room.size, LIMIT_S
-        )
+def in_first_step(room: Room, folder: Path, **options: Any) -> tuple[Trainer, threading.Event]:
+    """Start rank 0 of a room without the others; return it in its first step, and what ends that."""
+    room.rounds[LOADER_BARRIER, 1] = dict.fromkeys(range(1, room.size), LENGTH)
+    begun, end = threading.Event(), threading.Event()
+
+    def first(step: int) -> None:
+        begun.set()
+        assert end.wait(LIMIT_S)
+
+    trainer = Trainer(room, 0, folder, before_step=first, **options)
+    trainer.start()
+    assert begun.wait(LIMIT_S)
+    return trainer, end
+
+
+def decided(trainer: Trainer) -> int:
+    """Return the step that this rank was told to stop after, once it is."""
+    stopper = trainer.stopper
+    with stopper._changed:
+        assert stopper._changed.wait_for(lambda: stopper._agreement.decision is not None, LIMIT_S)
+    assert stopper._agreement.decision is not None
+    return stopper._agreement.decision.step
+
+
+def holding(trainer: Trainer) -> int:
+    """Return the step at which this rank holds, once it does."""
+    stopper = trainer.stopper
+    with stopper._changed:
+        assert stopper._changed.wait_for(lambda: stopper._agreement.hold is not None, LIMIT_S)
+    assert stopper._agreement.hold is not None
+    return stopper._agreement.hold
+
+
+def proposes(room: Room, number: int) -> tuple[RoomRank, Agreement, bytes]:
+    """Play a rank that has not begun, and takes part in the proposals only; return what it would answer."""
+    other, agreement = room.rank(number), Agreement()
+    brought = other.barrier(STOP_BARRIER, agreement.propose())
+    return other, *agreement.answer(brought, ranks=room.size)
 
 
 def others_agree(room: Room, number: int) -> None:
     """Play a rank that says "ok" to the first step that is proposed."""
-    other = room.rank(number)
-    told = other.barrier(AGREE_BARRIER, b'{"v":1,"attempt":1,"begun":0}')
-    step = max(json.loads(data)["begun"] for data in told.values()) + MARGIN_STEPS
-    other.barrier(AGREE_BARRIER, json.dumps({"v": 1, "attempt": 1, "step": step, "ok": True}).encode())
+    other, _, answer = proposes(room, number)
+    other.barrier(STOP_BARRIER, answer)
