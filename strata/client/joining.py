@@ -138,7 +138,7 @@ class _Shared:
 
 
 _shared: Final[defaultdict[object, _Shared]] = defaultdict(_Shared)
-"""By the supervisor's socket; of a lone trainer by endpoints, job and worker id. A second session of the same would be
+"""By the agent's socket; of a standalone process by endpoints, job and worker id. A second session of the same would be
 refused by the first."""
 
 

@@ -7,7 +7,7 @@ Ranks hear of a notice at different moments, and one that saves alone waits for 
    told no about. From then on its training waits when it asks about the next one.
 3. All have arrived: the point is behind the highest of those steps, which nobody has passed.
 
-All of it belongs to one generation: in a newer one, which a lone trainer may rejoin, it begins anew.
+All of it belongs to one generation: in a newer one, which a standalone process may rejoin, it begins anew.
 """
 
 from __future__ import annotations

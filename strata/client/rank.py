@@ -1,8 +1,7 @@
 """`RankClient`: one rank's blocking view of its session. What `strata.connect()` returns.
 
-Inside `strata run` the rank attaches to its supervisor's socket, and its place is in the
-environment. Otherwise the process is a member of its own, with one rank, whose place the world
-gives. Both are used alike.
+Inside `strata run` the rank attaches to its agent's socket, and its place is in the environment. Otherwise it is a
+standalone process, whose agent is a member with one rank, and whose place the world gives. Both are used alike.
 """
 
 from __future__ import annotations
@@ -282,7 +281,7 @@ class RankClient:
     def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
         """Hand the error that ends this rank's session for good to `callback`, in the background thread, or at once.
 
-        It must not block nor raise. A standalone process has no agent whose end this could be, and is told nothing.
+        It must not block nor raise.
         """
         stop = _observe(self._seat.watcher.end_callbacks, callback)
         if (error := self._session.error) is not None:
@@ -317,7 +316,7 @@ class RankClient:
     def rejoin(self, *, timeout_s: float | None = None) -> None:
         """Become part of the newest world, once there is a newer one with a place for this member.
 
-        For a lone trainer that holds nothing of the old generation (no process group, no state of
+        For a standalone process that holds nothing of the old generation (no process group, no state of
         other ranks). Afterwards `rank`, `world_size`, `generation` and `restore_point` are new.
 
         It waits for that world, and logs a warning when it has to: call it after `StaleGeneration`.
@@ -378,7 +377,7 @@ class RankClient:
 
         Under `strata run` the supervisor learns from the process's own end how the rank fared; only that it
         stopped as it was asked to (75) is said here: the program may end with another code after that.
-        A lone trainer says it here: with code 0 its rank is done, with 75 it stopped as it was asked
+        A standalone process says it here: with code 0 its rank is done, with 75 it stopped as it was asked
         to; it waits a minute for coordinators that are away, or until somebody hurries. Otherwise, and when
         the process ends without this, the member leaves its world, which ends the generation for the others.
 

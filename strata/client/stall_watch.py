@@ -1,4 +1,4 @@
-"""The watch over ranks that live but do nothing: a supervisor's over its own, a lone trainer's over itself.
+"""The watch over ranks that live but do nothing: an agent's over its own.
 
 It hears what each rank says on its way up (`core.stalls` has the rules), adds how long steps take,
 and looks twice a second who is late, and who has stood still for too long. It tells of a late rank at once: an agent

@@ -31,7 +31,7 @@ class Role(StrEnum):
     COORDINATOR = "coordinator"
     """A replica: links to its peers, and relays what it has already checked."""
     MEMBER = "member"
-    """A supervisor or a lone trainer: acts for itself, in its jobs."""
+    """An agent: acts for itself, in its jobs."""
     OPERATOR = "operator"
     """A person or a program that administers: reads everything, changes what no member owns."""
     VIEWER = "viewer"

@@ -80,7 +80,7 @@ class Seldom:
 
 MOST_OPEN: Final[Mapping[str, int]] = {"sessions": 64, "watches": 256}
 """How many streams of a kind one identity may hold open at a replica. A reconnecting member has two sessions for a
-moment; lone trainers of one host may share an identity."""
+moment; standalone processes of one host may share an identity."""
 
 
 class Meter:

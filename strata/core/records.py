@@ -96,7 +96,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """The limits of a job. Workers are members: supervisors, or lone trainers.
+    """The limits of a job. Workers are members: agents, of nodes or of standalone processes.
 
     `max_generations`: with so many generations ended by a failure the job fails; 0: no limit.
     """

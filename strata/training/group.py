@@ -1,6 +1,6 @@
 """The process group of torch, initialised where the program has torch and has not done it.
 
-Under `strata run` and torchrun the environment says where the ranks meet (`env://`). A lone member
+Under `strata run` and torchrun the environment says where the ranks meet (`env://`). A standalone process
 has nothing there: rank 0 opens a store on a free port, and its address rides in the payload of a
 barrier. Each generation has a fresh store, since a used one holds stale keys.
 """

@@ -236,7 +236,7 @@ class TrainingOrchestrator:
                         raise
                     log.info("adopting a newer world: %s", error.message)
                     with nothing_to_do_where_done():
-                        peers.rejoin()  # type: ignore[attr-defined]  # only a lone member is unarmed
+                        peers.rejoin()  # type: ignore[attr-defined]  # only a standalone process is unarmed
 
         opened = partial(
             CheckpointManager,

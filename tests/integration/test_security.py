@@ -265,7 +265,7 @@ def test_a_whole_run_over_tls_and_ranks_inherit_no_credentials(
     assert kept == {"STRATA_TLS_CA_FILE"}  # which is no secret
 
 
-FORKING = """
+JOINING = """
 import json, os, sys
 import strata
 
@@ -279,31 +279,31 @@ def to_coordinators():
     return sum(f"socket:[{inode}]" in links for inode in inodes)
 
 client = strata.connect(timeout_s=30)
-before = to_coordinators()
-child = os.fork()
-if not child:
-    os.write(1, json.dumps({"event": "forked", "before": before, "in_child": to_coordinators()}).encode() + b"\\n")
-    os._exit(0)
-os.waitpid(child, 0)
+children = [pid for task in os.listdir("/proc/self/task") for pid in open(f"/proc/self/task/{task}/children").read().split()]
+words = "".join(open(f"/proc/{pid}/cmdline").read() for pid in children)
+print(json.dumps({"event": "joined", "connections": to_coordinators(), "words": words}), flush=True)
 client.close()
 """
 
 
-def test_a_forked_child_holds_no_connection(secured: Secured, nodes: Nodes, job: str) -> None:
-    mine = secured.who(Role.MEMBER, "forking")
+def test_a_standalone_process_shows_its_certificate_through_its_agent(
+    secured: Secured, nodes: Nodes, job: str
+) -> None:
+    mine = secured.who(Role.MEMBER, "joining")
     env = {
         "STRATA_ENDPOINTS": secured.local.endpoints,
         "STRATA_JOB": job,
-        "STRATA_WORKER_ID": "forking",
+        "STRATA_WORKER_ID": "joining",
         "STRATA_TLS_CA_FILE": str(mine.ca_file),
         "STRATA_TLS_CERT_FILE": str(mine.cert_file),
         "STRATA_TLS_KEY_FILE": str(mine.key_file),
     }
-    node = nodes.start(sys.executable, "-c", FORKING, name="forking", env=env)
+    node = nodes.start(sys.executable, "-c", JOINING, name="joining", env=env)
     assert node.join(LIMIT_S) == 0, nodes.record.events
-    (forked,) = nodes.record.of("forked")
-    assert forked["before"] >= 1
-    assert forked["in_child"] == 0
+    (joined,) = nodes.record.of("joined")
+    assert joined["connections"] == 0
+    assert "strata.agent.standalone" in joined["words"]
+    assert str(mine.key_file) not in joined["words"], "anybody may read a command line"
 
 
 def test_an_error_is_two_lines_and_none_of_grpcs(secured: Secured, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ _WHOM: Final[dict[str, tuple[str, Choose]]] = {
     "etcd-leader": ("the etcd member that leads", _etcd_leader),
     "etcd-follower": ("an etcd member that does not lead", _etcd_follower),
     "etcd-majority": ("as many etcd members as make a majority", _etcd_majority),
-    "member": ("a lone trainer", _of_role("member")),
+    "member": ("a standalone process", _of_role("member")),
     "rank": ("a rank under a supervisor", _of_role("rank")),
     "supervisor": ("a supervisor (`strata run`)", _of_role("supervisor")),
 }

@@ -1,4 +1,4 @@
-"""A client as a lone trainer: it joins, and joins again after whatever ended its session."""
+"""A client as a standalone process: it joins, and joins again after whatever ended its session."""
 
 from __future__ import annotations
 
