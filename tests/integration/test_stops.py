@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
+from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from tests.cluster_fixtures import Nodes
-from tests.processes import Event, Record
+from tests.processes import LIMIT_S, Event, Record
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.slow]
 ROUNDS = int(os.environ.get("STRATA_STOPS", "1"))
@@ -68,3 +70,38 @@ def test_a_notice_in_any_phase_ends_in_a_checkpoint_of_the_newest_step(
         if ended:
             (saved,) = {event["step"] for event in ended}
             assert all(event["sum"] == saved * (saved + 1) / 2 for event in ended)
+
+
+def test_a_job_that_is_scaled_and_grows_by_a_newcomer_repeats_no_step(
+    cluster: LocalCluster, nodes: Nodes, record: Record, job: str, tmp_path: Path
+) -> None:
+    """From three members to two, to three, to four: each world begins where the ranks of the one before stopped."""
+
+    def starts(node: str) -> None:
+        nodes.run(
+            cluster.endpoints,
+            "stopping",
+            *("--storage", str(tmp_path / "storage"), "--pace-s", "0.05"),
+            node=node,
+            options=("--min-workers", "2", "--max-workers", "3", "--settle-s", "0.5", "--no-warm"),
+        )
+
+    for node in "abc":
+        starts(node)
+    heard(record, 0, "training", 3)
+    with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
+        for size in (2, 3, 4):
+            since = len(record.events)
+            client.scale(max_workers=size)
+            if size == 4:
+                starts("d")
+            begun = heard(record, since, "start", size)
+            stopped = {
+                int(found[1])
+                for event in record.events[since:]
+                if (found := re.search(r"all ranks stop after step (\d+)", str(event.get("text", ""))))
+            }
+            assert {event["step"] for event in begun} == stopped, f"{size} members"
+            heard(record, since, "training", size)
+        failures = [each.world.reason for each in client.generations() if each.failure]
+    assert failures == []

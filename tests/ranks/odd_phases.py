@@ -21,6 +21,7 @@ class Weights:
         self.total = np.zeros(1)
         self._phase = phase
         self._wait_s = wait_s
+        self.begun = False
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._phase == "restore":
@@ -29,7 +30,7 @@ class Weights:
         self.total[:] = state["total"]
 
     def state_dict(self) -> dict[str, Any]:
-        if self._phase == "save":
+        if self._phase == "save" and self.begun:
             say("save", pid=os.getpid())
             time.sleep(self._wait_s)
         return {"total": self.total}
@@ -52,7 +53,7 @@ def main() -> int:
         save_every_steps=3 if phase == "save" else 10**9,
     )
     say("start", pid=os.getpid(), step=run.step, sum=float(weights.total[0]))
-    began = run.step
+    began, weights.begun = run.step, True
     try:
         if phase == "warm-up":
             say(phase, pid=os.getpid())
