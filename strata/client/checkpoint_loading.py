@@ -25,6 +25,7 @@ from strata.errors import (
     CheckpointNotFound,
     InvalidArgument,
     StorageError,
+    StrataError,
 )
 
 if TYPE_CHECKING:
@@ -167,20 +168,25 @@ class Loading:
         folder = self._catalog.folder(checkpoint)
         damaged: list[Damage] = []
 
-        def report(*, begins: bool = False) -> list[str]:
-            return self._keeping.report(checkpoint, damaged, begins=begins) if self._keeping else []
+        def report(begins: Callable[[], bool] = lambda: False) -> list[str]:
+            if self._keeping is None or not damaged:
+                return []
+            return self._keeping.report(checkpoint, damaged, begins=bool(_answered(begins)))
 
         try:
             found = self._tiers.first_good(checkpoint, folder, read, damaged)
         except CheckpointCorrupt as error:
-            said = "; ".join([error.message, *report(begins=begins())])
-            if self._catalog.is_gone(checkpoint):
+            heard = report(begins)
+            gone = _answered(lambda: self._catalog.is_gone(checkpoint))
+            if gone:
                 raise CheckpointNotFound(
                     f"step {checkpoint.step} was removed while it was read",
                     hint="load again, or keep more of them: keep_count=",
                 ) from error
             hint = MISSING_HINT if isinstance(error, CheckpointIncomplete) else self._corrupt_hint()
-            raise type(error)(said, hint=error.hint or hint) from error
+            if gone is None:
+                heard.append("whether it was removed meanwhile is not known")
+            raise type(error)("; ".join([error.message, *heard]), hint=error.hint or hint) from error
         except StorageError:
             report()
             raise
@@ -189,6 +195,13 @@ class Loading:
 
     def _corrupt_hint(self) -> str:
         return _COORDINATED_HINT if self._keeping is not None else _STANDALONE_HINT
+
+
+def _answered(ask: Callable[[], bool]) -> bool | None:
+    """Return the answer, None where there is none: what is raised is the damage."""
+    with contextlib.suppress(StrataError):
+        return ask()
+    return None
 
 
 def check_there(storage: Storage, checkpoint: CheckpointMetadata, folder: str) -> None:

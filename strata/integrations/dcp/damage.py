@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.sink import Storage
 from strata.client.checkpoint_loading import Loading
@@ -31,8 +32,11 @@ def proven(root: OpenRoot, checkpoint: CheckpointMetadata, read: Callable[[Stora
 
     def begins() -> bool:
         """Tell whether this world begins from it, and has saved nothing yet."""
-        point, latest = root.catalog.restore_point(), root.catalog.latest()
-        return point is not None and latest is not None and point.id == latest.id == checkpoint.id
+        catalog = root.catalog
+        if isinstance(catalog, LocalCatalog):
+            return False
+        point = catalog.restore_point()
+        return point is not None and point.id == checkpoint.id and catalog.look(checkpoint).latest
 
     try:
         return Loading(root).proven(checkpoint, read, begins=begins)

@@ -6,6 +6,7 @@ import gc
 import pickle
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from strata.checkpoint.assembling import Assembler
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import read_manifest
+from strata.client import checkpoint_catalog, checkpoint_keeping
 from strata.client.checkpoint_root import OpenRoot
 from strata.client.checkpoints import CheckpointManager
 from strata.core.checkpoint_fork import decide_rewind
@@ -336,6 +338,50 @@ def test_a_host_that_loads_by_dcp_confirms_what_another_one_finds_damaged(
     del other
     gc.collect()
     assert len(cluster.observers) == 1
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_damage_is_raised_though_nobody_can_be_told(
+    begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_keeping, "ASK_S", 0.1)
+    for name in ("ABORT_S", "ASK_AGAIN_S"):
+        monkeypatch.setattr(checkpoint_catalog, name, 0.1)
+    cluster = Cluster(n1=1)
+    save(tmp_path, a_state(), 7, client=cluster.port(0))
+    flip(tmp_path, 7)
+    port = cluster.port(0, restore=cluster.restore_point() if begins else None)
+
+    class Lost(StrataReader):
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            cluster.down = True
+            return super().read_data(plan, planner)
+
+    began = time.monotonic()
+    with pytest.raises(
+        CheckpointException, match=r"step 7 is corrupt: .*differs from what was saved"
+    ) as error:
+        dcp_load(a_state(0), storage_reader=Lost(tmp_path, step=7, client=port), planner=JsonLoadPlanner())
+    assert "whether it was removed meanwhile is not known" in str(error.value)
+    assert "which step before it is good is not known" in str(error.value)
+    assert time.monotonic() - began < 20, "the time of a save is longer"
+
+
+def test_damage_is_raised_though_the_storage_went_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: LocalStorage, name: str) -> bool:
+        raise StorageError("Input/output error")
+
+    class Lost(StrataReader):
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            monkeypatch.setattr(LocalStorage, "exists", away)
+            return super().read_data(plan, planner)
+
+    save(tmp_path, a_state(), 7)
+    flip(tmp_path, 7)
+    with pytest.raises(CheckpointException, match=r"step 7 is corrupt: .*differs from what was saved"):
+        dcp_load(a_state(0), storage_reader=Lost(tmp_path), planner=JsonLoadPlanner())
 
 
 def test_the_step_before_is_none_that_the_job_left_behind_by_going_back(tmp_path: Path) -> None:
