@@ -77,7 +77,10 @@ class Loading:
     ) -> tuple[CheckpointMetadata, Loaded] | None:
         """Return the checkpoint of `step`, or the one to begin from if there is any, read and proven."""
         if step is not None:
-            return self._held(self.find(step), state, begins=begins)
+            found = self.find(step)
+            if found.state is CheckpointState.CORRUPT:
+                raise CheckpointCorrupt(f"step {step} is corrupt: {found.reason}", hint=self._corrupt_hint())
+            return self._held(found, state, begins=begins)
         if not isinstance(self._catalog, LocalCatalog):
             point = self._catalog.restore_point()
             return self._held(point, state, begins=begins) if point is not None else None
@@ -118,7 +121,7 @@ class Loading:
         return None
 
     def find(self, step: int) -> CheckpointMetadata:
-        """Return the newest committed checkpoint of `step`; `CheckpointNotFound`, or `CheckpointCorrupt`, if there is none."""
+        """Return the newest committed checkpoint of `step`, else one that is CORRUPT; `CheckpointNotFound` if there is none."""
         integer("step", step, below=MAX_STEP)
         known = self._catalog.all()
         at_step = [c for c in known if c.step == step]
@@ -133,10 +136,8 @@ class Loading:
                     at_step[-1].reason,
                 )
             return good[-1]
-        if any(c.state is CheckpointState.CORRUPT for c in at_step):
-            raise CheckpointCorrupt(
-                f"step {step} is corrupt: {at_step[-1].reason}", hint=self._corrupt_hint()
-            )
+        if corrupt := [c for c in at_step if c.state is CheckpointState.CORRUPT]:
+            return corrupt[-1]
         raise CheckpointNotFound(f"no checkpoint of step {step} is committed; there are {steps_of(known)}")
 
     def _read(

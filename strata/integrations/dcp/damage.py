@@ -43,11 +43,16 @@ def proven(root: OpenRoot, checkpoint: CheckpointMetadata, read: Callable[[Stora
     except CheckpointIncomplete:
         raise
     except CheckpointCorrupt as error:
-        try:
-            hint = _step_before(root, checkpoint)
-        except StrataError as other:
-            hint = f"which step before it is good is not known: {other.message}; {_HINT}"
-        raise CheckpointCorrupt(f"step {checkpoint.step} is corrupt: {error.message}", hint=hint) from error
+        raise corrupt(root, checkpoint, error.message) from error
+
+
+def corrupt(root: OpenRoot, checkpoint: CheckpointMetadata, why: str) -> CheckpointCorrupt:
+    """Return the error of a checkpoint that is damaged, which names the step before."""
+    try:
+        hint = _step_before(root, checkpoint)
+    except StrataError as other:
+        hint = f"which step before it is good is not known: {other.message}; {_HINT}"
+    return CheckpointCorrupt(f"step {checkpoint.step} is corrupt: {why}", hint=hint)
 
 
 def _step_before(root: OpenRoot, checkpoint: CheckpointMetadata) -> str:

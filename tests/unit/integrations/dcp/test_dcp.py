@@ -419,6 +419,9 @@ def test_a_damaged_manifest_is_passed_over_aloud(tmp_path: Path, caplog: pytest.
     assert flat(load(tmp_path, a_state(0))) == flat(a_state(1))
     assert "step 2 is corrupt, trying the one before" in caplog.text
     assert "manifest.json differs" in caplog.text
+    with pytest.raises(CheckpointException, match=r"step 2 is corrupt: .*manifest\.json differs") as error:
+        load(tmp_path, a_state(0), step=2)
+    assert 'step 1 is the one before: load it by checkpoint_id="1"' in str(error.value)
     next(tmp_path.glob("step-000000000001-*/COMMIT")).write_bytes(b"{}")
     with pytest.raises(CheckpointException, match=r"none of the checkpoints is good.*manifest\.json"):
         load(tmp_path, a_state(0))
