@@ -304,9 +304,11 @@ def _tidy(root: OpenRoot) -> futures.Future[None]:
 
     def run() -> None:
         try:
-            done.set_result(root.tidy())
+            root.tidy()
         except BaseException as error:  # noqa: BLE001  # raised by whoever waits
             done.set_exception(error)
+        else:
+            done.set_result(None)
 
     _TIDYING.add(done)
     try:
