@@ -163,7 +163,7 @@ class Catalog(Protocol):
         ...
 
     def is_gone(self, checkpoint: CheckpointMetadata) -> bool:
-        """Tell whether a checkpoint that was found is deleted, or being deleted, as far as that is known."""
+        """Tell whether a checkpoint that was found is deleted, or being deleted."""
         ...
 
     def delete(self, checkpoint: CheckpointMetadata) -> None:

@@ -137,7 +137,8 @@ class LocalCatalog:
 
     def abort(self, checkpoint: CheckpointMetadata, reason: str) -> CheckpointMetadata:
         held = self._held(checkpoint)
-        if held.state is not CheckpointState.OPEN:
+        unmarked = held.state is CheckpointState.COMMITTED and self.is_gone(held)
+        if held.state is not CheckpointState.OPEN and not unmarked:
             return held
         return self._change(checkpoint, state=CheckpointState.ABORTED, reason=reason)
 

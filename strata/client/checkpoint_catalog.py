@@ -248,8 +248,6 @@ class CoordinatedCatalog:
             state = metadata_of(self.look_up(checkpoint)).state
         except CheckpointAborted:
             return True
-        except Unavailable:
-            return False
         return state is CheckpointState.DELETING
 
     def restore_point(self) -> CheckpointMetadata | None:

@@ -134,7 +134,7 @@ class Keeping:
     def hold(self, checkpoint: CheckpointMetadata) -> ReaderKey:
         """Keep the bytes of a checkpoint until the key is closed; `Refused` or `CheckpointNotFound` when they go already.
 
-        Where no coordinator answers it is asked for again and again: nobody marks anything for deletion then.
+        Where no coordinator answers it is asked for again and again; the reading goes on meanwhile, without it.
         """
         return ReaderKey(
             self._ask,

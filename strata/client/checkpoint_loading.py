@@ -25,6 +25,7 @@ from strata.errors import (
     CheckpointNotFound,
     InvalidArgument,
     StorageError,
+    StrataError,
 )
 
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ class Loading:
     ) -> tuple[CheckpointMetadata, Loaded] | None:
         """Return the checkpoint of `step`, or the one to begin from if there is any, read and proven."""
         if step is not None:
-            return self._held(self.find(step), state, begins=begins)
+            found = self.find(step)
+            if found.state is CheckpointState.CORRUPT:
+                raise CheckpointCorrupt(f"step {step} is corrupt: {found.reason}", hint=self._corrupt_hint())
+            return self._held(found, state, begins=begins)
         if not isinstance(self._catalog, LocalCatalog):
             point = self._catalog.restore_point()
             return self._held(point, state, begins=begins) if point is not None else None
@@ -117,7 +121,7 @@ class Loading:
         return None
 
     def find(self, step: int) -> CheckpointMetadata:
-        """Return the newest committed checkpoint of `step`; `CheckpointNotFound`, or `CheckpointCorrupt`, if there is none."""
+        """Return the newest committed checkpoint of `step`, else one that is CORRUPT; `CheckpointNotFound` if there is none."""
         integer("step", step, below=MAX_STEP)
         known = self._catalog.all()
         at_step = [c for c in known if c.step == step]
@@ -132,10 +136,8 @@ class Loading:
                     at_step[-1].reason,
                 )
             return good[-1]
-        if any(c.state is CheckpointState.CORRUPT for c in at_step):
-            raise CheckpointCorrupt(
-                f"step {step} is corrupt: {at_step[-1].reason}", hint=self._corrupt_hint()
-            )
+        if corrupt := [c for c in at_step if c.state is CheckpointState.CORRUPT]:
+            return corrupt[-1]
         raise CheckpointNotFound(f"no checkpoint of step {step} is committed; there are {steps_of(known)}")
 
     def _read(
@@ -167,20 +169,25 @@ class Loading:
         folder = self._catalog.folder(checkpoint)
         damaged: list[Damage] = []
 
-        def report(*, begins: bool = False) -> list[str]:
-            return self._keeping.report(checkpoint, damaged, begins=begins) if self._keeping else []
+        def report(begins: Callable[[], bool] = lambda: False) -> list[str]:
+            if self._keeping is None or not damaged:
+                return []
+            return self._keeping.report(checkpoint, damaged, begins=bool(_answered(begins)))
 
         try:
             found = self._tiers.first_good(checkpoint, folder, read, damaged)
         except CheckpointCorrupt as error:
-            said = "; ".join([error.message, *report(begins=begins())])
-            if self._catalog.is_gone(checkpoint):
+            heard = report(begins)
+            gone = _answered(lambda: self._catalog.is_gone(checkpoint))
+            if gone:
                 raise CheckpointNotFound(
                     f"step {checkpoint.step} was removed while it was read",
                     hint="load again, or keep more of them: keep_count=",
                 ) from error
             hint = MISSING_HINT if isinstance(error, CheckpointIncomplete) else self._corrupt_hint()
-            raise type(error)(said, hint=error.hint or hint) from error
+            if gone is None:
+                heard.append("whether it was removed meanwhile is not known")
+            raise type(error)("; ".join([error.message, *heard]), hint=error.hint or hint) from error
         except StorageError:
             report()
             raise
@@ -189,6 +196,13 @@ class Loading:
 
     def _corrupt_hint(self) -> str:
         return _COORDINATED_HINT if self._keeping is not None else _STANDALONE_HINT
+
+
+def _answered(ask: Callable[[], bool]) -> bool | None:
+    """Return the answer, None where there is none: what is raised is the damage."""
+    with contextlib.suppress(StrataError):
+        return ask()
+    return None
 
 
 def check_there(storage: Storage, checkpoint: CheckpointMetadata, folder: str) -> None:

@@ -24,7 +24,8 @@ log: Final = logging.getLogger("strata.checkpoint")
 class ReaderKey:
     """Keeps a checkpoint's bytes until `close`, by a thread that renews its lease; `Refused` when they go already.
 
-    Where no coordinator answers the reading goes on: then nobody marks anything for deletion either.
+    Where no coordinator answers the reading goes on. If none answers anybody, nobody marks anything for deletion; where
+    only this host is cut off, what it reads may go.
     """
 
     def __init__(

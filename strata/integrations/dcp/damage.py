@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.sink import Storage
 from strata.client.checkpoint_loading import Loading
@@ -31,19 +32,27 @@ def proven(root: OpenRoot, checkpoint: CheckpointMetadata, read: Callable[[Stora
 
     def begins() -> bool:
         """Tell whether this world begins from it, and has saved nothing yet."""
-        point, latest = root.catalog.restore_point(), root.catalog.latest()
-        return point is not None and latest is not None and point.id == latest.id == checkpoint.id
+        catalog = root.catalog
+        if isinstance(catalog, LocalCatalog):
+            return False
+        point = catalog.restore_point()
+        return point is not None and point.id == checkpoint.id and catalog.look(checkpoint).latest
 
     try:
         return Loading(root).proven(checkpoint, read, begins=begins)
     except CheckpointIncomplete:
         raise
     except CheckpointCorrupt as error:
-        try:
-            hint = _step_before(root, checkpoint)
-        except StrataError as other:
-            hint = f"which step before it is good is not known: {other.message}; {_HINT}"
-        raise CheckpointCorrupt(f"step {checkpoint.step} is corrupt: {error.message}", hint=hint) from error
+        raise corrupt(root, checkpoint, error.message) from error
+
+
+def corrupt(root: OpenRoot, checkpoint: CheckpointMetadata, why: str) -> CheckpointCorrupt:
+    """Return the error of a checkpoint that is damaged, which names the step before."""
+    try:
+        hint = _step_before(root, checkpoint)
+    except StrataError as other:
+        hint = f"which step before it is good is not known: {other.message}; {_HINT}"
+    return CheckpointCorrupt(f"step {checkpoint.step} is corrupt: {why}", hint=hint)
 
 
 def _step_before(root: OpenRoot, checkpoint: CheckpointMetadata) -> str:

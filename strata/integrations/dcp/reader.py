@@ -50,9 +50,10 @@ from strata.client.checkpoint_loading import Loading, check_there
 from strata.client.checkpoint_port import SessionPort
 from strata.client.checkpoint_readers import ReaderKey
 from strata.client.checkpoint_root import OpenRoot
+from strata.core.records import CheckpointState
 from strata.errors import CheckpointError, CheckpointNotFound, ConfigError
 from strata.integrations.dcp.arguments import DCP_VERSION, opened, session_of, step_of
-from strata.integrations.dcp.damage import proven
+from strata.integrations.dcp.damage import corrupt, proven
 from strata.integrations.dcp.planners import SavedBytes, is_json
 
 BATCH_BYTES: Final = 64 << 20
@@ -198,7 +199,10 @@ class _Load:
     def find(self, step: int | None) -> CheckpointMetadata:
         """Return the committed checkpoint of `step`, or where a restore begins."""
         if step is not None:
-            return Loading(self.root).find(step)
+            found = Loading(self.root).find(step)
+            if found.state is CheckpointState.CORRUPT:
+                raise corrupt(self.root, found, found.reason)
+            return found
         point = self.root.catalog.restore_point()
         if point is None:
             raise CheckpointNotFound(f"{self.root.storage.uri} has no checkpoint to begin from")

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import Pipe, reduction
+from multiprocessing import Pipe, context, reduction
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from strata.client.checkpoint_port import SessionPort
 from strata.core.save_hold import SaveHold
-from strata.errors import Refused, StrataError, Unavailable
+from strata.errors import ConfigError, Refused, StrataError, Unavailable
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.worlds_pb2 import RestorePoint
 
@@ -44,7 +44,12 @@ class Loan:
 
 
 def lend(port: SessionPort) -> Loan:
-    """Ask for whoever takes the loan, from now on until it lets go."""
+    """Ask for whoever takes the loan, from now on until it lets go; `ConfigError` for a process that begins with it."""
+    if context.get_spawning_popen() is not None:
+        raise ConfigError(
+            "a StrataWriter with a session cannot be an argument of a new process",
+            hint="send it by a pipe or a queue once that process runs, as DCP does",
+        )
     here, there = Pipe()
     with there:
         loan = Loan({name: getattr(port, name) for name in _KNOWN}, reduction.DupFd(there.fileno()))
@@ -81,21 +86,22 @@ class BorrowedPort:
 
     def take(self, loan: Loan) -> None:
         """Be the rank of this loan from now on, and ask by its pipe."""
-        vars(self).update(loan.known)
-        self._pipe: Connection[Any, Any] = Connection(loan.pipe.detach())
+        with self._lock:  # a request is answered on the pipe on which it was asked
+            vars(self).update(loan.known)
+            self._pipe: Connection[Any, Any] = Connection(loan.pipe.detach())
 
     def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
-        try:
-            with self._lock:
+        with self._lock:
+            try:
                 self._pipe.send((request, timeout_s))
                 answer = self._pipe.recv()
-        except BaseException as error:
-            self._pipe.close()  # an answer that nobody took would be that to the next request
-            if not isinstance(error, OSError | EOFError):
-                raise
-            raise Unavailable(
-                f"the trainer's process, which asks the coordinators, is not there: {error}", hint=""
-            ) from error
+            except BaseException as error:
+                self._pipe.close()  # an answer that nobody took would be that to the next request
+                if not isinstance(error, OSError | EOFError):
+                    raise
+                raise Unavailable(
+                    f"the trainer's process, which asks the coordinators, is not there: {error}", hint=""
+                ) from error
         if isinstance(answer, StrataError):
             raise answer
         return answer

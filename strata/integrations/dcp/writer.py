@@ -12,11 +12,14 @@ coordinators then is asked for it by the trainer's process.
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -42,6 +45,9 @@ from strata.errors import CheckpointAborted, ConfigError, Conflict
 from strata.integrations.dcp.arguments import DCP_VERSION, opened, session_of, step_of
 from strata.integrations.dcp.image import snapshot_of
 from strata.integrations.dcp.relay import BorrowedPort, Loan, lend
+
+END_S: Final = 5.0
+"""How long the program's end waits for old checkpoints that are being removed; the next pass does the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,7 @@ class StrataWriter(StorageWriter):
         """The checkpoint that was saved last; rank 0 knows it."""
         self._port = port
         self._root: OpenRoot | None = None
+        self._end: Callable[[], object] = lambda: None
         self._begun: CheckpointMetadata | None = None
         self._reached = -1
         """The step that was begun last."""
@@ -94,7 +101,6 @@ class StrataWriter(StorageWriter):
         self._written: dict[str, RankManifest] = {}
         """By its digest, the manifest of the part that was written last."""
         self._arena = Arena()
-        self._tidier = futures.ThreadPoolExecutor(1, "strata-tidying")
         self._tidying: futures.Future[None] | None = None
         self._revived = False
 
@@ -107,6 +113,7 @@ class StrataWriter(StorageWriter):
             self._tidied()
         finally:
             root, self._root = self._root, None
+            self._end()
             if root is not None:
                 root.close()
 
@@ -192,21 +199,13 @@ class StrataWriter(StorageWriter):
             raise
         self._begun = None
         self._failed.pop(record.step, None)
-        before, self._tidying = self._tidying, self._tidy(root)
+        before, self._tidying = self._tidying, _tidy(root)
         if before is not None:
             before.result()
         if self._revived:
             self._tidied()
 
     # -- inside
-
-    def _tidy(self, root: OpenRoot) -> futures.Future[None] | None:
-        """Have old checkpoints removed; here and now where no thread can be had, as at the program's end."""
-        try:
-            return self._tidier.submit(root.tidy)
-        except RuntimeError:
-            root.tidy()
-            return None
 
     def _tidied(self) -> None:
         """Return when no old checkpoint is being removed; raise, once, why one cannot be."""
@@ -217,8 +216,9 @@ class StrataWriter(StorageWriter):
 
     def _enter(self, ranks: int) -> OpenRoot:
         if self._root is None:
-            self._root = opened(self.config, self._port, ranks=ranks)
-            self._root.claim()
+            root = opened(self.config, self._port, ranks=ranks)
+            root.claim()
+            self._root, self._end = root, weakref.finalize(self, root.let_go)
         if self._root.catalog.world_size != ranks:
             raise ConfigError(
                 f"DCP's group has {ranks} ranks, and {self._root.catalog.world_size} save together",
@@ -294,6 +294,35 @@ class StrataWriter(StorageWriter):
         self._failed[record.step] = record.id
         self._saver(root).abort(record, error)
 
+
+_TIDYING: Final[weakref.WeakSet[futures.Future[None]]] = weakref.WeakSet()
+
+
+def _tidy(root: OpenRoot) -> futures.Future[None]:
+    """Have old checkpoints removed; here and now where no thread can be had, as at the program's end."""
+    done: futures.Future[None] = futures.Future()
+
+    def run() -> None:
+        try:
+            root.tidy()
+        except BaseException as error:  # noqa: BLE001  # raised by whoever waits
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    _TIDYING.add(done)
+    try:
+        Thread(target=run, name="strata-tidying", daemon=True).start()
+    except RuntimeError:
+        run()
+    return done
+
+
+def _end() -> None:
+    futures.wait(list(_TIDYING), END_S)
+
+
+atexit.register(_end)
 
 _REVIVED: Final[dict[object, StrataWriter]] = {}
 """Writers that were unpickled here: the next save of the same one finds its memory warm."""

@@ -6,6 +6,7 @@ import gc
 import pickle
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from strata.checkpoint.assembling import Assembler
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import read_manifest
+from strata.client import checkpoint_catalog, checkpoint_keeping
+from strata.client.checkpoint_root import OpenRoot
 from strata.client.checkpoints import CheckpointManager
 from strata.core.checkpoint_fork import decide_rewind
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, ConfigError, InvalidArgument, StorageError
 from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter, reader
+from strata.integrations.dcp import writer as writing
 from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, state_of
 
@@ -96,6 +100,9 @@ def test_a_save_does_not_wait_for_an_old_one_to_go(tmp_path: Path, monkeypatch: 
         dcp_save(a_state(step), checkpoint_id=str(step), storage_writer=writer, planner=JsonSavePlanner())
     assert goes.wait(LIMIT_S)
     assert len(list(tmp_path.glob("step-*"))) == 2
+    monkeypatch.setattr(writing, "END_S", 0.01)
+    writing._end()  # the program's end does not wait for long
+    assert [thread.daemon for thread in threading.enumerate() if "strata-tidying" in thread.name] == [True]
     may_go.set()
     writer.close()
     assert [path.name[:17] for path in tmp_path.glob("step-*")] == ["step-000000000002"]
@@ -135,18 +142,52 @@ def test_that_an_old_one_cannot_go_is_heard_once_and_costs_no_save(
     assert len(list(tmp_path.glob("step-*"))) == 1
 
 
+def no_thread(**_: Any) -> threading.Thread:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
 @pytest.mark.parametrize("ends", [False, True])
-def test_old_ones_are_removed_before_dcps_own_process_or_a_program_ends(ends: bool, tmp_path: Path) -> None:
+def test_old_ones_are_removed_before_dcps_own_process_or_a_program_ends(
+    ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process ends with the trainer, who waits for its word only; a program that ends has no threads."""
     writer = StrataWriter(tmp_path, keep_count=1)
     if ends:
-        writer._tidier.shutdown()
+        monkeypatch.setattr(writing, "Thread", no_thread)
     else:
         writer = pickle.loads(pickle.dumps(writer))
     for step in (1, 2):
         dcp_save(a_state(step), checkpoint_id=str(step), storage_writer=writer, planner=JsonSavePlanner())
     assert [path.name[:17] for path in tmp_path.glob("step-*")] == ["step-000000000002"]
     writer.close()
+
+
+def test_a_claim_that_failed_is_made_again_by_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: OpenRoot) -> None:
+        raise StorageError("no answer")
+
+    writer = StrataWriter(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenRoot, "claim", refuse)
+        with pytest.raises(CheckpointException, match="no answer"):
+            dcp_save(a_state(), checkpoint_id="1", storage_writer=writer, planner=JsonSavePlanner())
+    dcp_save(a_state(), checkpoint_id="1", storage_writer=writer, planner=JsonSavePlanner())
+    writer.close()
+    with pytest.raises(ConfigError):
+        StrataReader(tmp_path, client=Cluster(n1=1).port(0)).read_metadata()
+
+
+def test_a_writer_that_is_dropped_hears_of_nothing_any_more(tmp_path: Path) -> None:
+    cluster = Cluster(n1=1)
+    writer = StrataWriter(tmp_path, client=cluster.port(0))
+    before = len(cluster.observers)
+    dcp_save(a_state(), checkpoint_id="1", storage_writer=writer, planner=JsonSavePlanner())
+    assert len(cluster.observers) > before
+    del writer
+    gc.collect()
+    assert len(cluster.observers) == before
 
 
 def test_what_is_removed_while_it_is_loaded_is_not_called_damaged(tmp_path: Path) -> None:
@@ -299,6 +340,50 @@ def test_a_host_that_loads_by_dcp_confirms_what_another_one_finds_damaged(
     assert len(cluster.observers) == 1
 
 
+@pytest.mark.parametrize("begins", [False, True])
+def test_damage_is_raised_though_nobody_can_be_told(
+    begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_keeping, "ASK_S", 0.1)
+    for name in ("ABORT_S", "ASK_AGAIN_S"):
+        monkeypatch.setattr(checkpoint_catalog, name, 0.1)
+    cluster = Cluster(n1=1)
+    save(tmp_path, a_state(), 7, client=cluster.port(0))
+    flip(tmp_path, 7)
+    port = cluster.port(0, restore=cluster.restore_point() if begins else None)
+
+    class Lost(StrataReader):
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            cluster.down = True
+            return super().read_data(plan, planner)
+
+    began = time.monotonic()
+    with pytest.raises(
+        CheckpointException, match=r"step 7 is corrupt: .*differs from what was saved"
+    ) as error:
+        dcp_load(a_state(0), storage_reader=Lost(tmp_path, step=7, client=port), planner=JsonLoadPlanner())
+    assert "whether it was removed meanwhile is not known" in str(error.value)
+    assert "which step before it is good is not known" in str(error.value)
+    assert time.monotonic() - began < 20, "the time of a save is longer"
+
+
+def test_damage_is_raised_though_the_storage_went_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: LocalStorage, name: str) -> bool:
+        raise StorageError("Input/output error")
+
+    class Lost(StrataReader):
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            monkeypatch.setattr(LocalStorage, "exists", away)
+            return super().read_data(plan, planner)
+
+    save(tmp_path, a_state(), 7)
+    flip(tmp_path, 7)
+    with pytest.raises(CheckpointException, match=r"step 7 is corrupt: .*differs from what was saved"):
+        dcp_load(a_state(0), storage_reader=Lost(tmp_path), planner=JsonLoadPlanner())
+
+
 def test_the_step_before_is_none_that_the_job_left_behind_by_going_back(tmp_path: Path) -> None:
     cluster = Cluster(b=1)
     settings: dict[str, Any] = {"corrupt_wait_s": 0.1, "client": cluster.port(0)}
@@ -334,6 +419,9 @@ def test_a_damaged_manifest_is_passed_over_aloud(tmp_path: Path, caplog: pytest.
     assert flat(load(tmp_path, a_state(0))) == flat(a_state(1))
     assert "step 2 is corrupt, trying the one before" in caplog.text
     assert "manifest.json differs" in caplog.text
+    with pytest.raises(CheckpointException, match=r"step 2 is corrupt: .*manifest\.json differs") as error:
+        load(tmp_path, a_state(0), step=2)
+    assert 'step 1 is the one before: load it by checkpoint_id="1"' in str(error.value)
     next(tmp_path.glob("step-000000000001-*/COMMIT")).write_bytes(b"{}")
     with pytest.raises(CheckpointException, match=r"none of the checkpoints is good.*manifest\.json"):
         load(tmp_path, a_state(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointNotFound, Refused, Unavailable
+from strata.errors import CheckpointNotFound, ConfigError, Refused, Unavailable
 from strata.integrations.dcp import JsonSavePlanner, StrataWriter
 from strata.integrations.dcp.relay import BorrowedPort, lend
 from strata.v1.checkpoints_pb2 import GetCheckpointRequest
@@ -80,6 +81,33 @@ def test_without_the_trainer_nobody_answers() -> None:
     for _ in range(2):
         with pytest.raises(Unavailable, match="trainer"):
             port.call(GetCheckpointRequest(job="job", step=5))
+
+
+def test_a_writer_is_no_argument_of_a_new_process(tmp_path: Path) -> None:
+    writer = StrataWriter(tmp_path, client=Cluster(n1=1).port(0))
+    process = multiprocessing.get_context("spawn").Process(target=print, args=(writer,))
+    with pytest.raises(ConfigError, match="cannot be an argument"):
+        process.start()
+    assert lenders() == []
+
+
+def test_a_loan_that_is_taken_during_a_request_is_not_ended_with_it(
+    borrowed: BorrowedPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taking = threading.Thread(target=borrowed.take, args=(lend(Cluster(n1=1).port(0)),))
+
+    def ends() -> None:
+        taking.start()
+        taking.join(0.1)
+        raise EOFError
+
+    request = GetCheckpointRequest(job="job", step=5)
+    monkeypatch.setattr(borrowed._pipe, "recv", ends)
+    with pytest.raises(Unavailable):
+        borrowed.call(request)
+    taking.join(LIMIT_S)
+    with pytest.raises(CheckpointNotFound):
+        borrowed.call(request)
 
 
 def test_an_answer_that_was_not_awaited_is_not_that_to_the_next_request(

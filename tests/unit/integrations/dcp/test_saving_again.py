@@ -118,3 +118,4 @@ def test_alone_a_save_whose_marker_failed_is_no_checkpoint_and_another_takes_its
     assert flat(load(tmp_path, a_state(0), step=7)) == flat(a_state(2))
     assert flat(load(tmp_path, a_state(0))) == flat(a_state(2))
     assert len(list(tmp_path.rglob(MARKER))) == 1
+    assert len(list(tmp_path.glob("step-*"))) == 1, "a full disk gets its space back"
