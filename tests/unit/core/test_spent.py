@@ -33,12 +33,13 @@ def test_a_world_that_holds_one_does_not_grow(begun: bool, newcomer_cannot: bool
     job = standalone("a", "b", begun=begun)
     come(job, "c", cannot_restart=newcomer_cannot)
     job.go(settled=True)
-    assert (job.head.generation, set(world_of(job.store))) == (1, {"a", "b"})
+    assert (job.head.generation, set(world_of(job.store)), job.notice) == (1, {"a", "b"}, None)
     assert not needs_settling(job.store.live, {})
 
 
 def test_a_world_of_others_grows_by_one_that_cannot_restart() -> None:
-    job = Job(1, least=1, most=3)
+    job = Job(0, least=1, most=3)
+    job.join("w0")
     job.go(settled=True)
     come(job, "z")
     job.go(settled=True)
