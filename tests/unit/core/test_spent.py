@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from strata.core.agreement import BEGIN_BARRIER
+from strata.core.checkpoint_fork import decide_rewind
 from strata.core.spent import SPENT_S
 from strata.core.stopping import next_deadline_s, revisions
 from strata.core.worlds import needs_settling
-from tests.unit.core.rig import leave, register, released, world_of
+from tests.not_none import not_none
+from tests.unit.core.keeping_job import KeptJob
+from tests.unit.core.rig import carry_out, leave, register, released, world_of
 from tests.unit.core.stop_job import DRAIN, Job
 
 
@@ -107,3 +110,23 @@ def test_members_that_restart_are_not_spent() -> None:
     leave(job.store, next(iter(world_of(job.store))))
     job.go()
     assert job.head.spent == ()
+
+
+def test_a_job_of_them_goes_back_once_they_were_started_again() -> None:
+    job = KeptJob(20, 40)
+    leave(job.store, "a")
+    job.plan()
+    register(job.store, "a", cannot_restart=True)
+    carry_out(job.store, job.epoch, settled=True)
+    generation = job.author(0).generation
+    released(job.store, BEGIN_BARRIER, generation)
+    job.store.settle(lambda seen: decide_rewind(seen, generation=generation, step=20, who="ada"))
+    job.plan()
+    head = not_none(job.store.job().head()).record
+    assert (head.forming, head.restore) == (True, None), head.reason
+    assert job.store.job().rewind() is not None, "a forming world begins nowhere"
+    leave(job.store, "a")
+    register(job.store, "a", cannot_restart=True)
+    carry_out(job.store, job.epoch, settled=True)
+    assert not_none(not_none(job.store.job().head()).record.restore).step == 20
+    job.sound()
