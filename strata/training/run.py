@@ -93,6 +93,8 @@ class Run:
         on_optimizer_steps(state, after=self._optimizer_stepped)
         self._epochs_called = 0
         self._passed_over = self._closed = self._over = False
+        self.came_to_end = False
+        """Whether no step has begun since the last `steps` came to its end; a loop of `step_done` has none."""
         self._phase = START
         self._go_to_the_beginning()
 
@@ -242,13 +244,13 @@ class Run:
 
     def _steps(self, feed: Feed, epoch: int) -> Iterator[Any]:
         if epoch < self.position.epoch:
-            self._passed_over = True
+            self._passed_over = self.came_to_end = True
             return
         if self._passed_over:
             self._remembered.apply()
         elif self._as_restored:
             self._remembered.apply_random()
-        self._passed_over = self._as_restored = False
+        self._passed_over = self._as_restored = self.came_to_end = False
         if epoch > self.position.epoch:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
         self._facts = feed.facts
@@ -268,6 +270,7 @@ class Run:
             if fed.last:
                 with self._within_generation():
                     self._complete(fed.samples, batches=fed.batches)
+        self.came_to_end = True
         with self._within_generation():
             self._tell(BETWEEN)
 
@@ -278,6 +281,7 @@ class Run:
         """
         samples = integer("samples", samples, below=2**63)
         self._ending.arm()
+        self.came_to_end = False
         epoch = self.position.epoch if epoch is None else integer("epoch", epoch, below=2**63)
         if epoch != self.position.epoch:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
