@@ -98,9 +98,10 @@ async def join(
             )
     except TimeoutError:
         await session.leave("no world came about in time")
-        why = f": {session.world.world.reason}" if session.world is not None else ""
+        trouble = session.last_trouble.message if session.last_trouble is not None else ""
+        why = session.world.world.reason if session.world is not None else trouble
         raise Unavailable(
-            f"no world with a place for this member within {timeout_s:g} s{why}",
+            f"no world with a place for this member within {timeout_s:g} s" + (f": {why}" if why else ""),
             hint="the job waits for more members, or has as many as it takes: see `strata members`",
         ) from None
     except BaseException:
