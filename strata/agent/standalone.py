@@ -5,7 +5,7 @@
 The process's session is the member's: its Hello has the registration, and what it says goes up as it is, so that
 every error comes out there as the coordinators gave it. PROTOCOLS 5.7 has the rules:
 
-1. The agent has a session (setsid) of its own and ignores INT, TERM and HUP: who stops the process stops no agent.
+1. The agent has a session (setsid) of its own and ignores INT, TERM, HUP, USR1 and USR2: who stops the process stops no agent.
 2. It ends with the process, which it watches by a pidfd; it leaves the job first, for at most `LAST_S`.
 3. The socket ended and the process lives on (it executed another program, or closed its descriptors): the member leaves.
 4. A frozen process, and one that dumps core, is found as `agent.liveness` does. Its member leaves.
@@ -28,6 +28,7 @@ from strata.agent.stack_dump import process_state
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession
 from strata.client.session import LEAVE_S
+from strata.client.standalone import SPARED
 from strata.client.storage_wait import Say, patience_s, wait_for_storage
 from strata.client.unary import UnaryClient
 from strata.config import Credentials, HealthConfig, load
@@ -109,7 +110,9 @@ class StandaloneAgent(Carrier):
     async def accept(self, hello: Hello, session: Session) -> StandaloneAgent:
         """Begin to become a member as the Hello says. It is welcome once a coordinator serves it."""
         self.session = session
-        self._config = replace(load(HealthConfig, env=os.environ), on_stall=REPORT)  # nobody could start it again
+        self._config = replace(
+            load(HealthConfig, env=os.environ), on_stall=REPORT
+        )  # nobody could start it again
         endpoints = parse_endpoints(list(self._start.endpoints), self._credentials)
         self.upstream = MemberSession(
             endpoints,
@@ -302,7 +305,7 @@ def _let_go_of_output() -> None:
 
 def main(descriptor: int) -> None:
     """Run the agent at this end of the socket pair, in a process of its own."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SPARED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     configure(fmt="plain", level="warning")

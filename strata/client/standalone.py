@@ -39,6 +39,8 @@ from strata.v1.session_pb2 import AgentStart, Down, Up
 
 log: Final = logging.getLogger("strata.client")
 
+SPARED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What the agent ignores: somebody sends it to all processes, and means the programs."""
 SAY_S: Final = 10.0
 """After which a standalone process says that it waits."""
 ROOT: Final = str(Path(strata.__file__).parent.parent)
@@ -172,7 +174,7 @@ def _cannot_start(why: str) -> ConfigError:
 @contextlib.contextmanager
 def _without_signals() -> Iterator[None]:
     """Block in this thread what a child is to be spared before it ignores it: it inherits the mask."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SPARED)
     try:
         yield
     finally:
