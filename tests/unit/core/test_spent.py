@@ -6,6 +6,7 @@ import pytest
 
 from strata.core.agreement import BEGIN_BARRIER
 from strata.core.checkpoint_fork import decide_rewind
+from strata.core.job_requests import decide_scale
 from strata.core.spent import SPENT_S
 from strata.core.stopping import next_deadline_s, revisions
 from strata.core.worlds import needs_settling
@@ -38,6 +39,18 @@ def test_a_world_that_holds_one_does_not_grow(begun: bool, newcomer_cannot: bool
     job.go(settled=True)
     assert (job.head.generation, set(world_of(job.store)), job.notice) == (1, {"a", "b"}, None)
     assert not needs_settling(job.store.live, {})
+
+
+def test_a_world_of_them_is_not_shrunk() -> None:
+    job = standalone("a", "b")
+    job.store.settle(lambda seen: decide_scale(seen, max_workers=1))
+    assert "goes on with 2 members, not 1: too few of them could restart" in job.go(settled=True)
+    assert (job.head.generation, job.notice) == (1, None)
+    leave(job.store, "a")
+    leave(job.store, "b")
+    come(job, "a", "b")
+    job.go(settled=True)
+    assert len(world_of(job.store)) == 1
 
 
 def test_a_world_of_others_grows_by_one_that_cannot_restart() -> None:
