@@ -90,9 +90,9 @@ class Carried:
         """Return the next message of that kind."""
         async with asyncio.timeout(END_S):
             while True:
-                down = await self.link.recv()
+                down: Down | None = await self.link.recv()
                 assert down is not None, f"it ended without a {kind}"
-                if down.HasField(kind):  # type: ignore[arg-type]  # a field's name
+                if down.WhichOneof("message") == kind:
                     return down
 
 
