@@ -5,7 +5,7 @@
 The process's session is the member's: its Hello has the registration, and what it says goes up as it is, so that
 every error comes out there as the coordinators gave it. PROTOCOLS 5.7 has the rules:
 
-1. The agent has a session (setsid) of its own and ignores INT, TERM and HUP: who stops the process stops no agent.
+1. The agent has a session (setsid) of its own and ignores INT, TERM, HUP, USR1 and USR2: who stops the process stops no agent.
 2. It ends with the process, which it watches by a pidfd; it leaves the job first, for at most `LAST_S`.
 3. The socket ended and the process lives on (it executed another program, or closed its descriptors): the member leaves.
 4. A frozen process, and one that dumps core, is found as `agent.liveness` does. Its member leaves.
@@ -20,15 +20,16 @@ import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from strata.agent.carrying import Carrier
 from strata.agent.rank_process import RankProcess, peer_of
 from strata.agent.stack_dump import process_state
-from strata.client.endpoints import parse_endpoints
+from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession
 from strata.client.session import LEAVE_S
-from strata.client.storage_wait import patience_s, wait_for_storage
+from strata.client.standalone import SPARED
+from strata.client.storage_wait import Say, patience_s, wait_for_storage
 from strata.client.unary import UnaryClient
 from strata.config import Credentials, HealthConfig, load
 from strata.config.health import REPORT
@@ -40,6 +41,7 @@ from strata.session.link import Link
 from strata.session.served import End, Session, serve
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import (
     AgentStart,
     Done,
@@ -85,6 +87,7 @@ class StandaloneAgent(Carrier):
         self._credentials = _credentials(start)
         self._timing = Timing.derive(start.detect_s)
         self._running: asyncio.Task[None] | None = None
+        self._registers = False
         self._health: Health | None = None
         self._watching: asyncio.Task[None] | None = None
         self._generation = 0
@@ -105,12 +108,12 @@ class StandaloneAgent(Carrier):
         ended.cancel()
 
     async def accept(self, hello: Hello, session: Session) -> StandaloneAgent:
-        """Become a member as the Hello says, once a coordinator serves it; else raise why not."""
+        """Begin to become a member as the Hello says. It is welcome once a coordinator serves it."""
         self.session = session
+        self._config = replace(
+            load(HealthConfig, env=os.environ), on_stall=REPORT
+        )  # nobody could start it again
         endpoints = parse_endpoints(list(self._start.endpoints), self._credentials)
-        if hello.member.cannot_restart:  # it trains by strata.init, which saves
-            unary = UnaryClient(endpoints, random.Random(), self._credentials)
-            await _storage_takes_saves(hello.member.job, unary, self.on_disconnected)
         self.upstream = MemberSession(
             endpoints,
             hello.member,
@@ -120,22 +123,40 @@ class StandaloneAgent(Carrier):
             credentials=self._credentials,
         )
         self.upstream.on_request = session.send
-        self._running = asyncio.create_task(self.upstream.run(), name="session")
+        self._running = asyncio.create_task(self._be_member(hello.member, endpoints), name="session")
         self._running.add_done_callback(self._over)
-        await self.upstream.wait_connected()
         return self
+
+    async def _be_member(self, member: Registration, endpoints: tuple[Endpoint, ...]) -> None:
+        if member.cannot_restart:  # it trains by strata.init, which saves
+            unary = UnaryClient(endpoints, random.Random(), self._credentials)
+            await _storage_takes_saves(member.job, unary, self._say_storage)
+        self._registers = True
+        await self.upstream.run()
+
+    def _say_storage(self, reason: str) -> None:
+        """Tell the process; it has reached a coordinator, so it need not try any longer."""
+        self.session.send(Down(welcome=Welcome()))
+        self.on_disconnected(Unavailable(reason, hint=""))
 
     async def leave_job(self, reason: str = "") -> None:
         """Leave the job, if this is still its member; return once that is known, or after `LEAVE_S`."""
         if self._watching is not None:
             self._watching.cancel()
-        if self._running is not None:
+        if self._registers:
             reason = reason or self._lost or f"process {self._process.pid} ended without a farewell"
             await self.upstream.leave(reason, limit_s=LEAVE_S)
+        elif self._running is not None:
+            self._running.cancel()
 
-    def _over(self, running: asyncio.Task[None]) -> None:
-        if not running.cancelled() and isinstance(error := running.exception(), StrataError):
-            self.session.end(error)
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """Let the process have the error that ended a task which it cannot be without."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, StrataError):
+            log.error("agent_failed", exc_info=error)
+            error = StrataError(f"the agent of this process failed: {error!r}", hint="please report it")
+        self.session.end(error)
 
     # -- what the coordinators say
 
@@ -143,6 +164,7 @@ class StandaloneAgent(Carrier):
         self.session.send(Down(welcome=welcome))
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch(welcome.detect_s), name="watch")
+            self._watching.add_done_callback(self._over)
 
     async def _watch(self, detect_s: float) -> None:
         """Watch the process and its progress; a moment later, for the imports would hold up its start."""
@@ -150,8 +172,7 @@ class StandaloneAgent(Carrier):
         from strata.agent.health import Health  # noqa: PLC0415
         from strata.agent.liveness import Liveness  # noqa: PLC0415
 
-        config = replace(load(HealthConfig, env=os.environ), on_stall=REPORT)  # nobody could start it again
-        self._health = Health(config, self.upstream, self, detect_s=detect_s)
+        self._health = Health(self._config, self.upstream, self, detect_s=detect_s)
         liveness = Liveness(detect_s=detect_s, on_frozen=self.evict, on_core_dump=self.evict)
         liveness.watch(0, 0, self._process)
         async with liveness.watching(), self._health.watching():
@@ -228,10 +249,7 @@ class StandaloneAgent(Carrier):
         return process_state(self._process.pid)
 
 
-async def _storage_takes_saves(job: str, unary: UnaryClient, waits: Any) -> None:
-    def say(reason: str) -> None:
-        waits(Unavailable(reason, hint=""))
-
+async def _storage_takes_saves(job: str, unary: UnaryClient, say: Say) -> None:
     try:
         await wait_for_storage(
             unary, job=job, taken_up=False, say=say, over=log.info, limit_s=patience_s(os.environ)
@@ -287,7 +305,7 @@ def _let_go_of_output() -> None:
 
 def main(descriptor: int) -> None:
     """Run the agent at this end of the socket pair, in a process of its own."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SPARED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     configure(fmt="plain", level="warning")

@@ -26,7 +26,7 @@ from strata.client.terms import UNTOLD_S
 from strata.core.exit_codes import PREEMPTED, is_success
 from strata.core.save_hold import SaveHold
 from strata.core.stragglers import StepWindow
-from strata.errors import JobFailed, Preempted, Refused, StaleGeneration, StrataError, Unavailable
+from strata.errors import JobDone, JobFailed, Preempted, Refused, StaleGeneration, StrataError, Unavailable
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.common_pb2 import Author
@@ -381,8 +381,8 @@ class RankClient:
         to; it waits a minute for coordinators that are away, or until somebody hurries. Otherwise, and when
         the process ends without this, the member leaves its world, which ends the generation for the others.
 
-        `Preempted` when it was done and had to hurry before anybody heard that: the program is to be
-        begun again, to say so. A thread that is interrupted here goes at once; what is to be told is
+        `Preempted` when it was done and nobody heard that, in time or because its agent has ended: the program is
+        to be begun again, to say so. A thread that is interrupted here goes at once; what is to be told is
         told behind its back, as far as that is soon.
         """
         if self._closed or self._loop.is_inherited:
@@ -398,9 +398,9 @@ class RankClient:
             self.hurry()
             raise
         self._loop.forget_at_stop(self._detach)
-        if not told and not code and self._hurried:
-            log.error("NOBODY HEARD THAT RANK %d IS DONE: it had to go; begin it again, to say so", self.rank)
-            raise Preempted(f"rank {self.rank} is done, and had to go before any coordinator heard that")
+        if not told and not code:
+            log.error("NOBODY HEARD THAT RANK %d IS DONE; begin it again, to say so", self.rank)
+            raise Preempted(f"rank {self.rank} is done, and no coordinator heard that")
 
     def hurry(self) -> None:
         """Have `close`, under way or to come, wait but a moment for those who hear how this rank ended."""
@@ -419,15 +419,15 @@ class RankClient:
         last, member = not self._seat.users, self._seat.owns_member
         tells = last and code in {0, PREEMPTED} if member else code == PREEMPTED
         told = True
-        if tells and self._session.error is None:
+        if tells:
             unheard = asyncio.get_running_loop().call_later(UNHEARD_S, _say_unheard) if member else None
             limit_s = HURRIED_S if self._hurried else UNTOLD_S if member else LOCAL_SLACK_S
             try:
                 async with asyncio.timeout(limit_s) as self._limit:
                     await self._session.rank_exit(generation=self.generation, rank=self.rank, code=code)
-            except StrataError:
-                pass  # its generation has ended: leaving says the rest
-            except TimeoutError:
+            except (StaleGeneration, JobDone):
+                pass  # leaving says the rest
+            except (StrataError, TimeoutError):
                 told = False
             finally:
                 self._limit = None

@@ -31,7 +31,7 @@ from strata.client.seat import Seat, Watcher, connected, placed, running
 from strata.client.session import Session
 from strata.client.terms import Dial, Pace, member_hello
 from strata.config import Credentials
-from strata.errors import ConfigError, StaleIncarnation, Unavailable
+from strata.errors import ConfigError, StaleIncarnation, StrataError, Unavailable
 from strata.session.framed import dialled, paired
 from strata.session.link import Link
 from strata.v1.members_pb2 import Registration
@@ -39,6 +39,8 @@ from strata.v1.session_pb2 import AgentStart, Down, Up
 
 log: Final = logging.getLogger("strata.client")
 
+SPARED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What the agent ignores: somebody sends it to all processes, and means the programs."""
 SAY_S: Final = 10.0
 """After which a standalone process says that it waits."""
 ROOT: Final = str(Path(strata.__file__).parent.parent)
@@ -98,9 +100,10 @@ async def join(
             )
     except TimeoutError:
         await session.leave("no world came about in time")
-        why = f": {session.world.world.reason}" if session.world is not None else ""
+        trouble = session.last_trouble.message if session.last_trouble is not None else ""
+        why = session.world.world.reason if session.world is not None else trouble
         raise Unavailable(
-            f"no world with a place for this member within {timeout_s:g} s{why}",
+            f"no world with a place for this member within {timeout_s:g} s" + (f": {why}" if why else ""),
             hint="the job waits for more members, or has as many as it takes: see `strata members`",
         ) from None
     except BaseException:
@@ -114,47 +117,64 @@ async def join(
 def own_agent(start: AgentStart) -> Dial:
     """Return how this process's agent is dialled: the first time it is started; it is never started again."""
     sockets: list[socket.socket] = []
+    why = ""
 
     @asynccontextmanager
     async def dial(_endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
+        nonlocal why
         if sockets:
             raise StaleIncarnation(
-                "the agent of this process has ended, and its member with it",
-                hint="start the program again; if its agent could not start, standard error says why",
+                f"the agent of this process has ended, and its member with it: {why}",
+                hint="start the program again; if its agent could not start, standard error says why,"
+                " and under `strata run` there is none to start",
             )
         sockets.append(spawned())
-        async with dialled(sockets[0], "the agent of this process", challenged=False) as link:
-            link.put(start.SerializeToString())
-            yield link
+        try:
+            async with dialled(sockets[0], "the agent of this process", challenged=False) as link:
+                link.put(start.SerializeToString())
+                yield link
+        except StrataError as error:
+            why = error.message
+            raise
 
     return dial
 
 
 def spawned() -> socket.socket:
     """Start an agent as a child of this process; return this end of the pair that joins the two."""
-    if not sys.executable:
-        raise ConfigError(
-            "this process cannot start its agent: sys.executable names no interpreter",
-            hint="run the program by a python, or under `strata run`",
-        )
+    if not sys.executable or getattr(
+        sys, "frozen", False
+    ):  # the latter is the program itself, as PyInstaller makes it
+        raise _cannot_start("sys.executable names no interpreter")
     ours, theirs = paired()
     with theirs, _without_signals():
-        process = subprocess.Popen(  # our own module
-            [sys.executable, "-P", "-c", PROGRAM, ROOT, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
-        )
+        try:
+            process = subprocess.Popen(  # our own module
+                [sys.executable, "-P", "-c", PROGRAM, ROOT, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
+            )
+        except OSError as error:
+            ours.close()
+            raise _cannot_start(str(error)) from error
     threading.Thread(target=process.wait, name="strata-agent", daemon=True).start()  # or a zombie stays
     return ours
+
+
+def _cannot_start(why: str) -> ConfigError:
+    return ConfigError(
+        f"this process cannot start its agent: {why}",
+        hint="run the program by a python, or under `strata run`",
+    )
 
 
 @contextlib.contextmanager
 def _without_signals() -> Iterator[None]:
     """Block in this thread what a child is to be spared before it ignores it: it inherits the mask."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SPARED)
     try:
         yield
     finally:

@@ -251,7 +251,7 @@ class Situation:
         point, rewind = world.head.restore, asked_back(self.job)
         if rewind is not None:
             who = rewind.record.who or "somebody"
-            return Change(why=f"{who} has the job go back to step {rewind.record.step}")
+            return self._of_the_rest(f"{who} has the job go back to step {rewind.record.step}")
         if point is None:
             return None
         entry = self.job.checkpoint(point.step, point.record_generation)
@@ -263,7 +263,14 @@ class Situation:
         why = f"step {point.step}, where it began, is corrupt: {entry.record.reason}"
         if newest(self.job) is None:
             return Change(why=f"{why}; no good checkpoint is left", failure=True, phase=Phase.FAILED)
-        return Change(why=why)
+        return self._of_the_rest(why)
+
+    def _of_the_rest(self, why: str, *, failure: bool = False) -> Change:
+        """Return the world of those who are left; a forming one, which keeps a rewind, where they are too few."""
+        short = self._short()
+        return Change(
+            why=why if short is None else f"{why}; {short}", failure=failure, forming=short is not None
+        )
 
     def _deaths(self, world: World, ended: set[int]) -> tuple[list[str], list[str]]:
         """Return, in words, who left as asked but before its ranks had ended, and what failed."""
@@ -313,9 +320,7 @@ class Situation:
         if notice is not None and notice.record.pause:
             why = f"{why}; paused: {notice.record.reason}"
             return Change(why=why, failure=failure, phase=Phase.PAUSED, forming=True)
-        if (short := self._short()) is not None:
-            return Change(why=f"{why}; {short}", failure=failure, forming=True)
-        return Change(why=why, failure=failure)
+        return self._of_the_rest(why, failure=failure)
 
     def _too_many(self, why: str) -> Change | None:
         fruitless, failures, began = self.counts(failure=True)
@@ -355,8 +360,7 @@ class Situation:
         if record.pause:
             more = "; and paused" if record.action is not StopAction.SCALE else ""
             return Change(why=f"{why}{more}", phase=Phase.PAUSED, forming=True)
-        short = self._short()
-        return Change(why=why if short is None else f"{why}; {short}", forming=short is not None)
+        return self._of_the_rest(why)
 
 
 _ACTS = {"preempt": "preempted", "pause": "paused", "drain": "drained", "scale": "scaled"}

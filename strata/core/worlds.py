@@ -283,6 +283,8 @@ class _Planner:
             reason = f"{count} of at most {spec.max_workers} members are here; {what}"
         else:
             reason = f"generation {situation.generation} goes on with {world.head.members} members"
+            if world.head.members > spec.max_workers and count < spec.min_workers:
+                reason += f", not {spec.max_workers}: too few of them could restart in a smaller world"
             if situation.notice is not None:
                 reason += f", which are asked to stop: {situation.notice.record.reason}"
         reason = f"{reason}; {why}" if why else reason

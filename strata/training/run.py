@@ -92,7 +92,7 @@ class Run:
         self._optimizer_steps = 0
         on_optimizer_steps(state, after=self._optimizer_stepped)
         self._epochs_called = 0
-        self._passed_over = self._closed = self._over = False
+        self._passed_over = self._closed = self._over = self.came_to_end = False
         self._phase = START
         self._go_to_the_beginning()
 
@@ -242,13 +242,13 @@ class Run:
 
     def _steps(self, feed: Feed, epoch: int) -> Iterator[Any]:
         if epoch < self.position.epoch:
-            self._passed_over = True
+            self._passed_over = self.came_to_end = True
             return
         if self._passed_over:
             self._remembered.apply()
         elif self._as_restored:
             self._remembered.apply_random()
-        self._passed_over = self._as_restored = False
+        self._passed_over = self._as_restored = self.came_to_end = False
         if epoch > self.position.epoch:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
         self._facts = feed.facts
@@ -257,8 +257,7 @@ class Run:
         for fed in self._timer.waiting(feed.epoch(self.position)):
             with self._within_generation():
                 self._begin()
-            self._weight, self._last = fed.weight, fed.last
-            stepped = self._optimizer_steps
+            self._weight, self._last, stepped = fed.weight, fed.last, self._optimizer_steps
             try:
                 yield fed.batch
             except GeneratorExit:  # the loop was left; its body may have come as far as optim.step()
@@ -268,6 +267,7 @@ class Run:
             if fed.last:
                 with self._within_generation():
                     self._complete(fed.samples, batches=fed.batches)
+        self.came_to_end = True
         with self._within_generation():
             self._tell(BETWEEN)
 
@@ -294,7 +294,7 @@ class Run:
         for hook in self.hooks:
             hook.begins(number)
         self._begun = number
-        self._as_restored = False
+        self._as_restored = self.came_to_end = False  # by the last `steps`; a loop of `step_done` has no end
         self._timer.begins()
         if self._phase != STEP:
             self._tell(STEP)

@@ -122,7 +122,7 @@ def ended(pid: int, limit_s: float) -> bool:
 def test_signals_to_the_group_spare_the_agent(programs: Programs) -> None:
     process = programs.start("hold")
     (agent,) = heard(process, "joined")["agents"]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(agent, number)
     assert os.getsid(agent) == agent
     time.sleep(0.3)

@@ -1,17 +1,32 @@
-"""The agent of a standalone process, as a process of its own: what it ends with. No coordinator is there."""
+"""The agent of a standalone process: what it ends with, and what it tells. No coordinator is there."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from strata.agent import standalone
+from strata.agent.rank_process import RankProcess
+from strata.agent.standalone import StandaloneAgent
+from strata.client import standalone as standalone_client
+from strata.config import Credentials
+from strata.errors import ConfigError, StrataError, Unavailable
+from strata.session.served import Limits
+from strata.testing.links import pair
+from strata.v1.members_pb2 import Registration
+from strata.v1.session_pb2 import Down, Hello, Tick, Up
+from strata.wire.errors import unpack
 from tests.processes import gone
 
 PROGRAM = """
@@ -57,3 +72,74 @@ def test_an_agent_ends_with_its_process_though_another_holds_its_socket(how: str
         finally:
             os.kill(child, signal.SIGKILL)
             process.kill()
+
+
+class Carried:
+    """An agent in this process, and the session of the process that it is for."""
+
+    def __init__(self) -> None:
+        ours, theirs = pair()
+        self.link = ours
+        start = standalone_client.start_of(["127.0.0.1:1"], 5.0, Credentials())
+        self.agent = StandaloneAgent(start, cast("RankProcess", SimpleNamespace(pid=os.getpid())))
+        self.running = asyncio.create_task(self.agent.run(theirs, asyncio.Event()))
+        member = Registration(job="j", worker_id="w", slots=1, cannot_restart=True)
+        ours.send(Up(hello=Hello(member=member)))
+
+    async def said(self, kind: str) -> Down:
+        """Return the next message of that kind."""
+        async with asyncio.timeout(END_S):
+            while True:
+                down: Down | None = await self.link.recv()
+                assert down is not None, f"it ended without a {kind}"
+                if down.WhichOneof("message") == kind:
+                    return down
+
+
+@pytest.fixture
+def storage_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuses(*_ignored: object, say: Callable[[str], None], **_more: object) -> None:
+        say("disk full")
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(standalone, "wait_for_storage", refuses)
+
+
+@pytest.mark.usefixtures("storage_refuses")
+async def test_a_process_whose_storage_is_waited_for_is_welcome_and_may_go() -> None:
+    """It tries to reach a coordinator no longer; and though it ticks, its end is seen."""
+    carried = Carried()
+    for _ in range(Limits().early + 1):
+        carried.link.send(Up(tick=Tick()))
+    await carried.said("welcome")
+    assert (await carried.said("disconnected")).disconnected.message == "disk full"
+    carried.link.close()
+    await asyncio.wait_for(carried.running, END_S)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "said"),
+    [
+        (Unavailable("not today"), Unavailable, "not today"),
+        (ValueError("a bug"), StrataError, r"ValueError\('a bug'\)"),
+    ],
+)
+async def test_a_process_is_told_of_any_error_of_its_agent(
+    raised: Exception, kind: type[StrataError], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_ignored: object, **_more: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(standalone, "wait_for_storage", fails)
+    carried = Carried()
+    with pytest.raises(kind, match=said):
+        raise unpack((await carried.said("ended")).ended.error)
+    await asyncio.wait_for(carried.running, END_S)
+
+
+async def test_a_process_whose_agent_has_a_wrong_setting_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_RUN_STALL_FACTOR", "x")
+    carried = Carried()
+    with pytest.raises(ConfigError, match="STRATA_RUN_STALL_FACTOR"):
+        await carried.said("welcome")
+    await asyncio.wait_for(carried.running, END_S)

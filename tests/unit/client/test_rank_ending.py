@@ -15,6 +15,8 @@ from strata.client.rank import RankClient
 from strata.client.seat import RankPlace, Seat, Watcher
 from strata.testing import virtual_time
 from strata.testing.virtual_time import in_virtual_time
+from strata.v1.session_pb2 import Down, Ended
+from strata.wire.errors import pack
 from tests.unit.client.fake_rank import NoThread, of_rank, rank_client
 from tests.unit.client.fake_replica import Rig, done, rig
 
@@ -95,6 +97,29 @@ async def test_who_waits_for_somebody_to_hear_its_end_says_so(caplog: pytest.Log
         assert await client._close(0, "why")
         await asyncio.sleep(5.0)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("refusal", "told"),
+    [
+        (errors.StaleGeneration("a newer world"), True),
+        (errors.JobDone("by the others"), True),
+        (errors.StaleIncarnation("the agent has ended"), False),
+        (errors.Refused("no"), False),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("before", [False, True])
+@of_rank()
+async def test_an_end_that_is_refused_was_not_told_unless_something_newer_is_why(
+    r: Rig, client: RankClient, refusal: errors.StrataError, told: bool, before: bool
+) -> None:
+    ended = Down(ended=Ended(error=pack(refusal)))
+    if before:
+        r.serving.send(ended)
+        await asyncio.wait({r.running})
+    r.serving.answer = lambda up: ended if up.WhichOneof("message") == "rank_exit" else None
+    assert await client._close(0, "why") is told
 
 
 @of_rank()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 from strata.core.agreement import BEGIN_BARRIER
+from strata.core.checkpoint_fork import decide_rewind
+from strata.core.job_requests import decide_scale
 from strata.core.spent import SPENT_S
 from strata.core.stopping import next_deadline_s, revisions
 from strata.core.worlds import needs_settling
-from tests.unit.core.rig import leave, register, released, world_of
+from tests.not_none import not_none
+from tests.unit.core.keeping_job import KeptJob
+from tests.unit.core.rig import carry_out, leave, register, released, world_of
 from tests.unit.core.stop_job import DRAIN, Job
 
 
@@ -33,12 +37,25 @@ def test_a_world_that_holds_one_does_not_grow(begun: bool, newcomer_cannot: bool
     job = standalone("a", "b", begun=begun)
     come(job, "c", cannot_restart=newcomer_cannot)
     job.go(settled=True)
-    assert (job.head.generation, set(world_of(job.store))) == (1, {"a", "b"})
+    assert (job.head.generation, set(world_of(job.store)), job.notice) == (1, {"a", "b"}, None)
     assert not needs_settling(job.store.live, {})
 
 
+def test_a_world_of_them_is_not_shrunk() -> None:
+    job = standalone("a", "b")
+    job.store.settle(lambda seen: decide_scale(seen, max_workers=1))
+    assert "goes on with 2 members, not 1: too few of them could restart" in job.go(settled=True)
+    assert (job.head.generation, job.notice) == (1, None)
+    leave(job.store, "a")
+    leave(job.store, "b")
+    come(job, "a", "b")
+    job.go(settled=True)
+    assert len(world_of(job.store)) == 1
+
+
 def test_a_world_of_others_grows_by_one_that_cannot_restart() -> None:
-    job = Job(1, least=1, most=3)
+    job = Job(0, least=1, most=3)
+    job.join("w0")
     job.go(settled=True)
     come(job, "z")
     job.go(settled=True)
@@ -106,3 +123,23 @@ def test_members_that_restart_are_not_spent() -> None:
     leave(job.store, next(iter(world_of(job.store))))
     job.go()
     assert job.head.spent == ()
+
+
+def test_a_job_of_them_goes_back_once_they_were_started_again() -> None:
+    job = KeptJob(20, 40)
+    leave(job.store, "a")
+    job.plan()
+    register(job.store, "a", cannot_restart=True)
+    carry_out(job.store, job.epoch, settled=True)
+    generation = job.author(0).generation
+    released(job.store, BEGIN_BARRIER, generation)
+    job.store.settle(lambda seen: decide_rewind(seen, generation=generation, step=20, who="ada"))
+    job.plan()
+    head = not_none(job.store.job().head()).record
+    assert (head.forming, head.restore) == (True, None), head.reason
+    assert job.store.job().rewind() is not None, "a forming world begins nowhere"
+    leave(job.store, "a")
+    register(job.store, "a", cannot_restart=True)
+    carry_out(job.store, job.epoch, settled=True)
+    assert not_none(not_none(job.store.job().head()).record.restore).step == 20
+    job.sound()

@@ -32,9 +32,14 @@ with strata.init(state={}, storage_path=sys.argv[1], preempt_signals=()) as run:
 @pytest.mark.parametrize(
     ("program", "statement", "status", "saved"),
     [
-        (PROGRAM, "sys.exit(3)", 3, [1]),
+        (PROGRAM, "sys.exit(3)", 3, []),
         (PROGRAM, "1 // 0", 1, []),
-        (PROGRAM, "sys.exit()", 0, [1]),
+        (PROGRAM, "break", 0, []),
+        (PROGRAM, "break\nrun.close()", 0, [1]),
+        (PROGRAM, "pass", 0, [3]),
+        (PROGRAM, "pass\nfor _ in run.steps([4]):\n    sys.exit()", 0, []),
+        (PROGRAM, "pass\nrun.step_done()", 0, []),
+        (PROGRAM, "pass\nrun.step_done()\nrun.close()", 0, [4]),
         (WITHIN, "sys.exit(3)", 3, []),
         (WITHIN, "sys.exit()", 0, [1]),
     ],
@@ -55,7 +60,8 @@ import sys
 import strata
 from strata.errors import StorageError
 run = strata.init(state={}, storage_path=sys.argv[1], preempt_signals=())
-run.step_done()
+for _ in run.steps([1]):
+    pass
 
 def fails(*arguments, **more):
     raise StorageError("the disk is full")
