@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -53,6 +54,7 @@ class RunOf:
 
     def __init__(self, peers: RoomRank) -> None:
         self.peers = peers
+        self.checkpoints = SimpleNamespace(gone_back=None)
 
 
 @pytest.fixture
