@@ -9,6 +9,7 @@ import pytest
 from strata.core.agreement import BEGIN_BARRIER, CLOSING_BARRIER, STOP_BARRIER, Verdict
 from strata.core.ids import WorkerId
 from strata.core.job_requests import decide_scale
+from strata.core.members import decide_rank_exit
 from strata.core.newcomers import FIRST_S, MOST_S, delay_s
 from strata.core.records import CheckpointState, Newcomer, Phase, StopAction
 from strata.core.stopping import (
@@ -216,6 +217,29 @@ def test_a_world_of_fewer_than_the_least_members_follows_no_growth(heeds: bool) 
     go(job)
     assert scaled(job, 1) == heeds
     assert len(world_of(job.store)) == (2 if heeds else 4)
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_rank_that_leaves_before_another_size_has_failed_and_the_next_world_follows(
+    job: Job, closing: bool
+) -> None:
+    """Were it a stop, nobody would end a generation that is about to finish."""
+    go(job)
+    if closing:
+        meet(job, CLOSING_BARRIER)
+    ends(job.store, 0, 75)
+    ends(job.store, 1, 0)
+    go(job)
+    assert head(job.store).generation == 2
+    assert "rank 0 of w0 failed" in head(job.store).reason
+
+
+def test_whether_it_has_failed_is_said_of_the_notice_that_holds(job: Job) -> None:
+    go(job)
+    member = not_none(job.store.live.world()).member_of(0)
+    failed = decide_rank_exit(job.store.live, member.worker, member.incarnation, 1, 0, 75)
+    job.store.settle(lambda view: decide_stop(view, StopRequest(action=PREEMPT)))
+    assert not job.store.execute(not_none(failed.txn)).succeeded
 
 
 @pytest.mark.parametrize("late", [True, False])
