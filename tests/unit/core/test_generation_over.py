@@ -14,6 +14,7 @@ from strata.core.newcomers import FIRST_S, MOST_S, delay_s
 from strata.core.records import CheckpointState, Newcomer, Phase, StopAction
 from strata.core.stopping import (
     DEFAULT_GRACE_MS,
+    LATE_S,
     SAVE_S,
     SCALE_MS,
     StopRequest,
@@ -26,7 +27,7 @@ from strata.core.worlds import needs_settling, plan_world
 from strata.errors import InvalidArgument
 from tests.not_none import not_none
 from tests.unit.core.rig import KEYS, Observer, agreed, leave, plan, register, released, world_of
-from tests.unit.core.stop_job import DRAIN, PAUSE, PREEMPT
+from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT
 from tests.unit.core.stop_job import Job as StopJob
 from tests.unit.core.test_worlds import Job, checkpoint, commit, ends, head
 
@@ -358,6 +359,26 @@ def test_a_generation_ends_when_its_common_step_is_saved_or_is_not_to_be(
         expected = {"w0", "w2"} if action is DRAIN else set()
         assert set(world_of(job.store)) == expected
         assert (job.store.live.phase() is Phase.PAUSED) == (action is PAUSE)
+
+
+def test_an_earlier_save_that_is_under_way_is_waited_for_though_the_common_step_is_not_saved() -> None:
+    job = StopJob()
+    job.stop(PREEMPT)
+    checkpoint(job.store, STEP - 5, generation=1, state=CheckpointState.OPEN)
+    job.agree(STEP, Verdict.TOO_SLOW)
+    job.go(settled=True, asked_s=GRACE_S)
+    assert job.head.generation == 1
+    commit(job.store, STEP - 5)
+    assert "without a save: a save takes longer" in job.go(settled=True)
+    assert job.head.generation == 2
+
+
+def test_an_earlier_save_is_not_waited_for_without_end() -> None:
+    job = StopJob()
+    job.stop(PREEMPT)
+    checkpoint(job.store, STEP - 5, generation=1, state=CheckpointState.OPEN)
+    job.agree(STEP, Verdict.TOO_SLOW)
+    assert "without a save" in job.go(settled=True, asked_s=GRACE_S + LATE_S)
 
 
 def test_a_save_that_takes_longer_than_the_time_to_agree_is_waited_for(job: Job) -> None:
