@@ -260,14 +260,20 @@ class Stopper:
         self._leave(step)
 
     def _save(self) -> None:
-        """Return once the common step is committed; `Unavailable` when this process is to leave before that."""
-        info = self._run.save_common(over=self.out_of_time)
-        if info is not None:
-            try:
+        """Return once the common step is committed; `Unavailable` when this process is to leave before that.
+
+        Who stays stands for an outage, however long: its end would be a failure.
+        """
+        info = None
+        self._run.checkpoints.stand(lambda: not self._leaves())
+        try:
+            info = self._run.save_common(over=self.out_of_time)
+            if info is not None:
                 within(None, info.wait, what="waiting for the save", over=self.out_of_time)
-            finally:
-                if not info.done:
-                    info.cancel()
+        finally:
+            if info is not None and not info.done:
+                info.cancel()
+            self._run.checkpoints.stand(lambda: False)
 
     def _skip(self, step: int, why: str) -> None:
         log.error("THE SAVE OF STEP %d IS SKIPPED: %s; training goes on from an earlier one", step, why)

@@ -156,6 +156,23 @@ def test_only_who_is_drained_leaves_and_the_others_wait_for_the_next_world(tmp_p
         assert trainer.saved() == [trainer.run_.step]
 
 
+def test_who_stays_stands_for_an_outage_in_the_common_save_and_who_leaves_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, told = Room(2), dict[int, list[bool]]()
+    trainers, _ = training(room, tmp_path)
+    for trainer in trainers:
+        stood = told[trainer.peers.rank] = []
+        monkeypatch.setattr(
+            trainer.run_.checkpoints, "stand", lambda stands, stood=stood: stood.append(stands())
+        )
+    room.notice(STOP_ACTION_DRAIN, workers=["w1"])
+    trainers[1].join(LIMIT_S)
+    room.next_world()
+    joined(trainers)
+    assert told == {0: [True, False], 1: [False, False]}
+
+
 def test_who_is_drained_while_it_waits_for_the_next_world_leaves_as_well(tmp_path: Path) -> None:
     room = Room(3)
     trainers, _ = training(room, tmp_path)
