@@ -86,6 +86,8 @@ class Stopper:
         self._ended = False
         self.stopping = False
         """Whether this rank is at the common step, or leaves: what follows is known, whichever world comes."""
+        self.saving = False
+        """Whether this rank saves the common step: until its mark is on the storage a signal that ends it can wait."""
         self.leaving = False
         """Whether this process leaves because of the notice."""
         self._forget = self._peers.observe_world(self._on_world)
@@ -264,7 +266,7 @@ class Stopper:
 
         Who stays stands for an outage, however long: its end would be a failure.
         """
-        info = None
+        info, self.saving = None, True
         self._run.checkpoints.stand(lambda: not self._leaves())
         try:
             info = self._run.save_common(over=self.out_of_time)
@@ -274,6 +276,7 @@ class Stopper:
             if info is not None and not info.done:
                 info.cancel()
             self._run.checkpoints.stand(lambda: False)
+            self.saving = False
 
     def _skip(self, step: int, why: str) -> None:
         log.error("THE SAVE OF STEP %d IS SKIPPED: %s; training goes on from an earlier one", step, why)

@@ -186,6 +186,20 @@ def test_in_a_world_that_has_ended_a_signal_means_what_it_says(room: Room) -> No
     assert peers.requests == []
 
 
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_rank_that_is_ended_with_its_generation_finishes_the_common_save(room: Room, heard: bool) -> None:
+    """The head follows the commit at once; its mark on the storage may be under way yet."""
+    peers = Asking(room, 0)
+    peers.answer = StaleGeneration("the world is generation 2")
+    it = preemption(peers)
+    it._stopper.saving = True
+    if heard:
+        room.next_world()
+    assert it._signalled(TERM)
+    it._stopper.saving = False
+    assert not it._signalled(TERM)
+
+
 class Lone(Asking):
     """A member of its own: it says itself how it ended."""
 

@@ -173,6 +173,26 @@ def test_who_stays_stands_for_an_outage_in_the_common_save_and_who_leaves_does_n
     assert told == {0: [True, False], 1: [False, False]}
 
 
+def test_the_common_save_is_known_until_it_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room, saving = Room(1), list[bool]()
+    trainer, end = in_first_step(room, tmp_path)
+    wait = CheckpointInfo.wait
+
+    def waits(info: CheckpointInfo, timeout_s: float | None = None) -> CheckpointInfo:
+        saving.append(trainer.stopper.saving)
+        return wait(info, timeout_s)
+
+    monkeypatch.setattr(CheckpointInfo, "wait", waits)
+    room.notice(STOP_ACTION_SCALE)
+    assert decided(trainer) == 1
+    end.set()
+    assert saved_by_all([trainer], 1)
+    room.next_world()
+    joined([trainer])
+    assert saving[0]
+    assert not trainer.stopper.saving
+
+
 def test_who_is_drained_while_it_waits_for_the_next_world_leaves_as_well(tmp_path: Path) -> None:
     room = Room(3)
     trainers, _ = training(room, tmp_path)
