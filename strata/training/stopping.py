@@ -267,11 +267,20 @@ class Stopper:
         Who stays stands for an outage, however long: its end would be a failure.
         """
         info, self.saving = None, True
+        tell = self._run.saves.teller(self._run.step)
+
+        def over() -> bool:
+            with contextlib.suppress(
+                StaleGeneration
+            ):  # the head follows the commit at once: what is left is the mark
+                tell()
+            return self.out_of_time()
+
         self._run.checkpoints.stand(lambda: not self._leaves())
         try:
-            info = self._run.save_common(over=self.out_of_time)
+            info = self._run.save_common(over=over)
             if info is not None:
-                within(None, info.wait, what="waiting for the save", over=self.out_of_time)
+                within(None, info.wait, what="waiting for the save", over=over)
         finally:
             if info is not None and not info.done:
                 info.cancel()

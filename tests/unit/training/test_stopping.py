@@ -13,6 +13,7 @@ import pytest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.core.agreement import STOP_BARRIER, Agreement
 from strata.errors import Preempted, StaleGeneration
+from strata.training import saves
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
@@ -21,7 +22,16 @@ from strata.v1.worlds_pb2 import (
     StopNotice,
 )
 from tests.unit.training.room import LIMIT_S, Room
-from tests.unit.training.trainers import Trainer, decided, holding, in_first_step, joined, proposes, training
+from tests.unit.training.trainers import (
+    Trainer,
+    decided,
+    holding,
+    in_first_step,
+    joined,
+    others_agree,
+    proposes,
+    training,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +181,26 @@ def test_who_stays_stands_for_an_outage_in_the_common_save_and_who_leaves_does_n
     room.next_world()
     joined(trainers)
     assert told == {0: [True, False], 1: [False, False]}
+
+
+def test_a_rank_that_waits_for_the_common_save_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silent for longer than steps take it would stand still, and be evicted."""
+    monkeypatch.setattr(saves, "TELL_S", 0.0)
+    room = Room(2)
+    trainer, end = in_first_step(room, tmp_path)
+    room.notice(STOP_ACTION_SCALE)
+    others_agree(room, 1)
+    assert decided(trainer) == 1
+    end.set()
+    deadline = time.monotonic() + LIMIT_S
+    while "save 0 s" not in trainer.peers.phases:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    room.next_world()
+    joined([trainer])
+    assert isinstance(trainer.ended_by, StaleGeneration)
 
 
 def test_the_common_save_is_known_until_it_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
