@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core.agreement import BEGIN_BARRIER
+from strata.core.agreement import BEGIN_BARRIER, Verdict
 from strata.core.spent import SPENT_S
 from strata.core.stopping import next_deadline_s, revisions
 from strata.core.worlds import needs_settling
@@ -41,6 +41,8 @@ def test_a_world_of_others_grows_by_one_that_cannot_restart() -> None:
     job = Job(1, least=1, most=3)
     job.go(settled=True)
     come(job, "z")
+    job.go(settled=True)
+    job.agree(1, Verdict.NO_TIME)
     job.go(settled=True)
     assert job.head.generation == 2
     assert "z" in world_of(job.store)
