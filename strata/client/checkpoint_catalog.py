@@ -67,6 +67,8 @@ class CoordinatedCatalog:
         self._root_uri = root_uri
         self._new_id = new_id
         self._save_wait_s = save_wait_s
+        self.stands: Callable[[], bool] = lambda: False
+        """Whether this rank stands for an outage however long: what waits for coordinators then gives up by no clock."""
         self._ask_again_s = ask_again_s
         self._news = Condition()
         self._seen: dict[tuple[int, int], Checkpoint] = {}
@@ -197,7 +199,7 @@ class CoordinatedCatalog:
                     raise CheckpointAborted(f"the save of step {checkpoint.step} was cancelled")
                 self._news.wait(LOOK_S)
             now = time.monotonic()
-            if now >= deadline:
+            if now >= deadline and not self.stands():
                 raise Unavailable(
                     f"step {checkpoint.step} is not committed after {timeout_s:g} s: {_waiting_for(current)}"
                 )
@@ -297,7 +299,7 @@ class CoordinatedCatalog:
     def ask(self, request: Message, *, wait_s: float | None = None) -> Any:
         """Return the answer to any request of this job, asking again while nobody can give one.
 
-        `Unavailable` when there is none within `wait_s`, or within the time of a save.
+        `Unavailable` when there is none within `wait_s`, or within the time of a save, unless this rank `stands`.
         """
         deadline = time.monotonic() + (self._save_wait_s if wait_s is None else wait_s)
         while True:
@@ -306,7 +308,9 @@ class CoordinatedCatalog:
                 return self._port.call(request, timeout_s=max(left_s, LOOK_S))
             except Unavailable:
                 if deadline - time.monotonic() <= LOOK_S:
-                    raise
+                    if wait_s is not None or not self.stands():
+                        raise
+                    deadline += self._save_wait_s
             with self._news:
                 self._news.wait(LOOK_S)
 

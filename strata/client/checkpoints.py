@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -418,6 +418,11 @@ class CheckpointManager:
         """
         self._writer.settle(arguments.timeout(timeout_s, zero=True))
         self._writer.let_pass()
+
+    def stand(self, stands: Callable[[], bool]) -> None:
+        """Have saves wait for coordinators beyond their time as long as it `stands`."""
+        if not isinstance(self._catalog, LocalCatalog):
+            self._catalog.stands = stands
 
     def wait_until_replicated(self, timeout_s: float | None = None) -> None:
         """Return once every committed checkpoint is in the second storage too.

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from strata.core.agreement import BEGIN_BARRIER
 from strata.errors import StrataError
+from strata.wire.worlds import notice_record
 
 BARRIER: Final = "strata.checkpoint.preemption"
 MIN_WAIT_S: Final = 1.0
@@ -82,7 +83,8 @@ class PreemptionPoint:
 
     def _hear(self, update: Any) -> None:
         """Take note of the world as it is known; in the session's thread, which must not wait."""
-        if update.HasField("notice"):
+        # before a world of another size nobody leaves, and whoever is told "yes" does
+        if update.HasField("notice") and notice_record(update.notice).has_deadline:
             with self._lock:
                 self._notice = update.notice
                 self._current()

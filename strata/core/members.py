@@ -227,9 +227,10 @@ def decide_rank_exit(
 
     `early`: its process failed by itself within its first seconds, before a step.
 
-    Code 75 of a rank whose generation is asked to stop is what was asked for: it has stopped. So has who
-    ends in any way after another rank has: that one's leaving breaks what they did together, and who ends
-    the one ends the others. A rank that fails before anybody has stopped is a failure as ever.
+    Code 75 of a rank whose generation is asked to stop within a time is what was asked for: it has stopped. So has
+    who ends in any way after another rank has: that one's leaving breaks what they did together, and who ends
+    the one ends the others. A rank that fails before anybody has stopped is a failure as ever, and so is one that
+    leaves before a world of another size: all stay there.
 
     Refusals: `StaleGeneration` for a world that has ended, `StaleIncarnation` for a replaced
     member, `Refused` for a rank that this member does not run.
@@ -266,17 +267,19 @@ def decide_rank_exit(
         *map(absent, ends.values()),
     )
     put: Put
-    # the notice, and who has stopped because of it, stay as long as the head, which is compared
+    notice = job.notice(
+        generation
+    )  # it, and who has stopped because of it, stay as long as the head, which is compared
     if code == 0:
         how, put = "is done", Put(key=ends["done"], value=encode(RankDone(worker=worker)))
-    elif job.notice(generation) is not None and (code == PREEMPTED or job.stopped(generation)):
+    elif notice is not None and notice.record.has_deadline and (code == PREEMPTED or job.stopped(generation)):
         how = "stopped as it was asked to"
         if code != PREEMPTED:
             how += f", though it ended with {reason or describe_exit(code)}"[:MAX_REASON_CHARS]
         put = Put(key=ends["stopped"], value=encode(RankStopped(worker=worker)))
     else:
         if code == PREEMPTED:
-            compares = (*compares, absent(keys.notice(generation)))
+            compares = (*compares, unchanged(keys.notice(generation), notice.mod_revision if notice else 0))
         record = RankFailed(
             reason=(reason or describe_exit(code))[:MAX_REASON_CHARS], worker=worker, code=code, early=early
         )

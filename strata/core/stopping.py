@@ -5,7 +5,7 @@ is theirs (`core.agreement`), and what it means to a member says `core.notices`.
 or any replica, and only ever made wider or more urgent. A rank that then ends with code 75 has stopped and not failed.
 
 The leader ends the generation (`generation_over`) once nothing is left to wait for: the common step is committed, or is
-not to be, or cannot be any more, or the time is over.
+not to be and no earlier save is under way, or cannot be any more, or the time is over.
 
 Who was asked to leave gets no place any more, in this generation's successors either: the heads
 carry that on (`WorldHead.asked`) until they are gone. So nobody is placed while it packs up.
@@ -191,18 +191,27 @@ def generation_over(
     if record.has_deadline and not record.grace_ms:
         return "at once"
     common = common_step(job, generation, ranks=world.head.size)
+    over = time_over_s(job, notice, asked_s) <= 0
+    if common is not None and not common.save:
+        # what was begun before may still be saved: the next world would give it up
+        return f"without a save: {common.verdict.sentence}" if over or not _saving(job, generation) else None
     if common is not None:
-        if not common.save:
-            return f"without a save: {common.verdict.sentence}"
         entry = job.checkpoint(common.step, generation)
         if entry is not None and entry.record.state is CheckpointState.COMMITTED:
             return f"step {common.step} is saved"
         if entry is not None and entry.record.state is CheckpointState.ABORTED:
             return f"step {common.step} could not be saved: {entry.record.reason}"
-    if time_over_s(job, notice, asked_s) > 0:
+    if not over:
         return None
     return (
         "the ranks had not stopped in time" if common is None else f"step {common.step} was not saved in time"
+    )
+
+
+def _saving(job: JobView, generation: int) -> bool:
+    return any(
+        one.record.state is CheckpointState.OPEN and one.record.generation == generation
+        for one in job.checkpoints()
     )
 
 

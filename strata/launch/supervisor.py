@@ -232,8 +232,11 @@ class Supervisor:
             self._move(place, self._slots.start(place))
 
     def _going_on(self, update: WorldUpdate) -> frozenset[int]:
-        """Return the local ranks whose processes shall go on in the world of `update`, or wait for one."""
-        placed = update.HasField("place") or update.world.forming
+        """Return the local ranks whose processes shall go on in the world of `update`, or wait for one.
+
+        A pause may last: nothing is kept for it, nor the memory of devices.
+        """
+        placed = update.HasField("place") or (update.world.forming and update.phase != JOB_PHASE_PAUSED)
         return self._agent.in_process() if placed and self._config.restart == IN_PROCESS else frozenset()
 
     def _move(self, place: Place, local_ranks: frozenset[int]) -> None:

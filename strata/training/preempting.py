@@ -130,6 +130,11 @@ class Preemption:
             self._signals.obey_heard()
 
     @property
+    def _ends_by_itself(self) -> bool:
+        """Whether a signal that this process gets at the end of its generation can wait: it ends soon, as it would then."""
+        return self._leaves_by_itself or self._stopper.saving
+
+    @property
     def _leaves_by_itself(self) -> bool:
         """Whether this process leaves at the end of its generation if it was told that it has to."""
         return self._ending is not None and self._ending.leaves
@@ -141,7 +146,7 @@ class Preemption:
         if self._ending is not None:
             self._ending.leave_then(reason)
         if self._ended:
-            return self._leaves_by_itself
+            return self._ends_by_itself
         if self._stopper.covers(grace_s=self._grace_s):
             return True
         if isinstance(self._peers, Alone):
@@ -151,7 +156,7 @@ class Preemption:
             notice = self._request(reason, member_only=self._member_only)
         except StaleGeneration:
             # its end is about to be heard here, too: its supervisor may end this rank because of that
-            return self._leaves_by_itself
+            return self._ends_by_itself
         except StrataError as error:
             log.error("nobody can be asked to stop: %s", error)  # noqa: TRY400  # the reason says it all
             return False

@@ -236,7 +236,7 @@ class Saves:
 
         It goes on until `done`, and no save is held any longer once this process is `out_of_time`.
         """
-        begun_s = told_s = self._clock.monotonic_s()
+        tell = self.teller(step)
         while True:
             try:
                 wait(LOOK_S)
@@ -248,9 +248,19 @@ class Saves:
                 return
             if self.out_of_time():
                 self._checkpoints.holds.drop()
+            tell()
+
+    def teller(self, step: int) -> Callable[[], None]:
+        """Return what, called often, says every few seconds for how long this rank has waited for a save."""
+        begun_s = told_s = self._clock.monotonic_s()
+
+        def tell() -> None:
+            nonlocal told_s
             if (now_s := self._clock.monotonic_s()) - told_s >= TELL_S:
                 told_s = now_s
                 self._peers.progress(step, f"{SAVE} {now_s - begun_s:.0f} s")
+
+        return tell
 
     def give_up_held(self, limit_s: float | None) -> float | None:
         """Drop what is held here, at the end of a run; return how long what is in flight may take, of `limit_s`."""

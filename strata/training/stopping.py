@@ -86,6 +86,8 @@ class Stopper:
         self._ended = False
         self.stopping = False
         """Whether this rank is at the common step, or leaves: what follows is known, whichever world comes."""
+        self.saving = False
+        """Whether this rank saves the common step: until its mark is on the storage a signal that ends it can wait."""
         self.leaving = False
         """Whether this process leaves because of the notice."""
         self._forget = self._peers.observe_world(self._on_world)
@@ -260,14 +262,30 @@ class Stopper:
         self._leave(step)
 
     def _save(self) -> None:
-        """Return once the common step is committed; `Unavailable` when this process is to leave before that."""
-        info = self._run.save_common(over=self.out_of_time)
-        if info is not None:
-            try:
-                within(None, info.wait, what="waiting for the save", over=self.out_of_time)
-            finally:
-                if not info.done:
-                    info.cancel()
+        """Return once the common step is committed; `Unavailable` when this process is to leave before that.
+
+        Who stays stands for an outage, however long: its end would be a failure.
+        """
+        info, self.saving = None, True
+        tell = self._run.saves.teller(self._run.step)
+
+        def over() -> bool:
+            with contextlib.suppress(
+                StaleGeneration
+            ):  # the head follows the commit at once: what is left is the mark
+                tell()
+            return self.out_of_time()
+
+        self._run.checkpoints.stand(lambda: not self._leaves())
+        try:
+            info = self._run.save_common(over=over)
+            if info is not None:
+                within(None, info.wait, what="waiting for the save", over=over)
+        finally:
+            if info is not None and not info.done:
+                info.cancel()
+            self._run.checkpoints.stand(lambda: False)
+            self.saving = False
 
     def _skip(self, step: int, why: str) -> None:
         log.error("THE SAVE OF STEP %d IS SKIPPED: %s; training goes on from an earlier one", step, why)

@@ -11,6 +11,7 @@ background loop.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -63,8 +64,8 @@ class AgentMember:
         self.stopped = False
         """Whether the workers that ended here for good had stopped as they were asked to: the job goes on."""
         self._leaving: asyncio.Task[None] | None = None
-        self._over_s = 0.0
-        """When the generation joined last was last known to go on."""
+        self._over_s = math.inf
+        """When it was first heard that the generation joined last has ended."""
         self._address = ""
         self.place: Place | None = None
         """Where the workers of the generation joined last stand."""
@@ -131,7 +132,7 @@ class AgentMember:
             self._handled = update.world.generation
             found = await self._meet(update, open_store)
             if found is not None:
-                self.place, self._over_s = found[0], time.monotonic()
+                self.place, self._over_s = found[0], math.inf
                 self._session.set_place(self.place)
                 return found
 
@@ -233,8 +234,8 @@ class AgentMember:
     def _leave_if_over(self) -> None:
         """An agent whose workers are done takes no part in a newer world: it cannot start them again."""
         update, place = self._session.world, self.place
-        if not agent_state.is_over(update, place):
-            self._over_s = time.monotonic()
+        over = agent_state.is_over(update, place)
+        self._over_s = min(self._over_s, time.monotonic()) if over else math.inf
         if not self._finishing or update is None or place is None or self._leaving is not None:
             return
         if update.world.generation != place.generation:

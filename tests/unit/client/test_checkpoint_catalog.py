@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 
@@ -98,6 +99,25 @@ def test_without_any_coordinator_a_save_waits_its_time_and_no_longer() -> None:
         catalog_of(port, save_wait_s=0.6).begin(SaveRequest(step=20))
     assert len(port.timeouts) >= 2
     assert max(port.timeouts) <= 0.6
+
+
+def test_who_stands_waits_for_coordinators_as_long_as_it_does() -> None:
+    cluster = Cluster(a=1)
+    cluster.down = True
+    catalog, looks = catalog_of(cluster.port(0), save_wait_s=0.3), itertools.count(1)
+
+    def stands() -> bool:
+        cluster.down = next(looks) < 3
+        return True
+
+    catalog.stands = stands
+    record = catalog.begin(SaveRequest(step=20))
+    cluster.down, catalog.stands = True, lambda: next(looks) < 7
+    with pytest.raises(Unavailable):
+        catalog.wait(record, _is_committed, timeout_s=0.0, cancelled=NEVER)
+    with pytest.raises(Unavailable):
+        catalog.begin(SaveRequest(step=21))
+    assert next(looks) > 7
 
 
 def test_coordinators_that_return_in_time_are_enough() -> None:

@@ -17,6 +17,7 @@ from strata.errors import BarrierBroken, Unavailable
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_PREEMPT,
+    STOP_ACTION_SCALE,
     StopNotice,
 )
 
@@ -105,9 +106,11 @@ def test_a_notice_that_means_nobody_here_changes_nothing() -> None:
     assert not point.reached(1)
     rank.hear(generation=6)
     assert not point.reached(2)
+    rank.hear(STOP_ACTION_SCALE)
+    assert not point.reached(3), "the ranks of a world of another size do not leave with 75 before it"
     rank.hear()
-    assert point.reached(3)
-    assert not point.reached(2)
+    assert point.reached(4)
+    assert not point.reached(3)
     point.close()
     assert rank.hears is None
 

@@ -60,7 +60,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What may happen. `late`: the leader waits no longer, at any moment; `deadlines`: ranks leave at theirs."""
+    """What may happen. `late`: the leader waits no longer, at any moment; `deadlines`: ranks leave at theirs; `exits`: rank 0
+    ends with code 75 by itself before a world of another size; `cannot`: rank 0 can save nothing."""
 
     last: int = 3
     begun: int = 1
@@ -69,6 +70,8 @@ class Rules:
     deaths: bool = False
     late: bool = False
     deadlines: bool = False
+    exits: bool = False
+    cannot: bool = False
     faults: frozenset[str] = frozenset()
 
 
@@ -106,6 +109,9 @@ def moves(model: Model, rules: Rules) -> Iterator[Model]:
         yield from agrees(model, index, rank, rules)
         if rules.deaths and not any(one.end == "died" for one in model.ranks):
             yield put(model, index, replace(rank, end="died"))
+        if rules.exits and index == 0 and model.notice == SCALE:
+            stops = "75 is a stop before another size" in rules.faults
+            yield put(model, index, replace(rank, end="stopped" if stops else "died"))
     yield from written(model, rules)
     if model.up and model.losses < rules.losses:
         yield replace(model, up=False, losses=model.losses + 1, arrivals=())
@@ -151,7 +157,7 @@ def agrees(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model
     if rank.told == rank.meetings:
         over = agreement.decision is not None or BROKEN in model.outcomes[: rank.told]
         if rank.heard and not over and rank.told % 2 == 0:
-            yield arrives(model, index, rank, agreement.propose())
+            yield arrives(model, index, rank, agreement.propose(can_save=not (rules.cannot and index == 0)))
         return
     if len(model.outcomes) < rank.meetings or not model.up:
         return
@@ -212,6 +218,8 @@ def ends(model: Model, rules: Rules) -> bool:
         return True
     if not model.notice or all(rank.end == "done" for rank in model.ranks):
         return False
+    if model.notice == SCALE and any(rank.end == "done" for rank in model.ranks):
+        return False  # it is about to finish
     if rules.late or model.committed or any(not one.save for one in decided(model)):
         return True
     asked = [rank for index, rank in enumerate(model.ranks) if leaves(model.notice, index)] or model.ranks
@@ -242,8 +250,8 @@ def check(model: Model) -> None:
 def check_end(model: Model) -> str:
     """Nothing can move any more: say how it ended; `Violation` if a rank waits for ever."""
     if model.head is None:
-        if any(not rank.end for rank in model.ranks):
-            raise Violation(f"a rank waits for ever: {model}")
+        if any(rank.end != "done" for rank in model.ranks):
+            raise Violation(f"a rank waits for ever, or the leader does: {model}")
         return "done"
     return "saved" if model.committed else "not saved"
 
@@ -270,14 +278,16 @@ def search(size: int, rules: Rules) -> tuple[set[str], int]:
     """Visit every state that can be reached; return how it can end, and how many states there are."""
     begin = Model(tuple(Rank(agreement=Agreement(begun=rules.begun)) for _ in range(size)))
     seen, todo, ends_ = {begin}, [begin], set()
-    alike = () if DRAIN in rules.notices or "a round lost on reconnect" in rules.faults else range(size)
+    named = (
+        DRAIN in rules.notices or rules.exits or rules.cannot or "a round lost on reconnect" in rules.faults
+    )
     while todo:
         model = todo.pop()
         check(model)
         following = list(moves(model, rules))
         if not following:
             ends_.add(check_end(model))
-        for after in following if not alike else map(canonical, following):
+        for after in following if named else map(canonical, following):
             if after not in seen:
                 seen.add(after)
                 todo.append(after)

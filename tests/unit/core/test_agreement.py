@@ -44,6 +44,16 @@ def test_deaths_deadlines_and_a_leader_that_waits_no_longer_break_no_promise(
     assert ends == {"saved", "not saved", "done"}
 
 
+def test_where_a_rank_cannot_save_all_stop_and_none_saves() -> None:
+    ends, _ = search(2, Rules(last=2, notices=(SCALE, PREEMPT), cannot=True))
+    assert ends == {"not saved", "done"}
+
+
+def test_a_rank_that_leaves_before_another_size_has_failed_and_nobody_waits_for_it() -> None:
+    ends, _ = search(2, Rules(last=2, exits=True))
+    assert ends == {"saved", "not saved", "done"}
+
+
 @pytest.mark.parametrize(
     ("fault", "rules", "found"),
     [
@@ -52,6 +62,11 @@ def test_deaths_deadlines_and_a_leader_that_waits_no_longer_break_no_promise(
         ("S is chosen again", Rules(), "decided twice|a step after the common one"),
         ("a head that compares nothing", Rules(), "knows nothing of the commit or of the notice"),
         ("a staying rank exits", Rules(notices=(SCALE,)), "to stay has left"),
+        (
+            "75 is a stop before another size",
+            Rules(last=2, notices=(SCALE,), exits=True),
+            "or the leader does",
+        ),
         ("a round lost on reconnect", Rules(last=2, losses=1), "waits for ever"),
     ],
 )

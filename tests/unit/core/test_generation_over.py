@@ -9,10 +9,12 @@ import pytest
 from strata.core.agreement import BEGIN_BARRIER, CLOSING_BARRIER, STOP_BARRIER, Verdict
 from strata.core.ids import WorkerId
 from strata.core.job_requests import decide_scale
+from strata.core.members import decide_rank_exit
 from strata.core.newcomers import FIRST_S, MOST_S, delay_s
 from strata.core.records import CheckpointState, Newcomer, Phase, StopAction
 from strata.core.stopping import (
     DEFAULT_GRACE_MS,
+    LATE_S,
     SAVE_S,
     SCALE_MS,
     StopRequest,
@@ -25,7 +27,7 @@ from strata.core.worlds import needs_settling, plan_world
 from strata.errors import InvalidArgument
 from tests.not_none import not_none
 from tests.unit.core.rig import KEYS, Observer, agreed, leave, plan, register, released, world_of
-from tests.unit.core.stop_job import DRAIN, PAUSE, PREEMPT
+from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT
 from tests.unit.core.stop_job import Job as StopJob
 from tests.unit.core.test_worlds import Job, checkpoint, commit, ends, head
 
@@ -218,6 +220,24 @@ def test_a_world_of_fewer_than_the_least_members_follows_no_growth(heeds: bool) 
     assert len(world_of(job.store)) == (2 if heeds else 4)
 
 
+def test_a_rank_that_leaves_before_another_size_has_failed(job: Job) -> None:
+    """Were it a stop, nobody would end a generation that is about to finish."""
+    go(job)
+    meet(job, CLOSING_BARRIER)
+    ends(job.store, 0, 75)
+    ends(job.store, 1, 0)
+    go(job)
+    assert (head(job.store).generation, "rank 0 of w0 failed" in head(job.store).reason) == (2, True)
+
+
+def test_whether_it_has_failed_is_said_of_the_notice_that_holds(job: Job) -> None:
+    go(job)
+    member = not_none(job.store.live.world()).member_of(0)
+    failed = decide_rank_exit(job.store.live, member.worker, member.incarnation, 1, 0, 75)
+    job.store.settle(lambda view: decide_stop(view, StopRequest(action=PREEMPT)))
+    assert not job.store.execute(not_none(failed.txn)).succeeded
+
+
 @pytest.mark.parametrize("late", [True, False])
 def test_ranks_that_saved_wait_for_the_least_number_of_members(job: Job, late: bool) -> None:
     go(job)
@@ -334,6 +354,19 @@ def test_a_generation_ends_when_its_common_step_is_saved_or_is_not_to_be(
         expected = {"w0", "w2"} if action is DRAIN else set()
         assert set(world_of(job.store)) == expected
         assert (job.store.live.phase() is Phase.PAUSED) == (action is PAUSE)
+
+
+def test_an_earlier_save_that_is_under_way_is_waited_for_though_the_common_step_is_not_saved() -> None:
+    job = StopJob()
+    job.stop(PREEMPT)
+    checkpoint(job.store, STEP - 5, generation=1, state=CheckpointState.OPEN)
+    job.agree(STEP, Verdict.TOO_SLOW)
+    job.go(settled=True, asked_s=GRACE_S)
+    assert job.head.generation == 1
+    over = plan(job.store, job.epoch, settled=True, asked_s=GRACE_S + LATE_S)
+    assert "without a save" in over.reason, "but not without end"
+    commit(job.store, STEP - 5)
+    assert "without a save: a save takes longer" in job.go(settled=True)
 
 
 def test_a_save_that_takes_longer_than_the_time_to_agree_is_waited_for(job: Job) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 from typing import Any
 
+from strata.v1.worlds_pb2 import JOB_PHASE_PAUSED
 from tests.unit.launch.stage import FOREVER, Exit, Stage, shell, stage, update
 
 
@@ -65,6 +66,20 @@ async def test_a_process_that_waits_for_its_place_ends_with_the_job() -> None:
         it.supervisor.on_world(update(4, first_rank=None))
         await gone(first)
         await gone(second)
+
+
+async def test_a_job_that_is_paused_keeps_no_process() -> None:
+    """Nor the memory of its devices, which others may be given meanwhile."""
+    async with stage(*FOREVER, **in_process()) as it:
+        await it.enter(update(1, slots=2))
+        before = pids(it)
+        it.door.movable = frozenset({0, 1})
+        paused = update(2, first_rank=None)
+        paused.world.forming, paused.phase = True, JOB_PHASE_PAUSED
+        it.supervisor.on_world(paused)
+        for pid in before:
+            assert pid is not None
+            await gone(pid)
 
 
 async def test_by_default_a_new_generation_is_a_new_process() -> None:

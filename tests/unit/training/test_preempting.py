@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -53,6 +54,7 @@ class RunOf:
 
     def __init__(self, peers: RoomRank) -> None:
         self.peers = peers
+        self.checkpoints = SimpleNamespace(gone_back=None)
 
 
 @pytest.fixture
@@ -182,6 +184,20 @@ def test_in_a_world_that_has_ended_a_signal_means_what_it_says(room: Room) -> No
     room.next_world()
     assert not it._signalled(TERM)
     assert peers.requests == []
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_rank_that_is_ended_with_its_generation_finishes_the_common_save(room: Room, heard: bool) -> None:
+    """The head follows the commit at once; its mark on the storage may be under way yet."""
+    peers = Asking(room, 0)
+    peers.answer = StaleGeneration("the world is generation 2")
+    it = preemption(peers)
+    it._stopper.saving = True
+    if heard:
+        room.next_world()
+    assert it._signalled(TERM)
+    it._stopper.saving = False
+    assert not it._signalled(TERM)
 
 
 class Lone(Asking):

@@ -13,6 +13,7 @@ import pytest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.core.agreement import STOP_BARRIER, Agreement
 from strata.errors import Preempted, StaleGeneration
+from strata.training import saves
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
@@ -21,7 +22,16 @@ from strata.v1.worlds_pb2 import (
     StopNotice,
 )
 from tests.unit.training.room import LIMIT_S, Room
-from tests.unit.training.trainers import Trainer, decided, holding, in_first_step, joined, proposes, training
+from tests.unit.training.trainers import (
+    Trainer,
+    decided,
+    holding,
+    in_first_step,
+    joined,
+    others_agree,
+    proposes,
+    training,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +164,63 @@ def test_only_who_is_drained_leaves_and_the_others_wait_for_the_next_world(tmp_p
         assert trainer.run_.step == trainers[1].run_.step
         assert not trainer.stopper.leaving
         assert trainer.saved() == [trainer.run_.step]
+
+
+def test_who_stays_stands_for_an_outage_in_the_common_save_and_who_leaves_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, told = Room(2), dict[int, list[bool]]()
+    trainers, _ = training(room, tmp_path)
+    for trainer in trainers:
+        stood = told[trainer.peers.rank] = []
+        monkeypatch.setattr(
+            trainer.run_.checkpoints, "stand", lambda stands, stood=stood: stood.append(stands())
+        )
+    room.notice(STOP_ACTION_DRAIN, workers=["w1"])
+    trainers[1].join(LIMIT_S)
+    room.next_world()
+    joined(trainers)
+    assert told == {0: [True, False], 1: [False, False]}
+
+
+def test_a_rank_that_waits_for_the_common_save_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silent for longer than steps take it would stand still, and be evicted."""
+    monkeypatch.setattr(saves, "TELL_S", 0.0)
+    room = Room(2)
+    trainer, end = in_first_step(room, tmp_path)
+    room.notice(STOP_ACTION_SCALE)
+    others_agree(room, 1)
+    assert decided(trainer) == 1
+    end.set()
+    deadline = time.monotonic() + LIMIT_S
+    while "save 0 s" not in trainer.peers.phases:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    room.next_world()
+    joined([trainer])
+    assert isinstance(trainer.ended_by, StaleGeneration)
+
+
+def test_the_common_save_is_known_until_it_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room, saving = Room(1), list[bool]()
+    trainer, end = in_first_step(room, tmp_path)
+    wait = CheckpointInfo.wait
+
+    def waits(info: CheckpointInfo, timeout_s: float | None = None) -> CheckpointInfo:
+        saving.append(trainer.stopper.saving)
+        return wait(info, timeout_s)
+
+    monkeypatch.setattr(CheckpointInfo, "wait", waits)
+    room.notice(STOP_ACTION_SCALE)
+    assert decided(trainer) == 1
+    end.set()
+    assert saved_by_all([trainer], 1)
+    room.next_world()
+    joined([trainer])
+    assert saving[0]
+    assert not trainer.stopper.saving
 
 
 def test_who_is_drained_while_it_waits_for_the_next_world_leaves_as_well(tmp_path: Path) -> None:
