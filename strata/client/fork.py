@@ -8,6 +8,7 @@ thread gRPC's own fork handlers crash a forked child, a DataLoader worker say, s
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Final
 
@@ -57,6 +58,8 @@ def _after_in_child() -> None:
     global _forked_from  # noqa: PLW0603  # a fact about the process
     if _user is not None:
         _forked_from = _user
+        # grpc.aio's last object, once collected, waits for a thread that the child does not have
+        gc.freeze()
 
 
 os.register_at_fork(after_in_child=_after_in_child)
