@@ -1,9 +1,9 @@
-"""A run that nobody closed ends with its program: as done, if its last `run.steps` came to its end; else nothing is saved.
+"""A run that nobody closed ends with its program: as done, if no step was under way; else nothing is saved.
 
 Python tells those who are called at exit neither of the exception nor of the status that ends a program. The exception is
-noted in `sys.excepthook`. The status is not known here: an agent that started the process reads it, so there the run is
-closed in any case; otherwise a loop that was left early looks like one that failed. Nor does Python take an error from
-those called at exit for one of the program: where the last step cannot be saved the process is ended from here, with 1.
+noted in `sys.excepthook`. The status is not known here, so a loop that was left within a step looks like one that failed:
+its state may be that of half a step. Nor does Python take an error from those called at exit for one of the program: what
+is not done is ended from here, with 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 from strata.errors import JobDone, Preempted
 from strata.training.ending import exit_preempted, exit_with
-from strata.training.peers import Alone
 from strata.training.run import Run
 
 log = logging.getLogger("strata.training")
@@ -37,14 +36,14 @@ def close_at_exit(run: Run) -> None:
         if failed:
             run.abandon(failed[0])
             return
-        if not run.came_to_end and (run.peers.is_lone or isinstance(run.peers, Alone)):
+        if run.begun > run.step:
             log.error(
                 "NOT DONE, AND STEP %d IS NOT SAVED if it was not before: the program ended without run.close(),"
-                " and its last run.steps did not come to its end",
+                " and its last run.steps was left within a step",
                 run.step,
             )
-            run.abandon("the program ended before its last run.steps came to its end")
-            return
+            run.abandon("the program ended within a step, without run.close()")
+            exit_with(1)
         # not patient: it may be that only this rank ends, by sys.exit(1), and the others wait for it
         try:
             run.close(patient=False)

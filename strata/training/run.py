@@ -92,7 +92,7 @@ class Run:
         self._optimizer_steps = 0
         on_optimizer_steps(state, after=self._optimizer_stepped)
         self._epochs_called = 0
-        self._passed_over = self._closed = self._over = self.came_to_end = False
+        self._passed_over = self._closed = self._over = False
         self._phase = START
         self._go_to_the_beginning()
 
@@ -242,13 +242,13 @@ class Run:
 
     def _steps(self, feed: Feed, epoch: int) -> Iterator[Any]:
         if epoch < self.position.epoch:
-            self._passed_over = self.came_to_end = True
+            self._passed_over = True
             return
         if self._passed_over:
             self._remembered.apply()
         elif self._as_restored:
             self._remembered.apply_random()
-        self._passed_over = self._as_restored = self.came_to_end = False
+        self._passed_over = self._as_restored = False
         if epoch > self.position.epoch:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
         self._facts = feed.facts
@@ -267,7 +267,6 @@ class Run:
             if fed.last:
                 with self._within_generation():
                     self._complete(fed.samples, batches=fed.batches)
-        self.came_to_end = True
         with self._within_generation():
             self._tell(BETWEEN)
 
@@ -294,7 +293,7 @@ class Run:
         for hook in self.hooks:
             hook.begins(number)
         self._begun = number
-        self._as_restored = self.came_to_end = False  # by the last `steps`; a loop of `step_done` has no end
+        self._as_restored = False
         self._timer.begins()
         if self._phase != STEP:
             self._tell(STEP)
