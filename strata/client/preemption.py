@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from strata.core.agreement import BEGIN_BARRIER
 from strata.errors import StrataError
-from strata.wire.worlds import notice_record
 
 BARRIER: Final = "strata.checkpoint.preemption"
 MIN_WAIT_S: Final = 1.0
@@ -83,6 +82,8 @@ class PreemptionPoint:
 
     def _hear(self, update: Any) -> None:
         """Take note of the world as it is known; in the session's thread, which must not wait."""
+        from strata.wire.worlds import notice_record  # noqa: PLC0415  # imports protobuf, which a manager alone needs not
+
         # before a world of another size nobody leaves, and whoever is told "yes" does
         if update.HasField("notice") and notice_record(update.notice).has_deadline:
             with self._lock:

@@ -17,6 +17,7 @@ import pytest
 import strata
 from strata import errors
 from strata.client.rank import RankClient
+from strata.core.agreement import BEGIN_BARRIER
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, GetWorldRequest
 
@@ -159,6 +160,8 @@ def test_one_that_rejoins_after_a_drain_is_asked_to_stop_no_more(trainers: Train
         raise AssertionError
 
     training = [trainers.pool.submit(train, x) for x in (a, b)]
+    while not (a.has_met(BEGIN_BARRIER) and b.has_met(BEGIN_BARRIER)):  # the leader ends others at once
+        time.sleep(0.01)
     with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
         client.stop("drain", worker_ids=[b.worker_id])
     last, other = (future.result(LIMIT_S) for future in training)
