@@ -126,9 +126,9 @@ class Agent:
             self.admission.move(place, local_ranks)
 
     async def address(self) -> str:
-        """Return where others reach this node; a route is looked for until one is found. A silent name service takes its time.
+        """Return where others reach this node: the address that was given, or of the route to the coordinators.
 
-        Without one it is the host's name, for this time.
+        While no route is found this is the host's name, and the next call looks again. A silent name service takes its time.
         """
         if not self._address:
             coordinator, given = self.config.endpoints[0], self.config.address

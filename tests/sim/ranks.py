@@ -75,7 +75,7 @@ class RankProcess(Program):
     """One process that is a rank, or claims to be one: what `strata.agent.rank_process.RankProcess` is to a relay."""
 
     exiting = False
-    """It ends at once."""
+    """A simulated process ends at once: the kernel has nothing of it to free."""
 
     def __init__(
         self, pid: int, generation: int, rank: int, *, agent: Program, board: Switchboard, host: str

@@ -136,9 +136,12 @@ class Node:
         ours.send(up(hello={"rank": hello}))
         return ours
 
-    async def attached(self, rank: int, *, generation: int = 1, in_process: bool = False) -> MemoryLink:
-        """Open a session and return its link after the welcome."""
-        link = await self.dial(rank, generation=generation, in_process=in_process)
+    async def attached(
+        self, rank: int, *, generation: int = 1, in_process: bool = False, pid: int | None = None
+    ) -> MemoryLink:
+        """Open a session, as process `pid` if one is given, and return its link after the welcome."""
+        process = None if pid is None else RankProcess(pid)
+        link = await self.dial(rank, generation=generation, in_process=in_process, process=process)
         assert (await link.recv()).WhichOneof("message") == "welcome"
         return link
 

@@ -28,17 +28,14 @@ def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
 async def test_a_rank_is_one_process_as_long_as_that_lives(sleepers: list[subprocess.Popen[bytes]]) -> None:
     first, second = sleepers
     async with node() as it:
-        held = await it.dial(2, process=RankProcess(first.pid))
-        assert (await held.recv()).HasField("welcome")
+        await it.attached(2, pid=first.pid)
         rival = await it.dial(2, process=RankProcess(second.pid))
         with pytest.raises(Refused, match=f"is process {first.pid}; process {second.pid} is refused"):
             await rival.recv()
-        again = await it.dial(2, process=RankProcess(first.pid))
-        assert (await again.recv()).HasField("welcome"), "the rank itself attaches anew"
+        await it.attached(2, pid=first.pid)  # the rank itself attaches anew
         first.kill()
         first.wait()  # milliseconds
-        heir = await it.dial(2, process=RankProcess(second.pid))
-        assert (await heir.recv()).HasField("welcome")
+        await it.attached(2, pid=second.pid)
         assert (now := it.relay.process(2)) is not None
         assert now.pid == second.pid
         assert [process.pid for *_, process in it.processes] == [first.pid, second.pid]
@@ -51,26 +48,24 @@ async def test_no_other_process_becomes_a_rank_that_said_farewell_and_lives(
 ) -> None:
     first, second = sleepers
     async with node() as it:
-        left = await it.dial(2, process=RankProcess(first.pid))
-        assert (await left.recv()).HasField("welcome")
+        left = await it.attached(2, pid=first.pid)
         left.send(up(leave={"reason": "closed"}))
         while await left.recv() is not None:
             pass
         helper = await it.dial(2, process=RankProcess(second.pid))
         with pytest.raises(Refused, match=f"is process {first.pid}; process {second.pid} is refused"):
             await helper.recv()
-        again = await it.dial(2, process=RankProcess(first.pid))
-        assert (await again.recv()).HasField("welcome"), "the rank itself attaches anew"
+        await it.attached(2, pid=first.pid)  # the rank itself attaches anew
         assert [process.pid for *_, process in it.processes] == [first.pid], "it is watched all the while"
 
 
+@in_virtual_time()
 async def test_a_rank_whose_process_ended_is_left_to_who_waits_for_it(
     sleepers: list[subprocess.Popen[bytes]],
 ) -> None:
     first, _ = sleepers
     async with node() as it:
-        link = await it.dial(2, process=RankProcess(first.pid))
-        assert (await link.recv()).HasField("welcome")
+        link = await it.attached(2, pid=first.pid)
         first.kill()
         first.wait()  # milliseconds
         link.break_off()
@@ -86,8 +81,7 @@ async def test_a_process_that_frees_its_memory_is_left_to_who_waits_for_it(
     dying, _other = sleepers
     monkeypatch.setattr(RankProcess, "exiting", property(lambda process: process.pid == dying.pid))
     async with node() as it:
-        link = await it.dial(2, process=RankProcess(dying.pid))
-        assert (await link.recv()).HasField("welcome")
+        link = await it.attached(2, pid=dying.pid)
         link.break_off()
         await asyncio.sleep(GRACE_S * 5)
         assert it.evicted == []
@@ -103,8 +97,7 @@ async def test_a_process_that_frees_its_memory_for_ever_is_killed(
 ) -> None:
     monkeypatch.setattr(RankProcess, "exiting", True)
     async with node() as it:
-        link = await it.dial(2, process=RankProcess(sleepers[0].pid))
-        assert (await link.recv()).HasField("welcome")
+        link = await it.attached(2, pid=sleepers[0].pid)
         link.break_off()
         await asyncio.sleep(EXIT_S + GRACE_S * 1.5)
         assert it.evicted == [(2, 1)]
