@@ -40,9 +40,6 @@ LOCAL_SLACK_S: Final = 10.0
 UNHEARD_S: Final = 2.0
 """After so long it is said that nobody has answered to a rank's end."""
 
-HURRIED_S: Final = 0.75
-"""So long who has to hurry waits for an answer to its end, and again to its leave: less than `loop.STOP_S` together."""
-
 log: Final = logging.getLogger("strata.client")
 
 T = TypeVar("T")
@@ -62,11 +59,10 @@ class RankClient:
         self._seat = seat
         self._session = seat.session
         self._loop = background
-        self._closed = self._hurried = False
+        self._closed = False
         self._reports = ProgressReports(seat, background)
         self._telling: concurrent.futures.Future[bool] | None = None
         """Says how this rank ended, from `close` on."""
-        self._limit: asyncio.Timeout | None = None
         """Until when, while it does."""
         self._loop.at_stop(self._detach)
 
@@ -378,12 +374,12 @@ class RankClient:
         Under `strata run` the supervisor learns from the process's own end how the rank fared; only that it
         stopped as it was asked to (75) is said here: the program may end with another code after that.
         A standalone process says it here: with code 0 its rank is done, with 75 it stopped as it was asked
-        to; it waits a minute for coordinators that are away, or until somebody hurries. Otherwise, and when
-        the process ends without this, the member leaves its world, which ends the generation for the others.
+        to; it waits a minute for coordinators that are away. Otherwise, and when the process ends without this,
+        the member leaves its world, which ends the generation for the others.
 
         `Preempted` when it was done and nobody heard that, in time or because its agent has ended: the program is
-        to be begun again, to say so. A thread that is interrupted here goes at once; what is to be told is
-        told behind its back, as far as that is soon.
+        to be begun again, to say so. A thread that is interrupted here goes at once; the end is told behind its
+        back for as long as the process lives, and a moment longer.
         """
         if self._closed or self._loop.is_inherited:
             return
@@ -394,23 +390,10 @@ class RankClient:
             told = self._telling.result()
         except (Unavailable, concurrent.futures.CancelledError):
             told = True  # nobody to tell, and nothing left to do
-        except BaseException:
-            self.hurry()
-            raise
         self._loop.forget_at_stop(self._detach)
         if not told and not code:
             log.error("NOBODY HEARD THAT RANK %d IS DONE; begin it again, to say so", self.rank)
             raise Preempted(f"rank {self.rank} is done, and no coordinator heard that")
-
-    def hurry(self) -> None:
-        """Have `close`, under way or to come, wait but a moment for those who hear how this rank ended."""
-        with contextlib.suppress(Unavailable):  # the program ends anyhow
-            self._loop.soon(self._hasten)
-
-    def _hasten(self) -> None:
-        self._hurried = True
-        if self._limit is not None:
-            self._limit.reschedule(asyncio.get_running_loop().time() + HURRIED_S)
 
     async def _close(self, code: int, reason: str) -> bool:
         """Say how this rank ended, if it is to be said here, and leave; False when nobody heard it in time."""
@@ -421,20 +404,18 @@ class RankClient:
         told = True
         if tells:
             unheard = asyncio.get_running_loop().call_later(UNHEARD_S, _say_unheard) if member else None
-            limit_s = HURRIED_S if self._hurried else UNTOLD_S if member else LOCAL_SLACK_S
             try:
-                async with asyncio.timeout(limit_s) as self._limit:
+                async with asyncio.timeout(UNTOLD_S if member else LOCAL_SLACK_S):
                     await self._session.rank_exit(generation=self.generation, rank=self.rank, code=code)
             except (StaleGeneration, JobDone):
                 pass  # leaving says the rest
             except (StrataError, TimeoutError):
                 told = False
             finally:
-                self._limit = None
                 if unheard is not None:
                     unheard.cancel()
         if last:
-            await self._session.leave(reason, limit_s=HURRIED_S if self._hurried else LEAVE_S)
+            await self._session.leave(reason, limit_s=LEAVE_S)
         return told
 
     async def _detach(self) -> None:

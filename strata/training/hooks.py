@@ -22,10 +22,4 @@ class StepHook(Protocol):
         """The loop is over, and the run is about to end as a success, with its last save."""
 
     def closed(self) -> None:
-        """The run ends in this process, or belongs to another world; no step follows."""
-
-    def left(self) -> None:
-        """All who are to hear how it ended have, or will not; nothing is called afterwards."""
-
-    def given_up(self) -> None:
-        """Another world is adopted before the first step: this hook is not called any more."""
+        """The run ends in this process, or adopts another world before its first step; nothing is called afterwards."""

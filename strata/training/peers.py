@@ -101,10 +101,6 @@ class Peers(Protocol):
         """Leave; with a code other than 0 this rank has failed."""
         ...
 
-    def hurry(self) -> None:
-        """Have `close`, under way or to come, wait but a moment for those who are told. Any thread."""
-        ...
-
 
 class Alone:
     """The only rank of a training that no coordinator knows."""
@@ -166,6 +162,3 @@ class Alone:
 
     def close(self, *, code: int = 0, reason: str = "") -> None:
         pass  # nobody to tell
-
-    def hurry(self) -> None:
-        pass  # it waits for nobody

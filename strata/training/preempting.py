@@ -2,9 +2,7 @@
 
 A signal to any rank asks the coordinators, and their notice asks all ranks, this one too: so all
 of them stop alike, however many were signalled. A training without coordinators stops by itself.
-When the generation ends before that, a supervisor knows what to do; a lone member leaves (`Ending`).
-While a lone member tells its end, to coordinators that may be away, a signal has it wait no longer; so does
-one that came before, and found the training at its end.
+When the generation ends before that, a supervisor knows what to do; a standalone process leaves (`Ending`).
 
 A rank whose saves were held for too long asks the same way: the job stops, to be begun again where it can save.
 """
@@ -63,7 +61,7 @@ class Preemption:
             self._peers.heed_notices()
             self._peers.progress(run.step, READY)
         except StrataError:
-            self.given_up()
+            self.closed()
             raise
 
     # -- in the trainer's thread
@@ -81,26 +79,10 @@ class Preemption:
         self._stopper.closing()
 
     def closed(self) -> None:
-        """Give the signals back, unless they are why the process ends, or it has to say yet how it ended."""
+        """Give the signals back, unless one of them is why the process ends: from now on they end it as before."""
         self._stopper.closed()
-        if self._signals is not None and self._peers.is_lone:
-            # one that is why this process ends has given it the time to say so
-            self._signals.hand_next(self._peers.hurry, came_before=not self._stopper.leaving)
-        else:
-            self.left()
-
-    def left(self) -> None:
-        """Give the signals back, unless they are why the process ends: from now on they end it as before."""
-        if self._signals is None:
-            return
-        self._signals.hand_next(None)
-        if not self._stopper.leaving:
+        if self._signals is not None and not self._stopper.leaving:
             self._signals.close()
-
-    def given_up(self) -> None:
-        """Give the signals back at once: another generation is adopted, or none has begun here."""
-        self._stopper.closed()
-        self.left()
 
     def out_of_time(self) -> bool:
         """Tell whether this process was asked to leave, and should have by now."""

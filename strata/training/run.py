@@ -126,7 +126,7 @@ class Run:
 
     def _drop_hooks(self) -> None:
         for hook in self.hooks:
-            hook.given_up()
+            hook.closed()
         self.hooks.clear()
 
     def _settle(self) -> None:
@@ -480,11 +480,7 @@ class Run:
             hook.closed()
         if self._owns_group and code == 0:
             end_group()
-        try:
-            self.peers.close(code=code, reason=reason)
-        finally:
-            for hook in self.hooks:
-                hook.left()
+        self.peers.close(code=code, reason=reason)
 
     def __enter__(self) -> Self:
         return self

@@ -40,9 +40,6 @@ class PreemptSignals:
         self._asked = asked
         self._before: dict[int, Any] = {}
         self._deadly: set[int] = set()
-        self._next: Callable[[], None] | None = None
-        self._served = False
-        """Whether signals that came before `hand_next` were handed over as well."""
         self._told: dict[int, list[int]] = {number: [0, 0] for number in numbers}
         self._read = self._write = -1
         self._owns_wakeup = False
@@ -75,17 +72,6 @@ class PreemptSignals:
         expose_children()
         ours, self._write = self._write, -1
         os.close(ours)  # ends the listener, which closes the other end
-
-    def hand_next(self, heard: Callable[[], None] | None, *, came_before: bool = False) -> None:
-        """Have the next signal, of whichever kind, call `heard` and do nothing else; None: no longer.
-
-        With `came_before` one that came already has it called at once, and is obeyed no more, though it may
-        turn out yet that nobody can be asked because of it.
-        """
-        self._next = heard  # before the look: one that comes meanwhile calls it in one way or the other
-        if heard is not None and came_before and any(any(told) for told in self._told.values()):
-            self._served = True
-            heard()
 
     def _take_wakeup(self) -> None:
         taken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -130,22 +116,19 @@ class PreemptSignals:
         told[by_handler] += 1
         if max(told) == heard_before:
             return
-        heard, self._next = self._next, None
-        if heard is not None:
-            heard()
-        elif heard_before:
+        if heard_before:
             self._obey(number)
         else:  # not here, or a second signal would not be heard meanwhile
             threading.Thread(target=self._ask, args=(number,), name="strata-preempt", daemon=True).start()
 
     def _ask(self, number: int) -> None:
-        if not self._asked(number) and not self._served:
+        if not self._asked(number):
             self._obey(number)
 
     def obey_heard(self) -> None:
-        """Nobody stops this world any more: obey a signal that was heard, if there was one, and not handed over."""
+        """Nobody stops this world any more: obey a signal that was heard, if there was one and they are not given back."""
         for number, told in self._told.items():
-            if any(told) and not self._served:
+            if any(told) and self._before:
                 self._obey(number)
 
     def _obey(self, number: int) -> None:

@@ -323,13 +323,6 @@ class Stopper:
             self._closing.join(CLOSING_S)
         self._forget()
 
-    def left(self) -> None:
-        """Nothing is left to do."""
-
-    def given_up(self) -> None:
-        """Its generation is not this process's any more, before it has begun a step."""
-        self.closed()
-
 
 def ask_to_stop(
     peers: Peers, reason: str, *, grace_s: float, member_only: bool = False

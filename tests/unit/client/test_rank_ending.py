@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from strata import errors
-from strata.client.loop import STOP_S, BackgroundLoop
+from strata.client import rank
+from strata.client.loop import BackgroundLoop
 from strata.client.rank import RankClient
 from strata.client.seat import RankPlace, Seat, Watcher
 from strata.testing import virtual_time
@@ -66,19 +67,6 @@ def test_closing_says_that_the_rank_is_done_or_has_stopped_or_only_leaves() -> N
     virtual_time.run(closing(1))
 
 
-@of_rank()
-async def test_who_hurries_tells_its_end_if_somebody_is_there_and_waits_for_nobody_else(
-    r: Rig, client: RankClient
-) -> None:
-    closing = asyncio.create_task(client._close(0, "why"))
-    await r.serving.next("rank_exit")
-    client._hasten()
-    begun_s = asyncio.get_running_loop().time()
-    assert not await closing, "nobody has heard it"
-    assert asyncio.get_running_loop().time() - begun_s < STOP_S, "a program that ends waits no longer"
-    assert [leave.reason for leave in r.serving.all("leave")] == ["why"]
-
-
 @in_virtual_time()
 async def test_who_waits_for_somebody_to_hear_its_end_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """Also when its replica is lost only after it was told: that may go unnoticed for a while."""
@@ -89,8 +77,7 @@ async def test_who_waits_for_somebody_to_hear_its_end_says_so(caplog: pytest.Log
         assert [record.getMessage() for record in caplog.records] == [
             "no coordinator hears how this rank ended; waiting up to 60 s for one"
         ]
-        client._hasten()
-        await closing
+        assert not await closing
     caplog.clear()
     async with rank_client() as (r, client):
         r.serving.answer = done
@@ -120,18 +107,6 @@ async def test_an_end_that_is_refused_was_not_told_unless_something_newer_is_why
         await asyncio.wait({r.running})
     r.serving.answer = lambda up: ended if up.WhichOneof("message") == "rank_exit" else None
     assert await client._close(0, "why") is told
-
-
-@of_rank()
-async def test_a_hurry_before_the_end_is_one_too_and_an_answer_is_still_heard(
-    r: Rig, client: RankClient
-) -> None:
-    r.serving.answer = lambda up: (
-        r.serving.links[-1].close() if up.WhichOneof("message") == "leave" else done(up)
-    )
-    client._hasten()
-    assert await client._close(0, "why")
-    assert [(x.rank, x.code) for x in r.serving.all("rank_exit")] == [(0, 0)]
 
 
 def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseException | None]:
@@ -187,7 +162,6 @@ def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseEx
     thread = threading.Thread(target=close)
     thread.start()
     waiting.result()
-    client.hurry()
     thread.join(20)
     assert not thread.is_alive()
     background.stop()
@@ -216,14 +190,20 @@ def test_a_close_in_the_loop_s_own_thread_is_refused_and_may_come_again() -> Non
     background.stop()
 
 
-def test_a_training_that_is_done_and_that_nobody_heard_of_is_to_be_begun_again() -> None:
+def test_a_training_that_is_done_and_that_nobody_heard_of_is_to_be_begun_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank, "UNTOLD_S", 0.2)
     _, error = ending(0, answered=False, interrupted=False)
     assert isinstance(error, errors.Preempted)
     assert error.code == 75
 
 
 @pytest.mark.parametrize(("code", "answered"), [(75, False), (0, True)])
-def test_an_end_that_was_told_or_says_so_itself_is_the_program_s_own(code: int, answered: bool) -> None:
+def test_an_end_that_was_told_or_says_so_itself_is_the_program_s_own(
+    code: int, answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank, "UNTOLD_S", 0.2)
     assert ending(code, answered=answered, interrupted=False)[1] is None
 
 

@@ -88,7 +88,6 @@ class RoomRank:
         self.world_size = room.size
         self.phases: list[str] = []
         self.left: tuple[int, str] | None = None
-        self.hurries = 0
         self.place: Callable[[RankPlace], None] = lambda place: None
         self._rounds: dict[str, int] = {}
 
@@ -163,9 +162,6 @@ class RoomRank:
     def close(self, *, code: int = 0, reason: str = "") -> None:
         self.left = (code, reason)
         self._room.leave(self.rank)
-
-    def hurry(self) -> None:
-        self.hurries += 1
 
     @property
     def _stale(self) -> bool:

@@ -84,9 +84,6 @@ class Lone(Port):
     def close(self, *, code: int = 0, reason: str = "") -> None:
         self.ended = reason
 
-    def hurry(self) -> None:
-        pass  # it waits for nobody
-
 
 @pytest.fixture
 def lone() -> Lone:

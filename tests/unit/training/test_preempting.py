@@ -38,10 +38,12 @@ class Asking(RoomRank):
         super().__init__(room, number)
         self.requests: list[StopJobRequest] = []
         self.answer: StopNotice | StrataError | None = None
+        self.asked = threading.Event()
 
     def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
         assert isinstance(request, StopJobRequest)
         self.requests.append(request)
+        self.asked.set()
         if isinstance(self.answer, StrataError):
             raise self.answer
         return StopJobResponse(notice=self.answer)
@@ -134,7 +136,7 @@ def test_who_has_less_time_than_was_said_says_so(room: Room) -> None:
     assert [request.grace_ms for request in peers.requests] == [12_000]
 
 
-def test_a_lone_member_leaves_by_itself_when_its_generation_ends_first(room: Room) -> None:
+def test_a_standalone_process_leaves_by_itself_when_its_generation_ends_first(room: Room) -> None:
     peers = Asking(room, 1)
     peers.answer = StaleGeneration("the world is generation 2")
     ending = StandaloneEnding(peers, detect_s=0.0, gone=lambda: None)
@@ -200,25 +202,6 @@ def test_a_rank_that_is_ended_with_its_generation_finishes_the_common_save(room:
     assert not it._signalled(TERM)
 
 
-class Lone(Asking):
-    """A member of its own: it says itself how it ended."""
-
-    is_lone = True
-
-    def __init__(self, room: Room, number: int) -> None:
-        super().__init__(room, number)
-        self.hurried = threading.Event()
-        self.asked, self.may_answer = threading.Event(), threading.Event()
-
-    def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
-        self.asked.set()
-        assert self.may_answer.wait(LIMIT_S)
-        return super().call(request, timeout_s=timeout_s)
-
-    def hurry(self) -> None:
-        self.hurried.set()
-
-
 @pytest.fixture
 def usr1() -> Iterator[Callable[[], None]]:
     """SIGUSR1 to this process, which survives it."""
@@ -227,52 +210,12 @@ def usr1() -> Iterator[Callable[[], None]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_to_a_lone_member_that_tells_its_end_has_it_hurry(
-    room: Room, usr1: Callable[[], None]
-) -> None:
-    mine = signal.getsignal(signal.SIGUSR1)
-    peers = Lone(room, 0)
-    it = preemption(peers, signals=(signal.SIGUSR1,))
-    it.closed()
-    usr1()
-    assert peers.hurried.wait(LIMIT_S)
-    assert peers.requests == [], "nobody is asked to stop any more"
-    it.left()
-    assert signal.getsignal(signal.SIGUSR1) is mine
-
-
-def test_a_signal_that_came_just_before_a_lone_member_tells_its_end_has_it_hurry_too(
-    room: Room, usr1: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whom it asks is away: it is not obeyed later, when that is known, for it was heeded."""
-    peers = Lone(room, 0)
-    peers.answer = Refused("the client was closed")
-    it = preemption(peers, signals=(signal.SIGUSR1,))
-    assert it._signals is not None
-    obeyed: list[int] = []
-    monkeypatch.setattr(it._signals, "_obey", obeyed.append)
-    answered, ask = threading.Event(), it._signals._ask
-
-    def asking(number: int) -> None:
-        ask(number)
-        answered.set()
-
-    monkeypatch.setattr(it._signals, "_ask", asking)
-    usr1()
-    assert peers.asked.wait(LIMIT_S)
-    it.closed()
-    assert peers.hurried.is_set()
-    peers.may_answer.set()
-    assert answered.wait(LIMIT_S)
-    assert obeyed == []
-    it.left()
-
-
 def test_a_heeded_signal_is_not_obeyed_by_news_that_is_being_heard_as_the_run_ends(
     room: Room, usr1: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That its world has ended reaches it in the session's thread, which is slower than the run."""
-    peers = Lone(room, 0)
+    peers = Asking(room, 0)
+    peers.answer = notice()
     it = preemption(peers, signals=(signal.SIGUSR1,))
     assert it._signals is not None
     obeyed: list[int] = []
@@ -280,76 +223,27 @@ def test_a_heeded_signal_is_not_obeyed_by_news_that_is_being_heard_as_the_run_en
     usr1()
     assert peers.asked.wait(LIMIT_S)
     it.closed()
-    assert peers.hurried.is_set()
     it._world_ended()  # it was on its way when nobody wanted it any more
     assert obeyed == []
-    peers.may_answer.set()
-    it.left()
 
 
-def test_a_signal_that_made_a_lone_member_leave_does_not_have_it_hurry(
-    room: Room, usr1: Callable[[], None]
-) -> None:
-    """It says that it leaves, and has a minute for that as long as nobody is impatient."""
-    peers = Lone(room, 0)
-    peers.answer = notice()
-    peers.may_answer.set()
-    it = preemption(peers, signals=(signal.SIGUSR1,))
-    usr1()
-    assert peers.asked.wait(LIMIT_S)
-    it._stopper.leaving = True
-    it.closed()
-    assert not peers.hurried.is_set()
-    usr1()
-    assert peers.hurried.wait(LIMIT_S)
-    it.left()
-    it._stopper.leaving = False
-    it.left()
-
-
-def test_a_lone_member_that_does_not_begin_gives_the_signals_back(
-    room: Room, usr1: Callable[[], None]
-) -> None:
+def test_who_does_not_begin_gives_the_signals_back(room: Room, usr1: Callable[[], None]) -> None:
     mine = signal.getsignal(signal.SIGUSR1)
-    peers = Lone(room, 0)
     room.next_world()
     with pytest.raises(StaleGeneration):
-        preemption(peers, signals=(signal.SIGUSR1,))
-    assert signal.getsignal(signal.SIGUSR1) is mine
-    assert not peers.hurried.is_set()
-
-
-def test_a_lone_member_that_adopts_another_world_hands_no_signal_over(
-    room: Room, usr1: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = signal.getsignal(signal.SIGUSR1)
-    it = preemption(Lone(room, 0), signals=(signal.SIGUSR1,))
-    assert it._signals is not None
-    handed: list[object] = []
-    monkeypatch.setattr(it._signals, "hand_next", handed.append)
-    it.given_up()
-    assert handed == [None]
+        preemption(Asking(room, 0), signals=(signal.SIGUSR1,))
     assert signal.getsignal(signal.SIGUSR1) is mine
 
 
-def test_a_lone_member_that_has_left_as_asked_swallows_no_signal(
-    room: Room, usr1: Callable[[], None]
+@pytest.mark.parametrize("leaving", [False, True])
+def test_a_run_that_has_ended_gives_the_signals_back_unless_one_is_why(
+    leaving: bool, room: Room, usr1: Callable[[], None]
 ) -> None:
-    """Its program has more to do, and is told to end once more."""
-    it = preemption(Lone(room, 0), signals=(signal.SIGUSR1,))
-    it._stopper.leaving = True
-    it.closed()
-    it.left()
-    assert it._signals is not None
-    assert it._signals._next is None
-    it._stopper.leaving = False
-    it.left()
-
-
-def test_who_has_a_supervisor_gives_the_signals_back_at_once(room: Room, usr1: Callable[[], None]) -> None:
     mine = signal.getsignal(signal.SIGUSR1)
     it = preemption(Asking(room, 0), signals=(signal.SIGUSR1,))
     assert signal.getsignal(signal.SIGUSR1) is not mine
+    it._stopper.leaving = leaving
     it.closed()
-    assert signal.getsignal(signal.SIGUSR1) is mine
-    it.left()
+    assert (signal.getsignal(signal.SIGUSR1) is mine) == (not leaving)
+    assert it._signals is not None
+    it._signals.close()

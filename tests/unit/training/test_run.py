@@ -46,12 +46,6 @@ class Recorder:
     def closed(self) -> None:
         self.told.append(("closed", 0))
 
-    def left(self) -> None:
-        self.told.append(("left", 0))
-
-    def given_up(self) -> None:
-        pass
-
 
 def batches(count: int = 6, size: int = 2) -> list[np.ndarray[Any, Any]]:
     return [np.arange(i * size, (i + 1) * size) for i in range(count)]
@@ -69,7 +63,7 @@ def test_a_step_is_complete_once_the_body_has_returned(tmp_path: Path) -> None:
         seen = [(run.begun, run.step, batch.tolist()) for batch in run.steps(batches(3))]
     assert seen == [(1, 0, [0, 1]), (2, 1, [2, 3]), (3, 2, [4, 5])]
     told = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2)]
-    assert recorder.told == [*told, ("begins", 3), ("completed", 3), ("closed", 0), ("left", 0)]
+    assert recorder.told == [*told, ("begins", 3), ("completed", 3), ("closed", 0)]
     assert run.position == Position(step=3, epoch_samples=6, epoch_batches=3, samples=6)
 
 
