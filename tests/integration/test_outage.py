@@ -167,7 +167,7 @@ def test_a_rank_that_dies_during_the_outage_is_told_after_it(
 
 
 @pytest.mark.slow
-def test_a_lone_trainer_that_is_done_and_gets_a_signal_before_it_is_heard_is_to_be_begun_again(
+def test_a_standalone_process_that_a_signal_ends_before_its_end_is_heard_may_be_begun_again(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"
@@ -191,8 +191,7 @@ def test_a_lone_trainer_that_is_done_and_gets_a_signal_before_it_is_heard_is_to_
     until.touch()
     record.wait_line("no coordinator hears how this rank ended")
     first.signal(signal.SIGTERM)
-    assert first.join(UNTOLD_S / 2) == 75, "at once, and to be put back into the queue"
-    record.wait_line("NOBODY HEARD THAT RANK 0 IS DONE")
+    assert first.join(UNTOLD_S / 2) == -signal.SIGTERM, "at once"
     for coordinator in breakable.coordinators:
         coordinator.restart()
     assert lone().join() == 0
