@@ -27,9 +27,9 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from threading import Event, Lock
-from typing import Final
+from typing import Final, TypeVar
 
 from strata.checkpoint import marks
 from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
@@ -46,6 +46,7 @@ from strata.errors import CheckpointCorrupt, Refused
 _GENERATIONS = "generations"
 _CLAIM: Final = re.compile(r"[0-9]{6,18}\Z")
 
+_Found = TypeVar("_Found")
 Look = Callable[[Storage, Folder], CheckpointMetadata | None]
 """Returns what is known of an attempt: a checkpoint, a corrupt one, or None: it has no marker."""
 
@@ -196,18 +197,26 @@ class LocalCatalog:
         self, storage: Storage, look: Look, corrupt: list[CheckpointMetadata] | None = None
     ) -> CheckpointMetadata | None:
         """Return the newest that a training may begin from; add to `corrupt` what is passed over."""
-        for folder in sorted(folders(storage.list()), key=lambda f: f.order, reverse=True):
-            found = look(storage, folder)
-            if found is not None and _is_whole(found):
-                return dataclasses.replace(_with_marks(storage, [found])[0], latest=True)
-            if corrupt is not None and found is not None and found.state is CheckpointState.CORRUPT:
-                corrupt.append(found)
-        return None
+
+        def newest(there: Sequence[Folder]) -> CheckpointMetadata | None:
+            if corrupt is not None:
+                corrupt.clear()
+            for folder in sorted(there, key=lambda f: f.order, reverse=True):
+                found = look(storage, folder)
+                if found is not None and _is_whole(found):
+                    return dataclasses.replace(_with_marks(storage, [found])[0], latest=True)
+                if corrupt is not None and found is not None and found.state is CheckpointState.CORRUPT:
+                    corrupt.append(found)
+            return None
+
+        return _in_listing(storage, newest)
 
     def _each(self, look: Look) -> list[CheckpointMetadata]:
-        there = folders(self._storage.list())
-        self._forget({folder.name for folder in there})
-        found = [checkpoint for f in there if (checkpoint := look(self._storage, f)) is not None]
+        def proven(there: Sequence[Folder]) -> list[CheckpointMetadata]:
+            self._forget({folder.name for folder in there})
+            return [checkpoint for f in there if (checkpoint := look(self._storage, f)) is not None]
+
+        found = _in_listing(self._storage, proven)
         return _marked_latest(sorted(_with_marks(self._storage, found), key=lambda c: c.order))
 
     # -- evidence
@@ -403,6 +412,20 @@ class LocalCatalog:
             slot = checkpoint.step, checkpoint.generation
             self._slots[slot] = dataclasses.replace(self._slots[slot], **changes)  # type: ignore[arg-type]  # named fields
             return self._slots[slot]
+
+
+def _in_listing(storage: Storage, find: Callable[[Sequence[Folder]], _Found]) -> _Found:
+    """Return what is found among the folders of a storage.
+
+    Nothing found says nothing if the folders have changed meanwhile: another process may have committed a newer
+    checkpoint, and removed the older one that was listed.
+    """
+    there = folders(storage.list())
+    while not (found := find(there)):
+        before, there = there, folders(storage.list())
+        if {folder.name for folder in there} == {folder.name for folder in before}:
+            break
+    return found
 
 
 def _with_marks(storage: Storage, found: list[CheckpointMetadata]) -> list[CheckpointMetadata]:

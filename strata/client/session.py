@@ -28,7 +28,7 @@ from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
 from strata.client.scouting import Found, Lookout
 from strata.client.terms import Dial, Pace, SessionObserver, aged, is_final
 from strata.core.arrivals import MAX_TIME_MS
-from strata.errors import StrataError, Unavailable
+from strata.errors import StaleIncarnation, StrataError, Unavailable
 from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.common_pb2 import Token
@@ -478,7 +478,9 @@ class Session:
 
     def _check_open(self) -> None:
         if self._ended.is_set():
-            raise self.error or Unavailable("the session has ended", hint="connect again")
+            raise self.error or StaleIncarnation(
+                "the session has ended: its client was closed", hint="connect again"
+            )
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any, Final, NoReturn, Self
@@ -20,14 +21,7 @@ from strata.client.arguments import integer
 from strata.client.checkpoints import CheckpointManager
 from strata.core.exit_codes import is_success
 from strata.core.goodput import START, STEP, Goodput
-from strata.errors import (
-    InvalidArgument,
-    JobDone,
-    Preempted,
-    StaleGeneration,
-    StorageError,
-    StrataError,
-)
+from strata.errors import InvalidArgument, JobDone, Preempted, StaleGeneration, StorageError, StrataError
 from strata.training.beginning import Beginning
 from strata.training.bounded import within
 from strata.training.clock import Clock
@@ -37,10 +31,12 @@ from strata.training.ending import Ending, nothing_to_do_where_done
 from strata.training.feeds import Feed, Loader
 from strata.training.group import end_group
 from strata.training.hooks import StepHook
+from strata.training.loop_body import LoopBody
+from strata.training.ordinary_feed import Fed
 from strata.training.peers import Peers
 from strata.training.reporting import TrainingReporter
 from strata.training.saves import SAVE
-from strata.training.state import Position, Remembered, on_optimizer_steps
+from strata.training.state import Position, Remembered
 from strata.training.world import TrainingWorld, world_of
 from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
 from strata.wire.pages import whole
@@ -89,10 +85,10 @@ class Run:
         self._owns_group = False
         self._at_end: list[Callable[[], None]] = []
         self._weight, self._last = 1.0, True
-        self._optimizer_steps = 0
-        on_optimizer_steps(state, after=self._optimizer_stepped)
+        self._body = LoopBody(state)
         self._epochs_called = 0
         self._passed_over = self._closed = self._over = False
+        self._pid = os.getpid()  # a fork's end is its own
         self._phase = START
         self._go_to_the_beginning()
 
@@ -220,6 +216,7 @@ class Run:
         this generation began has no batches left.
         """
         self._settle()
+        self._count(self._body.left())
         loader = self._data if loader is None else loader
         if loader is None:
             raise InvalidArgument("there is no loader", hint="run.steps(loader), or strata.init(data=loader)")
@@ -257,18 +254,29 @@ class Run:
         for fed in self._timer.waiting(feed.epoch(self.position)):
             with self._within_generation():
                 self._begin()
-            self._weight, self._last, stepped = fed.weight, fed.last, self._optimizer_steps
+            self._weight, self._last = fed.weight, fed.last
+            self._body.takes(fed)
             try:
                 yield fed.batch
-            except GeneratorExit:  # the loop was left; its body may have come as far as optim.step()
-                if fed.last and self._optimizer_steps > stepped:
-                    self.position = self.position.next(fed.samples, batches=fed.batches)
+            except GeneratorExit:
+                self._count(self._body.left())
                 raise
+            self._count(self._body.returned(fed))
             if fed.last:
                 with self._within_generation():
-                    self._complete(fed.samples, batches=fed.batches)
+                    self._completed()
         with self._within_generation():
             self._tell(BETWEEN)
+
+    def _count(self, fed: Fed | None) -> None:
+        if fed is not None:
+            self.position = self.position.next(fed.samples, batches=fed.batches)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether a loop of `steps` was begun here, and no step is under way."""
+        self._count(self._body.left())
+        return self._epochs_called > 0 and self._begun == self.position.step
 
     def step_done(self, samples: int = 0, *, epoch: int | None = None) -> None:
         """Say that an optimizer step is complete in which all ranks used `samples` samples together.
@@ -282,7 +290,8 @@ class Run:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
         with self._within_generation():
             self._begin()
-            self._complete(samples, batches=1)
+            self.position = self.position.next(samples, batches=1)
+            self._completed()
             self._begin()
 
     def _begin(self) -> None:
@@ -298,17 +307,13 @@ class Run:
         if self._phase != STEP:
             self._tell(STEP)
 
-    def _complete(self, samples: int, *, batches: int) -> None:
-        self.position = self.position.next(samples, batches=batches)
+    def _completed(self) -> None:
         self._timer.completed()
         self._tell(STEP)
         for hook in self.hooks:
             hook.completed(self.position.step)
         if self.saves.due(self.position.step):
             self.save()
-
-    def _optimizer_stepped(self) -> None:
-        self._optimizer_steps += 1
 
     def report(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Show rank 0's numbers, with the next step: `run.report(loss=loss.item())`, or a dict for "train/loss".
@@ -372,6 +377,7 @@ class Run:
         return self.saves.save_common(self._state, self.position, self._facts(self.position), over=over)
 
     def _save(self, *, patient: bool, may_skip: bool = False) -> CheckpointInfo | None:
+        self._count(self._body.left())
         if self.position.step == self.saves.saved_step:
             return None
         with self._within_generation(), self.phase(SAVE):
@@ -393,7 +399,7 @@ class Run:
         raised when some do not come within `save_wait_s`; what is in flight is waited for all the same.
         `SystemExit(0)` where others have finished the job without this member of its own.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         with nothing_to_do_where_done(standalone=self.peers.is_lone):
@@ -435,7 +441,7 @@ class Run:
         `code` is that of the process: after a failure, or because it was asked to stop. `limit_s`: how
         long what is in flight is waited for.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         limit_s = self.saves.give_up_held(limit_s)
@@ -446,9 +452,7 @@ class Run:
                 within(limit_s, self.checkpoints.close, what="saves in flight")
         except StrataError as error:
             log.error("a save was lost as well: %s", error)  # noqa: TRY400  # the training's own error is told
-        except (
-            Exception
-        ):  # nor does one that is not ours take the place of that error, or of the code to leave with
+        except Exception:  # nor does any other take the place of that error, or of the code to leave with
             log.exception("a save was lost as well")
         finally:
             self._leave(code, reason)
@@ -459,7 +463,7 @@ class Run:
         For a member of its own: its program is then run anew once the newer world is there. Where the
         job was done without it, nothing is left to do: `SystemExit(0)`.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         with nothing_to_do_where_done():
             try:

@@ -38,6 +38,7 @@ from torch.futures import Future
 from strata.checkpoint.assembling import Assembler, Take, Wish
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.global_tensors import GlobalTensor, Piece, global_tensors
+from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.memory import Arena
@@ -205,7 +206,11 @@ class _Load:
             return found
         point = self.root.catalog.restore_point()
         if point is None:
-            raise CheckpointNotFound(f"{self.root.storage.uri} has no checkpoint to begin from")
+            if isinstance(self.root.catalog, LocalCatalog):
+                raise CheckpointNotFound(f"{self.root.storage.uri} has no checkpoint to begin from")
+            raise CheckpointNotFound(
+                "this world began from no checkpoint", hint="name the step that is to be loaded"
+            )
         return point
 
     def keep(self, checkpoint: CheckpointMetadata) -> None:

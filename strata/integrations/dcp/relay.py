@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from strata.client.checkpoint_port import SessionPort
 from strata.core.save_hold import SaveHold
-from strata.errors import ConfigError, Refused, StrataError, Unavailable
+from strata.errors import ConfigError, Refused, StaleIncarnation, StrataError
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.worlds_pb2 import RestorePoint
 
@@ -99,7 +99,7 @@ class BorrowedPort:
                 self._pipe.close()  # an answer that nobody took would be that to the next request
                 if not isinstance(error, OSError | EOFError):
                     raise
-                raise Unavailable(
+                raise StaleIncarnation(
                     f"the trainer's process, which asks the coordinators, is not there: {error}", hint=""
                 ) from error
         if isinstance(answer, StrataError):

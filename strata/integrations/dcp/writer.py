@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from concurrent import futures
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread, local
 from typing import Any, Final
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -59,6 +59,15 @@ class Given:
     tree: Json
 
 
+class _Save:
+    """One of a writer's saves. DCP makes each in one thread, and tells nobody of one that failed elsewhere."""
+
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+        self.begun: CheckpointMetadata | None = None
+        """What rank 0 began, and has neither committed nor given up."""
+
+
 class StrataWriter(StorageWriter):
     """Saves one step after the other below a storage root, together with all ranks of DCP's group.
 
@@ -94,7 +103,10 @@ class StrataWriter(StorageWriter):
         self._port = port
         self._root: OpenRoot | None = None
         self._end: Callable[[], object] = lambda: None
-        self._begun: CheckpointMetadata | None = None
+        self._save = _Save(None)
+        self._mine = local()
+        """`save`: that of the thread which looks."""
+        self._writing = Lock()
         self._reached = -1
         """The step that was begun last."""
         self._failed: dict[int, str] = {}
@@ -127,6 +139,9 @@ class StrataWriter(StorageWriter):
         """Begin another save; `checkpoint_id` is its step as text."""
         if checkpoint_id is not None:
             self.step = step_of(checkpoint_id)
+        before, self._save = self._save, _Save(self.step)
+        self._save.begun = before.begun
+        self._mine.save = self._save
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -137,6 +152,19 @@ class StrataWriter(StorageWriter):
         """Say which save it is, for DCP's own logs."""
         return StorageMeta(checkpoint_id=str(self.step), save_id=None)
 
+    def _current(self) -> _Save:
+        """Return this thread's save; `CheckpointAborted` if another one began since."""
+        save: _Save | None = getattr(self._mine, "save", None)
+        if save is None:  # whoever calls is not DCP, and saves without a `reset`
+            self.reset()
+            save = self._save
+        if save is not self._save:
+            raise CheckpointAborted(
+                f"the save of step {save.step} was given up: that of step {self._save.step} began before it had ended",
+                hint="wait for the future of one async_save before the next",
+            )
+        return save
+
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Check what is known on every rank."""
         if kwargs.get("use_collectives") is False:
@@ -144,9 +172,10 @@ class StrataWriter(StorageWriter):
                 "DCP was told use_collectives=False, and a checkpoint is committed by all ranks together",
                 hint="leave use_collectives as it is",
             )
-        if self.step is None:
+        step = self._current().step
+        if step is None:
             raise ConfigError("no step is given", hint='dcp.save(state, checkpoint_id="120", …)')
-        arguments.integer("step", self.step, below=MAX_STEP)
+        arguments.integer("step", step, below=MAX_STEP)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan as it is: who writes what is the planner's matter."""
@@ -154,10 +183,10 @@ class StrataWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Begin the save, and tell every rank where to."""
-        assert self.step is not None, "checked by set_up_storage_writer"
+        save = self._current()
         if self._tidying is not None:
             futures.wait([self._tidying])
-        record = self._begin(self._enter(len(plans)), self.step)
+        record = self._begin(self._enter(len(plans)), save)
         tree = tree_of(plans)
         return [
             # the state is that of all ranks together, so one manifest describes it
@@ -170,12 +199,14 @@ class StrataWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's image and manifest, and ack; return when both are durable."""
         given = plan.storage_data
-        if not isinstance(given, Given) or given.record.step != self.step:
+        if not isinstance(given, Given) or given.record.step != self._current().step:
             raise ConfigError(
                 "this save came with the plan of an earlier one", hint="leave enable_plan_caching off"
             )
         done: Future[list[WriteResult]] = Future()
-        done.set_result(self._write(given, plan, planner))
+        with self._writing:  # the memory is that of all saves
+            self._current()
+            done.set_result(self._write(given, plan, planner))
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -185,7 +216,8 @@ class StrataWriter(StorageWriter):
         committed itself. In DCP's own process, where no trainer waits, they are removed before this returns.
         """
         metadata.version = DCP_VERSION
-        root, record = self._root, self._begun
+        root, save = self._root, self._current()
+        record = save.begun
         assert root is not None, "the ranks wrote what was begun here"
         assert record is not None, "as above"
         saver, info, folder = self._saver(root), _info(record), root.catalog.folder(record)
@@ -197,7 +229,7 @@ class StrataWriter(StorageWriter):
         except BaseException as error:
             self._give_up(root, record, error)
             raise
-        self._begun = None
+        save.begun = None
         self._failed.pop(record.step, None)
         before, self._tidying = self._tidying, _tidy(root)
         if before is not None:
@@ -234,9 +266,11 @@ class StrataWriter(StorageWriter):
             threads=self.config.io_threads,
         )
 
-    def _begin(self, root: OpenRoot, step: int) -> CheckpointMetadata:
-        if self._begun is not None:  # DCP tells nobody of a save that failed on another rank
-            self._give_up(root, self._begun, CheckpointAborted("another rank failed"))
+    def _begin(self, root: OpenRoot, save: _Save) -> CheckpointMetadata:
+        step = save.step
+        assert step is not None, "checked by set_up_storage_writer"
+        if save.begun is not None:
+            self._give_up(root, save.begun, CheckpointAborted("another rank failed, or the next save began"))
         if isinstance(root.catalog, LocalCatalog) and step <= self._reached:
             root.catalog.go_back()  # it counts as newer than all there are; else it would go as an old one
         self._reached = step
@@ -255,7 +289,7 @@ class StrataWriter(StorageWriter):
             raise CheckpointAborted(
                 f"the save of step {step} is {record.state.value}: {record.reason}", hint="save it again"
             )
-        self._begun = record
+        save.begun = record
         return record
 
     def _write(self, given: Given, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
@@ -290,7 +324,8 @@ class StrataWriter(StorageWriter):
         ]
 
     def _give_up(self, root: OpenRoot, record: CheckpointMetadata, error: BaseException) -> None:
-        self._begun = None
+        if self._save.begun is record:
+            self._save.begun = None
         self._failed[record.step] = record.id
         self._saver(root).abort(record, error)
 

@@ -8,6 +8,7 @@ import pytest
 
 from strata.checkpoint import marks
 from strata.checkpoint.catalog import SaveRequest
+from strata.checkpoint.evidence import folders
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
@@ -207,3 +208,29 @@ def test_what_no_tag_can_be_called_is_none_and_lets_others_be_deleted(tmp_path: 
     (tmp_path / "tags" / name).write_bytes(b"x")
     assert marks.tags(storage) == marks.Tags({}, {})
     catalog.delete(catalog.all()[0])
+
+
+@pytest.mark.parametrize("ask", ["restore_point", "latest", "all"])
+def test_what_is_removed_behind_a_newer_one_while_somebody_looks_is_no_empty_storage(ask: str) -> None:
+    storage = MemoryStorage()
+    writing = local_catalog(storage)
+    save(storage, writing, {"a": 1}, 1)
+    (old,) = folders(storage.list())
+
+    class Overtaken(MemoryStorage):
+        """Another process commits a newer one, and removes the older, between a listing and the look."""
+
+        overtaken = False
+
+        def list(self, folder: str = "") -> list[str]:
+            before = super().list(folder)
+            if not self.overtaken:
+                self.overtaken = True
+                save(storage, writing, {"a": 2}, 2)
+                remove_objects(storage, old.name)
+            return before
+
+    reading = Overtaken()
+    reading.objects = storage.objects
+    found = getattr(local_catalog(reading, start=50), ask)()
+    assert [c.step for c in (found if ask == "all" else [found])] == [2]

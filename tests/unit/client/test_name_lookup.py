@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from typing import Any
@@ -47,7 +48,7 @@ def test_a_slow_answer_is_warned_of_and_so_is_none(answers: bool, monkeypatch: p
     assert time.monotonic() - began < 0.2, "nobody waits for it"
     thread.join(5.0)
     (line,) = said
-    assert "10.0.0.7 took 0.2 s" in line
+    assert re.search(r"10\.0\.0\.7 took 0\.[2-9] s", line)
     assert "RES_OPTIONS" in line
 
 

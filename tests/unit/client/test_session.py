@@ -267,7 +267,7 @@ async def test_leaving_is_confirmed_and_ends_the_session(r: Rig) -> None:
     assert [rank.step for told in r.serving.all("progress") for rank in told.ranks][-1:] == [2]
     assert r.serving.all("leave")[0].reason == "done"
     assert r.session.error is None
-    with pytest.raises(errors.Unavailable):
+    with pytest.raises(errors.StaleIncarnation, match="client was closed"):  # nobody asks again
         _ = r.session.arrive(arrival())
     await r.session.leave("again")
 

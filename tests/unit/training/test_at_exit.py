@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,24 @@ with strata.init(state={}, storage_path=sys.argv[1], preempt_signals=()) as run:
 """
 
 
+BEFORE = """
+import sys
+import strata
+run = strata.init(state={}, storage_path=sys.argv[1], preempt_signals=())
+%s
+"""
+THREAD = """
+import sys
+import threading
+import strata
+threading.excepthook = lambda args: sys.excepthook(args.exc_type, args.exc_value, args.exc_traceback)
+run = strata.init(state={}, storage_path=sys.argv[1], preempt_signals=())
+for _ in run.steps([1, 2, 3]):
+    %s
+"""
+"""An error that ends a thread, and not the program, is shown by `sys.excepthook`."""
+
+
 @pytest.mark.parametrize(
     ("program", "statement", "status", "saved"),
     [
@@ -42,6 +61,13 @@ with strata.init(state={}, storage_path=sys.argv[1], preempt_signals=()) as run:
         (PROGRAM, "pass\nrun.step_done()\nrun.close()", 0, [4]),
         (WITHIN, "sys.exit(3)", 3, []),
         (WITHIN, "sys.exit()", 0, [1]),
+        (BEFORE, "", 1, []),
+        (
+            THREAD,
+            "thread = threading.Thread(target=lambda: 1 // 0)\n    thread.start()\n    thread.join()",
+            0,
+            [3],
+        ),
     ],
 )
 def test_the_last_step_is_saved_unless_the_program_fails(
@@ -53,6 +79,76 @@ def test_the_last_step_is_saved_unless_the_program_fails(
     assert ended.returncode == status, ended.stderr
     steps = sorted(int(path.name.split("-")[1]) for path in tmp_path.glob("step-*"))
     assert steps == saved
+
+
+CHILDREN = """
+import multiprocessing
+import sys
+import strata
+
+def train(end):
+    run = strata.init(state={}, storage_path=f"{sys.argv[1]}/{end}", preempt_signals=())
+    for _ in run.steps([1, 2, 3]):
+        pass
+    exec(end)
+
+context = multiprocessing.get_context("fork")
+for end in ("pass", "sys.exit(0)", "sys.exit(3)", "1 // 0"):
+    child = context.Process(target=train, args=(end,))
+    child.start()
+    child.join()
+    print(end, child.exitcode, flush=True)
+"""
+"""What multiprocessing forks calls nobody at exit."""
+
+
+def test_a_child_by_multiprocessing_is_closed_by_how_it_ends(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", CHILDREN, str(tmp_path)]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert ended.stdout.splitlines() == ["pass 0", "sys.exit(0) 0", "sys.exit(3) 3", "1 // 0 1"], ended.stderr
+    saved = {path.parent.name for path in tmp_path.glob("*/step-*")} | {
+        path.parent.parent.name for path in tmp_path.glob("1 */*/step-*")
+    }
+    assert saved == {"pass", "sys.exit(0)"}
+
+
+OTHERS = """
+import multiprocessing
+import os
+import sys
+import time
+import strata
+
+with strata.init(state={}, storage_path=sys.argv[1], preempt_signals=()):
+    child = os.fork()
+    if not child:
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+run = strata.init(state={}, storage_path=sys.argv[1], preempt_signals=())
+daemon = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,), daemon=True)
+daemon.start()
+print(daemon.pid, flush=True)
+for _ in run.steps([1, 2, 3]):
+    child = os.fork()
+    if not child:
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    if run.begun == 2:
+        sys.exit(0)
+"""
+"""A fork ends as it likes. A daemonic child ends with the program, also where that is ended as failed."""
+
+
+def test_a_fork_of_the_program_ends_as_it_likes_and_no_daemonic_child_outlives_it(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", OTHERS, str(tmp_path)]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (ended.returncode, ended.stderr.count("NOT DONE")) == (1, 1), ended.stderr
+    stat = Path(f"/proc/{ended.stdout.strip()}/stat")
+    deadline = time.monotonic() + LIMIT_S
+    while stat.exists() and ") Z" not in stat.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 LOST = """

@@ -117,6 +117,31 @@ def test_it_goes_on_from_the_step_that_was_saved(tmp_path: Path) -> None:
         assert list(after.steps(batches(6))) == []
 
 
+@pytest.mark.parametrize("then", ["close", "save", "another loop", "at rest"])
+def test_a_loop_that_was_left_behind_the_optimizer_s_step_has_completed_it(then: str, tmp_path: Path) -> None:
+    """Also while somebody holds its iterator, as tqdm does: Python does not tell that of its end."""
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    run = strata.init(model=module, optim=optimizer, storage_path=tmp_path)
+    named = run.steps(batches(6))
+    for _ in named:
+        optimizer.step()
+        if run.begun == 3:
+            break
+    match then:
+        case "save":
+            run.save(wait=True)
+        case "another loop":
+            for _ in run.steps(batches(1), epoch=1):
+                assert run.step == 3
+        case "at rest":
+            assert run.at_rest
+    run.close()
+    del named
+    assert run.saves.saved_step == run.step == (4 if then == "another loop" else 3)
+
+
 def test_epochs_that_were_finished_are_passed_over(tmp_path: Path) -> None:
     first = started(tmp_path)
     for epoch in range(3):

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointNotFound, ConfigError, Refused, Unavailable
+from strata.errors import CheckpointNotFound, ConfigError, Refused, StaleIncarnation
 from strata.integrations.dcp import JsonSavePlanner, StrataWriter
 from strata.integrations.dcp.relay import BorrowedPort, lend
 from strata.v1.checkpoints_pb2 import GetCheckpointRequest
@@ -79,7 +79,7 @@ def test_without_the_trainer_nobody_answers() -> None:
 
     cluster.on_call = ends
     for _ in range(2):
-        with pytest.raises(Unavailable, match="trainer"):
+        with pytest.raises(StaleIncarnation, match="trainer"):  # nobody asks again
             port.call(GetCheckpointRequest(job="job", step=5))
 
 
@@ -103,7 +103,7 @@ def test_a_loan_that_is_taken_during_a_request_is_not_ended_with_it(
 
     request = GetCheckpointRequest(job="job", step=5)
     monkeypatch.setattr(borrowed._pipe, "recv", ends)
-    with pytest.raises(Unavailable):
+    with pytest.raises(StaleIncarnation):
         borrowed.call(request)
     taking.join(LIMIT_S)
     with pytest.raises(CheckpointNotFound):
@@ -121,5 +121,5 @@ def test_an_answer_that_was_not_awaited_is_not_that_to_the_next_request(
         patch.setattr(borrowed._pipe, "recv", interrupted)
         with pytest.raises(KeyboardInterrupt):
             borrowed.call(request)
-    with pytest.raises(Unavailable):
+    with pytest.raises(StaleIncarnation):
         borrowed.call(request)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from strata.checkpoint.local_storage import LocalStorage
@@ -14,6 +18,8 @@ from strata.errors import StorageError
 from strata.integrations.dcp import JsonSavePlanner, StrataWriter
 from tests.unit.checkpoint.ports import Cluster
 from tests.unit.integrations.dcp.test_dcp import a_state, flat, load, save
+
+LIMIT_S = 20
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -119,3 +125,50 @@ def test_alone_a_save_whose_marker_failed_is_no_checkpoint_and_another_takes_its
     assert flat(load(tmp_path, a_state(0))) == flat(a_state(2))
     assert len(list(tmp_path.rglob(MARKER))) == 1
     assert len(list(tmp_path.glob("step-*"))) == 1, "a full disk gets its space back"
+
+
+class Late(JsonSavePlanner):
+    """A planner that is told when it may plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.planning, self.go_on = threading.Event(), threading.Event()
+
+    def create_local_plan(self) -> SavePlan:
+        self.planning.set()
+        assert self.go_on.wait(LIMIT_S)
+        return super().create_local_plan()
+
+
+@pytest.mark.parametrize("coordinated", [False, True])
+def test_a_save_that_begins_before_another_one_has_ended_takes_its_place(
+    coordinated: bool, tmp_path: Path
+) -> None:
+    """Neither is ever saved under the other's step."""
+    cluster = Cluster(n1=1)
+    writer = StrataWriter(tmp_path, keep_count=0, client=cluster.port(0) if coordinated else None)
+    first, second = Late(), Late()
+
+    def begin(value: float, planner: Late) -> Any:
+        saving = async_save(
+            a_state(value),
+            checkpoint_id=str(int(value)),
+            storage_writer=writer,
+            planner=planner,
+            no_dist=True,
+        )
+        assert planner.planning.wait(LIMIT_S)
+        return saving
+
+    ten = begin(10, first)
+    twenty = begin(20, second)
+    first.go_on.set()
+    with pytest.raises(CheckpointException, match="step 10 was given up: that of step 20 began"):
+        ten.result(LIMIT_S)
+    second.go_on.set()
+    twenty.result(LIMIT_S)
+    writer.close()
+    again = cluster.port(0) if coordinated else None
+    assert flat(load(tmp_path, a_state(0), step=20, client=again)) == flat(a_state(20))
+    with pytest.raises(CheckpointException, match="no checkpoint of step 10"):
+        load(tmp_path, a_state(0), step=10, client=again)
