@@ -131,13 +131,13 @@ class OpenArrivals:
             if not open_round.ranks:
                 del self._rounds[key]
 
-    def end_before(self, generation: int) -> None:
-        """End the rounds of generations older than `generation` with `StaleGeneration`."""
+    def end_before(self, generation: int, reason: str) -> None:
+        """End the rounds of generations older than `generation`, which began for `reason`, with `StaleGeneration`."""
         for key in [key for key in self._rounds if key.generation < generation]:
             open_round = self._rounds.pop(key)
             error = StaleGeneration(
                 f"generation {key.generation} ended while barrier {key.name!r} was open;"
-                f" the world is at generation {generation}"
+                f" the world is at generation {generation}: {reason}"
             )
             open_round.fail(tuple(open_round.ranks), error)
 

@@ -134,7 +134,7 @@ class Session:
         if self.world is not None and arrival.generation < self.world.world.generation:
             raise errors.StaleGeneration(
                 f"barrier {arrival.name!r} is of generation {arrival.generation},"
-                f" the world is at generation {self.world.world.generation}"
+                f" the world is at generation {self.world.world.generation}: {self.world.world.reason}"
             )
         size = self.world.world.size if self.world is not None else 0
         outcome = self._arrivals.add(arrival, self._now(), size)
@@ -302,7 +302,7 @@ class Session:
             case "world":
                 self._take_token(down.world.token)
                 self.world = down.world
-                self._arrivals.end_before(down.world.world.generation)
+                self._arrivals.end_before(down.world.world.generation, down.world.world.reason)
                 self._observer.on_world(down.world)
             case "outcomes":
                 for outcome in down.outcomes.outcomes:
