@@ -140,7 +140,7 @@ async def client(address: str, number: int, streams: int, messages: int, members
             member = members_pb2.Registration(job="bench", worker_id=worker, boot=worker, slots=1, spec=spec)
             await call.write(session_pb2.Up(hello=session_pb2.Hello(member=member)))
             await call.read()
-            # beside the session a member of its own that has none
+            # beside the session a standalone process that has none
             stub: Any = MembersStub(channel)
             alone = members_pb2.Registration(job="beats", worker_id=worker, boot=worker, slots=1, spec=spec)
             registered = await stub.Register(members_pb2.RegisterRequest(registration=alone))

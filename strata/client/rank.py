@@ -285,8 +285,8 @@ class RankClient:
         return stop
 
     @property
-    def is_lone(self) -> bool:
-        """Whether this process is a member of its own, and no supervisor's rank."""
+    def is_standalone(self) -> bool:
+        """Whether this is a standalone process, and no agent's rank."""
         return self._seat.owns_member
 
     def check(self) -> None:

@@ -73,7 +73,7 @@ class Ending(Protocol):
     def over(self, error: StaleGeneration) -> None:
         """In the trainer's thread, which met `error`; returns when that is to be raised.
 
-        `JobDone` when the others have finished the job without this member of its own.
+        `JobDone` when the others have finished the job without this standalone process.
         """
         ...
 

@@ -53,7 +53,7 @@ class TrainingOrchestrator:
     """One process of a training, over the coordinators at `endpoints`.
 
     Under `strata run` there is nothing to say: this process is the rank of the environment. With
-    `endpoints`, STRATA_ENDPOINTS or those of strata.toml, it is a member of its own with one rank, and `job` is created
+    `endpoints`, STRATA_ENDPOINTS or those of strata.toml, it is a standalone process with one rank, and `job` is created
     with `min_workers` and `max_workers` if it is new. With neither it trains alone.
 
     The checkpoints lie in `storage_path`, a folder that all hosts share or `s3://bucket/prefix`; `keep_count`
@@ -137,7 +137,7 @@ class TrainingOrchestrator:
         `total_steps` is the step that the training ends with, if that is known: it is shown how far it is, and how
         long the rest takes.
 
-        A member of its own whose job was done before ends its program here, with exit code 0, or with 4 where
+        A standalone process whose job was done before ends its program here, with exit code 0, or with 4 where
         that was another run's (STRATA_RUN_ID, SLURM_JOB_ID). With 0 does one
         whose job the others finish while it trains, where `JobDone` would end the program. `ConfigError`
         when several processes train together without a coordinator; else what `strata.connect` and
@@ -162,7 +162,7 @@ class TrainingOrchestrator:
                 total_steps=total_steps,
             )
 
-        with nothing_to_do_where_done(standalone=peers.is_lone):
+        with nothing_to_do_where_done(standalone=peers.is_standalone):
             run = self._run = self._begun(begun, peers, ending)
         close_at_exit(run)
         return run
@@ -206,7 +206,7 @@ class TrainingOrchestrator:
     def _ending_of(self, peers: Peers) -> Ending:
         if isinstance(peers, Alone):
             return NeverEnds()
-        if peers.is_lone:
+        if peers.is_standalone:
             return StandaloneEnding(peers, detect_s=peers.detect_s)
         return InProcessEnding(peers) if self._in_process else SupervisedEnding(peers)
 

@@ -35,8 +35,8 @@ class Peers(Protocol):
     def world_size(self) -> int: ...
 
     @property
-    def is_lone(self) -> bool:
-        """Whether this process is a member of its own: nobody else starts it anew, or says how it ended."""
+    def is_standalone(self) -> bool:
+        """Whether this is a standalone process: nobody starts it again, or says how it ended."""
         ...
 
     @property
@@ -110,7 +110,7 @@ class Alone:
     generation = 0
     rank = 0
     world_size = 1
-    is_lone = False
+    is_standalone = False
     detect_s = 0.0
 
     def __init__(self, *, world_size: int) -> None:

@@ -362,7 +362,7 @@ class Run:
 
     def leaves_by_itself(self) -> None:
         """Let nothing else end this process with its generation: it stops as it was asked to, and leaves."""
-        if self.peers.is_lone:
+        if self.peers.is_standalone:
             self._ending.close()
 
     def save_common(self, *, over: Callable[[], bool]) -> CheckpointInfo | None:
@@ -397,12 +397,12 @@ class Run:
 
         Other ranks are waited for: one may still evaluate, say. Unless `patient`, `BarrierTimeout` is
         raised when some do not come within `save_wait_s`; what is in flight is waited for all the same.
-        `SystemExit(0)` where others have finished the job without this member of its own.
+        `SystemExit(0)` where others have finished the job without this standalone process.
         """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        with nothing_to_do_where_done(standalone=self.peers.is_lone):
+        with nothing_to_do_where_done(standalone=self.peers.is_standalone):
             self._close(patient=patient)
 
     def _close(self, *, patient: bool) -> None:
@@ -460,7 +460,7 @@ class Run:
     def failed(self, error: BaseException) -> None:
         """Return when `error` is this process's own failure; not when the loss of a peer caused it.
 
-        For a member of its own: its program is then run anew once the newer world is there. Where the
+        A standalone process then leaves with 75 once the newer world is there. Where the
         job was done without it, nothing is left to do: `SystemExit(0)`.
         """
         if self._closed or os.getpid() != self._pid:

@@ -25,7 +25,7 @@ LIMIT_S = 30.0
 
 
 class Trainers:
-    """Lone trainers of one job in this process, each with a session of its own."""
+    """Standalone clients of one job in this process, each with a session of its own."""
 
     def __init__(self, cluster: LocalCluster, job: str) -> None:
         self.cluster = cluster

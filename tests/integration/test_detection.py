@@ -114,7 +114,7 @@ def test_a_frozen_supervisor_loses_its_place_and_gets_one_when_it_thaws(
 def test_who_holds_the_gil_for_30_s_is_not_declared_dead(
     quick: LocalCluster, nodes: Nodes, record: Record
 ) -> None:
-    """Ranks under a supervisor, and a lone trainer that holds its session by itself."""
+    """Ranks under a supervisor, and a standalone process."""
     job = nodes.job
     supervised = nodes.run(quick.endpoints, "gil", "--hold-s", "30", options=("--slots", "2"))
     alone = nodes.start(

@@ -1,4 +1,4 @@
-"""A lone trainer that meets the others in one barrier after the other, until SIGTERM."""
+"""A standalone process that meets the others in one barrier after the other, until SIGTERM."""
 
 from __future__ import annotations
 

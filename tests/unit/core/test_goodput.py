@@ -63,7 +63,7 @@ def test_without_an_account_what_was_before_this_generation_is_lost(ledger: Ledg
 
 
 def test_a_wait_for_a_world_is_no_time_of_its_generation(ledger: Ledger) -> None:
-    ledger.enter("restore", 95.0)  # a member of its own that waited 90 s for others
+    ledger.enter("restore", 95.0)  # a standalone process that waited 90 s for others
     ledger.go_on("", lost_since_unix_s=1090.0, began_unix_s=1090.0, now_s=95.0, now_unix_s=1095.0)
     assert ledger.goodput(96.0).total_s == pytest.approx(6.0)
 

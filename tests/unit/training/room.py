@@ -77,7 +77,7 @@ class RoomRank:
     """One rank."""
 
     job = "j"
-    is_lone = False
+    is_standalone = False
     detect_s = 0.0
 
     def __init__(self, room: Room, number: int) -> None:

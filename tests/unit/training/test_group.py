@@ -1,4 +1,4 @@
-"""The meeting at which ranks of members of their own agree on torch's store."""
+"""The meeting at which standalone processes agree on torch's store."""
 
 from __future__ import annotations
 

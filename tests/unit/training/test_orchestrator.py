@@ -23,9 +23,9 @@ from tests.unit.checkpoint.ports import Cluster, Port
 
 @dataclass
 class Lone(Port):
-    """A lone member of a job of its own: the catalog's decisions, and a world that may change."""
+    """A standalone process of a job of its own: the catalog's decisions, and a world that may change."""
 
-    is_lone: bool = True
+    is_standalone: bool = True
     detect_s: float = 0.0
     rejoined: int = 0
     ended: str = ""

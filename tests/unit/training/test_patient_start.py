@@ -218,7 +218,7 @@ def test_who_is_asked_to_leave_waits_no_longer(
 def test_the_end_of_its_generation_ends_the_wait(
     armed: bool, orchestrator: TrainingOrchestrator, rank: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lone member goes on in the next one; another one is ended by its supervisor."""
+    """A standalone process goes on in the next one; another one is ended by its supervisor."""
     refusing, tries = Refusing(1, then=rank.cluster.next_world), list[int]()
     claim = CheckpointManager.__init__
 
