@@ -321,6 +321,8 @@ class SimulatedAgent(_Ranks):
                         await session.wait_connected()
                         trace.count("rivals let in")
                         return
+                    except StaleIncarnation:  # it ends with the agent, as a rank does
+                        raise
                     except Refused:
                         trace.count("rivals refused")
                     finally:
