@@ -41,12 +41,8 @@ def asked_to_leave(update: WorldUpdate | None, worker_id: str) -> StopNotice | N
     """
     if update is None or not update.HasField("notice") or update.notice.generation != update.world.generation:
         return None
-    return update.notice if is_to_leave(update.notice, worker_id) else None
-
-
-def is_to_leave(notice: StopNotice, worker_id: str) -> bool:
-    """Tell whether a notice has this member leave."""
-    return meaning(notice_record(notice), worker_id) is Meaning.LEAVE
+    leaves = meaning(notice_record(update.notice), worker_id) is Meaning.LEAVE
+    return update.notice if leaves else None
 
 
 async def ask_all_to_stop(

@@ -21,12 +21,11 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from strata.agent.agent_state import is_outdated, waits_because
 from strata.agent.core import Agent
 from strata.agent.environment import Place
-from strata.agent.notices import SAY_S, asked_to_leave, is_to_leave
+from strata.agent.notices import SAY_S, asked_to_leave
 from strata.agent.rendezvous import Meeting
 from strata.agent.stack_dump import process_state
 from strata.client.terms import UNTOLD_S
@@ -45,9 +44,6 @@ from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, JOB_PHASE_PAUSED, StopNotice
 
 log = get_logger()
-
-NAMED_S: Final = 10.0
-"""How long a member that was to leave waits for its turn, when others leave at the same time."""
 
 
 class Supervisor:
@@ -300,10 +296,8 @@ class Supervisor:
         ended = await self._done_after_all(ranks, self._stop.urgent) if self._stop.preempts else None
         if ended is not None:
             return await self._finish(ended)
-        if notice is not None and update is not None:
-            await self._be_named(notice)
-            if not self._stop.urgent.is_set():
-                return await self._leave_preempted(f"{self._stop.signal_name}: {notice.reason}")
+        if notice is not None and not self._stop.urgent.is_set():
+            return await self._leave_preempted(f"{self._stop.signal_name}: {notice.reason}")
         log.info("run.stopping", signal=self._stop.signal_name)
         if not self._stop.preempts:
             self._agent.set_place(None)  # or ranks would hear SIGTERM and ask the whole job to stop
@@ -381,28 +375,6 @@ class Supervisor:
         finally:
             asking.cancel()
             hurried.cancel()
-
-    async def _be_named(self, notice: StopNotice) -> None:
-        """Return once a notice asks this member to leave, or it has no place: then nobody takes it for dead.
-
-        A generation has one notice. Where it drains others, the next one is asked in its turn: or
-        nodes that are taken away together would count as failures, one after the other.
-        """
-        asked = notice.generation
-        try:
-            async with asyncio.timeout(NAMED_S):
-                while not is_to_leave(notice, self._worker_id) and not self._stop.urgent.is_set():
-                    self._news.clear()
-                    update = self._update
-                    if update is None or update.world.generation <= asked:
-                        await self._news.wait()
-                        continue
-                    if not update.HasField("place"):
-                        return
-                    asked = update.world.generation
-                    notice = await self._ask(asked) or notice
-        except TimeoutError:
-            log.warning("run.not_named", reason=f"the notice that holds drains others: {notice.reason}")
 
     async def _leave_preempted(self, reason: str, hurry: asyncio.Event | None = None) -> int:
         """Leave the job for good, once the ends of the ranks are told, so that a scheduler requeues it.

@@ -278,30 +278,6 @@ async def test_a_member_may_leave_alone(stopped: Any) -> None:
         assert await it.done == 75
 
 
-async def test_of_members_that_leave_together_each_is_drained_in_its_turn() -> None:
-    async with stage(*FOREVER, preempt="member") as it:
-        _, answer = await signalled(it, TERM)
-        answer.set_result(StopJobResponse(notice=notice(STOP_ACTION_DRAIN, workers=("v",))))
-        for generation, drained in ((2, "u"), (3, "w")):
-            it.supervisor.on_world(update(generation))
-            request, answer = await it.upstream.calls.get()
-            assert isinstance(request, StopJobRequest)
-            assert (request.generation, list(request.worker_ids)) == (generation, ["w"])
-            assert it.upstream.left.empty(), "it would be taken for dead"
-            held = notice(STOP_ACTION_DRAIN, generation=generation, workers=(drained,))
-            answer.set_result(StopJobResponse(notice=held))
-        assert await it.done == 75
-
-
-async def test_who_has_no_place_in_the_world_that_follows_leaves_at_once() -> None:
-    async with stage(*FOREVER, preempt="member") as it:
-        _, answer = await signalled(it, TERM)
-        answer.set_result(StopJobResponse(notice=notice(STOP_ACTION_DRAIN, workers=("v",))))
-        it.supervisor.on_world(update(2, first_rank=None))
-        assert await it.done == 75
-        assert it.upstream.calls.empty()
-
-
 async def test_ranks_that_are_still_starting_count_as_stopped_and_the_status_is_75() -> None:
     """They have not called strata.init yet, so no rank of the generation has begun a step."""
     async with stage(*FOREVER, will_heed=True) as it:
