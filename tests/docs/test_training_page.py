@@ -95,10 +95,13 @@ def test_the_examples_without_torch(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     assert run(code, other) == "10 True\n"
-    code = NUMPY + SHARDS + block("run.cursors(") + "        if run.step == 4: raise SystemExit\n"
+    shards = NUMPY + SHARDS + block("run.cursors(")
+    code = shards.replace(
+        "\nrun.close()", "\n        if run.step == 4: break\n    if run.step == 4: break\nrun.close()"
+    )
     (tmp_path / "shards").mkdir()
     assert run(code, tmp_path / "shards") == "read 3 8\nread 3 16\nread 3 24\nread 5 8\n"
-    assert run(code, tmp_path / "shards") == "read 5 16\nread 5 24\n"
+    assert run(shards, tmp_path / "shards") == "read 5 16\nread 5 24\n"
     assert "TrainingOrchestrator(" in block("min_workers=2")
     assert (
         run("import strata\n" + block("min_workers=2") + "print(orchestrator.config.keep_count)\n", tmp_path)
