@@ -34,6 +34,8 @@ TROUBLE_S = 20.0
 removal may be on its way to etcd, and then some."""
 GRACE_S = 1.0
 """From the break of a member's transport to the first thing that its replica may do about it."""
+ORPHAN_S = 5.0
+"""So long members whose replica has gone have to be handed over."""
 CLAIM_S = 6.0
 """How long an instance may believe to lead after its key has gone: the time of a lease."""
 
@@ -59,6 +61,8 @@ class Cluster:
         """Replicas and workers that are down on purpose."""
         self.ready_s: dict[str, float] = {}
         """Since when each replica is ready without a break."""
+        self._flaky_s: dict[str, float] = {}
+        """When the line of a replica to etcd last lost or delayed what was sent."""
         self._linked: dict[tuple[str, str], tuple[float, float]] = {}
         """By boot and replica: since when, and when last, the patrol saw a link up at its replica's end."""
         self._count = 0
@@ -201,9 +205,22 @@ class Cluster:
         if not any(now - since >= TROUBLE_S for since in self.ready_s.values()):
             self.trace.count("deaths while no replica was ready")
             return None
+        if death.fenced and self._waits_for_etcd(member):
+            self.trace.count("deaths at a door whose writes etcd does not take")
+            return None
         return (
             f"{death.worker}, incarnation {death.incarnation}, was declared dead by {death.writer}"
             f"{' under its fence' if death.fenced else ''}: it was alive, and served by {death.record.served_by}"
+        )
+
+    def _waits_for_etcd(self, member: Member) -> bool:
+        """Tell whether a member has come to a replica whose writes, that of its hand-over too, etcd loses or delays (5.4)."""
+        now = self.trace.now_s
+        return any(
+            now - self._linked.get((member.boot, name), (0.0, 0.0))[1] < 1.5 * PATROL_S
+            and now - self._flaky_s.get(name, float("-inf")) < ORPHAN_S
+            for name in self.replicas
+            if self.ready(name)
         )
 
     def _sent(self, replica: str, call: Call) -> None:
@@ -253,6 +270,8 @@ class Cluster:
                     self.ready_s.pop(name, None)
                 elif name not in self.ready_s:
                     self.ready_s[name] = now
+                if self.lines[name].is_flaky:
+                    self._flaky_s[name] = now
             for member in self.members.values():
                 if member.process.frozen:
                     self.trouble(member)

@@ -28,13 +28,18 @@ class Line:
         self._applied = applied
         self._sent = sent
 
+    @property
+    def is_flaky(self) -> bool:
+        """Whether some of what is sent is lost or late."""
+        return bool(self.lose_request or self.lose_answer or self.late)
+
     def fate(self, call: Call) -> Fate:
         self._sent(call)
         if self.leaderless:
             self.counts["leaderless"] += 1
             return Fate(lost="request", delay_s=0.3)
         delay_s = 0.0005 + 0.001 * self._rng.random()
-        if self.lose_request or self.lose_answer or self.late:
+        if self.is_flaky:
             chance, kind = self._rng.random(), "write" if isinstance(call.argument, Txn) else "call"
             if chance < self.lose_request:
                 self.counts[f"{kind} lost"] += 1
