@@ -143,14 +143,13 @@ class LocalCluster:
         if coordinators < 1:
             raise ConfigError("a cluster has at least one coordinator")
         places = placements or [Placement()] * coordinators
-        free = free_ports(2 * coordinators)
-        usual = [_PORT if place.enter else port for place, port in zip(places, free, strict=False)]
-        chosen = ports if ports is not None else usual
-        pages = http_ports if http_ports is not None else free[coordinators:]
-        if {len(chosen), len(pages), len(places)} != {coordinators}:
-            raise ConfigError(f"{coordinators} coordinators need as many ports, not {len(chosen)}")
-        here = [port for port, place in zip(chosen, places, strict=True) if not place.enter]
-        if taken := [str(port) for port in (*here, *pages) if not is_free(port, host=HOST)]:
+        if len(places) != coordinators:
+            raise ConfigError(f"{coordinators} coordinators need as many places, not {len(places)}")
+        for given in (ports, http_ports):
+            if given is not None and len(given) != coordinators:
+                raise ConfigError(f"{coordinators} coordinators need as many ports, not {len(given)}")
+        here = [port for port, place in zip(ports or (), places, strict=False) if not place.enter]
+        if taken := [str(port) for port in (*here, *(http_ports or ())) if not is_free(port, host=HOST)]:
             raise ConfigError(
                 f"port {', '.join(taken)} of {HOST} is taken",
                 hint="end what serves there, or use other ports",
@@ -169,6 +168,10 @@ class LocalCluster:
                 timeout_s=timeout_s,
             )
             say(f"etcd {etcd.binary.version}: {etcd_members} members at {','.join(etcd.endpoints)}")
+            free = free_ports(2 * coordinators)  # not before: etcd's members would be given some of them
+            usual = [_PORT if place.enter else port for place, port in zip(places, free, strict=False)]
+            chosen = ports if ports is not None else usual
+            pages = http_ports if http_ports is not None else free[coordinators:]
             for number, (port, page, place) in enumerate(zip(chosen, pages, places, strict=True), 1):
                 name = f"coordinator-{number}"
                 started.append(
