@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from strata.checkpoint.marker import NAME as MARKER
 from strata.client import CoordinatorClient
 from strata.errors import CheckpointNotFound
 from strata.launch.local_cluster import LocalCluster
@@ -230,6 +231,10 @@ def test_a_signal_ends_the_wait_for_a_last_save_that_is_held(
         env={"STRATA_TRAIN_SAVE_EVERY_STEPS": str(EVERY_STEPS), "STRATA_TRAIN_PREEMPT_GRACE_S": "2"},
     )
     record.wait("step", count=EVERY_STEPS + 1)
+    deadline = time.monotonic() + LIMIT_S
+    while not list(disk.folder.glob(f"checkpoints/step-*/{MARKER}")):  # else there is no step to say it of
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     disk.fill()
     record.wait_line("no checkpoint since step", limit_s=LIMIT_S)
     until.touch()
