@@ -40,7 +40,6 @@ class _AtExit:
         self._made_in = os.getpid()
         self._failed: BaseException | None = None
         self._show, sys.excepthook = sys.excepthook, self._hook
-        self._shown_by = sys.excepthook  # each look at a method is another object
         self._finalizer: Finalize[Any] | None = None
         if multiprocessing.parent_process() is not None:
             self._finalizer = Finalize(None, self._end_child, exitpriority=EARLY)
@@ -50,7 +49,7 @@ class _AtExit:
         atexit.unregister(self._end)
         if self._finalizer is not None:
             self._finalizer.cancel()
-        if sys.excepthook is self._shown_by:
+        if sys.excepthook == self._hook:  # each look at a method is another object
             sys.excepthook = self._show
 
     def _hook(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:

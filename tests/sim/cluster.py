@@ -205,7 +205,7 @@ class Cluster:
         if not any(now - since >= TROUBLE_S for since in self.ready_s.values()):
             self.trace.count("deaths while no replica was ready")
             return None
-        if death.fenced and self._waits_for_etcd(member):
+        if death.fenced and self._waits_for_etcd(member, death):
             self.trace.count("deaths at a door whose writes etcd does not take")
             return None
         return (
@@ -213,14 +213,17 @@ class Cluster:
             f"{' under its fence' if death.fenced else ''}: it was alive, and served by {death.record.served_by}"
         )
 
-    def _waits_for_etcd(self, member: Member) -> bool:
-        """Tell whether a member has come to a replica whose writes, that of its hand-over too, etcd loses or delays (5.4)."""
-        now = self.trace.now_s
+    def _waits_for_etcd(self, member: Member, death: Death) -> bool:
+        """Tell whether a member has come to a replica whose writes, that of its hand-over too, etcd loses or delays (5.4).
+
+        That replica neither served it before nor leads: the leader spares who has come to it.
+        """
+        now, others = self.trace.now_s, (death.record.served_by, death.writer)
         return any(
             now - self._linked.get((member.boot, name), (0.0, 0.0))[1] < 1.5 * PATROL_S
             and now - self._flaky_s.get(name, float("-inf")) < ORPHAN_S
             for name in self.replicas
-            if self.ready(name)
+            if self.ready(name) and not any(other.startswith(f"instance-{name}-") for other in others)
         )
 
     def _sent(self, replica: str, call: Call) -> None:
