@@ -72,8 +72,17 @@ class Lookout:
             self._since, self._trouble = asyncio.get_running_loop().time() - for_s, trouble
 
     def look(self, link: Link[Down, Up]) -> None:
-        """Begin to look, if it is time; close `link` once another replica has welcomed the session."""
-        if self._looking is not None or self._since is None or not self._route.others():
+        """Begin to look, if it is time; close `link` once another replica has welcomed the session.
+
+        Closing a link takes up to a second while its replica is silent. A second look in that time would take the
+        session from the replica that welcomed it, so there is none while a replica is found and not taken.
+        """
+        if (
+            self._looking is not None
+            or self._found is not None
+            or self._since is None
+            or not self._route.others()
+        ):
             return
         if asyncio.get_running_loop().time() - self._since >= self._unready_s:
             self._looking = asyncio.create_task(self._scout(link), name="scout")

@@ -37,6 +37,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 CONNECT_S = 2.0
 """How long a dial waits for somebody who does not answer, as `strata.client.channel` does."""
+FLUSH_S = 1.0
+"""How long the end that dialled waits for a silent other side once it has closed, as `strata.wire.streams` does."""
 
 
 class MemoryLink:
@@ -62,7 +64,7 @@ class MemoryLink:
 
     async def recv(self) -> Any:
         while True:
-            if self.closed or (self._over and self._error is not None):
+            if (self.closed and not self._dialled) or (self._over and self._error is not None):
                 break
             if self._inbox and not self._stalled:
                 return self._inbox.popleft()
@@ -89,6 +91,8 @@ class MemoryLink:
             self.closed = True
             self._error = self._error or error
             self._later(self.other._end, None if self._dialled else error)
+            if self._dialled:
+                asyncio.get_running_loop().call_later(FLUSH_S, self._end, None, context=BETWEEN)
             self._rouse()
 
     def check(self) -> None:

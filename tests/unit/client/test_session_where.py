@@ -159,6 +159,21 @@ async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welco
     assert "is silent, and" in r.observer.troubles[-1].message
 
 
+@in_rig(rig, 3)
+async def test_a_session_that_was_welcomed_elsewhere_looks_no_more_while_the_frozen_replica_is_let_go(
+    r: Rig,
+) -> None:
+    """A second look would take the session from the replica that has just welcomed it."""
+    before = r.serving
+    before.board.block("client", host_of(before.address))
+    before.ticking = False
+    there = await r.reconnected(2)
+    await asyncio.sleep(10)
+    assert r.serving is there
+    assert len(r.observer.connected) == 2
+    assert sum(len(replica.hellos) for replica in r.replicas) == 2
+
+
 @in_rig(rig, 2)
 async def test_its_own_stall_is_not_blamed_on_the_replica(r: Rig) -> None:
     for replica in r.replicas:
