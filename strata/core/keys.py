@@ -48,6 +48,8 @@ class ClusterKeys:
         return f"/strata/v1/{self.cluster}/"
 
     uid = _Fixed("uid")
+    restoring = _Fixed("restoring")
+    """Who restores the control plane just now; absent most of the time."""
     dry_run = _Fixed("dry-run")
     """The key that a dry run would write, and that nobody ever does."""
     leader = _Fixed("leader")
