@@ -50,6 +50,8 @@ class ClusterKeys:
     uid = _Fixed("uid")
     dry_run = _Fixed("dry-run")
     """The key that a dry run would write, and that nobody ever does."""
+    restoring = _Fixed("restoring")
+    """While it exists the keys below the root are being restored: nobody serves them."""
     leader = _Fixed("leader")
     replicas = _Fixed("replicas/")
 
@@ -270,8 +272,6 @@ class JobKeys:
 
     def pin(self, step: int, attempt: str) -> str:
         return f"{self.pins}{number(step)}/{checked_id('attempt', attempt)}"
-
-    importing = _Fixed("import")
 
 
 @lru_cache(maxsize=1024)

@@ -78,6 +78,16 @@ class ClusterUid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restoring:
+    """Somebody writes the keyspace anew, from `source`, for people. `run` is random for each try."""
+
+    who: str
+    since_unix_ms: int
+    source: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
     instance: InstanceId
     replica: ReplicaId
