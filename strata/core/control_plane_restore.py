@@ -336,4 +336,3 @@ def _view(values: Mapping[str, bytes]) -> View:
         ),
     )
     return view
-

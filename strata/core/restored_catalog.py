@@ -125,6 +125,7 @@ class Catalog:
         for slot, record in sorted(self.records.items()):
             if record.state is CheckpointState.OPEN:
                 self._abort(slot, record)
+        self._refer()
         # the newest first: an Incremental is judged before what it uses
         judged = sorted(
             (record for record in self.records.values() if record.state in _ENDED),
@@ -133,7 +134,6 @@ class Catalog:
         )
         for record in judged:
             self._judge(record)
-        self._refer()
         return self.changes
 
     # -- reading
