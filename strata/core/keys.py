@@ -50,6 +50,8 @@ class ClusterKeys:
     uid = _Fixed("uid")
     dry_run = _Fixed("dry-run")
     """The key that a dry run would write, and that nobody ever does."""
+    backup = _Fixed("backup")
+    """The newest backup of the control plane."""
     leader = _Fixed("leader")
     replicas = _Fixed("replicas/")
 

@@ -78,6 +78,19 @@ class ClusterUid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Backup:
+    """The newest backup of the control plane, as its maker recorded it: for people, no replica reads it.
+
+    The snapshot holds at least `revision`. `where` is the URL of the place, without credentials.
+    """
+
+    revision: int
+    unix_ms: int
+    where: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
     instance: InstanceId
     replica: ReplicaId

@@ -25,6 +25,9 @@ FOLDER = f"step-000000000120-gen-000002-{ATTEMPT}"
 
 EXAMPLES: dict[str, Any] = {
     KEYS.uid: r.ClusterUid(uid="0b6f4a9e2d714c53b8e1f7a2c9d05e36"),
+    KEYS.backup: r.Backup(
+        revision=4711, unix_ms=1767225600000, where="s3://backups/strata", size_bytes=20512
+    ),
     KEYS.leader: r.Leader(instance=R1, replica=ReplicaId("c1"), address="10.0.0.1:50051"),
     KEYS.replica("c1"): r.Replica(
         instance=R1, address="10.0.0.1:50051", http_address="10.0.0.1:8080", version="0.1.0"
