@@ -27,9 +27,9 @@ from strata.client import CoordinatorClient, parse_endpoints
 from strata.client.name_lookup import ADVICE, SLOW_S, lookup_s
 from strata.config import CoordinatorConfig, Credentials, split_address
 from strata.controlplane.record import recorded_backup
+from strata.core.backup_record import Backup
 from strata.core.etcd_version import EtcdVersion, Fitness, judge
 from strata.core.keys import ClusterKeys
-from strata.core.records import Backup
 from strata.core.txn import Range
 from strata.documents.reading import read_config
 from strata.errors import ConfigError, StrataError, Unavailable

@@ -24,9 +24,9 @@ from strata.controlplane.record import record_backup
 from strata.controlplane.shelf import rotate
 from strata.controlplane.snapshot import SnapshotDigest
 from strata.controlplane.source import Source, find_source
+from strata.core.backup_record import Backup
 from strata.core.backup_rotation import Part, StoredFile
 from strata.core.keys import ClusterKeys
-from strata.core.records import Backup
 from strata.errors import StrataError
 from strata.etcd import EtcdStore
 

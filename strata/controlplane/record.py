@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from strata.core.backup_record import Backup
+from strata.core.codec import PoisonRecord, decode, encode
 from strata.core.keys import ClusterKeys
-from strata.core.records import Backup, PoisonRecord, decode, encode
 from strata.core.store import Store
 from strata.core.txn import Compare, KeyValue, Op, Put, Range, Target, Txn, unchanged
 from strata.errors import Refused

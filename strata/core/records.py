@@ -1,7 +1,7 @@
 """What the values hold: one frozen dataclass a key, written as JSON with the schema field `v`.
 
 `encode` and `decode`, of `core.codec`, are the only way in and out. What lies around the records of
-checkpoints is in `core.checkpoint_records`.
+checkpoints is in `core.checkpoint_records`, that of backups in `core.backup_record`.
 """
 
 from __future__ import annotations
@@ -75,19 +75,6 @@ class BarrierResult(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterUid:
     uid: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backup:
-    """The newest backup of the control plane, as its maker recorded it: for people, no replica reads it.
-
-    The snapshot holds at least `revision`. `where` is the URL of the place, without credentials.
-    """
-
-    revision: int
-    unix_ms: int
-    where: str
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,9 +55,7 @@ def test_systemd_finds_no_fault_in_it(unit: Path, analyze: str, etcd_bin: Path, 
 
 
 @pytest.mark.parametrize("timer", TIMERS, ids=lambda timer: timer.name)
-def test_systemd_finds_no_fault_in_a_timer(
-    timer: Path, analyze: str, etcd_bin: Path, tmp_path: Path
-) -> None:
+def test_systemd_finds_no_fault_in_a_timer(timer: Path, analyze: str, etcd_bin: Path, tmp_path: Path) -> None:
     installed(timer.with_suffix(".service"), tmp_path, etcd_bin)
     copy = installed(timer, tmp_path, etcd_bin)
     done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=False)

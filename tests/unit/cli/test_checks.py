@@ -9,7 +9,7 @@ import pytest
 
 from strata.cli import checks
 from strata.config import CoordinatorConfig, Credentials, EtcdConfig
-from strata.core.records import Backup
+from strata.core.backup_record import Backup
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from strata.controlplane.metadata import BackupCorrupt
 from strata.controlplane.names import backup_name, parse_stem
 from strata.controlplane.places import FolderPlace, unobserved
 from strata.controlplane.shelf import find_metadata, list_backups, newest_backup, verify_backup
-from strata.core.records import Backup, ClusterUid, decode, encode
+from strata.core.backup_record import Backup
+from strata.core.records import ClusterUid, decode, encode
 from strata.core.txn import Put, Range, Txn
 from strata.errors import NotFound, Refused, StorageError, StrataError, Unavailable
 from strata.etcd import Alarm, MemberStatus

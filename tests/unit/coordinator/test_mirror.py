@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from strata.coordinator.view.mirror import Mirror
+from strata.core.backup_record import Backup
 from strata.core.invariants import check
-from strata.core.records import Backup, ClusterUid, encode
+from strata.core.records import ClusterUid, encode
 from strata.core.txn import Event, Range, WatchBatch
 from strata.core.view import View
 from strata.errors import ClusterReplaced, Unavailable

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from strata.core import backup_record as b
 from strata.core import checkpoint_records as c
 from strata.core import records as r
 from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, WorkerId
@@ -25,7 +26,7 @@ FOLDER = f"step-000000000120-gen-000002-{ATTEMPT}"
 
 EXAMPLES: dict[str, Any] = {
     KEYS.uid: r.ClusterUid(uid="0b6f4a9e2d714c53b8e1f7a2c9d05e36"),
-    KEYS.backup: r.Backup(
+    KEYS.backup: b.Backup(
         revision=4711, unix_ms=1767225600000, where="s3://backups/strata", size_bytes=20512
     ),
     KEYS.leader: r.Leader(instance=R1, replica=ReplicaId("c1"), address="10.0.0.1:50051"),
@@ -189,7 +190,7 @@ def test_no_record_is_left_out() -> None:
     inner = {r.Member, r.Newcomer, r.Command, r.RestorePoint, r.Asked, r.Spent, r.Tier, r.Origin, c.Keep}
     every = {
         cls
-        for module in (r, c)
+        for module in (r, b, c)
         for _name, cls in inspect.getmembers(module, inspect.isclass)
         if cls.__module__ == module.__name__ and hasattr(cls, "__dataclass_fields__")
     }
