@@ -52,6 +52,8 @@ class ClusterKeys:
     """The key that a dry run would write, and that nobody ever does."""
     restoring = _Fixed("restoring")
     """While it exists the keys below the root are being restored: nobody serves them."""
+    backup = _Fixed("backup")
+    """The newest backup of the control plane."""
     leader = _Fixed("leader")
     replicas = _Fixed("replicas/")
 

@@ -1,7 +1,7 @@
 """What the values hold: one frozen dataclass a key, written as JSON with the schema field `v`.
 
 `encode` and `decode`, of `core.codec`, are the only way in and out. What lies around the records of
-checkpoints is in `core.checkpoint_records`.
+checkpoints is in `core.checkpoint_records`, that of backups in `core.backup_record`.
 """
 
 from __future__ import annotations

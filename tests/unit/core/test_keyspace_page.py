@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from strata.core import backup_record as b
 from strata.core import checkpoint_records as c
 from strata.core import records as r
 from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, WorkerId
@@ -30,6 +31,9 @@ EXAMPLES: dict[str, Any] = {
         since_unix_ms=1767225600000,
         source="the backup of 2026-01-01 00:00:00Z",
         run="2c5d9e0a7b31",
+    ),
+    KEYS.backup: b.Backup(
+        revision=4711, unix_ms=1767225600000, where="s3://backups/strata", size_bytes=20512
     ),
     KEYS.leader: r.Leader(instance=R1, replica=ReplicaId("c1"), address="10.0.0.1:50051"),
     KEYS.replica("c1"): r.Replica(
@@ -190,7 +194,7 @@ def test_no_record_is_left_out() -> None:
     inner = {r.Member, r.Newcomer, r.Command, r.RestorePoint, r.Asked, r.Spent, r.Tier, r.Origin, c.Keep}
     every = {
         cls
-        for module in (r, c)
+        for module in (r, b, c)
         for _name, cls in inspect.getmembers(module, inspect.isclass)
         if cls.__module__ == module.__name__ and hasattr(cls, "__dataclass_fields__")
     }
