@@ -49,6 +49,7 @@ _HOME = {
             "CheckpointError",
             "CheckpointNotFound",
             "ClusterReplaced",
+            "ClusterRestored",
             "ConfigError",
             "Conflict",
             "InvalidArgument",

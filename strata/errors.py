@@ -109,10 +109,20 @@ class StaleIncarnation(Refused):
 
 
 class ClusterReplaced(StrataError):
-    """The cluster behind the endpoints is not the one this session began with."""
+    """The cluster behind the endpoints is not the one this session began with, or its etcd lost what it had."""
 
     code = "CLUSTER_REPLACED"
-    default_hint = "etcd was restored or replaced; restart the job to join the new cluster"
+    default_hint = (
+        "etcd was restored or replaced: bring the control plane back by `strata controlplane restore` (with a backup,"
+        " or --in-place), or by `strata controlplane rebuild` without one"
+    )
+
+
+class ClusterRestored(ClusterReplaced):
+    """The control plane was restored or rebuilt since this session began: sessions begin anew, without a token."""
+
+    code = "CLUSTER_RESTORED"
+    default_hint = "connect again: the catalog and the jobs are there, worlds begin anew"
 
 
 class NotLeader(StrataError):

@@ -13,7 +13,12 @@ from strata.cli.credentials import TlsCaFile, TlsCertFile, TlsKeyFile, TokenFile
 from strata.config import CoordinatorConfig, split_address
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from strata.coordinator.connection_limiter import ConnectionReport
     from strata.coordinator.replica import PageFactory, ResourceFactory
+    from strata.coordinator.suspended import SuspendedPage
+    from strata.dashboard.server import HttpServer
 
 
 def coordinator(
@@ -81,7 +86,7 @@ def coordinator(
         "log.format": log_format,
     }
     settings = CoordinatorConfig.load(flags=flags, env=os.environ, path=config)
-    serve(settings, page_factory(settings), resource_factory(settings))
+    serve(settings, page_factory(settings), resource_factory(settings), suspended_page_factory(settings))
 
 
 def resource_factory(config: CoordinatorConfig) -> ResourceFactory:
@@ -95,12 +100,29 @@ def page_factory(config: CoordinatorConfig) -> PageFactory | None:
     """Return what makes a replica's HTTP side; None where it is switched off."""
     if not config.http_listen:
         return None
-    from strata.coordinator.connection_limiter import connection_shares  # noqa: PLC0415  # likewise
     from strata.dashboard.app import make_app  # noqa: PLC0415  # the server extra
     from strata.dashboard.authorizer import HttpAuthorizer  # noqa: PLC0415  # likewise
+
+    authorizer = HttpAuthorizer(config, now=lambda: dt.datetime.now(dt.UTC))
+    return lambda observed: _http_server(
+        config, make_app(observed, authorizer=authorizer), observed.connections
+    )
+
+
+def suspended_page_factory(config: CoordinatorConfig) -> SuspendedPage | None:
+    """Return what makes the HTTP side of a replica that is suspended; None where it is switched off."""
+    if not config.http_listen:
+        return None
+    from strata.coordinator.connection_limiter import ConnectionReport  # noqa: PLC0415  # the server extra
+    from strata.dashboard.suspended import make_suspended_app  # noqa: PLC0415  # likewise
+
+    return lambda reason: _http_server(config, make_suspended_app(reason), ConnectionReport())
+
+
+def _http_server(config: CoordinatorConfig, app: ASGIApp, report: ConnectionReport) -> HttpServer:
+    from strata.coordinator.connection_limiter import connection_shares  # noqa: PLC0415  # the server extra
     from strata.dashboard.server import HttpServer  # noqa: PLC0415  # likewise
 
-    listen = config.http_listen
     advertised, _port = split_address("coordinator.advertise", config.advertise or config.listen)
     tls = None
     if config.serves_https:
@@ -110,12 +132,11 @@ def page_factory(config: CoordinatorConfig) -> PageFactory | None:
         assert own.cert_file is not None
         assert own.key_file is not None
         tls = server_context(own.cert_file, own.key_file, own.ca_file)
-    authorizer = HttpAuthorizer(config, now=lambda: dt.datetime.now(dt.UTC))
-    return lambda observed: HttpServer(
-        make_app(observed, authorizer=authorizer),
-        listen,
+    return HttpServer(
+        app,
+        config.http_listen,
         advertised_host=advertised,
         shares=connection_shares(config),
-        report=observed.connections,
+        report=report,
         tls=tls,
     )

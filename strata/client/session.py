@@ -3,8 +3,9 @@
 A session is a promise about the other side's *knowledge*, not about a connection. What is open
 (arrivals, calls, rank exits, the newest progress) is kept here and told again to every replica
 that takes the session over, so a caller never learns that one of them died. Only four things end
-a session: `leave`, the other side saying `Ended`, another cluster behind the endpoints, and a
-refusal that no replica would answer otherwise.
+a session: `leave`, the other side saying `Ended`, a control plane that was restored, and a
+refusal that no replica would answer otherwise. Another cluster behind the endpoints ends no session: its etcd may have
+lost what it had, and somebody may bring that back.
 
 All of it runs in one event loop, on a `Link`; grpc is known to `strata.client.channel` alone.
 `MemberSession` and `RankSession` say who introduces itself.
@@ -28,6 +29,7 @@ from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
 from strata.client.scouting import Found, Lookout
 from strata.client.terms import Dial, Pace, SessionObserver, aged, is_final
 from strata.core.arrivals import MAX_TIME_MS
+from strata.core.lineage import is_restored
 from strata.errors import StaleIncarnation, StrataError, Unavailable
 from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
@@ -359,15 +361,14 @@ class Session:
             self._calls.answer(reply.id, getattr(reply, field))
 
     def _take_token(self, token: Token) -> None:
-        """Remember the newest revision seen; another cluster's ends the session."""
+        """Remember the newest revision seen; another cluster's ends the connection, the restored one's the session."""
         if not token.uid:
             return
         if self.token.uid and self.token.uid != token.uid:
-            error = errors.ClusterReplaced(
+            restored = is_restored(self.token.uid, token.uid)
+            raise (errors.ClusterRestored if restored else errors.ClusterReplaced)(
                 f"this session began with cluster {self.token.uid}; {self._route.current} serves {token.uid}"
             )
-            self._finish(error)
-            raise error
         self.token = Token(uid=token.uid, revision=max(token.revision, self.token.revision))
 
     # -- the clock

@@ -85,10 +85,13 @@ def is_final(error: StrataError, *, welcomed: bool) -> bool:
     """Tell whether the end of a stream with `error` ends the session: all replicas would say so.
 
     A full etcd, a bug in one replica, and, once a coordinator has welcomed us, a stranger on one
-    of their ports, or a replica with an older list of tokens, are met by going on elsewhere: losing coordinators ends nobody.
+    of their ports, a replica with an older list of tokens, or one whose etcd holds another cluster, are met by going on
+    elsewhere: losing coordinators ends nobody. A control plane that was restored has no place for this session.
     """
     if error.retryable or type(error) is StrataError:
         return False
     if isinstance(error, errors.QuotaExceeded | errors.OutcomeUnknown):
         return False
+    if isinstance(error, errors.ClusterReplaced):
+        return isinstance(error, errors.ClusterRestored) or not welcomed
     return not (welcomed and isinstance(error, errors.ConfigError | errors.NotFound | errors.Unauthenticated))

@@ -23,8 +23,10 @@ from strata.client import fork
 from strata.client.channel import Connection, connected
 from strata.client.endpoints import Endpoint, Route
 from strata.config import Credentials
+from strata.core.lineage import is_restored
 from strata.errors import (
     ClusterReplaced,
+    ClusterRestored,
     ConfigError,
     InvalidArgument,
     StrataError,
@@ -114,6 +116,9 @@ class UnaryClient:
                     try:
                         line = await self._connected(deadline)
                         return await self._attempt(line, method, request, attempt_s)
+                    except ClusterRestored:
+                        self.token = Token()
+                        request.ClearField("token")
                     except StrataError as error:
                         refusals = 0 if error.retryable else refusals + 1
                         # in a row, for one that is down may serve yet; and once more than there are replicas, for the
@@ -160,6 +165,8 @@ class UnaryClient:
     def _take_token(self, token: Token) -> None:
         if not token.uid:
             return
+        if is_restored(self.token.uid, token.uid):
+            self.token = Token()  # what was seen of the cluster before says nothing of it now
         if self.token.uid and self.token.uid != token.uid:
             raise ClusterReplaced(
                 f"this client began with cluster {self.token.uid}; {self._route.current} serves {token.uid}"

@@ -37,9 +37,8 @@ async def connected(config: EtcdConfig) -> AsyncIterator[EtcdStore]:
         await store.close()
 
 
-async def _connect(config: EtcdConfig) -> EtcdStore:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + config.wait_s
+async def connect_once(config: EtcdConfig) -> EtcdStore:
+    """Return a store if some member answers within `ATTEMPT_S`; else `Unavailable` or `ConfigError`, as `connected`."""
     tls = None
     if config.ca_file is not None or config.cert_file is not None:
         own = Credentials(ca_file=config.ca_file, cert_file=config.cert_file, key_file=config.key_file)
@@ -50,15 +49,21 @@ async def _connect(config: EtcdConfig) -> EtcdStore:
             key_file=config.key_file,
             server_name=config.server_name or None,
         )
+    return await EtcdStore.connect(
+        config.endpoints,
+        tls=tls,
+        user=config.username or None,
+        password=config.password() or None,
+        timing=Timing(connect_s=ATTEMPT_S),
+    )
+
+
+async def _connect(config: EtcdConfig) -> EtcdStore:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + config.wait_s
     while True:
         try:
-            return await EtcdStore.connect(
-                config.endpoints,
-                tls=tls,
-                user=config.username or None,
-                password=config.password() or None,
-                timing=Timing(connect_s=ATTEMPT_S),
-            )
+            return await connect_once(config)
         except Unavailable as error:
             left_s = deadline - loop.time()
             if left_s <= 0:

@@ -26,10 +26,12 @@ from strata.coordinator.leadership.probe import tcp_probe
 from strata.coordinator.replica import PageFactory, Replica, ResourceFactory
 from strata.coordinator.server import Dialer, Server
 from strata.coordinator.service_manager import ServiceManager, told
+from strata.coordinator.suspended import Suspended, SuspendedPage
 from strata.core.authority import Identity
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
-from strata.errors import ConfigError, InvalidArgument
+from strata.errors import ClusterReplaced, ConfigError, InvalidArgument
+from strata.etcd import EtcdStore
 from strata.observe import configure, get_logger
 
 log = get_logger()
@@ -40,7 +42,10 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(
-    config: CoordinatorConfig, page: PageFactory | None = None, resources: ResourceFactory | None = None
+    config: CoordinatorConfig,
+    page: PageFactory | None = None,
+    resources: ResourceFactory | None = None,
+    suspended_page: SuspendedPage | None = None,
 ) -> None:
     """As `run_coordinator`, on the fastest event loop there is."""
     _bound_arenas()  # before there is a second thread
@@ -49,20 +54,24 @@ def serve(
         # barriers arrive in bursts: fewer preemptions serve all of them sooner
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(run_coordinator(config, page, resources))
+        runner.run(run_coordinator(config, page, resources, suspended_page))
 
 
 async def run_coordinator(
-    config: CoordinatorConfig, page: PageFactory | None = None, resources: ResourceFactory | None = None
+    config: CoordinatorConfig,
+    page: PageFactory | None = None,
+    resources: ResourceFactory | None = None,
+    suspended_page: SuspendedPage | None = None,
 ) -> None:
     """Run one replica until SIGTERM or SIGINT, and part in good order.
 
-    `page` makes its HTTP side, `resources` what answers for resources of the HTTP API over gRPC.
+    `page` makes its HTTP side, `resources` what answers for resources of the HTTP API over gRPC, `suspended_page` the HTTP
+    side while etcd is not the one that the replica served: it serves nobody then, and goes on once the cluster is back.
 
     `ConfigError`: the port is taken, a name cannot be one, or this etcd cannot be used.
     `Unavailable`: no etcd member answered within `etcd.wait_s`. `Conflict`: another replica holds
-    the name. `ClusterReplaced`: etcd was replaced under us. After its first word both signals
-    belong to it, and are ignored once it ends: the process is to end then, with its own exit code.
+    the name. After its first word both signals belong to it, and are ignored once it ends: the process is to end then,
+    with its own exit code.
     """
     configure(fmt=config.log.format, level=config.log.level)
     raise_limit()
@@ -74,36 +83,63 @@ async def run_coordinator(
     # before its first word, for who reads that may tell it to stop
     with _on_signals(lambda: stop()) as signalled:  # noqa: PLW0108  # it is another one later
         log.info("coordinator_starts", replica=name, listen=config.listen, etcd=config.etcd.endpoints)
+        is_ready: Callable[[], tuple[bool, str]] = lambda: (False, "it connects to etcd")  # noqa: E731  # it changes
         try:
-            async with connected(config.etcd) as store, connected(config.etcd) as renewals:
-                await check_versions(store)
-                replica = Replica(
-                    config,
-                    store,
-                    Server,
-                    Dialer(config, Timing.derive(config.detect_s)),
-                    replica=name,
-                    instance=uuid.uuid4().hex,
-                    new_uid=uuid.uuid4().hex,
-                    clock=_boot_time,
-                    unix_now=time.time,
-                    rng=random.Random(),
-                    renewals=renewals,
-                    ask_members=lambda: member_statuses(store),
-                    probe=tcp_probe,
-                    version=metadata.version("strata-control"),
-                    page=page,
-                    resources=resources,
-                )
-                gc.freeze()  # what exists now lives as long as the process
-                manager = ServiceManager.of(os.environ, pid=os.getpid())
-                stop = replica.stop
-                with told(manager, replica.is_ready):
-                    await replica.run()
+            with told(ServiceManager.of(os.environ, pid=os.getpid()), lambda: is_ready()):  # noqa: PLW0108  # likewise
+                while True:
+                    async with connected(config.etcd) as store, connected(config.etcd) as renewals:
+                        await check_versions(store)
+                        replica = _replica(config, name, store, renewals, page, resources)
+                        gc.freeze()  # what exists now lives as long as the process
+                        stop, is_ready = replica.stop, replica.is_ready
+                        try:
+                            await replica.run()
+                            break
+                        except ClusterReplaced as error:
+                            aside = _suspended(config, replica, error, suspended_page)
+                    stop, is_ready = aside.stop, aside.is_ready
+                    if signalled or not await aside.run():
+                        break
         except asyncio.CancelledError:
             if not signalled:
                 raise
         log.info("coordinator_ended", replica=name)
+
+
+def _replica(
+    config: CoordinatorConfig,
+    name: str,
+    store: EtcdStore,
+    renewals: EtcdStore,
+    page: PageFactory | None,
+    resources: ResourceFactory | None,
+) -> Replica:
+    return Replica(
+        config,
+        store,
+        Server,
+        Dialer(config, Timing.derive(config.detect_s)),
+        replica=name,
+        instance=uuid.uuid4().hex,
+        new_uid=uuid.uuid4().hex,
+        clock=_boot_time,
+        unix_now=time.time,
+        rng=random.Random(),
+        renewals=renewals,
+        ask_members=lambda: member_statuses(store),
+        probe=tcp_probe,
+        version=metadata.version("strata-control"),
+        page=page,
+        resources=resources,
+    )
+
+
+def _suspended(
+    config: CoordinatorConfig, replica: Replica, error: ClusterReplaced, page: SuspendedPage | None
+) -> Suspended:
+    mirror = replica.context.mirror
+    since = f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M:%SZ}"
+    return Suspended(config, error, uid=mirror.uid, revision=mirror.view.revision, since=since, page=page)
 
 
 def replica_name(config: CoordinatorConfig, identity: Identity | None) -> str:

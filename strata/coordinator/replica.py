@@ -46,7 +46,7 @@ from strata.core.ids import InstanceId, ReplicaId, checked_id
 from strata.core.keys import ClusterKeys
 from strata.core.store import Store
 from strata.core.timing import Timing
-from strata.errors import StrataError
+from strata.errors import ClusterReplaced, StrataError
 from strata.observe import get_logger
 
 log = get_logger()
@@ -115,6 +115,7 @@ class Replica:
         heartbeat = Heartbeat(clock)
         self._serving = serving
         self._renewals = renewing
+        self._stores = (measured,) if renewing is measured else (measured, renewing)
         self._version = version
         self._page = page
         self._http_address = ""
@@ -170,7 +171,7 @@ class Replica:
         if self._stopping.is_set():
             return False, "it is stopping"
         if not self.context.mirror.uid:
-            return False, "it has not read the keyspace yet"
+            return False, self.context.mirror.waits_because or "it has not read the keyspace yet"
         if self._registration is None or not self._registration.registered:
             return False, "it is not registered with etcd"
         why = self.context.health.unready()
@@ -196,6 +197,10 @@ class Replica:
                     tasks.create_task(self.context.health.run(), name="health"),
                     tasks.create_task(self._dry_runs.run(), name="dry runs"),
                     tasks.create_task(self.context.invariants.run(), name="invariants"),
+                    *(
+                        tasks.create_task(_raised(one.replaced), name="etcd's identity")
+                        for one in self._stores
+                    ),
                     tasks.create_task(self.context.mirror.started(), name="started"),
                 ]
                 async with self._shown(tasks):
@@ -271,6 +276,11 @@ class Replica:
         return self._registration
 
 
+async def _raised(error: asyncio.Future[ClusterReplaced]) -> None:
+    """Raise the error once there is one."""
+    raise await asyncio.shield(error)
+
+
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
@@ -292,7 +302,7 @@ def _bare_errors() -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        found: BaseException | None = group.subgroup(StrataError)
+        found: BaseException | None = group.subgroup(ClusterReplaced) or group.subgroup(StrataError)
         while isinstance(found, BaseExceptionGroup):
             found = found.exceptions[0]
         if found is None:

@@ -48,10 +48,10 @@ class ClusterKeys:
         return f"/strata/v1/{self.cluster}/"
 
     uid = _Fixed("uid")
+    restoring = _Fixed("restoring")
+    """Who restores the control plane just now; absent most of the time."""
     dry_run = _Fixed("dry-run")
     """The key that a dry run would write, and that nobody ever does."""
-    restoring = _Fixed("restoring")
-    """While it exists the keys below the root are being restored: nobody serves them."""
     backup = _Fixed("backup")
     """The newest backup of the control plane."""
     leader = _Fixed("leader")

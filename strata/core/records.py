@@ -75,16 +75,20 @@ class BarrierResult(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterUid:
     uid: str
+    replaced: tuple[str, ...] = ()
+    """The uids of other clusters whose place a restore took: their replicas and members belong to this one now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoring:
-    """Somebody writes the keyspace anew, from `source`, for people. `run` is random for each try."""
+    """The control plane is being restored: no replica serves, and none creates a uid, while this is there."""
 
     who: str
     since_unix_ms: int
-    source: str
-    run: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.who} began" + (f", from {self.source}" if self.source else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from grpc.aio import AioRpcError, Metadata, UnaryUnaryMultiCallable
 from strata.errors import NotFound, StrataError, Unavailable
 from strata.etcd import errors
 from strata.etcd.endpoint import Endpoint, Health
-from strata.etcd.guard import Guard, Header
+from strata.etcd.guard import Floor, Guard, Header
 from strata.etcd.login import Login
 from strata.etcd.options import Address, Timing, TlsConfig
 
@@ -139,18 +139,19 @@ class Connection:
         *,
         timeout_s: float | None = None,
         at: Endpoint | None = None,
+        linearizable: bool = False,
     ) -> AnswerT:
         """Return the answer to a request that is sent at most once: to whoever is current, or `at`."""
         metadata = self.login.plain
         try:
-            return await self._send(method, request, metadata, timeout_s, at)
+            return await self._send(method, request, metadata, timeout_s, at, linearizable)
         except errors.StaleTokenError as stale:
             if not self.login.possible:
                 raise stale.meaning from None
         # refused before anything was written: log in again, and send it with the new token
         await self.login.renew(metadata)
         try:
-            return await self._send(method, request, self.login.plain, timeout_s, at)
+            return await self._send(method, request, self.login.plain, timeout_s, at, linearizable)
         except errors.StaleTokenError as stale:
             raise stale.meaning from None
 
@@ -161,13 +162,14 @@ class Connection:
         metadata: Metadata | None,
         timeout_s: float | None,
         at: Endpoint | None = None,
+        linearizable: bool = False,
     ) -> AnswerT:
         if timeout_s is None:
             timeout_s = self.timing.request_s
         endpoint = at or self._current
         if not endpoint.ready and at is None:
             endpoint = await self.ready_endpoint(timeout_s)
-        floor = self.guard.term
+        floor = self.guard.floor
         try:
             answer = await method(endpoint)(request, timeout=timeout_s, metadata=metadata)
         except AioRpcError as error:
@@ -176,11 +178,16 @@ class Connection:
             if cancelled_by_caller():
                 raise
             raise Unavailable("the etcd client was closed during the call", hint="") from None
-        self.admit(answer.header, floor, endpoint)
+        self.admit(answer.header, floor, endpoint, linearizable=linearizable)
         return answer
 
     async def repeated(
-        self, method: Method[Request, AnswerT], request: Request, *, anonymous: bool = False
+        self,
+        method: Method[Request, AnswerT],
+        request: Request,
+        *,
+        anonymous: bool = False,
+        linearizable: bool = False,
     ) -> AnswerT:
         """Return the answer to a request that may be sent any number of times.
 
@@ -194,7 +201,7 @@ class Connection:
             try:
                 if anonymous:
                     return await self._send(method, request, None, timeout_s)
-                return await self.once(method, request, timeout_s=timeout_s)
+                return await self.once(method, request, timeout_s=timeout_s, linearizable=linearizable)
             except Unavailable:
                 failures += 1
                 # every endpoint is tried at once before the first pause
@@ -213,10 +220,10 @@ class Connection:
             self.blame(endpoint)
         return meaning
 
-    def admit(self, header: Header, floor: int, endpoint: Endpoint) -> None:
+    def admit(self, header: Header, floor: Floor, endpoint: Endpoint, *, linearizable: bool = False) -> None:
         """Let the guard judge an answer, and blame the endpoint of a refused one."""
         try:
-            self.guard.admit(header, floor, endpoint.name)
+            self.guard.admit(header, floor, endpoint.name, linearizable=linearizable)
         except StrataError:
             self.blame(endpoint)
             raise

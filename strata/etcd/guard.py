@@ -1,17 +1,20 @@
 """Nobody goes back in time: which answers of etcd are believed at all (PROTOCOLS 3.1).
 
-The cluster id is fixed by the first answer. An answer from another cluster is never believed: an
-endpoint points elsewhere, or etcd was replaced.
+1. The cluster id is fixed by the first answer. An answer from another cluster is never believed: an
+   endpoint points elsewhere, or etcd was replaced.
+2. A linearizable answer is of a revision at least as new as any that was known *before its request was sent*.
+   One that is older proves that etcd lost what it had: an older snapshot was put under it, or its disks are new. It is
+   told apart from 3 by `ClusterReplaced`: no other member knows better.
+3. The raft term only grows in a cluster, and a linearizable answer needs a majority of its term. So an answer with a
+   term below one that was known before its request was sent comes from a member that is cut off since (serializable
+   read, watch), and another one is asked.
 
-The raft term only grows in a cluster, and a linearizable answer needs a majority of its term. So a
-linearizable answer with a term below one that was known *before its request was sent* cannot
-exist, unless the member was restored from a backup or lost its disk; and a stale local one
-(serializable read, watch) comes from a member cut off since. Both are refused. The floor is taken
-when the request is sent: two answers may overtake each other.
+The floor is taken when the request is sent: two answers may overtake each other.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from strata.errors import ClusterReplaced, Unavailable
@@ -24,19 +27,38 @@ class Header(Protocol):
     def cluster_id(self) -> int: ...
     @property
     def raft_term(self) -> int: ...
+    @property
+    def revision(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What was known when a request was sent."""
+
+    term: int = 0
+    revision: int = 0
 
 
 class Guard:
-    """The cluster's identity and the highest raft term seen through any endpoint."""
+    """The cluster's identity, and the highest raft term and revision seen through any endpoint."""
 
-    __slots__ = ("cluster_id", "term")
+    __slots__ = ("cluster_id", "revision", "term")
 
     def __init__(self) -> None:
         self.cluster_id = 0
         self.term = 0
+        self.revision = 0
 
-    def admit(self, header: Header, floor: int, endpoint: str) -> None:
-        """Learn from an answer, or raise `ClusterReplaced` or `Unavailable` and learn nothing."""
+    @property
+    def floor(self) -> Floor:
+        """What the answer to a request that is sent now is measured by."""
+        return Floor(self.term, self.revision)
+
+    def admit(self, header: Header, floor: Floor, endpoint: str, *, linearizable: bool = False) -> None:
+        """Learn from an answer, or raise `ClusterReplaced` or `Unavailable` and learn nothing.
+
+        `linearizable`: the answer is one of the key-value service's, and not a stale read.
+        """
         cluster_id, term = header.cluster_id, header.raft_term
         if not cluster_id:
             # some maintenance calls (Defragment) are answered with an empty header
@@ -47,6 +69,12 @@ class Guard:
                     f"etcd {endpoint} belongs to cluster {cluster_id:x}, not {self.cluster_id:x}"
                 )
             self.cluster_id = cluster_id
-        if term < floor:
-            raise Unavailable(f"etcd {endpoint} answered in raft term {term}, {floor} was seen before")
+        if linearizable and header.revision < floor.revision:
+            raise ClusterReplaced(
+                f"etcd {endpoint} is at revision {header.revision}, and was at {floor.revision}"
+            )
+        if term < floor.term:
+            raise Unavailable(f"etcd {endpoint} answered in raft term {term}, {floor.term} was seen before")
         self.term = max(self.term, term)
+        if linearizable:
+            self.revision = max(self.revision, header.revision)

@@ -50,7 +50,9 @@ class KeyValues:
 
     async def _page(self, request: Range) -> RangeResult:
         try:
-            answer = await self._connection.repeated(_range, codec.encode_range(request))
+            answer = await self._connection.repeated(
+                _range, codec.encode_range(request), linearizable=not request.serializable
+            )
         except InvalidArgument as error:
             if errors.COMPACTED_TEXT in error.message:
                 raise Compacted(error.message) from error
@@ -69,7 +71,8 @@ class KeyValues:
 
     async def execute(self, txn: Txn) -> TxnResult:
         """Apply one transaction; sent at most once."""
-        return codec.decode_txn(await self._connection.once(_txn, codec.encode_txn(txn)), txn)
+        answer = await self._connection.once(_txn, codec.encode_txn(txn), linearizable=True)
+        return codec.decode_txn(answer, txn)
 
     async def compact(self, revision: int) -> None:
         """Drop history before `revision`; a revision compacted already is no error.

@@ -89,7 +89,7 @@ class Leases:
             call = endpoint.lease.LeaseKeepAlive(metadata=renewals.login.streams)
             self._stream = (endpoint, call)
         endpoint, call = self._stream
-        floor = renewals.guard.term
+        floor = renewals.guard.floor
         try:
             await call.write(request)
             answer = await call.read()

@@ -42,7 +42,7 @@ class WatchStream:
         self.endpoint = endpoint
         self._connection = connection
         self._timing = connection.timing
-        self._floor = connection.guard.term
+        self._floor = connection.guard.floor
         self._metadata = connection.login.plain
         self._call: WatchCall = endpoint.watch.Watch(metadata=connection.login.streams)
         self._reading: asyncio.Task[object] | None = None

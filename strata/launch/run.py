@@ -27,7 +27,7 @@ from strata.config import RunConfig
 from strata.config.scheduler import allocation
 from strata.core.exit_codes import PREEMPTED
 from strata.core.ids import checked_id
-from strata.errors import ConfigError, JobDone
+from strata.errors import ClusterRestored, ConfigError, JobDone
 from strata.launch.command import check_command, describe, job_name
 from strata.launch.exit_status import of_signal
 from strata.launch.run_progress import Listening, RunProgress, shown
@@ -51,7 +51,8 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
 
     That is 0, with a warning, when the job was done before this node of the same run came.
 
-    Waits for coordinators as long as it takes; a signal ends that too.
+    Waits for coordinators as long as it takes; a signal ends that too. If the control plane is restored meanwhile, the node
+    joins again by itself.
     """
     configure(fmt=config.log.format, level=config.log.level)
     check_command(command)
@@ -65,6 +66,38 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     worker_id = checked_id("worker", config.worker_id or socket.gethostname())
     job = checked_id("job", config.job)
     devices = await prepare_devices(config.health, job, os.environ)
+    config = replace(config, run_id=config.run_id or uuid.uuid4().hex)  # the same for all members that this node becomes
+    asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    heard = partial(_on_signals, lambda number: None if asked.done() else asked.set_result(number))
+    heard()
+    await _storage_takes_saves(config, job, endpoints, asked)
+    while True:
+        try:
+            return await _member(config, command, worker_id, endpoints, devices, asked, sole=sole)
+        except JobDone as error:  # the others finished without this node: nothing is left to do
+            log.warning("job.done_before", reason=error.message, hint=error.hint)
+            return 0
+        except ClusterRestored as error:
+            log.warning("controlplane.restored", reason=error.message, next="this node joins again")
+            config = replace(config, resume=False, new=False)  # they were about the job as it was then
+            heard()
+
+
+async def _member(
+    config: RunConfig,
+    command: Sequence[str],
+    worker_id: str,
+    endpoints: tuple[Endpoint, ...],
+    devices: OpenDevices | None,
+    asked: asyncio.Future[int],
+    *,
+    sole: bool,
+) -> int:
+    """Be one member, with a boot of its own, until the job ends or `asked`; return the exit status.
+
+    `ClusterRestored`: the control plane was restored; the ranks have ended, and another member may follow.
+    """
+    job = config.job
     registration = Registration(
         job=job,
         worker_id=worker_id,
@@ -76,7 +109,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         resume=config.resume,
         begin_anew=config.new,
         command=describe(command),
-        run_id=config.run_id or uuid.uuid4().hex,
+        run_id=config.run_id,
         sole=sole,
         spec=JobSpec(
             min_workers=config.min_workers,
@@ -104,9 +137,6 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         ),
         session,
     )
-    asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    _on_signals(lambda number: None if asked.done() else asked.set_result(number))
-    await _storage_takes_saves(config, job, endpoints, asked)
     serve_session = asyncio.create_task(session.run(), name="session")
     try:
         with run_folder() as folder:
@@ -122,9 +152,6 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
             finally:
                 supervise.cancel()
                 await asyncio.gather(supervise, return_exceptions=True)
-    except JobDone as error:  # the others finished without this node: nothing is left to do
-        log.warning("job.done_before", reason=error.message, hint=error.hint)
-        return 0
     finally:
         serve_session.cancel()
         await asyncio.gather(serve_session, return_exceptions=True)

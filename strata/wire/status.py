@@ -49,6 +49,7 @@ STATUS: Final[dict[type[StrataError], grpc.StatusCode]] = {
     errors.StaleGeneration: Code.ABORTED,
     errors.StaleIncarnation: Code.ABORTED,
     errors.ClusterReplaced: Code.FAILED_PRECONDITION,
+    errors.ClusterRestored: Code.FAILED_PRECONDITION,
     errors.NotLeader: Code.UNAVAILABLE,
     errors.Unavailable: Code.UNAVAILABLE,
     errors.TransportBroken: Code.UNAVAILABLE,

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 from strata.coordinator.view.mirror import Mirror
-from strata.errors import ClusterReplaced, Unavailable
+from strata.core.lineage import THE_WAY_BACK, is_restored
+from strata.errors import ClusterReplaced, ClusterRestored, StrataError, Unavailable
 from strata.v1 import common_pb2
 from strata.wire import tokens
 
 CATCH_UP_S: Final = 1.0
 """How long a caller is kept waiting for a replica that is behind it; then it may try another. Less than
 the 2 s that a unary caller waits, and than a member has whose replica is gone (PROTOCOLS 5.4)."""
+ASK_S: Final = 0.5
+"""How long etcd has to say which revision it is at, once a caller has waited in vain."""
 
 
 async def honour(mirror: Mirror, token: common_pb2.Token) -> None:
     """Return once the view is at least as new as `token`; no uid means no floor (PROTOCOLS 3.3).
 
-    `ClusterReplaced` when the token is of another cluster, `Unavailable` when this replica does
-    not get that far in time.
+    `ClusterReplaced` when the token is of another cluster, `ClusterRestored` when it is of this one before its control
+    plane was restored, `Unavailable` when this replica does not get that far in time.
     """
     if not token.uid:
         return
     if token.uid != mirror.uid:
+        if is_restored(token.uid, mirror.uid) or token.uid in mirror.replaced:
+            raise ClusterRestored(f"the control plane was restored: {token.uid[:64]} is {mirror.uid} now")
         raise ClusterReplaced(f"the caller knows cluster {token.uid[:64]}, here is {mirror.uid}")
     if token.revision <= mirror.view.revision:
         return
@@ -31,10 +37,20 @@ async def honour(mirror: Mirror, token: common_pb2.Token) -> None:
         async with asyncio.timeout(CATCH_UP_S):
             await mirror.at_least(token.revision)
     except TimeoutError:
-        raise Unavailable(
-            f"this replica is at revision {mirror.view.revision}, the caller at {token.revision}",
-            hint="try another replica",
-        ) from None
+        raise Unavailable(await _why_behind(mirror, token), hint="try another replica") from None
+
+
+async def _why_behind(mirror: Mirror, token: common_pb2.Token) -> str:
+    """Return why the view is older than what the caller has seen: etcd itself may be."""
+    with contextlib.suppress(StrataError, TimeoutError):
+        async with asyncio.timeout(ASK_S):
+            revision = await mirror.revision_of_etcd()
+            if revision < token.revision:
+                return (
+                    f"etcd is at revision {revision}, and the caller was at {token.revision}: an older snapshot was put"
+                    f" under it; the way back: {THE_WAY_BACK}"
+                )
+    return f"this replica is at revision {mirror.view.revision}, the caller at {token.revision}"
 
 
 def stamp(token: common_pb2.Token, mirror: Mirror) -> None:

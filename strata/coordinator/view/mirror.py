@@ -33,7 +33,7 @@ from strata.coordinator.view.history import History
 from strata.core.health import BEHIND_S
 from strata.core.ids import Uid
 from strata.core.keys import ClusterKeys
-from strata.core.records import ClusterUid, PoisonRecord, decode, encode
+from strata.core.records import ClusterUid, PoisonRecord, Restoring, decode, encode
 from strata.core.store import Compacted, Store
 from strata.core.txn import (
     KeyValue,
@@ -101,6 +101,10 @@ class Mirror:
         self.view = View()
         self.history = History()
         self.uid = Uid("")
+        self.replaced: tuple[str, ...] = ()
+        """The uids of other clusters whose place this one took (`ClusterUid.replaced`)."""
+        self.waits_because = ""
+        """Why nothing is served yet, beyond that the first list is not there."""
         self.differences = 0
         self._store = store
         self._keys = keys
@@ -162,12 +166,16 @@ class Mirror:
 
         `Unavailable` when etcd does not answer the read.
         """
+        revision = await self.revision_of_etcd()
+        await self.at_least(revision)
+        return revision
+
+    async def revision_of_etcd(self) -> int:
+        """Return the revision of a linearizable read begun after this call; `Unavailable` as `fresh`."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._readers.append(future)
         self._reader_came.set()
-        revision = await future
-        await self.at_least(revision)
-        return revision
+        return await future
 
     def subscribe(self, callback: Subscriber) -> Callable[[], None]:
         """Call `callback` with every batch from now on; return what ends that.
@@ -247,7 +255,11 @@ class Mirror:
         while True:
             try:
                 listed = await self._store.read(read_prefix(self._keys.root))
-                self._check_uid({kv.key: kv for kv in listed.kvs}.get(self._keys.uid))
+                found = {kv.key: kv for kv in listed.kvs}
+                if not self.uid and self._is_restored(found.get(self._keys.restoring)):
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                self._check_uid(found.get(self._keys.uid))
                 if not self.uid:
                     await self._create_uid()
                     continue
@@ -262,6 +274,16 @@ class Mirror:
             self._list_wanted = False
             self._listed.set()
             return
+
+    def _is_restored(self, kv: KeyValue | None) -> bool:
+        """Return True while somebody restores the control plane: there is nothing to serve until that is done."""
+        waits = (
+            f"the control plane is being restored: {decode(Restoring, kv.value)}" if kv is not None else ""
+        )
+        if waits and waits != self.waits_because:
+            log.warning("waiting_for_restore", reason=waits)
+        self.waits_because = waits
+        return bool(waits)
 
     async def _create_uid(self) -> None:
         record = encode(ClusterUid(uid=self._new_uid))
@@ -289,13 +311,14 @@ class Mirror:
 
     def _check_uid(self, kv: KeyValue | None) -> None:
         """Learn the uid; `ClusterReplaced` when it is no longer the one learnt."""
-        found = Uid(decode(ClusterUid, kv.value).uid if kv is not None else "")
+        record = decode(ClusterUid, kv.value) if kv is not None else ClusterUid(uid="")
+        found = Uid(record.uid)
         if self.uid and found != self.uid:
             raise ClusterReplaced(
                 f"the cluster {self.uid} is gone"
                 + (f", in its place is {found}" if found else ": etcd lost its data")
             )
-        self.uid = found
+        self.uid, self.replaced = found, record.replaced
 
     def _check_revision(self, revision: int) -> None:
         if revision < self.view.revision:

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from strata.coordinator.measures import Measures
 from strata.core.store import Store
 from strata.core.txn import Lease, Put, Range, RangeResult, Txn, TxnResult, WatchBatch
-from strata.errors import StrataError, Unavailable
+from strata.errors import ClusterReplaced, StrataError, Unavailable
 
 T = TypeVar("T")
 
@@ -24,12 +24,14 @@ class MeasuredStore:
     `revision` is the newest revision that an answer to a read or a transaction named: what lies between it and the
     view's is on its way. A transaction whose compares did not hold was answered, so it counts as ok.
     `on_write` hears how each write ended: with None, or with an error. `on_answer` is called with every answer.
+    `replaced` is the first error that said that etcd is not the one it was; whoever waits for it ends the replica.
     """
 
     def __init__(self, store: Store, measures: Measures) -> None:
         self.on_write: Callable[[StrataError | None], None] = lambda _error: None
         self.on_answer: Callable[[], None] = lambda: None
         self.revision = 0
+        self.replaced: asyncio.Future[ClusterReplaced] = asyncio.get_running_loop().create_future()
         self._store = store
         self._seconds = measures.etcd_seconds
         for kind in KINDS:
@@ -45,6 +47,8 @@ class MeasuredStore:
         except StrataError as error:
             outcome = "unavailable" if isinstance(error, Unavailable) else "refused"
             self._seconds.child(kind, outcome).observe(now() - began)
+            if isinstance(error, ClusterReplaced) and not self.replaced.done():
+                self.replaced.set_result(error)
             raise
         self._seconds.child(kind, "ok").observe(now() - began)
         self.on_answer()

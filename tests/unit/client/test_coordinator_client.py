@@ -191,6 +191,25 @@ def test_nobody_goes_back_in_time(server: UnaryServer) -> None:
             client.world()
 
 
+def test_a_client_goes_on_once_the_control_plane_is_restored(server: UnaryServer) -> None:
+    server.answers[GetWorldRequest] = lambda _: GetWorldResponse()
+    with CoordinatorClient.connect(server.address) as client:
+        server.revision = 100
+        client.world()
+        server.uid, server.revision = f"{server.uid}.77aa", 7
+        client.world()  # the answer of the restored one counts from now on
+        refused = iter((True, False))
+
+        def answer(_: object) -> object:
+            if next(refused):
+                raise errors.ClusterRestored("since then")
+            return GetWorldResponse()
+
+        server.answers[GetWorldRequest] = answer  # type: ignore[assignment]
+        client.world()
+        assert [r.token.revision for r in server.asked_for(GetWorldRequest)] == [0, 100, 7, 0]
+
+
 def test_giving_up_a_replica_does_not_cut_off_another_threads_call(server: UnaryServer) -> None:
     with unary_server() as other:
         other.answers[PinCheckpointRequest] = lambda _: PinCheckpointResponse()

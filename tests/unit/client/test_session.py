@@ -15,7 +15,7 @@ from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import ArrivalRefused, Done, Down, Ended, Reply, Up
 from strata.v1.worlds_pb2 import GetWorldRequest, GetWorldResponse, World
 from strata.wire.errors import pack
-from tests.unit.client.fake_replica import Rig, arrival, rig
+from tests.unit.client.fake_replica import UID, Rig, arrival, rig
 from tests.unit.coordinator.rig import in_rig
 
 
@@ -227,17 +227,36 @@ async def test_the_newest_progress_is_sent_and_told_again(r: Rig) -> None:
 
 
 @in_rig(rig, 2)
-async def test_another_cluster_behind_the_endpoints_ends_the_session(r: Rig) -> None:
+async def test_a_control_plane_that_was_restored_ends_the_session(r: Rig) -> None:
+    for replica in r.replicas:
+        replica.uid = f"{UID}.77aa"
+    waiting = r.session.arrive(arrival())
+    r.serving.down()
+    with pytest.raises(errors.ClusterRestored):
+        await waiting
+    with pytest.raises(errors.ClusterRestored):
+        await r.running
+    with pytest.raises(errors.ClusterRestored):
+        _ = r.session.arrive(arrival())
+
+
+@in_rig(rig, 2)
+async def test_another_cluster_behind_the_endpoints_is_not_believed_and_ends_nothing(r: Rig) -> None:
+    """etcd lost its data, say: the session waits for whoever brings it back."""
     for replica in r.replicas:
         replica.uid = "uid-2"
     waiting = r.session.arrive(arrival())
     r.serving.down()
-    with pytest.raises(errors.ClusterReplaced):
-        await waiting
-    with pytest.raises(errors.ClusterReplaced):
-        await r.running
-    with pytest.raises(errors.ClusterReplaced):
-        _ = r.session.arrive(arrival())
+    await asyncio.sleep(120)
+    assert not r.running.done()
+    assert not waiting.done()
+    assert isinstance(r.observer.troubles[-1], errors.ClusterReplaced)
+    assert sum(len(replica.hellos) for replica in r.replicas) < 150, "it does not hammer"
+    for replica in r.replicas:
+        replica.uid = UID
+    r.serving.up()
+    there = await r.reconnected(len(r.observer.connected) + 1)
+    assert (await there.next("arrivals")).arrivals[0].name == "b"
 
 
 @in_rig(rig, 2)

@@ -113,7 +113,8 @@ async def test_moved_means_there_at_once(seed: int) -> None:
         (errors.StaleIncarnation("replaced"), True),
         (errors.Refused("the job is done"), True),
         (errors.JobFailed("failed"), True),
-        (errors.ClusterReplaced("other"), True),
+        (errors.ClusterReplaced("other"), False),
+        (errors.ClusterRestored("since then"), True),
     ],
 )
 @in_rig(rig, 2)

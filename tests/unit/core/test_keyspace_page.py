@@ -30,7 +30,6 @@ EXAMPLES: dict[str, Any] = {
         who="ada@ops-1",
         since_unix_ms=1767225600000,
         source="the backup of 2026-01-01 00:00:00Z",
-        run="2c5d9e0a7b31",
     ),
     KEYS.backup: b.Backup(
         revision=4711, unix_ms=1767225600000, where="s3://backups/strata", size_bytes=20512

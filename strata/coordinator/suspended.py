@@ -1,0 +1,170 @@
+"""A replica whose etcd was replaced: it serves nobody, and says why and what leads back (PROTOCOLS 9.1).
+
+It keeps its ports, so that a probe, a page and every caller hear the reason instead of a refused connection. Callers
+hear `Unavailable`: members keep their ranks at work, and try again. Every second it looks at etcd anew: once the cluster
+that it served is back, or was restored, the process serves again with an instance of its own, without a person.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import grpc.aio
+
+from strata.config import CoordinatorConfig
+from strata.coordinator.context import Serving
+from strata.coordinator.etcd_access import connect_once
+from strata.coordinator.server import bind, server_options
+from strata.core.keys import ClusterKeys
+from strata.core.lineage import THE_WAY_BACK, replacement
+from strata.core.records import ClusterUid, PoisonRecord, Restoring, decode
+from strata.core.timing import Timing
+from strata.core.txn import Range
+from strata.errors import ClusterReplaced, StrataError, Unavailable
+from strata.observe import get_logger
+from strata.wire import status
+
+log = get_logger()
+
+LOOK_S: Final = 1.0
+"""Between two looks at etcd."""
+ANSWER_S: Final = 5.0
+"""How long etcd has for one look."""
+REMIND_S: Final = 60.0
+"""Between two lines in the log."""
+STOP_GRACE_S: Final = 0.5
+MOST_CONNECTIONS: Final = 4096
+
+SuspendedPage = Callable[[Callable[[], str]], Serving]
+"""Makes what serves the probes over HTTP while a replica is suspended, from what tells the reason."""
+
+
+class Suspended:
+    """One suspension of a replica that served the cluster `uid` up to `revision`; `run` is its life."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        cause: ClusterReplaced,
+        *,
+        uid: str,
+        revision: int,
+        since: str,
+        page: SuspendedPage | None = None,
+    ) -> None:
+        """`since` is the time, for people, at which this replica noticed."""
+        self._config = config
+        self._keys = ClusterKeys(config.cluster)
+        self._uid = uid
+        self._revision = revision
+        self._since = since
+        self._cause = cause.message
+        self._page = page
+        self._stopping = asyncio.Event()
+
+    @property
+    def reason(self) -> str:
+        """Why nobody is served, in one sentence."""
+        return f"etcd was restored or replaced at {self._since}: {self._cause}"
+
+    def is_ready(self) -> tuple[bool, str]:
+        """Say that members may not be sent here, why, and what leads back."""
+        return False, f"{self.reason}; the way back: {THE_WAY_BACK}"
+
+    def stop(self) -> None:
+        """Make `run` return False."""
+        self._stopping.set()
+
+    async def run(self) -> bool:
+        """Refuse everybody; return True once the cluster can be served again, False when stopped."""
+        log.error("replica_suspended", reason=self.reason, hint=THE_WAY_BACK)
+        async with self._refusing(), self._shown():
+            reminded = asyncio.get_running_loop().time()
+            while True:
+                try:
+                    async with asyncio.timeout(LOOK_S):
+                        await self._stopping.wait()
+                        return False
+                except TimeoutError:
+                    pass
+                if not await self._is_replaced():
+                    log.info("replica_resumes", uid=self._uid)
+                    return True
+                now = asyncio.get_running_loop().time()
+                if now - reminded >= REMIND_S:
+                    reminded = now
+                    log.error("replica_suspended", reason=self.reason, hint=THE_WAY_BACK)
+
+    async def _is_replaced(self) -> bool:
+        """Look at etcd anew; return False once it has the cluster that this replica may serve."""
+        try:
+            async with asyncio.timeout(ANSWER_S), await connect_once(self._config.etcd) as store:
+                # the uid last: who finds it has not missed a restore that began in between
+                restoring = await store.read(Range(key=self._keys.restoring))
+                answer = await store.read(Range(key=self._keys.uid))
+        except (StrataError, TimeoutError):
+            return True  # what is known is still the reason
+        try:
+            found = decode(ClusterUid, answer.kvs[0].value) if answer.kvs else None
+            at_work = str(decode(Restoring, restoring.kvs[0].value)) if restoring.kvs else ""
+        except PoisonRecord as error:
+            self._cause = error.message
+            return True
+        why = replacement(
+            uid=self._uid,
+            revision=self._revision,
+            found=found,
+            at_revision=answer.revision,
+            restoring=at_work,
+        )
+        self._cause = why or self._cause
+        return bool(why)
+
+    @asynccontextmanager
+    async def _refusing(self) -> AsyncIterator[None]:
+        """Answer each call at the replica's port with the reason."""
+        timing = Timing.derive(self._config.detect_s)
+        server = grpc.aio.server(options=server_options(timing, most_connections=MOST_CONNECTIONS))
+        server.add_generic_rpc_handlers((_Refusal(self._error),))
+        bind(server, self._config)
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(STOP_GRACE_S)
+
+    @asynccontextmanager
+    async def _shown(self) -> AsyncIterator[None]:
+        """Answer the probes, and every page, with the reason."""
+        if self._page is None:
+            yield
+            return
+        page = self._page(lambda: self.is_ready()[1])
+        await page.start()
+        running = asyncio.create_task(page.run(), name="page")
+        try:
+            yield
+        finally:
+            await page.stop()
+            running.cancel()
+            await asyncio.wait([running])
+
+    def _error(self) -> StrataError:
+        return Unavailable(self.reason, hint=f"the way back: {THE_WAY_BACK}")
+
+
+class _Refusal(grpc.GenericRpcHandler):
+    """Serves every method that there is, by an error."""
+
+    def __init__(self, error: Callable[[], StrataError]) -> None:
+        self._error = error
+
+    def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        async def refuse(_requests: Any, context: Any) -> None:
+            await status.abort(context, self._error())
+
+        # a stream on both sides serves a unary call as well: no message is read, and none sent
+        return grpc.stream_stream_rpc_method_handler(refuse)  # type: ignore[no-any-return,arg-type,unused-ignore]

@@ -1,0 +1,62 @@
+"""Which answers of etcd are believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from strata.errors import ClusterReplaced, Unavailable
+from strata.etcd.guard import Guard
+
+
+@dataclass(frozen=True)
+class Answer:
+    revision: int
+    raft_term: int = 3
+    cluster_id: int = 7
+
+
+def seen(*answers: Answer) -> Guard:
+    guard = Guard()
+    for answer in answers:
+        guard.admit(answer, guard.floor, "e1", linearizable=True)
+    return guard
+
+
+@pytest.mark.parametrize("term", [1, 3, 9], ids=["a younger etcd", "as before", "an older etcd"])
+@pytest.mark.parametrize("revision", [1, 99])
+def test_a_linearizable_answer_from_before_what_was_seen_proves_that_etcd_lost_it(
+    revision: int, term: int
+) -> None:
+    guard = seen(Answer(100))
+    with pytest.raises(ClusterReplaced, match=rf"is at revision {revision}, and was at 100"):
+        guard.admit(Answer(revision, term), guard.floor, "e1", linearizable=True)
+    assert (guard.revision, guard.term) == (100, 3), "nothing is learnt from it"
+
+
+def test_the_floor_is_what_was_known_when_the_request_was_sent() -> None:
+    guard = seen(Answer(100))
+    sent = guard.floor
+    guard.admit(Answer(101), sent, "e1", linearizable=True)
+    guard.admit(Answer(100), sent, "e1", linearizable=True)  # overtaken on its way
+    assert guard.revision == 101
+
+
+def test_a_member_that_lags_may_answer_a_stale_read_and_teaches_no_revision() -> None:
+    guard = seen(Answer(100))
+    guard.admit(Answer(80), guard.floor, "e2")
+    guard.admit(Answer(120), guard.floor, "e2")
+    assert guard.revision == 100
+
+
+def test_an_older_term_alone_is_a_member_that_is_cut_off() -> None:
+    guard = seen(Answer(100, raft_term=3))
+    with pytest.raises(Unavailable, match="raft term 2, 3 was seen"):
+        guard.admit(Answer(100, raft_term=2), guard.floor, "e2", linearizable=True)
+
+
+def test_another_cluster_is_never_believed() -> None:
+    guard = seen(Answer(100))
+    with pytest.raises(ClusterReplaced, match="belongs to cluster 8, not 7"):
+        guard.admit(Answer(200, cluster_id=8), guard.floor, "e1", linearizable=True)
