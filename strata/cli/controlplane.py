@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from strata.cli.controlplane_restore import rebuild, restore
 from strata.cli.credentials import Config, Insecure
 from strata.cli.output import Json, age, print_table, print_values, size
 from strata.cli.progress import byte_progress
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from strata.controlplane.backup import MadeBackup
     from strata.controlplane.shelf import ShelvedBackup
 
-app = typer.Typer(help="Back up the control plane, list and verify its backups.", no_args_is_help=True)
+app = typer.Typer(
+    help="Back up the control plane, restore it, or build it anew from storage.", no_args_is_help=True
+)
 
 Place = Annotated[
     str, typer.Argument(help="Where backups lie: a folder, or s3://bucket/prefix.", metavar="PLACE")
@@ -206,3 +209,7 @@ def _rows(found: Sequence[ShelvedBackup], now: datetime) -> list[Sequence[object
         )
         for each in found
     ]
+
+
+app.command()(restore)
+app.command()(rebuild)

@@ -81,11 +81,17 @@ class ClusterUid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoring:
-    """The control plane is being restored: no replica serves, and none creates a uid, while this is there."""
+    """The control plane is being restored: no replica serves, and none creates a uid, while this is there.
+
+    `uid` is that of the cluster before, "" if there was none; `replaced` as in `ClusterUid`: an interrupted restore
+    leaves them to the one that takes it over.
+    """
 
     who: str
     since_unix_ms: int
     source: str = ""
+    uid: str = ""
+    replaced: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.who} began" + (f", from {self.source}" if self.source else "")

@@ -66,7 +66,9 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     worker_id = checked_id("worker", config.worker_id or socket.gethostname())
     job = checked_id("job", config.job)
     devices = await prepare_devices(config.health, job, os.environ)
-    config = replace(config, run_id=config.run_id or uuid.uuid4().hex)  # the same for all members that this node becomes
+    config = replace(
+        config, run_id=config.run_id or uuid.uuid4().hex
+    )  # the same for all members that this node becomes
     asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     heard = partial(_on_signals, lambda number: None if asked.done() else asked.set_result(number))
     heard()

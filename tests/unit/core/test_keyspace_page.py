@@ -30,6 +30,7 @@ EXAMPLES: dict[str, Any] = {
         who="ada@ops-1",
         since_unix_ms=1767225600000,
         source="the backup of 2026-01-01 00:00:00Z",
+        uid="0b6f4a9e2d714c53b8e1f7a2c9d05e36",
     ),
     KEYS.backup: b.Backup(
         revision=4711, unix_ms=1767225600000, where="s3://backups/strata", size_bytes=20512
