@@ -1,8 +1,8 @@
 """Who a storage root belongs to, and which root it is: `strata.json`, made once.
 
 A root is used without coordinators (`standalone`), or below them (`coordinated`); there each job
-has a folder, which belongs to `coordinated:<cluster uid>/<job>`. Two catalogs over one root would
-each delete what they do not know of.
+has a folder, which belongs to `coordinated:<lineage of the cluster>/<job>`. Two catalogs over one root would
+each delete what they do not know of. A restored cluster has the lineage of the one before, and so its folders.
 
 The document also has a random `id`. Two hosts that read another id at the same path do not share the
 storage. Documents that another client made may have none.
@@ -16,12 +16,25 @@ from typing import Final
 
 from strata.checkpoint.manifest import VERSION, as_corrupt, read_document, read_object
 from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.core.lineage import lineage
 from strata.documents.parsing import text
 from strata.errors import ConfigError
 
 NAME: Final = "strata.json"
 STANDALONE: Final = "standalone"
 COORDINATED: Final = "coordinated"
+
+
+def job_owner(uid: str, job: str) -> str:
+    """Return who the folder of `job` belongs to, below coordinators of the cluster `uid`."""
+    return f"{COORDINATED}:{lineage(uid)}/{job}"
+
+
+def parse_owner(owner: str) -> tuple[str, str] | None:
+    """Return the lineage and the job that `job_owner` made an owner of; None for any other owner."""
+    mode, _, rest = owner.partition(":")
+    uid, _, job = rest.partition("/")
+    return (lineage(uid), job) if mode == COORDINATED and uid and job else None
 
 
 def claim(storage: Storage, owner: str, *, folder: str = "") -> str:

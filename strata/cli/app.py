@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "datasets": "strata.cli.datasets:datasets",
     "jobs": "strata.cli.job_control:app",  # which adds its commands to those of `jobs`
     "watch": "strata.cli.watch:watch",
+    "controlplane": "strata.cli.controlplane:app",
     "doctor": "strata.cli.doctor:doctor",
     "certs": "strata.cli.certs:app",
     "tokens": "strata.cli.tokens:app",

@@ -21,16 +21,21 @@ from pathlib import Path
 from typing import Final, Literal
 
 from strata.agent.addresses import address_towards
-from strata.cli.etcd_remedies import quota_remedy
+from strata.cli.etcd_access import open_store
+from strata.cli.etcd_remedies import backup_command, quota_remedy
 from strata.client import CoordinatorClient, parse_endpoints
 from strata.client.name_lookup import ADVICE, SLOW_S, lookup_s
 from strata.config import CoordinatorConfig, Credentials, split_address
+from strata.controlplane.record import recorded_backup
+from strata.core.backup_record import Backup
 from strata.core.etcd_version import EtcdVersion, Fitness, judge
+from strata.core.keys import ClusterKeys
+from strata.core.txn import Range
 from strata.documents.reading import read_config
 from strata.errors import ConfigError, StrataError, Unavailable
-from strata.etcd import EtcdStore, MemberStatus, Timing, TlsConfig
+from strata.etcd import EtcdStore, MemberStatus
 from strata.launch.ports import is_free
-from strata.observe.words import size
+from strata.observe.words import age, size
 from strata.security.dates import validity
 from strata.security.tls import read_pem
 
@@ -41,6 +46,8 @@ ROOM_WANTED: Final = 1 << 30
 EXPIRES_SOON: Final = dt.timedelta(days=7)
 FULL: Final = 0.7
 NO_SPACE: Final = "NOSPACE"
+BACKUP_MS: Final = 24 * 3600 * 1000
+"""How old the newest backup of the control plane may be."""
 _TIME_ERROR: Final = 5
 """What adjtimex returns while nothing keeps the clock in time."""
 
@@ -254,22 +261,8 @@ def etcd(config: CoordinatorConfig, *, timeout_s: float) -> list[Finding]:
 
 
 async def _etcd(config: CoordinatorConfig, timeout_s: float) -> list[Finding]:
-    etcd_config, tls = config.etcd, None
-    if etcd_config.ca_file is not None or etcd_config.cert_file is not None:
-        tls = TlsConfig(
-            ca_file=etcd_config.ca_file,
-            cert_file=etcd_config.cert_file,
-            key_file=etcd_config.key_file,
-            server_name=etcd_config.server_name or None,
-        )
     try:
-        store = await EtcdStore.connect(
-            etcd_config.endpoints,
-            tls=tls,
-            user=etcd_config.username or None,
-            password=etcd_config.password() or None,
-            timing=Timing(connect_s=timeout_s, read_s=timeout_s),
-        )
+        store = await open_store(config.etcd, timeout_s=timeout_s)
     except StrataError as error:
         return [_fail("etcd", error.message, error.hint or "check that it runs, and --etcd")]
     async with store:
@@ -304,7 +297,43 @@ async def _etcd(config: CoordinatorConfig, timeout_s: float) -> list[Finding]:
             for a in alarms
             if a.kind != NO_SPACE
         ]
+        found += await _backup(store, config)
         return found
+
+
+async def _backup(store: EtcdStore, config: CoordinatorConfig) -> list[Finding]:
+    """Look how old the newest backup is; nothing of an etcd in which no cluster has begun."""
+    keys = ClusterKeys(config.cluster)
+    try:
+        if not (await store.read(Range(key=keys.uid))).kvs:
+            return []
+        newest = await recorded_backup(store, keys)
+    except StrataError as error:
+        return [_warn("backup", f"the newest one is not known: {error.message}", error.hint)]
+    return [backup_finding(newest, config, now_unix_ms=int(time.time() * 1000))]
+
+
+def backup_finding(newest: Backup | None, config: CoordinatorConfig, *, now_unix_ms: int) -> Finding:
+    """Judge the newest backup of the control plane by its age."""
+    if newest is None:
+        return Finding(
+            level="WARN",
+            what="backup",
+            says="no backup of the control plane",
+            hint="make one, from a timer (deploy/etcd/README.md), to a folder or to s3://bucket/prefix",
+            commands=(backup_command(config, "PLACE"),),
+        )
+    age_ms = max(0, now_unix_ms - newest.unix_ms)
+    says = f"{age(age_ms)} old, revision {newest.revision}, {size(newest.size_bytes)}, in {newest.where}"
+    if age_ms <= BACKUP_MS:
+        return _ok("backup", says)
+    return Finding(
+        level="WARN",
+        what="backup",
+        says=f"the newest one of the control plane is {says}",
+        hint="has its timer stopped? make one now",
+        commands=(backup_command(config, newest.where),),
+    )
 
 
 def _leaderless(answering: Collection[str], silent: Collection[str]) -> Finding:

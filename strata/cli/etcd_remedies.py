@@ -1,6 +1,6 @@
-"""The commands that make a full etcd take writes again, as `strata doctor` prints them.
+"""Commands about etcd that `strata doctor` prints: a full one takes writes again, a backup is made.
 
-In this order, for each needs the one before: compaction drops old revisions, defragmentation gives
+Those for a full etcd have an order, for each needs the one before: compaction drops old revisions, defragmentation gives
 their room back, one member at a time because it serves nobody meanwhile, and only then is there a
 point in disarming the alarm. A password is never part of them: etcdctl asks for it.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from strata.config import EtcdConfig
+from strata.config import CoordinatorConfig, EtcdConfig
 
 
 def quota_remedy(config: EtcdConfig, members: Sequence[str], *, revision: int) -> tuple[str, ...]:
@@ -39,3 +39,16 @@ def _etcdctl(config: EtcdConfig, members: Sequence[str], *words: str) -> str:
         if value:
             flags.append(f"--{name}={value}")
     return shlex.join(["etcdctl", *flags, *words])
+
+
+def backup_command(config: CoordinatorConfig, place: str) -> str:
+    """Return the command that backs up the control plane to `place`.
+
+    Certificates and users of etcd are settings of a file or the environment, where this command finds them.
+    """
+    words = ["strata", "controlplane", "backup", "--to", place, "--etcd", ",".join(config.etcd.endpoints)]
+    if config.cluster != CoordinatorConfig().cluster:
+        words += ["--cluster", config.cluster]
+    if config.credentials.insecure:
+        words.append("--insecure")
+    return shlex.join(words)

@@ -60,7 +60,7 @@ class OpenRoot:
 
         check_port(client)
         self.tiers.claim(root.COORDINATED)
-        owner = f"{root.COORDINATED}:{client.uid}/{client.job}"
+        owner = root.job_owner(client.uid, client.job)
         self.root_ids = self.tiers.claim(owner, folder=client.job)
         catalog = CoordinatedCatalog(
             client,

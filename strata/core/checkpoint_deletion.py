@@ -127,8 +127,6 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
         raise Refused(f"step {record.step} is pinned", hint="unpin it first")
     if names := tags_of(job, record):
         raise Refused(f"step {record.step} is tagged {names[0]}", hint="take the tag away first")
-    if job.view.get(keys.importing) is not None:
-        raise Refused("a reconciliation is in progress: nothing is deleted")
     if users := job.view.names(refs):
         raise Refused(f"step {record.step} is referenced by attempt {users[0]}")
     if users := job.view.names(readers):
@@ -139,7 +137,6 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
         unchanged(keys.rewind, job.view.mod_revision(keys.rewind)),
         absent(pin),
         none_in(keys.tags_of(*record.where)),
-        absent(keys.importing),
         none_in(refs),
         none_in(readers),
     )

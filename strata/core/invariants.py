@@ -177,9 +177,9 @@ def _notices(job: JobView) -> Iterator[str]:
 
 
 def _history(job: JobView) -> Iterator[str]:
-    """The history ends with the head, and says of it what the head says; a job with a world has a spec."""
+    """The history ends with the head, and says of it what the head says; a job with members in its world has a spec."""
     head, entries = job.head(), job.history()
-    if head is not None and job.spec() is None:
+    if head is not None and not head.record.forming and job.spec() is None:
         yield "it has a world and no spec"
     current = job.generation()
     for entry in entries:

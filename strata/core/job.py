@@ -65,7 +65,8 @@ class JobView:
 
     @property
     def exists(self) -> bool:
-        return self.view.get(self.keys.spec) is not None
+        """Whether anybody has registered for it. One that was built anew from its storage has a world and no spec."""
+        return any(self.view.get(key) is not None for key in (self.keys.spec, self.keys.head))
 
     def spec(self) -> Entry[JobSpec] | None:
         return self.view.entry(self.keys.spec, JobSpec)

@@ -19,7 +19,6 @@ from strata.core.txn import (
     Delete,
     Put,
     Txn,
-    absent,
     delete_prefix,
     none_in,
     none_newer_in,
@@ -86,7 +85,7 @@ def decide_delete(job: JobView) -> Decision:
 
     A later job of the same name is another one: its first registration finds no spec. What is still
     on its way to the old one compares the head, the spec or a member, and comes to nothing.
-    Refusals: `Refused` while it has members, pinned checkpoints, other jobs' forks, or is being imported.
+    Refusals: `Refused` while it has members, pinned checkpoints, or other jobs' forks.
     """
     keys, view, name = job.keys, job.view, job.keys.name
     if not job.exists and job.latest() is None:
@@ -107,14 +106,11 @@ def decide_delete(job: JobView) -> Decision:
             f"job {', '.join(forks[:4])} was forked from job {name}, and its bytes are here",
             hint="delete that job, or the checkpoint that it began from",
         )
-    if view.get(keys.importing) is not None:
-        raise Refused(f"job {name} is being imported", hint="wait until that is done")
     read = (keys.spec, keys.head, keys.phase, keys.latest)
     compares = (
         *(unchanged(key, view.mod_revision(key)) for key in read),
         none_in(keys.workers),
         none_in(keys.pins),
-        absent(keys.importing),
         none_newer_in(keys.checkpoints, view.revision),  # no job is forked from it meanwhile
     )
     sources = (

@@ -52,6 +52,8 @@ class ClusterKeys:
     """Who restores the control plane just now; absent most of the time."""
     dry_run = _Fixed("dry-run")
     """The key that a dry run would write, and that nobody ever does."""
+    backup = _Fixed("backup")
+    """The newest backup of the control plane."""
     leader = _Fixed("leader")
     replicas = _Fixed("replicas/")
 
@@ -272,8 +274,6 @@ class JobKeys:
 
     def pin(self, step: int, attempt: str) -> str:
         return f"{self.pins}{number(step)}/{checked_id('attempt', attempt)}"
-
-    importing = _Fixed("import")
 
 
 @lru_cache(maxsize=1024)

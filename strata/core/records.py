@@ -1,7 +1,7 @@
 """What the values hold: one frozen dataclass a key, written as JSON with the schema field `v`.
 
 `encode` and `decode`, of `core.codec`, are the only way in and out. What lies around the records of
-checkpoints is in `core.checkpoint_records`.
+checkpoints is in `core.checkpoint_records`, that of backups in `core.backup_record`.
 """
 
 from __future__ import annotations
@@ -81,11 +81,17 @@ class ClusterUid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoring:
-    """The control plane is being restored: no replica serves, and none creates a uid, while this is there."""
+    """The control plane is being restored: no replica serves, and none creates a uid, while this is there.
+
+    `uid` is that of the cluster before, "" if there was none; `replaced` as in `ClusterUid`: an interrupted restore
+    leaves them to the one that takes it over.
+    """
 
     who: str
     since_unix_ms: int
     source: str = ""
+    uid: str = ""
+    replaced: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.who} began" + (f", from {self.source}" if self.source else "")

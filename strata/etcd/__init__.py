@@ -2,7 +2,8 @@
 
 `EtcdStore` is the `Store` protocol; `EtcdStore.cluster` knows members, status and alarms. Its files
 by concept: `endpoint` (one member), `connection` (which one takes a call), `guard` (which answers
-are believed), `login`, `errors`, `codec`, and the services `kv`, `lease`, `watch`, `cluster`.
+are believed), `login`, `errors`, `codec`, and the services `kv`, `lease`, `watch`, `cluster`,
+`snapshot`.
 """
 
 from strata.etcd.cluster import Alarm, Cluster, Member, MemberStatus

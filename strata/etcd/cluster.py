@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from strata.errors import NotFound, StrataError
 from strata.etcd.connection import Connection
 from strata.etcd.endpoint import Endpoint
+from strata.etcd.snapshot import IDLE_S, stream
 from strata.etcdapi import cluster_pb2, maintenance_pb2
 
 SLOW_S = 60.0
@@ -160,11 +162,12 @@ class Cluster:
         )
         return answer.hash, answer.compact_revision
 
+    def snapshot(self, endpoint: str, *, idle_s: float = IDLE_S) -> AsyncGenerator[bytes, None]:
+        """Yield the database of one member, and its SHA-256 as the last 32 bytes (`etcd.snapshot`)."""
+        return stream(self._connection, self._endpoint(endpoint), idle_s=idle_s)
+
     def _endpoint(self, name: str) -> Endpoint:
-        for endpoint in self._connection.endpoints:
-            if endpoint.name == name:
-                return endpoint
-        raise NotFound(f"{name} is not one of the etcd endpoints")
+        return self._connection.named(name)
 
 
 def _member(member: cluster_pb2.Member) -> Member:

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 
 from grpc.aio import AioRpcError, Metadata, UnaryUnaryMultiCallable
 
-from strata.errors import StrataError, Unavailable
+from strata.errors import NotFound, StrataError, Unavailable
 from strata.etcd import errors
 from strata.etcd.endpoint import Endpoint, Health
 from strata.etcd.guard import Floor, Guard, Header
@@ -107,6 +107,13 @@ class Connection:
             return None
         self._current = min(ready, key=lambda endpoint: endpoint.health.blamed_at)
         return self._current
+
+    def named(self, name: str) -> Endpoint:
+        """Return the endpoint that is called `name`; `NotFound` if no one is."""
+        for endpoint in self.endpoints:
+            if endpoint.name == name:
+                return endpoint
+        raise NotFound(f"{name} is not one of the etcd endpoints")
 
     async def ready_endpoint(self, timeout_s: float) -> Endpoint:
         """Return an endpoint whose connection stands; `Unavailable` if none does in time."""

@@ -59,6 +59,16 @@ class KeyValues:
             raise
         return codec.decode_range(answer, answer.header.revision)
 
+    async def read_at(self, endpoint: str, request: Range) -> RangeResult:
+        """Return one page of the range from one member; sent once.
+
+        That member has then applied at least `revision` of the answer, unless the read is serializable.
+        """
+        answer = await self._connection.once(
+            _range, codec.encode_range(request), at=self._connection.named(endpoint)
+        )
+        return codec.decode_range(answer, answer.header.revision)
+
     async def execute(self, txn: Txn) -> TxnResult:
         """Apply one transaction; sent at most once."""
         answer = await self._connection.once(_txn, codec.encode_txn(txn), linearizable=True)

@@ -96,6 +96,10 @@ class EtcdStore:
     async def read(self, request: Range) -> RangeResult:
         return await self._kv.read(request)
 
+    async def read_at(self, endpoint: str, request: Range) -> RangeResult:
+        """Read from one member: for what is about to be asked of that member alone."""
+        return await self._kv.read_at(endpoint, request)
+
     def execute(self, txn: Txn) -> Coroutine[Any, Any, TxnResult]:
         return self._kv.execute(txn)
 

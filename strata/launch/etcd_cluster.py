@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -105,6 +107,29 @@ class EtcdCluster:
             else:
                 return cluster
         raise AssertionError("unreachable")
+
+    @classmethod
+    def from_snapshot(
+        cls, folder: Path, snapshot: Path, *, binary: EtcdBinary | None = None, timeout_s: float = 60.0
+    ) -> Self:
+        """Return a cluster of one member, in a new folder, that holds what a snapshot of etcd holds.
+
+        `ConfigError` if the tools of etcd are not installed, or do not take the file for a snapshot.
+        """
+        found = binary or find_etcd()
+        folder.mkdir(mode=0o700, parents=True)
+        plans, token = _new_plan(folder, [Placement()])
+        _unpack(found, snapshot, folder, plans, token, None)
+        return cls.start(folder, members=1, binary=found, fsync=False, timeout_s=timeout_s)
+
+    def put_snapshot(self, snapshot: Path, *, tls: EtcdTls | None = None) -> None:
+        """Give the members of a cluster that does not run what a snapshot holds, in place of their data."""
+        for member in self.members:
+            assert not member.running, f"{member.name} runs"
+            shutil.rmtree(member.data, ignore_errors=True)
+        plan = _read_plan(self.folder, len(self.members))
+        assert plan is not None
+        _unpack(self.binary, snapshot, self.folder, *plan, tls)
 
     def __enter__(self) -> Self:
         return self
@@ -210,6 +235,42 @@ class EtcdCluster:
 
 def _peers(plans: Sequence[MemberPlan], tls: EtcdTls | None) -> str:
     return ",".join(f"{plan.name}={plan.peer_url(tls)}" for plan in plans)
+
+
+def _unpack(
+    binary: EtcdBinary,
+    snapshot: Path,
+    folder: Path,
+    plans: Sequence[MemberPlan],
+    token: str,
+    tls: EtcdTls | None,
+) -> None:
+    """Write the data of these members from a snapshot, by `etcdutl`, or by `etcdctl` where that alone is there."""
+    try:
+        tool = binary.tool("etcdutl")
+    except ConfigError:
+        tool = binary.tool("etcdctl")
+    for plan in plans:
+        words = [
+            *(str(tool), "snapshot", "restore", str(snapshot), "--data-dir", str(folder / plan.name)),
+            *("--name", plan.name, "--initial-cluster", _peers(plans, tls)),
+            *("--initial-cluster-token", token, "--initial-advertise-peer-urls", plan.peer_url(tls)),
+        ]
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "ETCDCTL_API": "3"},
+        )
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip() or "it did not say why").splitlines()[-1]
+            raise ConfigError(
+                f"{tool.name} cannot restore {snapshot}: {said}",
+                hint=f"is it a snapshot of etcd, no newer than {tool.name} {binary.version}?",
+            )
 
 
 def _ended(member: EtcdMember) -> Unavailable:

@@ -14,6 +14,7 @@ from tests.conftest import ROOT, Need
 
 FOLDER = ROOT / "deploy" / "etcd" / "systemd"
 UNITS = sorted(FOLDER.glob("*.service"))
+TIMERS = sorted(FOLDER.glob("*.timer"))
 
 MAX_EXPOSURE = 1.5
 """Of systemd's scale from 0 to 10; a service without any restriction has 9.6."""
@@ -40,13 +41,23 @@ def installed(unit: Path, folder: Path, etcd_bin: Path) -> Path:
     return copy
 
 
-def test_there_is_one_for_etcd_and_one_for_coordinators() -> None:
-    assert [unit.name for unit in UNITS] == ["strata-coordinator@.service", "strata-etcd@.service"]
+def test_there_is_one_for_etcd_one_for_coordinators_and_one_for_backups() -> None:
+    names = ["strata-backup.service", "strata-coordinator@.service", "strata-etcd@.service"]
+    assert [unit.name for unit in UNITS] == names
+    assert [timer.name for timer in TIMERS] == ["strata-backup.timer"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_systemd_finds_no_fault_in_it(unit: Path, analyze: str, etcd_bin: Path, tmp_path: Path) -> None:
     copy = installed(unit, tmp_path, etcd_bin)
+    done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("timer", TIMERS, ids=lambda timer: timer.name)
+def test_systemd_finds_no_fault_in_a_timer(timer: Path, analyze: str, etcd_bin: Path, tmp_path: Path) -> None:
+    installed(timer.with_suffix(".service"), tmp_path, etcd_bin)
+    copy = installed(timer, tmp_path, etcd_bin)
     done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -71,8 +82,10 @@ def test_little_of_the_host_is_open_to_it(unit: Path, analyze: str) -> None:
     assert float(found[1]) <= MAX_EXPOSURE, done.stdout
 
 
-@pytest.mark.parametrize("name", ["etcd", "coordinator"])
-def test_every_file_that_a_unit_reads_has_an_example(name: str) -> None:
-    unit = (FOLDER / f"strata-{name}@.service").read_text()
-    for path in re.findall(r"^EnvironmentFile=/etc/strata/(.+)$", unit, re.MULTILINE):
-        assert (FOLDER / path.replace("%i", f"{name}-1")).exists()
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_every_file_that_a_unit_reads_has_an_example(unit: Path) -> None:
+    instance = unit.stem.removeprefix("strata-").replace("@", "-1")
+    read = re.findall(r"^EnvironmentFile=/etc/strata/(.+)$", unit.read_text(), re.MULTILINE)
+    assert read
+    for path in read:
+        assert (FOLDER / path.replace("%i", instance)).exists()

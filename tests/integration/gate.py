@@ -20,11 +20,19 @@ class Gate:
         self._open.set()
         self._server: asyncio.Server | None = None
         self._pumps: set[asyncio.Task[None]] = set()
+        self._passed_bytes = 0
+        self._limit_bytes: int | None = None
+        self.has_shut = asyncio.Event()
+        """Set once `shut_after` has shut it."""
         self.address = ""
 
     def shut(self) -> None:
         """Let nothing through, and say nothing of it."""
         self._open.clear()
+
+    def shut_after(self, count: int) -> None:
+        """Shut it once so many bytes have passed, in both directions together."""
+        self._limit_bytes = count
 
     def open(self) -> None:
         """Let everything through again, what was kept as well."""
@@ -53,6 +61,10 @@ class Gate:
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65_536):
+                self._passed_bytes += len(data)
+                if self._limit_bytes is not None and self._passed_bytes > self._limit_bytes:
+                    self.shut()
+                    self.has_shut.set()
                 await self._open.wait()
                 sink.write(data)
                 await sink.drain()

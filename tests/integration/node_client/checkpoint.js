@@ -50,7 +50,7 @@ function syncFolder(folder) {
 function claim(root, job, uid) {
   const owned = (owner) => JSON.stringify({ format: "strata-root", version: 1, owner });
   createOnce(path.join(root, "strata.json"), owned("coordinated"));
-  createOnce(path.join(root, job, "strata.json"), owned(`coordinated:${uid}/${job}`));
+  createOnce(path.join(root, job, "strata.json"), owned(`coordinated:${uid.split(".")[0]}/${job}`));
 }
 
 function identity(record) {

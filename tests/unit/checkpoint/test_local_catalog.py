@@ -13,7 +13,7 @@ from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.removal import remove_objects
-from strata.checkpoint.root import COORDINATED, STANDALONE, claim, owner_of
+from strata.checkpoint.root import COORDINATED, STANDALONE, claim, job_owner, owner_of, parse_owner
 from strata.core.records import CheckpointState
 from strata.errors import ConfigError, Refused, StorageError
 from tests.not_none import not_none
@@ -174,6 +174,17 @@ def test_a_root_belongs_to_one_mode_and_a_jobs_folder_to_one_cluster() -> None:
         claim(storage, f"{COORDINATED}:uid-1/{job}", folder=job)
     with pytest.raises(ConfigError, match="uid-1/gpt"):
         claim(storage, f"{COORDINATED}:uid-2/gpt", folder="gpt")
+
+
+def test_a_restored_cluster_keeps_the_folders_of_its_lineage() -> None:
+    storage = MemoryStorage()
+    claim(storage, job_owner("uid-1", "gpt"), folder="gpt")
+    claim(storage, job_owner("uid-1.aa", "gpt"), folder="gpt")
+    owner = owner_of(storage, folder="gpt")
+    assert owner == f"{COORDINATED}:uid-1/gpt"
+    assert parse_owner(owner) == ("uid-1", "gpt")
+    for other in (STANDALONE, COORDINATED, f"{COORDINATED}:/gpt", f"{COORDINATED}:uid", ""):
+        assert parse_owner(other) is None
 
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b"{}", b"\xff", b'{"attempt": "a1", "self": "0"}'])

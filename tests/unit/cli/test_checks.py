@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from strata.cli import checks
+from strata.config import CoordinatorConfig, Credentials, EtcdConfig
+from strata.core.backup_record import Backup
 
 
 @pytest.mark.parametrize(
@@ -69,3 +71,48 @@ def test_names_that_take_long_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_names_of_what_is_no_endpoint_are_left_to_who_connects_to_it() -> None:
     assert not list(checks.names("nonsense::", timeout_s=1.0))
+
+
+# -- the newest backup of the control plane
+
+NOW_MS = 1_795_835_702_123
+HOUR_MS = 3600 * 1000
+CONFIG = CoordinatorConfig(
+    etcd=EtcdConfig(endpoints=("h1:2379", "h2:2379")), credentials=Credentials(insecure=True)
+)
+
+
+def backup_of(hours: float) -> Backup:
+    made = NOW_MS - round(hours * HOUR_MS)
+    return Backup(revision=4711, unix_ms=made, where="s3://backups/strata", size_bytes=20_512)
+
+
+def test_no_backup_is_warned_of_with_the_line_to_copy() -> None:
+    finding = checks.backup_finding(None, CONFIG, now_unix_ms=NOW_MS)
+    assert (finding.level, finding.says) == ("WARN", "no backup of the control plane")
+    assert finding.commands == ("strata controlplane backup --to PLACE --etcd h1:2379,h2:2379 --insecure",)
+
+
+def test_the_line_names_a_cluster_that_is_not_the_default() -> None:
+    config = CoordinatorConfig(cluster="prod")
+    finding = checks.backup_finding(None, config, now_unix_ms=NOW_MS)
+    assert finding.commands == ("strata controlplane backup --to PLACE --etcd 127.0.0.1:2379 --cluster prod",)
+
+
+@pytest.mark.parametrize(
+    ("hours", "level", "said"),
+    [
+        (-1.0, "OK", "0 ms old, revision 4711, 20.0 KiB, in s3://backups/strata"),
+        (0.5, "OK", "30 min old"),
+        (24.0, "OK", "24.0 h old"),
+        (24.1, "WARN", "the newest one of the control plane is 24.1 h old, revision 4711"),
+        (99.0, "WARN", "4 d old"),
+    ],
+)
+def test_a_backup_is_judged_by_its_age(hours: float, level: str, said: str) -> None:
+    finding = checks.backup_finding(backup_of(hours), CONFIG, now_unix_ms=NOW_MS)
+    assert finding.level == level
+    assert said in finding.says
+    if level == "WARN":
+        (command,) = finding.commands
+        assert command.startswith("strata controlplane backup --to s3://backups/strata --etcd h1:2379,")

@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 
 from strata.coordinator.view.mirror import Mirror
+from strata.core.backup_record import Backup
+from strata.core.invariants import check
 from strata.core.records import ClusterUid, encode
 from strata.core.txn import Event, Range, WatchBatch
 from strata.core.view import View
@@ -55,6 +57,18 @@ async def test_what_is_not_newer_is_dropped(r: Rig) -> None:
     await r.mirror.wait_until(lambda view: view.revision > revision)
     assert r.get("a") == b"new"
     assert [(b.revision, len(b.events)) for b in heard] == [(revision + 1, 1)]
+
+
+@in_rig(rig)
+async def test_the_record_of_a_backup_is_in_the_view_and_nobody_minds(r: Rig) -> None:
+    backup = Backup(revision=1, unix_ms=2, where="file:///backups", size_bytes=3)
+    for record in (encode(backup), b"somebody wrote this by hand"):
+        await r.mirror.at_least(put(r.store, KEYS.backup, record))
+        held = r.mirror.view.get(KEYS.backup)
+        assert held is not None
+        assert held.value == record
+    assert await r.mirror.audit() == 0
+    assert check(r.mirror.view, KEYS) == []
 
 
 @in_virtual_time()

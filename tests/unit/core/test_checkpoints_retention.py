@@ -22,7 +22,6 @@ from strata.core.records import (
     CheckpointState,
     CheckpointType,
     Latest,
-    Pin,
     Restored,
     RestorePoint,
 )
@@ -126,10 +125,9 @@ def test_the_end_of_an_incremental_frees_what_it_used(job: KeptJob) -> None:
         lambda job: job.begin(
             step=80, attempt="y", type=CheckpointType.INCREMENTAL, base_step=20, base_attempt="x20"
         ),
-        lambda job: job.store.put(JOB.importing, Pin(who="", why="")),
         lambda job: job.save(80),
     ],
-    ids=["pin", "reader", "reference", "import", "latest"],
+    ids=["pin", "reader", "reference", "latest"],
 )
 def test_what_comes_between_the_decision_and_its_transaction_stops_it(
     job: KeptJob, late: Callable[[KeptJob], object]

@@ -56,7 +56,6 @@ def comes(job: Job) -> None:
     [
         (comes, "has 1 members: w9"),
         (lambda job: job.store.put(JOB.pin(20, "a20"), PIN), "pinned checkpoints, of step 20"),
-        (lambda job: job.store.put(JOB.importing, PIN), "being imported"),
     ],
 )
 def test_a_job_that_somebody_uses_is_not_forgotten(use: Callable[[Job], object], words: str) -> None:

@@ -114,7 +114,6 @@ def goes_back(job: KeptJob) -> None:
         (lambda job: job.tag("paper", 20), "tagged paper"),
         (lambda job: job.open(20), "being read by r"),
         (lambda job: job.incremental(120, 20), "referenced by attempt x120"),
-        (lambda job: job.store.put(JOB.importing, Keep()), "reconciliation"),
         (goes_back, "goes back to step 20"),
     ],
 )

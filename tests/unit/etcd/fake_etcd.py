@@ -88,6 +88,9 @@ class FakeEtcd:
         self._serve("Maintenance", Status=maintenance_pb2.StatusRequest)
         self._serve("Cluster", MemberList=cluster_pb2.MemberListRequest)
         self._serve("Auth", Authenticate=auth_pb2.AuthenticateRequest)
+        self.snapshot: Callable[[Any], AsyncIterator[bytes]] | None = None
+        """What a snapshot is; it is called with the call's context."""
+        self._serve_snapshot()
         self._serve_stream("Watch", "Watch", watch_pb2.WatchRequest, self.watches)
         self._serve_stream("Lease", "LeaseKeepAlive", lease_pb2.LeaseKeepAliveRequest, self.renewals)
 
@@ -136,6 +139,17 @@ class FakeEtcd:
 
         handler: Any = grpc.stream_stream_rpc_method_handler(behave, request_type.FromString, _to_bytes)
         self._add(service, {method: handler})
+
+    def _serve_snapshot(self) -> None:
+        async def behave(request: Any, context: Any) -> AsyncIterator[Any]:
+            self.calls.append(("Snapshot", request, dict(context.invocation_metadata())))
+            if self.snapshot is not None:
+                async for blob in self.snapshot(context):
+                    yield maintenance_pb2.SnapshotResponse(blob=blob)
+
+        request_type = maintenance_pb2.SnapshotRequest
+        handler: Any = grpc.unary_stream_rpc_method_handler(behave, request_type.FromString, _to_bytes)
+        self._add("Maintenance", {"Snapshot": handler})
 
     def _add(self, service: str, handlers: dict[str, Any]) -> None:
         name = f"etcdserverpb.{service}"

@@ -1,0 +1,138 @@
+"""One backup: a member's snapshot, its metadata last, then rotation and the record in etcd.
+
+1. The place is asked, so that a mistake in it costs no snapshot.
+2. A healthy member streams its database into a file that has no name of its own yet (`places`).
+3. A stream whose last 32 bytes are not its SHA-256 is discarded.
+4. The database gets its name, then the metadata does. From here on the backup counts.
+5. Old backups are removed, and etcd is told. What fails of these two is a warning.
+
+An interruption before 4 is complete leaves nothing that counts. Two backups at once have different names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from strata.controlplane.metadata import BackupCorrupt, BackupMetadata
+from strata.controlplane.names import BackupName, backup_name
+from strata.controlplane.places import BackupPlace, NewFile, Progress, creating, put
+from strata.controlplane.record import record_backup
+from strata.controlplane.shelf import rotate
+from strata.controlplane.snapshot import SnapshotDigest
+from strata.controlplane.source import Source, find_source
+from strata.core.backup_record import Backup
+from strata.core.backup_rotation import Part, StoredFile
+from strata.core.keys import ClusterKeys
+from strata.errors import StrataError
+from strata.etcd import EtcdStore
+
+Connect = Callable[[], Awaitable[EtcdStore]]
+"""Opens a store on etcd; this package closes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeBackup:
+    """A backup that counts. `warnings` say what failed afterwards."""
+
+    name: BackupName
+    metadata: BackupMetadata
+    reason: str
+    removed: tuple[StoredFile, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def removed_backups(self) -> int:
+        """Return how many finished backups rotation removed."""
+        return sum(file.part is Part.METADATA for file in self.removed)
+
+
+def back_up(
+    connect: Connect,
+    place: BackupPlace,
+    *,
+    cluster: str,
+    keep: int,
+    strata_version: str,
+    now: Callable[[], datetime],
+    progress: Progress,
+) -> MadeBackup:
+    """Make one backup of `cluster`, and return it once it counts.
+
+    `Unavailable` if no member of etcd can give a snapshot or the stream broke; `BackupCorrupt` if it came
+    damaged; `StorageError` if the place does not take it. Nothing that counts is left then.
+    """
+    keys = ClusterKeys(cluster)
+    place.prepare()
+    with contextlib.ExitStack() as unfinished:
+        source, name, file, digest = asyncio.run(_receive(connect, place, keys, now, progress, unfinished))
+        # outside of the event loop, so that Ctrl-C ends an upload at once
+        file.commit(progress)
+    metadata = BackupMetadata(
+        cluster=cluster,
+        cluster_uid=source.uid,
+        etcd_cluster_id=source.etcd_cluster_id,
+        revision=source.revision,
+        member=source.member,
+        etcd_version=source.version,
+        strata_version=strata_version,
+        size_bytes=digest.size_bytes,
+        sha256=digest.sha256(),
+        time=name.time,
+    )
+    # if this fails the database stays, and does not count: the metadata may be there after all (an answer
+    # that was lost), and must not be without it
+    put(place, name.metadata, metadata.encode())
+    removed, trouble = rotate(place, name, keep=keep, now=now())
+    warnings = [] if trouble is None else [f"older backups stay: {trouble.message}"]
+    record = Backup(
+        revision=source.revision, unix_ms=name.unix_ms, where=place.uri, size_bytes=digest.size_bytes
+    )
+    try:
+        asyncio.run(_record(connect, keys, record, source.uid_value))
+    except StrataError as error:
+        warnings.append(f"etcd does not know of this backup, strata doctor will miss it: {error.message}")
+    return MadeBackup(
+        name=name,
+        metadata=metadata,
+        reason=source.reason,
+        removed=tuple(removed),
+        warnings=tuple(warnings),
+    )
+
+
+async def _receive(
+    connect: Connect,
+    place: BackupPlace,
+    keys: ClusterKeys,
+    now: Callable[[], datetime],
+    progress: Progress,
+    unfinished: contextlib.ExitStack,
+) -> tuple[Source, BackupName, NewFile, SnapshotDigest]:
+    """Stream a snapshot into a new file of the place; `unfinished` discards it unless it is committed."""
+    async with await connect() as store:
+        source = await find_source(store, keys)
+        name = backup_name(keys.cluster, now(), source.revision)
+        file = unfinished.enter_context(creating(place, name.database))
+        digest = SnapshotDigest()
+        pieces = contextlib.aclosing(store.cluster.snapshot(source.endpoint))
+        with progress(f"snapshot of {source.member}", source.database_bytes) as advance:
+            async with pieces as snapshot:
+                async for piece in snapshot:
+                    digest.update(piece)
+                    file.write(piece)
+                    advance(len(piece))
+    if fault := digest.fault():
+        raise BackupCorrupt(
+            f"the snapshot of etcd member {source.member} came damaged: {fault}",
+            hint="nothing of it was kept; make the backup again",
+        )
+    return source, name, file, digest
+
+
+async def _record(connect: Connect, keys: ClusterKeys, backup: Backup, uid_value: bytes) -> None:
+    async with await connect() as store:
+        await record_backup(store, keys, backup, uid_value=uid_value)

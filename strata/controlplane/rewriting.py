@@ -1,0 +1,274 @@
+"""Writing the keys of a cluster anew while replicas may run (PROTOCOLS 9.5).
+
+1. One transaction puts `P/restoring` and deletes `P/uid` and `P/leader`. Replicas stop serving, and none begins.
+2. Transactions of at most 100 operations bring the keys below `P/jobs/` to what they are to be. Each compares the
+   mod_revision of `P/restoring`.
+3. The last one compares that, too, and that nothing below `P/jobs/` was written since the read that found all as it is to
+   be. It puts `P/uid`, and deletes `P/restoring` and `P/leader`.
+
+A restore that is interrupted leaves `P/restoring`. The next one puts it anew, which fences the one before: its
+transactions compare another mod_revision. No moment in between has neither key, for then a replica would begin a
+cluster of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from strata.core.keys import ClusterKeys
+from strata.core.lineage import lineage, successor
+from strata.core.records import ClusterUid, PoisonRecord, Replica, Restoring, decode, encode
+from strata.core.store import Store
+from strata.core.txn import (
+    MAX_TXN_BYTES,
+    Compare,
+    Delete,
+    KeyValue,
+    Operation,
+    Put,
+    Range,
+    Txn,
+    none_newer_in,
+    read_prefix,
+    unchanged,
+)
+from strata.errors import Conflict, Refused, Unavailable
+
+MAX_OPS: Final = 100
+MAX_BYTES: Final = MAX_TXN_BYTES - (64 << 10)
+ROUNDS: Final = 30
+"""How often the keys are looked at again because somebody else has written some."""
+TRIES: Final = 8
+PAUSE_S: Final = 0.5
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyspace:
+    """What etcd holds of one cluster at `revision`: its keys below `P/jobs/`, and what is said of the cluster."""
+
+    revision: int
+    jobs: Mapping[str, bytes]
+    uid: ClusterUid | None
+    restoring: Restoring | None
+    restoring_revision: int
+    replicas: tuple[str, ...]
+    backup: bytes | None
+
+
+async def read_keyspace(store: Store, keys: ClusterKeys) -> Keyspace:
+    """Return what etcd holds of a cluster."""
+    listed = await store.read(read_prefix(keys.root))
+    by_key = {kv.key: kv for kv in listed.kvs}
+    restoring, backup = by_key.get(keys.restoring), by_key.get(keys.backup)
+    return Keyspace(
+        revision=listed.revision,
+        jobs={kv.key: kv.value for kv in listed.kvs if kv.key.startswith(keys.jobs)},
+        uid=_uid(by_key.get(keys.uid)),
+        restoring=_restoring(restoring),
+        restoring_revision=restoring.mod_revision if restoring is not None else 0,
+        replicas=tuple(_replicas(keys, listed.kvs)),
+        backup=backup.value if backup is not None else None,
+    )
+
+
+def _uid(kv: KeyValue | None) -> ClusterUid | None:
+    return decode(ClusterUid, kv.value) if kv is not None else None
+
+
+def _restoring(kv: KeyValue | None) -> Restoring | None:
+    """Return who restores; of a value that nobody can read that somebody does."""
+    if kv is None:
+        return None
+    try:
+        return decode(Restoring, kv.value)
+    except PoisonRecord:
+        return Restoring(who="somebody", since_unix_ms=0)
+
+
+def _replicas(keys: ClusterKeys, kvs: Sequence[KeyValue]) -> Iterator[str]:
+    for kv in kvs:
+        if kv.key.startswith(keys.replicas):
+            try:
+                yield f"{kv.key.removeprefix(keys.replicas)} at {decode(Replica, kv.value).address}"
+            except PoisonRecord:
+                continue
+
+
+class Rewriting:
+    """One restore, from `begin` to `finish`. `me` says who restores, when and from what."""
+
+    def __init__(self, store: Store, keys: ClusterKeys, me: Restoring, *, sleep: Sleep) -> None:
+        self._store = store
+        self._keys = keys
+        self._me = me
+        self._sleep = sleep
+        self._revision = 0
+        """The mod_revision of `P/restoring` as we put it."""
+        self._seen = 0
+        """The revision at which all keys were as they are to be."""
+        self._wanted: Mapping[str, bytes] = {}
+        self._backup: bytes | None = None
+
+    # -- the first transaction
+
+    async def begin(self) -> Restoring | None:
+        """Take the keyspace; return whose interrupted restore is taken over, if one was."""
+        held = await read_keyspace(self._store, self._keys)
+        before = held.restoring
+        for _ in range(TRIES):
+            self._me = self._knowing(held)
+            value = encode(self._me)
+            txn = Txn(
+                compares=(unchanged(self._keys.restoring, held.restoring_revision),),
+                success=(
+                    Put(key=self._keys.restoring, value=value),
+                    Delete(key=self._keys.uid),
+                    Delete(key=self._keys.leader),
+                ),
+            )
+            try:
+                result = await self._store.execute(txn)
+            except Unavailable:
+                await self._sleep(PAUSE_S)
+            else:
+                if result.succeeded:
+                    self._revision = result.revision
+                    return before
+            # it may have taken effect, or somebody else has begun meanwhile
+            held = await read_keyspace(self._store, self._keys)
+            if held.restoring == self._me:
+                self._revision = held.restoring_revision
+                return before
+            before = held.restoring
+        raise Unavailable("etcd did not take the first transaction; run it again")
+
+    def _knowing(self, held: Keyspace) -> Restoring:
+        """Return what `P/restoring` is to hold: also what was there before, for whoever takes this over."""
+        old = held.restoring
+        replaced = [*self._me.replaced, *(old.replaced if old is not None else ())]
+        last = held.uid.uid if held.uid is not None else old.uid if old is not None else ""
+        if held.uid is not None:
+            replaced += held.uid.replaced
+        return replace(self._me, uid=last, replaced=tuple(dict.fromkeys(replaced)))
+
+    # -- the keys
+
+    async def bring(self, values: Mapping[str, bytes], *, backup: bytes | None = None) -> int:
+        """Have etcd hold `values` below `P/jobs/`, and nothing else; return how many keys were written.
+
+        `backup`: what `P/backup` is to be, unless there is one.
+        """
+        count = 0
+        for _ in range(ROUNDS):
+            held = await read_keyspace(self._store, self._keys)
+            self._check_mine(held)
+            self._wanted, self._backup = values, backup if held.backup is None else None
+            operations = list(differences(held.jobs, values, self._keys))
+            if not operations:
+                self._seen = held.revision
+                return count
+            for batch in batches(operations):
+                await self._write(batch)
+                count += len(batch)
+        raise Refused(
+            f"somebody else writes below {self._keys.jobs}",
+            hint="stop the coordinators that do not know of a restore: older releases",
+        )
+
+    async def _write(self, batch: Sequence[Operation]) -> None:
+        txn = Txn(compares=(self._fence(),), success=tuple(batch))
+        for last in (*[False] * (TRIES - 1), True):
+            try:
+                result = await self._store.execute(txn)
+            except Unavailable:
+                if last:
+                    raise
+                await self._sleep(PAUSE_S)  # it may have taken effect: the same once more changes nothing
+                continue
+            if not result.succeeded:
+                self._check_mine(await read_keyspace(self._store, self._keys))
+                raise Conflict("P/restoring changed and is ours: run it again")
+            return
+
+    # -- the last transaction
+
+    async def finish(self, uid_before: str, chance: str) -> ClusterUid:
+        """Give the cluster the uid that follows `uid_before`, and let replicas serve it; return it."""
+        new = successor(uid_before, chance)
+        candidates = dict.fromkeys((*self._me.replaced, self._me.uid))
+        others = tuple(uid for uid in candidates if uid and lineage(uid) != lineage(new))
+        record = ClusterUid(uid=new, replaced=others)
+        for _ in range(ROUNDS):
+            operations: list[Operation] = [
+                Put(key=self._keys.uid, value=encode(record)),
+                Delete(key=self._keys.restoring),
+                Delete(key=self._keys.leader),
+            ]
+            if self._backup is not None:
+                operations.append(Put(key=self._keys.backup, value=self._backup))
+            txn = Txn(
+                compares=(self._fence(), none_newer_in(self._keys.jobs, self._seen)),
+                success=tuple(operations),
+            )
+            try:
+                if (await self._store.execute(txn)).succeeded:
+                    return record
+            except Unavailable:
+                await self._sleep(PAUSE_S)
+            if await self._has_uid(record):
+                return record
+            await self.bring(self._wanted, backup=self._backup)
+        raise Unavailable("etcd did not take the last transaction; run it again")
+
+    async def _has_uid(self, record: ClusterUid) -> bool:
+        found = await self._store.read(Range(key=self._keys.uid))
+        return any(_uid(kv) == record for kv in found.kvs)
+
+    def _fence(self) -> Compare:
+        assert self._revision, "begin comes first"
+        return unchanged(self._keys.restoring, self._revision)
+
+    def _check_mine(self, held: Keyspace) -> None:
+        if held.restoring_revision == self._revision:
+            return
+        if held.restoring is None:
+            raise Conflict("somebody else has finished a restore meanwhile")
+        raise Conflict(
+            f"another restore took over: {held.restoring}", hint="one at a time: let that one finish"
+        )
+
+
+def differences(
+    held: Mapping[str, bytes], wanted: Mapping[str, bytes], keys: ClusterKeys
+) -> Iterator[Operation]:
+    """Yield what brings the keys of one mapping to those of the other: deletes first, the worlds' heads last.
+
+    A head that is older than its job's phase counts as one that somebody resumed.
+    """
+    for key in sorted(held.keys() - wanted.keys()):
+        yield Delete(key=key)
+    heads = {keys.job(name).head for name in {keys.job_of(key) for key in wanted} if name}
+    changed = sorted(
+        (key for key, value in wanted.items() if held.get(key) != value), key=lambda key: (key in heads, key)
+    )
+    for key in changed:
+        yield Put(key=key, value=wanted[key])
+
+
+def batches(operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
+    """Yield the operations in groups that one transaction takes."""
+    batch: list[Operation] = []
+    size = 0
+    for operation in operations:
+        bytes_ = len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
+        if batch and (len(batch) == MAX_OPS or size + bytes_ > MAX_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(operation)
+        size += bytes_
+    if batch:
+        yield batch

@@ -1,0 +1,128 @@
+"""Which member gives the snapshot, and of which cluster it is: asked of etcd before anything is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from strata.core.backup_choice import Candidate, choose_member
+from strata.core.keys import ClusterKeys
+from strata.core.records import ClusterUid, decode
+from strata.core.txn import Range, prefix_end
+from strata.errors import NotFound, Refused, StrataError, Unavailable
+from strata.etcd import EtcdStore, MemberStatus
+
+CORRUPT: Final = "CORRUPT"
+_CLUSTERS: Final = "/strata/v1/"
+_NAMED: Final = 5
+"""How many of etcd's clusters an error names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A healthy member, and what its snapshot will hold: at least `revision`."""
+
+    endpoint: str
+    member: str
+    reason: str
+    """Why this member, in a sentence."""
+    version: str
+    etcd_cluster_id: str
+    revision: int
+    uid: str
+    uid_value: bytes
+    """What `P/uid` holds, to be compared when the backup is recorded."""
+    database_bytes: int
+    """About how large the snapshot will be, for the progress."""
+
+
+async def find_source(store: EtcdStore, keys: ClusterKeys) -> Source:
+    """Return the member to back up `keys.cluster` from.
+
+    `Unavailable` says of each endpoint why it cannot give a snapshot; `NotFound` if etcd does not hold that
+    cluster; `Refused` if this user may not ask.
+    """
+    statuses = await store.cluster.statuses()
+    for status in statuses.values():
+        if isinstance(status, Refused):
+            raise Refused(
+                f"a backup needs an etcd user with the role root: {status.message}",
+                hint="name one in etcd.username and etcd.password_file",
+            )
+    answering = {name: status for name, status in statuses.items() if isinstance(status, MemberStatus)}
+    names: dict[int, str] = {}
+    corrupt: frozenset[int] = frozenset()
+    if any(status.leader_id for status in answering.values()):  # without a leader neither is answered
+        names = {member.id: member.name for member in await store.cluster.members()}
+        alarms = await store.cluster.alarms()
+        corrupt = frozenset(alarm.member_id for alarm in alarms if alarm.kind == CORRUPT)
+    choice = choose_member(_candidates(statuses, names, corrupt))
+    if choice.endpoint is None:
+        raise Unavailable(
+            f"no etcd member can give a snapshot: {choice.reason}",
+            hint="strata doctor --etcd looks further; a majority of the members must run",
+        )
+    status = answering[choice.endpoint]
+    # that member answers once it has applied what was committed before: its snapshot holds at least this
+    found = await store.read_at(choice.endpoint, Range(key=keys.uid))
+    if not found.kvs:
+        raise NotFound(
+            f"etcd holds no cluster {keys.cluster}", hint=_named(await _clusters(store), keys.cluster)
+        )
+    value = found.kvs[0].value
+    return Source(
+        endpoint=choice.endpoint,
+        member=names.get(status.member_id) or f"{status.member_id:x}",
+        reason=choice.reason,
+        version=status.version,
+        etcd_cluster_id=f"{status.cluster_id:x}",
+        revision=found.revision,
+        uid=decode(ClusterUid, value).uid,
+        uid_value=value,
+        database_bytes=status.db_bytes,
+    )
+
+
+def _candidates(
+    statuses: Mapping[str, MemberStatus | StrataError], names: Mapping[int, str], corrupt: frozenset[int]
+) -> list[Candidate]:
+    found = []
+    for endpoint, status in statuses.items():
+        if isinstance(status, StrataError):
+            found.append(Candidate(endpoint=endpoint, error=f"it does not answer ({status.message})"))
+            continue
+        found.append(
+            Candidate(
+                endpoint=endpoint,
+                member=names.get(status.member_id) or f"{status.member_id:x}",
+                leads=status.leader_id == status.member_id,
+                knows_leader=status.leader_id != 0,
+                learner=status.learner,
+                corrupt=status.member_id in corrupt,
+                raft_index=status.raft_index,
+            )
+        )
+    return found
+
+
+async def _clusters(store: EtcdStore) -> list[str]:
+    """Return the names of the clusters that etcd holds, one more than are shown at most: a read each."""
+    names: list[str] = []
+    after = _CLUSTERS
+    while len(names) <= _NAMED:
+        read = Range(key=after, range_end=prefix_end(_CLUSTERS), limit=1, keys_only=True)
+        found = await store.read(read)
+        if not found.kvs:
+            break
+        name = found.kvs[0].key.removeprefix(_CLUSTERS).partition("/")[0]
+        names.append(name)
+        after = prefix_end(f"{_CLUSTERS}{name}/")
+    return names
+
+
+def _named(names: list[str], wanted: str) -> str:
+    if not names:
+        return "no coordinator has ever started there: is it the right etcd?"
+    shown = ", ".join(names[:_NAMED]) + (" and more" if len(names) > _NAMED else "")
+    return f"it holds {shown}: --cluster names one" if wanted not in names else ""

@@ -1,0 +1,85 @@
+"""Which record lies under which key of a job, and whether it outlives the processes that wrote it.
+
+A key that this release does not know (`UNKNOWN`) is some other release's: it is kept as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from strata.core import checkpoint_records as c
+from strata.core import records as r
+
+UNKNOWN: Final = object()
+"""No record of this release lies there."""
+PROCESSES: Final = object()
+"""What lies there speaks of processes: members, a world of them, what they wait for or read, or were asked."""
+
+_PLAIN: Final[dict[str, Any]] = {
+    "spec": r.JobSpec,
+    "phase": r.JobPhase,
+    "run": r.JobRun,
+    "anew": r.Anew,
+    "latest": r.Latest,
+    "retention": c.Retention,
+    "standbys": PROCESSES,
+    "rewind": PROCESSES,
+    "world": PROCESSES,
+}
+_FOLDERS: Final[dict[str, Any]] = {
+    "workers": PROCESSES,
+    "barriers": PROCESSES,
+    "history": r.GenerationRecord,
+    "tags": c.Tag,
+    "discarded": c.Discarded,
+    "pins": r.Pin,
+}
+_OF_ATTEMPT: Final[dict[str, Any]] = {
+    "acks": r.Ack,
+    "refs": c.Reference,
+    "readers": PROCESSES,
+    "copies": c.Copy,
+    "removed": r.Tier,
+    "suspects": c.Suspect,
+    "tags": c.Tag,
+}
+_NUMBERED: Final = frozenset({"history", "pins"})
+_DEPTHS: Final = {"workers": 2, "history": 2, "tags": 2, "discarded": 2, "pins": 3}
+_ATTEMPT_DEPTHS: Final = {"acks": 6, "refs": 6, "tags": 6, "copies": 7, "removed": 7, "suspects": 7}
+
+
+def kind_of(key: str, root: str) -> Any:
+    """Return the class of the record under `key` of the job at `root`; `PROCESSES` or `UNKNOWN` if none is to be read."""
+    parts = key.removeprefix(root).split("/")
+    first = parts[0]
+    if len(parts) == 1:
+        return _PLAIN.get(first, UNKNOWN)
+    if first == "worlds":
+        restored = len(parts) == 3 and parts[2] == "restored" and _is_number(parts[1])
+        return r.Restored if restored else PROCESSES
+    if first == "datasets" and len(parts) == 3:
+        return {"spec": r.DatasetSpec, "assignment": r.Assignment}.get(parts[2], UNKNOWN)
+    if first == "checkpoints":
+        return _of_checkpoint(parts)
+    kind = _FOLDERS.get(first, UNKNOWN)
+    if kind is PROCESSES:
+        return kind
+    known = _DEPTHS.get(first) == len(parts) and (first not in _NUMBERED or _is_number(parts[1]))
+    return kind if known else UNKNOWN
+
+
+def _of_checkpoint(parts: list[str]) -> Any:
+    if not all(map(_is_number, parts[1:3])) or len(parts) < 3:
+        return UNKNOWN
+    if len(parts) == 3:
+        return r.CheckpointRecord
+    below = parts[4] if len(parts) > 4 else ""
+    if below == "readers":
+        return PROCESSES
+    if _ATTEMPT_DEPTHS.get(below) != len(parts):
+        return UNKNOWN
+    return r.Seal if parts[5:] == ["seal"] and below == "acks" else _OF_ATTEMPT[below]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

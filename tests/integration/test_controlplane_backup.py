@@ -1,0 +1,233 @@
+"""Backups of a real etcd, by the command line: while it is written to, with a member gone, interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strata.core.keys import ClusterKeys
+from strata.core.records import ClusterUid, encode
+from strata.core.txn import Put, Txn, absent
+from strata.etcd import EtcdStore, MemberStatus
+from strata.launch.etcd_cluster import EtcdCluster
+from strata.launch.local_cluster import LocalCluster
+from strata.launch.ports import free_port
+from tests.cluster_fixtures import run_strata
+from tests.etcd_fixtures import StartEtcd
+from tests.integration.gate import gated
+from tests.processes import Record, Talker
+
+LIMIT_S = 60.0
+KEYS = ClusterKeys("default")
+BEGIN = Txn(
+    compares=(absent(KEYS.uid),), success=(Put(key=KEYS.uid, value=encode(ClusterUid(uid="0b6f4a9e"))),)
+)
+"""What the first replica of a cluster does."""
+
+
+def hosts(etcd: EtcdCluster) -> str:
+    return ",".join(endpoint.removeprefix("http://") for endpoint in etcd.endpoints)
+
+
+def back_up(to: Path | str, etcd: str, *more: str) -> tuple[int, str]:
+    return run_strata("controlplane", "backup", "--to", str(to), "--etcd", etcd, *more)
+
+
+def made(to: Path | str, etcd: str, *more: str) -> dict[str, Any]:
+    code, said = back_up(to, etcd, *more, "--json")
+    assert code == 0, said
+    answer: dict[str, Any] = json.loads(said)
+    return answer
+
+
+def listed(place: Path) -> list[dict[str, Any]]:
+    code, said = run_strata("controlplane", "backups", str(place), "--json")
+    assert code == 0, said
+    answer: list[dict[str, Any]] = json.loads(said)
+    return answer
+
+
+def doctor(etcd: str) -> dict[str, Any]:
+    """Return what doctor says of backups; nobody coordinates there."""
+    _code, said = run_strata("doctor", "--endpoints", f"127.0.0.1:{free_port()}", "--etcd", etcd, "--json")
+    finding: dict[str, Any] = next(each for each in json.loads(said) if each["what"] == "backup")
+    return finding
+
+
+def snapshot_status(etcd_bin: Path, database: Path) -> dict[str, Any]:
+    """Return what etcd's own tool says of a snapshot."""
+    words = [str(etcd_bin / "etcdutl"), "snapshot", "status", str(database), "-w", "json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def file_in(folder: Path) -> None:
+    """Return once there is a file in a folder that need not be there yet."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (folder.is_dir() and any(folder.iterdir())):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def writing(etcd: EtcdCluster) -> AsyncIterator[list[int]]:
+    """Write while the body runs, a value of 1 KiB at a time; yield the revisions that were confirmed."""
+    revisions: list[int] = []
+    begun = asyncio.Event()
+
+    async def write(store: EtcdStore) -> None:
+        while True:
+            put = Put(key=f"/strata/v1/default/jobs/j{len(revisions) % 500}/spec", value=b"x" * 1024)
+            with contextlib.suppress(Exception):  # a member is killed meanwhile
+                revisions.append((await store.execute(Txn(success=(put,)))).revision)
+                begun.set()
+
+    async with await EtcdStore.connect(etcd.endpoints) as store:
+        await store.execute(BEGIN)
+        task = asyncio.create_task(write(store))
+        await begun.wait()
+        try:
+            yield revisions
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+async def begun(etcd: EtcdCluster) -> None:
+    async with await EtcdStore.connect(etcd.endpoints) as store:
+        await store.execute(BEGIN)
+
+
+@pytest.mark.journey
+async def test_three_members_one_killed_under_writes(
+    etcd_cluster: EtcdCluster, etcd_bin: Path, tmp_path: Path
+) -> None:
+    place, etcd = tmp_path / "backups", hosts(etcd_cluster)
+    async with asyncio.timeout(LIMIT_S), writing(etcd_cluster) as revisions:
+        assert (await asyncio.to_thread(doctor, etcd))["says"] == "no backup of the control plane"
+        victim = (await asyncio.to_thread(etcd_cluster.followers))[0]
+        victim.kill()
+        confirmed = revisions[-1]
+        backup = await asyncio.to_thread(made, place, etcd)
+    assert backup["revision"] >= confirmed
+    assert backup["member"] not in {victim.name, etcd_cluster.leader().name}
+    assert backup["warnings"] == []
+
+    told = snapshot_status(etcd_bin, place / f"{backup['name']}.db")
+    assert told["revision"] >= backup["revision"], "etcd's own tool reads it, and agrees"
+    assert told["totalKey"] > 0
+
+    code, said = run_strata("controlplane", "verify", str(place))
+    assert code == 0, said
+    assert f"{backup['name']} is whole" in said
+    finding = doctor(etcd)
+    assert finding["level"] == "OK", finding
+    assert place.as_uri() in finding["says"]
+
+
+async def test_a_flipped_bit_is_found(etcd_cluster: EtcdCluster, tmp_path: Path) -> None:
+    await begun(etcd_cluster)
+    place = tmp_path / "backups"
+    backup = await asyncio.to_thread(made, place, hosts(etcd_cluster))
+    database = place / f"{backup['name']}.db"
+    data = bytearray(database.read_bytes())
+    data[len(data) // 3] ^= 16
+    database.write_bytes(data)
+    code, said = await asyncio.to_thread(run_strata, "controlplane", "verify", str(place))
+    assert code == 1
+    assert "is not what was written" in said
+    assert "Traceback" not in said
+    code, said = await asyncio.to_thread(run_strata, "controlplane", "verify", str(place), "--json")
+    assert code == 1
+    assert json.loads(said)["whole"] is False
+
+
+async def test_the_newest_two_stay_and_two_at_once_are_two(etcd_cluster: EtcdCluster, tmp_path: Path) -> None:
+    etcd, place = hosts(etcd_cluster), tmp_path / "backups"
+    place.mkdir()
+    await begun(etcd_cluster)
+    (place / "notes.txt").write_text("not ours")
+    first = await asyncio.to_thread(made, place, etcd, "--keep", "2")
+    both = await asyncio.gather(*(asyncio.to_thread(made, place, etcd, "--keep", "2") for _ in range(2)))
+    assert {each["name"] for each in listed(place)} == {each["name"] for each in both}
+    assert first["name"] not in {each["name"] for each in both}
+    assert len(list(place.iterdir())) == 5
+    for each in both:
+        code, said = await asyncio.to_thread(
+            run_strata, "controlplane", "verify", str(place), "--name", each["name"]
+        )
+        assert code == 0, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_in_the_middle_leaves_nothing(
+    start_etcd: StartEtcd, tmp_path: Path, number: signal.Signals
+) -> None:
+    etcd = start_etcd(1)
+    async with asyncio.timeout(LIMIT_S), await EtcdStore.connect(etcd.endpoints) as store:
+        await store.execute(BEGIN)
+        for at in range(8):
+            await store.execute(Txn(success=(Put(key=f"/fill/{at}", value=b"x" * (512 << 10)),)))
+        async with gated(etcd.endpoints[0]) as gate:
+            gate.shut_after(1 << 20)
+            record = Record()
+            words = ("controlplane", "backup", "--to", str(tmp_path / "b"), "--etcd", gate.address)
+            talker = Talker([sys.executable, "-m", "strata", *words], name="backup", record=record)
+            await gate.has_shut.wait()
+            temporary = tmp_path / "b"
+            await asyncio.to_thread(file_in, temporary)
+            assert [path.suffix for path in temporary.iterdir()] == [".tmp"]
+            talker.signal(number)
+            code = await asyncio.to_thread(talker.join)
+        assert code == 130, record.events
+        assert list(temporary.iterdir()) == []
+        assert not [e for e in record.events if "Traceback" in str(e)]
+        assert (await asyncio.to_thread(doctor, hosts(etcd)))["level"] == "WARN"
+
+
+async def test_without_a_healthy_member_it_says_why_of_each(
+    etcd_cluster: EtcdCluster, tmp_path: Path
+) -> None:
+    await begun(etcd_cluster)
+    dead = etcd_cluster.members[:2]
+    for member in dead:
+        member.kill()
+    alive = etcd_cluster.members[2].endpoint.removeprefix("http://")
+    async with asyncio.timeout(LIMIT_S), await EtcdStore.connect([etcd_cluster.members[2].endpoint]) as store:
+        while True:
+            status = (await store.cluster.statuses())[alive]
+            if isinstance(status, MemberStatus) and not status.leader_id:
+                break
+            await asyncio.sleep(0.05)
+    place = tmp_path / "backups"
+    code, said = await asyncio.to_thread(back_up, place, hosts(etcd_cluster))
+    assert code == 3, said
+    assert "no etcd member can give a snapshot" in said
+    assert f"{alive}: it knows no leader" in said
+    for member in dead:
+        assert f"{member.endpoint.removeprefix('http://')}: it does not answer" in said
+    assert list(place.iterdir()) == []
+
+
+def test_coordinators_serve_on_beside_a_backup(cluster: LocalCluster, tmp_path: Path) -> None:
+    backup = made(tmp_path, hosts(cluster.etcd))
+    assert backup["reason"].endswith("leads, and no other member was named")
+    code, said = run_strata("status", "--endpoints", cluster.endpoints, "--json")
+    assert code == 0, said
+    assert all(replica["ready"] for replica in json.loads(said)["replicas"])
+    code, said = run_strata(
+        "controlplane", "backup", "--to", str(tmp_path), "--etcd", hosts(cluster.etcd), "--cluster", "typo"
+    )
+    assert code == 4
+    assert "hint: it holds default" in said

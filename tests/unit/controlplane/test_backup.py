@@ -1,0 +1,328 @@
+"""One backup, with an etcd in memory and a real folder: what counts, when, and what is left if it fails."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strata.controlplane.backup import MadeBackup, back_up
+from strata.controlplane.metadata import BackupCorrupt
+from strata.controlplane.names import backup_name, parse_stem
+from strata.controlplane.places import FolderPlace, unobserved
+from strata.controlplane.shelf import find_metadata, list_backups, newest_backup, verify_backup
+from strata.core.backup_record import Backup
+from strata.core.records import ClusterUid, decode, encode
+from strata.core.txn import Put, Range, Txn
+from strata.errors import NotFound, Refused, StorageError, StrataError, Unavailable
+from strata.etcd import Alarm, MemberStatus
+from tests.unit.controlplane.stub_etcd import KEYS, SNAPSHOT, UID, StubEtcd
+
+BEGIN = datetime(2026, 11, 28, 3, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def etcd() -> StubEtcd:
+    return StubEtcd()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> FolderPlace:
+    return FolderPlace(tmp_path / "backups")
+
+
+def clock(begin: datetime = BEGIN) -> Callable[[], datetime]:
+    """A clock that is a second further at each look."""
+    seconds = itertools.count()
+    return lambda: begin + timedelta(seconds=next(seconds))
+
+
+def made(
+    etcd: StubEtcd,
+    place: FolderPlace,
+    *,
+    keep: int = 48,
+    cluster: str = "default",
+    now: Callable[[], datetime] | None = None,
+) -> MadeBackup:
+    return back_up(
+        etcd.connect,
+        place,
+        cluster=cluster,
+        keep=keep,
+        strata_version="0.1.0",
+        now=now or clock(),
+        progress=unobserved,
+    )
+
+
+def counting(place: FolderPlace) -> list[str]:
+    return [backup.name.stem for backup in list_backups(place) if not backup.fault]
+
+
+def test_a_backup_is_the_snapshot_and_what_describes_it(etcd: StubEtcd, place: FolderPlace) -> None:
+    backup = made(etcd, place)
+    assert backup.warnings == ()
+    assert etcd.asked == ["h2:2379"], "a follower"
+    assert place.names() == [f"{backup.name.stem}.db", f"{backup.name.stem}.json"]
+    assert (place.folder / backup.name.database).read_bytes() == SNAPSHOT
+    described = json.loads((place.folder / backup.name.metadata).read_bytes())
+    assert described == {
+        "format": "strata-controlplane-backup",
+        "version": 1,
+        "cluster": "default",
+        "cluster_uid": UID,
+        "etcd_cluster_id": "f025",
+        "revision": 2,
+        "member": "etcd-2",
+        "etcd_version": "3.5.30",
+        "strata_version": "0.1.0",
+        "size_bytes": len(SNAPSHOT),
+        "sha256": described["sha256"],
+        "time": "2026-11-28T03:00:00+00:00",
+    }
+    name = newest_backup(place)
+    verify_backup(place, name, advance=lambda _count: None, described=find_metadata(place, name))
+    assert etcd.opened == etcd.closed == 2
+
+
+def test_only_the_owner_may_read_it(etcd: StubEtcd, place: FolderPlace) -> None:
+    made(etcd, place)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (place.folder, *place.folder.iterdir())]
+    assert modes == [0o700, 0o600, 0o600]
+
+
+def test_etcd_knows_of_it(etcd: StubEtcd, place: FolderPlace) -> None:
+    backup = made(etcd, place)
+    [kv] = etcd.memory.read(Range(key=KEYS.backup)).kvs
+    assert decode(Backup, kv.value) == Backup(
+        revision=2, unix_ms=backup.name.unix_ms, where=place.uri, size_bytes=len(SNAPSHOT)
+    )
+
+
+# -- what fails before it counts
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        SNAPSHOT[:-1],
+        SNAPSHOT[: len(SNAPSHOT) // 2],
+        SNAPSHOT[:-32],
+        SNAPSHOT[:1000] + bytes([SNAPSHOT[1000] ^ 4]) + SNAPSHOT[1001:],
+        SNAPSHOT + b"\0",
+    ],
+    ids=["nothing", "short by one", "half", "no trailer", "a flipped bit", "one more"],
+)
+def test_a_damaged_stream_is_never_kept(etcd: StubEtcd, place: FolderPlace, sent: bytes) -> None:
+    etcd.snapshot_bytes = sent
+    with pytest.raises(BackupCorrupt, match="snapshot of etcd member etcd-2 came damaged"):
+        made(etcd, place)
+    assert place.names() == []
+    assert etcd.memory.read(Range(key=KEYS.backup)).kvs == ()
+
+
+@pytest.mark.parametrize("error", [Unavailable("the stream broke"), KeyboardInterrupt()])
+def test_a_broken_stream_and_ctrl_c_leave_nothing(
+    etcd: StubEtcd, place: FolderPlace, error: BaseException
+) -> None:
+    etcd.breaks_with = error
+    with pytest.raises(type(error)):
+        made(etcd, place)
+    assert place.names() == []
+    assert etcd.opened == etcd.closed
+
+
+@pytest.mark.parametrize("step", range(1, 7))
+@pytest.mark.parametrize("dies", [False, True], ids=["an error", "the process dies"])
+def test_whatever_step_fails_what_is_left_counts_only_whole(
+    etcd: StubEtcd, place: FolderPlace, monkeypatch: pytest.MonkeyPatch, step: int, dies: bool
+) -> None:
+    """Steps: fsync, rename, fsync of the folder; of the database, then of the metadata."""
+    made(etcd, place)
+    left = itertools.count(1)
+    dead = False
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal dead
+            if next(left) == step:
+                dead = dies
+                raise OSError(5, "Input/output error")
+            return real(*given, **named)
+
+        return call
+
+    def alive(real: Callable[..., Any]) -> Callable[..., Any]:
+        # a process that is dead cleans nothing up
+        return lambda *given, **named: None if dead else real(*given, **named)
+
+    # a folder is synced by `sync_folder`, which `places` has by name
+    with monkeypatch.context() as patch:
+        patch.setattr("strata.controlplane.places.os.fsync", counted(os.fsync))
+        patch.setattr(Path, "rename", counted(Path.rename))
+        patch.setattr(Path, "unlink", alive(Path.unlink))
+        with pytest.raises(StorageError, match="Input/output error"):
+            made(etcd, place, now=clock(BEGIN + timedelta(hours=1)))
+    for name in counting(place):
+        backup = parse_stem(name)
+        verify_backup(place, backup, advance=lambda _count: None, described=find_metadata(place, backup))
+    if not dies:
+        assert len(counting(place)) == 1, "the failed one does not count"
+        assert not [name for name in place.names() if name.endswith(".tmp")]
+    # two days later the next one succeeds, and what was left is gone
+    made(etcd, place, now=clock(BEGIN + timedelta(days=2)))
+    assert all(not backup.fault for backup in list_backups(place))
+    assert len(place.names()) == 2 * len(counting(place))
+
+
+def test_a_cluster_that_etcd_does_not_hold_is_named_with_those_it_does(
+    etcd: StubEtcd, place: FolderPlace
+) -> None:
+    for cluster in ("prod", "prod-2", "zeta"):
+        key = KEYS.uid.replace("default", cluster)
+        etcd.memory.execute(Txn(success=(Put(key=key, value=encode(ClusterUid(uid="x"))),)))
+    with pytest.raises(NotFound, match="etcd holds no cluster typo") as caught:
+        made(etcd, place, cluster="typo")
+    assert caught.value.hint == "it holds default, prod-2, prod, zeta: --cluster names one"
+    assert (place.names(), etcd.asked) == ([], [])
+
+
+def test_an_empty_etcd_is_perhaps_the_wrong_one(etcd: StubEtcd, place: FolderPlace) -> None:
+    etcd.memory = type(etcd.memory)()
+    with pytest.raises(NotFound, match="etcd holds no cluster default") as caught:
+        made(etcd, place)
+    assert caught.value.hint == "no coordinator has ever started there: is it the right etcd?"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda status: Unavailable("no connection"), "h2:2379: it does not answer \\(no connection\\)"),
+        (lambda status: replace(status, leader_id=0), "h2:2379: it knows no leader"),
+    ],
+)
+def test_no_healthy_member_is_an_error_that_says_why(
+    etcd: StubEtcd,
+    place: FolderPlace,
+    change: Callable[[MemberStatus], MemberStatus | StrataError],
+    said: str,
+) -> None:
+    for name, status in etcd.status.items():
+        assert isinstance(status, MemberStatus)
+        etcd.status[name] = change(status)
+    with pytest.raises(Unavailable, match=f"no etcd member can give a snapshot: .*{said}"):
+        made(etcd, place)
+    assert place.names() == []
+
+
+def test_a_corrupt_member_is_passed_over(etcd: StubEtcd, place: FolderPlace) -> None:
+    etcd.alarms_on = (Alarm(member_id=2, kind="CORRUPT"), Alarm(member_id=3, kind="NOSPACE"))
+    assert made(etcd, place).metadata.member == "etcd-3"
+
+
+def test_a_user_without_the_role_root_is_told_so(etcd: StubEtcd, place: FolderPlace) -> None:
+    etcd.status = dict.fromkeys(etcd.status, Refused("etcd h1:2379: etcdserver: permission denied"))
+    with pytest.raises(Refused, match="needs an etcd user with the role root"):
+        made(etcd, place)
+
+
+# -- what fails afterwards
+
+
+def test_a_backup_that_etcd_could_not_be_told_of_counts(etcd: StubEtcd, place: FolderPlace) -> None:
+    etcd.writes_fail_with = Unavailable("no leader")
+    backup = made(etcd, place)
+    assert backup.warnings == ("etcd does not know of this backup, strata doctor will miss it: no leader",)
+    assert counting(place) == [backup.name.stem]
+
+
+def test_a_cluster_that_was_replaced_meanwhile_is_not_told(etcd: StubEtcd, place: FolderPlace) -> None:
+    original = etcd.execute
+
+    async def replaced(txn: Txn) -> Any:
+        etcd.memory.execute(Txn(success=(Put(key=KEYS.uid, value=encode(ClusterUid(uid="new"))),)))
+        return await original(txn)
+
+    etcd.execute = replaced  # type: ignore[method-assign]
+    [warning] = made(etcd, place).warnings
+    assert "holds another cluster default by now" in warning
+    assert etcd.memory.read(Range(key=KEYS.backup)).kvs == ()
+
+
+def test_a_newer_record_stays_and_a_poisoned_one_does_not(etcd: StubEtcd, place: FolderPlace) -> None:
+    newer = encode(Backup(revision=9, unix_ms=2**45, where="s3://b/p", size_bytes=1))
+    etcd.memory.execute(Txn(success=(Put(key=KEYS.backup, value=newer),)))
+    assert made(etcd, place).warnings == ()
+    assert etcd.memory.read(Range(key=KEYS.backup)).kvs[0].value == newer
+    etcd.memory.execute(Txn(success=(Put(key=KEYS.backup, value=b"by hand"),)))
+    again = made(etcd, place, now=clock(BEGIN + timedelta(hours=1)))
+    assert decode(Backup, etcd.memory.read(Range(key=KEYS.backup)).kvs[0].value).unix_ms == again.name.unix_ms
+
+
+def test_older_ones_that_cannot_be_removed_are_a_warning(
+    etcd: StubEtcd, place: FolderPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(etcd, place)
+
+    def refuse(_self: FolderPlace, name: str) -> None:
+        raise StorageError(f"cannot remove {name}: Permission denied")
+
+    monkeypatch.setattr(FolderPlace, "delete", refuse)
+    backup = made(etcd, place, keep=1, now=clock(BEGIN + timedelta(hours=1)))
+    assert len(backup.warnings) == 1
+    assert backup.warnings[0].startswith("older backups stay: cannot remove strata-default-")
+    assert len(counting(place)) == 2
+
+
+# -- beside others
+
+
+def test_the_newest_stay_and_what_is_not_ours_does(etcd: StubEtcd, place: FolderPlace) -> None:
+    place.prepare()
+    others = backup_name("other", BEGIN - timedelta(days=9), 7)
+    foreign = {"notes.txt", "strata.json", others.database, others.metadata, "strata-default-x.db"}
+    for name in foreign:
+        (place.folder / name).write_bytes(b"x")
+    times = [BEGIN + timedelta(hours=hour) for hour in range(4)]
+    backups = [made(etcd, place, keep=2, now=clock(time)) for time in times]
+    assert [backup.removed_backups for backup in backups] == [0, 0, 1, 1]
+    stay = [backup.name for backup in backups[2:]]
+    assert set(place.names()) == foreign | {file for name in stay for file in (name.database, name.metadata)}
+
+
+def test_two_backups_that_have_one_name_do_not_mix(etcd: StubEtcd, place: FolderPlace) -> None:
+    etcd.writes_fail_with = Unavailable("so that the revision stays")
+    first = made(etcd, place, now=lambda: BEGIN)
+    etcd.snapshot_bytes = b""
+    with pytest.raises(StorageError, match="exists already"):
+        made(etcd, place, now=lambda: BEGIN)
+    assert counting(place) == [first.name.stem]
+
+
+def test_a_backup_that_another_one_is_writing_is_left_alone(etcd: StubEtcd, place: FolderPlace) -> None:
+    place.prepare()
+    writing = place.create(backup_name("default", BEGIN, 2).database)
+    with pytest.raises(StorageError, match="written by another process"):
+        made(etcd, place, now=lambda: BEGIN)
+    writing.write(b"x")
+    writing.commit(unobserved)
+    later = made(etcd, place, keep=1, now=clock(BEGIN + timedelta(hours=1)))
+    assert later.removed == (), "unfinished, and younger than a day"
+    assert counting(place) == [later.name.stem]
+
+
+def test_a_folder_is_made_but_none_above_it(etcd: StubEtcd, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="No such file") as caught:
+        made(etcd, FolderPlace(tmp_path / "not" / "mounted"))
+    assert caught.value.hint == "make the folder above it first"
+    assert etcd.opened == 0, "the place is asked first"

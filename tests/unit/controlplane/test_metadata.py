@@ -1,0 +1,66 @@
+"""The document of a backup: read back as written, and refused if it is anything else."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from strata.controlplane.metadata import BackupCorrupt, BackupMetadata, decode
+
+WHOLE = BackupMetadata(
+    cluster="default",
+    cluster_uid="0b6f4a9e2d714c53b8e1f7a2c9d05e36",
+    etcd_cluster_id="f025f8397fb9821",
+    revision=4711,
+    member="etcd-2",
+    etcd_version="3.5.30",
+    strata_version="0.1.0",
+    size_bytes=20512,
+    sha256="a" * 64,
+    time=datetime(2026, 11, 28, 3, 15, 2, 123456, tzinfo=UTC),
+)
+
+
+def test_it_is_read_back() -> None:
+    assert decode(WHOLE.encode(), what="x.json") == WHOLE
+
+
+def test_a_newer_release_may_add_to_it() -> None:
+    body = {**json.loads(WHOLE.encode()), "signed_by": "somebody"}
+    assert decode(json.dumps(body).encode(), what="x.json") == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": "strata-root"}, "it is a 'strata-root'"),
+        ({"version": 2}, "has format 2, and this release reads up to 1"),
+        ({"sha256": "a" * 63}, "sha256"),
+        ({"sha256": None}, "no text"),
+        ({"size_bytes": -1}, "no whole number"),
+        ({"revision": "4711"}, "no whole number"),
+        ({"time": "yesterday"}, "yesterday"),
+        ({"time": "2026-11-28T03:15:02"}, "no zone"),
+    ],
+)
+def test_a_document_that_is_none_is_refused(change: dict[str, Any], said: str) -> None:
+    body = {**json.loads(WHOLE.encode()), **change}
+    with pytest.raises(BackupCorrupt, match=said):
+        decode(json.dumps(body).encode(), what="x.json")
+
+
+@pytest.mark.parametrize("name", list(json.loads(WHOLE.encode())))
+def test_every_field_is_needed(name: str) -> None:
+    body = json.loads(WHOLE.encode())
+    del body[name]
+    with pytest.raises(BackupCorrupt, match=f"x.json.*{name}"):
+        decode(json.dumps(body).encode(), what="x.json")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"[" * 1000, b'{"a":"' + b"x" * 70_000 + b'"}'])
+def test_bytes_that_are_no_document_are_refused(data: bytes) -> None:
+    with pytest.raises(BackupCorrupt, match="no metadata"):
+        decode(data, what="x.json")

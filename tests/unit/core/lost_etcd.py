@@ -1,0 +1,135 @@
+"""A job with a history, of which an older etcd and the storage are what is left."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from strata.core import invariants
+from strata.core.checkpoint_attempt import uses
+from strata.core.checkpoint_deletion import dying_tiers
+from strata.core.checkpoint_tiers import tiers_of
+from strata.core.control_plane_restore import RestoredKeys, complete
+from strata.core.job import JobView
+from strata.core.records import CheckpointRecord, CheckpointState, Latest, TierState
+from strata.core.storage_evidence import Found, FoundCheckpoint
+from strata.core.txn import Put, Txn
+from tests.unit.core.checkpoint_job import ROOT
+from tests.unit.core.keeping_job import KeptJob
+from tests.unit.core.rig import JOB, KEYS, Store
+
+WHY = "restored from the backup of yesterday"
+Predecessor = tuple[int, int, str]
+
+
+class LostJob(KeptJob):
+    """Remembers what each marker in storage says; `found` is what a search would find now."""
+
+    def __init__(self, *steps: int, **slots: int) -> None:
+        self.predecessors: dict[str, Predecessor | None] = {}
+        super().__init__(*steps, **slots)
+
+    def save(self, step: int, attempt: str = "", **more: Any) -> CheckpointRecord:
+        entry = self.store.job().latest()
+        before = entry.record if entry is not None else None
+        record = super().save(step, attempt, **more)
+        self.predecessors[record.attempt] = predecessor(before)
+        return record
+
+    def next_world_of_one(self) -> None:
+        """End the generation by the death of the only member, which comes back."""
+        self.another_generation()
+
+    def base(self) -> dict[str, bytes]:
+        """Return the keys as a backup has them."""
+        return {kv.key: kv.value for kv in self.store.view().walk("")}
+
+    def found(self, *roots: str, **more: Any) -> Found:
+        """Return what storage proves: a marker and all bytes of what is committed, on each tier that is there."""
+        searched = roots or (ROOT,)
+        job = self.store.job()
+        checkpoints = [
+            checkpoint
+            for entry in job.checkpoints()
+            for checkpoint in copies_of(
+                job, entry.record, searched, self.predecessors.get(entry.record.attempt)
+            )
+        ]
+        generations = {JOB.name: max((e.record.generation for e in job.checkpoints()), default=0)}
+        return Found(
+            **{"roots": searched, "checkpoints": tuple(checkpoints), "generations": generations, **more}
+        )
+
+
+def predecessor(latest: Latest | None) -> Predecessor | None:
+    return (latest.step, latest.record_generation, latest.attempt) if latest is not None else None
+
+
+def copies_of(
+    job: JobView, record: CheckpointRecord, roots: Iterable[str], before: Predecessor | None
+) -> Iterable[FoundCheckpoint]:
+    if record.state not in {CheckpointState.COMMITTED, CheckpointState.DELETING} or record.origin is not None:
+        return
+    used = tuple(e.record.where for e in job.checkpoints() if uses(job, record, e.record))
+    for name, tier in tiers_of(record).items():
+        root = tier.path.rpartition("/")[0].rpartition("/")[0]
+        if root in roots and (tier.state is TierState.PRESENT or name in dying_tiers(record)):
+            yield found_of(record, root, job=job.keys.name, predecessor=before, uses=used)
+
+
+def found_of(
+    record: CheckpointRecord, root: str = ROOT, *, job: str = JOB.name, **more: Any
+) -> FoundCheckpoint:
+    fields = {
+        "ranks": record.ranks,
+        "epoch": record.epoch,
+        "size_bytes": record.size_bytes,
+        "model_hash": record.model_hash,
+        "created_unix_ms": record.created_unix_ms,
+        "metadata": record.metadata,
+        "manifest_digest": record.manifest_digest or "m",
+        **more,
+    }
+    return FoundCheckpoint(
+        job=job,
+        root=root,
+        step=record.step,
+        generation=record.generation,
+        attempt=record.attempt,
+        type=record.type,
+        **fields,
+    )
+
+
+def restored(base: Mapping[str, bytes], found: Found, *, now_unix_ms: int = 7) -> tuple[RestoredKeys, Store]:
+    """Complete a keyspace and load it into another etcd; what is there is sound, and completed once more it stays."""
+    result = complete(KEYS, base, found, why=WHY, now_unix_ms=now_unix_ms)
+    store = Store()
+    for key, value in result.values.items():
+        store.execute(Txn(success=(Put(key=key, value=value),)))
+    assert invariants.check(store.view(), KEYS) == []
+    again = complete(KEYS, result.values, found, why=WHY, now_unix_ms=now_unix_ms)
+    written = {KEYS.job(job.name).history_of(job.generation) for job in (*result.jobs, *again.jobs)}
+    written |= {KEYS.job(job.name).head for job in result.jobs}
+    before, after = ({k: v for k, v in each.values.items() if k not in written} for each in (result, again))
+    assert after == before
+    return result, store
+
+
+def only_job(result: RestoredKeys) -> Any:
+    (job,) = result.jobs
+    return job
+
+
+def records(store: Store) -> dict[int, CheckpointRecord]:
+    """Return the records by step, the newest of each."""
+    return {e.record.step: e.record for e in store.job().checkpoints()}
+
+
+def states(store: Store) -> dict[int, str]:
+    return {step: record.state.value for step, record in records(store).items()}
+
+
+def at(found: Found, **changes: Any) -> Found:
+    return dataclasses.replace(found, **changes)
