@@ -69,6 +69,7 @@ class Drill:
 
     def until_committed(self, step: int) -> None:
         """Return once this step or a later one is committed."""
+        self.record.wait("begun", count=2)
         with self._client() as client:
             deadline = time.monotonic() + LIMIT_S
             while max(self._committed(client), default=0) < step:
@@ -88,12 +89,13 @@ class Drill:
 
     def goes_on(self, before: Before, restored_at: float) -> None:
         """Check that nothing committed is missing, and that the training goes on by itself to its right end."""
-        again = self.record.until(
+        later = self.record.until(
             "a step in a generation after the restore",
-            lambda events: next(
-                (e for e in events if e["event"] == "step" and e["generation"] > before.generation), None
-            ),
+            lambda events: [
+                e for e in events if e["event"] == "step" and e["generation"] > before.generation
+            ],
         )
+        generation = later[0]["generation"]
         took_s = time.monotonic() - restored_at
         with self._client() as client:
             after = self._committed(client)
@@ -103,7 +105,7 @@ class Drill:
         assert before.committed <= set(after), "a committed checkpoint is missing"
         assert uid != before.uid
         assert uid.partition(".")[0] == before.uid.partition(".")[0]
-        begun = self.record.of("begun", generation=again["generation"])
+        begun = self.record.of("begun", generation=generation)
         assert min(e["step"] for e in begun) >= max(before.committed), (
             "it began from an older step than it could"
         )
