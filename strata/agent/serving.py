@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
@@ -26,6 +27,10 @@ from strata.v1.session_pb2 import Welcome, WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_PAUSED, JOB_PHASE_RUNNING
 
 log = get_logger()
+
+REASONS: Final = 4
+"""How many reasons are told as they come: each replica may have its own."""
+REMIND_S: Final = 60.0
 
 _GOES_ON: Final = {JOB_PHASE_RUNNING: "running", JOB_PHASE_PAUSED: "paused"}
 
@@ -65,12 +70,19 @@ class AgentObserver:
         self._on_checkpoint = on_checkpoint
         self._on_change = on_change
         self._logged: set[str] = set()
+        self._logged_at = 0.0
         self._phase_reason = ""
 
     def warn_once(self, event: str, reason: str, **facts: str) -> None:
-        """Log a reason once, until the session is connected anew: it may be found again with each try."""
-        if reason not in self._logged:
+        """Log a reason once, until the session is connected anew: it may be found again with each try.
+
+        After `REASONS` of them, and for one that lasts, there is a line every `REMIND_S`.
+        """
+        now = asyncio.get_running_loop().time()
+        is_new = reason not in self._logged and len(self._logged) < REASONS
+        if is_new or now - self._logged_at >= REMIND_S:
             self._logged.add(reason)
+            self._logged_at = now
             log.warning(event, reason=reason, **facts)
 
     def on_connected(self, welcome: Welcome) -> None:

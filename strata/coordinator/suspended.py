@@ -62,13 +62,15 @@ class Suspended:
         self._revision = revision
         self._since = since
         self._cause = cause.message
+        self._restoring = ""
         self._page = page
         self._stopping = asyncio.Event()
 
     @property
     def reason(self) -> str:
         """Why nobody is served, in one sentence."""
-        return f"etcd was restored or replaced at {self._since}: {self._cause}"
+        what = self._restoring or self._cause
+        return f"etcd was restored or replaced at {self._since}: {what}"
 
     def is_ready(self) -> tuple[bool, str]:
         """Say that members may not be sent here, why, and what leads back."""
@@ -120,7 +122,8 @@ class Suspended:
             at_revision=answer.revision,
             restoring=at_work,
         )
-        self._cause = why or self._cause
+        # what was noticed first stays the reason: a revision that changes would be news to every caller each second
+        self._restoring = why if at_work else ""
         return bool(why)
 
     @asynccontextmanager

@@ -1,0 +1,45 @@
+"""What an agent's log says of a session that is not connected."""
+
+from __future__ import annotations
+
+import asyncio
+
+from structlog.testing import capture_logs
+
+from strata.agent.serving import REASONS, REMIND_S, AgentObserver
+from strata.errors import Unavailable
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1.session_pb2 import Welcome
+
+
+async def _disconnected_for(observer: AgentObserver, seconds: int, *, reasons: int) -> list[str]:
+    """Try twice a second, and hear one of so many reasons; return what was logged."""
+    with capture_logs() as logs:
+        for number in range(2 * seconds):
+            observer.on_disconnected(Unavailable(f"reason {number % reasons}"))
+            await asyncio.sleep(0.5)
+    return [line["reason"] for line in logs if line["event"] == "session.disconnected"]
+
+
+@in_virtual_time
+async def test_a_reason_that_lasts_is_one_line_a_minute() -> None:
+    observer = AgentObserver()
+    said = await _disconnected_for(observer, 600, reasons=1)
+    assert len(said) == 10
+    assert set(said) == {"reason 0"}
+
+
+@in_virtual_time
+async def test_reasons_that_change_with_each_try_are_few_lines_at_first_and_then_one_a_minute() -> None:
+    observer = AgentObserver()
+    said = await _disconnected_for(observer, 600, reasons=1_000_000)
+    assert said[:REASONS] == [f"reason {number}" for number in range(REASONS)]
+    assert len(said) <= REASONS + 600 / REMIND_S
+
+
+@in_virtual_time
+async def test_a_new_connection_forgets_what_was_said() -> None:
+    observer = AgentObserver()
+    await _disconnected_for(observer, 1, reasons=1)
+    observer.on_connected(Welcome(replica="c1"))
+    assert await _disconnected_for(observer, 1, reasons=1) == ["reason 0"]
