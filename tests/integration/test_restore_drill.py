@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,8 +166,8 @@ class Drill:
 
 
 @pytest.fixture
-def drill(start_cluster: StartCluster, nodes: Nodes, record: Record, tmp_path: Path) -> Iterator[Drill]:
-    yield Drill(start_cluster(coordinators=3), nodes, record, tmp_path)
+def drill(start_cluster: StartCluster, nodes: Nodes, record: Record, tmp_path: Path) -> Drill:
+    return Drill(start_cluster(coordinators=3), nodes, record, tmp_path)
 
 
 @pytest.mark.parametrize("_number", range(DRILLS))

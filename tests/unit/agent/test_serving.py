@@ -21,7 +21,7 @@ async def _disconnected_for(observer: AgentObserver, seconds: int, *, reasons: i
     return [line["reason"] for line in logs if line["event"] == "session.disconnected"]
 
 
-@in_virtual_time
+@in_virtual_time()
 async def test_a_reason_that_lasts_is_one_line_a_minute() -> None:
     observer = AgentObserver()
     said = await _disconnected_for(observer, 600, reasons=1)
@@ -29,7 +29,7 @@ async def test_a_reason_that_lasts_is_one_line_a_minute() -> None:
     assert set(said) == {"reason 0"}
 
 
-@in_virtual_time
+@in_virtual_time()
 async def test_reasons_that_change_with_each_try_are_few_lines_at_first_and_then_one_a_minute() -> None:
     observer = AgentObserver()
     said = await _disconnected_for(observer, 600, reasons=1_000_000)
@@ -37,7 +37,7 @@ async def test_reasons_that_change_with_each_try_are_few_lines_at_first_and_then
     assert len(said) <= REASONS + 600 / REMIND_S
 
 
-@in_virtual_time
+@in_virtual_time()
 async def test_a_new_connection_forgets_what_was_said() -> None:
     observer = AgentObserver()
     await _disconnected_for(observer, 1, reasons=1)
