@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from strata.agent.addresses import address_towards
+from strata.cli.etcd_access import open_store
 from strata.cli.etcd_remedies import quota_remedy
 from strata.client import CoordinatorClient, parse_endpoints
 from strata.client.name_lookup import ADVICE, SLOW_S, lookup_s
@@ -28,7 +29,7 @@ from strata.config import CoordinatorConfig, Credentials, split_address
 from strata.core.etcd_version import EtcdVersion, Fitness, judge
 from strata.documents.reading import read_config
 from strata.errors import ConfigError, StrataError, Unavailable
-from strata.etcd import EtcdStore, MemberStatus, Timing, TlsConfig
+from strata.etcd import MemberStatus
 from strata.launch.ports import is_free
 from strata.observe.words import size
 from strata.security.dates import validity
@@ -254,22 +255,8 @@ def etcd(config: CoordinatorConfig, *, timeout_s: float) -> list[Finding]:
 
 
 async def _etcd(config: CoordinatorConfig, timeout_s: float) -> list[Finding]:
-    etcd_config, tls = config.etcd, None
-    if etcd_config.ca_file is not None or etcd_config.cert_file is not None:
-        tls = TlsConfig(
-            ca_file=etcd_config.ca_file,
-            cert_file=etcd_config.cert_file,
-            key_file=etcd_config.key_file,
-            server_name=etcd_config.server_name or None,
-        )
     try:
-        store = await EtcdStore.connect(
-            etcd_config.endpoints,
-            tls=tls,
-            user=etcd_config.username or None,
-            password=etcd_config.password() or None,
-            timing=Timing(connect_s=timeout_s, read_s=timeout_s),
-        )
+        store = await open_store(config.etcd, timeout_s=timeout_s)
     except StrataError as error:
         return [_fail("etcd", error.message, error.hint or "check that it runs, and --etcd")]
     async with store:
