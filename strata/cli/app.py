@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "jobs": "strata.cli.job_control:app",  # which adds its commands to those of `jobs`
     "watch": "strata.cli.watch:watch",
     "doctor": "strata.cli.doctor:doctor",
+    "etcd": "strata.cli.etcd:app",
     "certs": "strata.cli.certs:app",
     "tokens": "strata.cli.tokens:app",
 }

@@ -1,41 +1,51 @@
-"""The commands that make a full etcd take writes again, as `strata doctor` prints them.
+"""The commands of `strata etcd` that mend etcd, as `strata doctor` and `strata etcd` print them.
 
-In this order, for each needs the one before: compaction drops old revisions, defragmentation gives
-their room back, one member at a time because it serves nobody meanwhile, and only then is there a
-point in disarming the alarm. A password is never part of them: etcdctl asks for it.
+Each names etcd as the command that prints it was told to reach it. A password is never part of one: it stays
+in `etcd.password_file`.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from strata.config import EtcdConfig
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """The options with which an operator reaches this etcd."""
+
+    endpoints: tuple[str, ...]
+    config: Path | None = None
+    """The file that `--config` named."""
+    insecure: bool = False
+
+    def command(self, *words: str) -> str:
+        """Return `strata etcd WORDS` with these options, for a shell."""
+        options = ["--etcd", ",".join(self.endpoints)]
+        if self.config is not None:
+            options += ["--config", str(self.config)]
+        if self.insecure:
+            options.append("--insecure")
+        return shlex.join(["strata", "etcd", *words, *options])
 
 
-def quota_remedy(config: EtcdConfig, members: Sequence[str], *, revision: int) -> tuple[str, ...]:
-    """Return the shell commands that mend the alarm NOSPACE of `members` (`host:port`).
+def no_space_remedy(connection: Connection, *, voters: int) -> tuple[str, ...]:
+    """Return what mends the alarm NOSPACE: etcd gives space back, and only then the alarm goes off.
 
-    `revision` is the newest one: what is older is history, which Strata's replicas read again if
-    they are behind.
+    A cluster of one voter stalls while it is defragmented; it takes no writes already.
     """
-    return (
-        _etcdctl(config, members, "compact", "--physical", str(revision)),
-        *(_etcdctl(config, (member,), "--command-timeout=60s", "defrag") for member in members),
-        _etcdctl(config, members, "alarm", "disarm"),
-    )
+    stall = ("--stall-all",) if voters == 1 else ()
+    return connection.command("defrag", "--compact", *stall), connection.command("alarm", "--disarm")
 
 
-def _etcdctl(config: EtcdConfig, members: Sequence[str], *words: str) -> str:
-    has_tls = config.ca_file is not None or config.cert_file is not None
-    scheme = "https" if has_tls else "http"
-    flags = [f"--endpoints={','.join(f'{scheme}://{member}' for member in members)}"]
-    for name, value in (
-        ("cacert", config.ca_file),
-        ("cert", config.cert_file),
-        ("key", config.key_file),
-        ("user", config.username),
-    ):
-        if value:
-            flags.append(f"--{name}={value}")
-    return shlex.join(["etcdctl", *flags, *words])
+def corrupt_remedy(connection: Connection, members: Sequence[str]) -> tuple[str, ...]:
+    """Return what mends the alarm CORRUPT of these members: each begins anew from the others' data."""
+    replace = (connection.command("replace-member", member) for member in members)
+    return *replace, connection.command("alarm", "--disarm")
+
+
+def silent_remedy(connection: Connection, member: str) -> str:
+    """Return what replaces a member whose disk or host is lost."""
+    return connection.command("replace-member", member)
