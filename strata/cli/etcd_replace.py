@@ -26,8 +26,8 @@ from strata.etcd import EtcdStore, Member
 
 POLL_S: Final = 0.5
 REPORT_EVERY_S: Final = 10.0
-_NOT_YET: Final = ("in sync with leader", "not enough started members")
-"""What etcd says of a learner that it does not promote yet."""
+_NOT_YET: Final = ("can only promote a learner member", "not enough started members")
+"""What etcd says of a learner that is not in sync with the leader yet, or is a voter by now."""
 _UNSETTLED: Final = "unhealthy cluster"
 """What etcd says while its members have not been connected for 5 s."""
 
