@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strata.cli.etcd_remedies import Connection
+from strata.cli.etcd_remedies import Connection, replacement_command
 from strata.cli.etcd_view import CORRUPT, NO_SPACE, ClusterState
 from strata.core.etcd_quorum import may_disarm_no_space
 from strata.errors import Refused, StrataError
@@ -42,7 +42,7 @@ def _refusal(alarm: Alarm, state: ClusterState, connection: Connection, quota_by
             return None  # it was replaced
         return Refused(
             f"alarm CORRUPT of {label} stays on: its data differs from the others'",
-            hint=f"replace it: {connection.command('replace-member', label)}",
+            hint=f"replace it: {replacement_command(connection, label)}",
         )
     if alarm.kind != NO_SPACE:
         return Refused(f"alarm {alarm.kind} of {label} stays on: its cause is not known here")

@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,6 +20,10 @@ from strata.errors import Refused, Unavailable
 from strata.etcd import EtcdStore, MemberStatus
 
 POLL_S: Final = 0.1
+SETTLE_S: Final = 0.5
+"""How long what a database uses must not shrink for its compaction to count as over."""
+_SHRUNK: Final = 0.99
+"""Below so much of what it used before, a database still shrinks: writes go on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,8 @@ async def defragment(
         if interrupted.is_set():
             done.interrupted = True
             return
+        if compact:
+            await _wait_for_compaction(store, peer, timeout_s)
         report(f"defragmenting {peer.label}; it answers nothing meanwhile")
         before = state.statuses[peer.id].db_bytes
         after = await _defragment_one(store, peer, timeout_s)
@@ -98,6 +106,19 @@ def _hint(state: ClusterState) -> str:
     if len(voters(state.peers)) == 1:
         return "pass --stall-all, at a moment when nothing has to be written"
     return "strata etcd status shows the members, and what mends them"
+
+
+async def _wait_for_compaction(store: EtcdStore, peer: Peer, timeout_s: float) -> None:
+    """Return once the member's database uses no less than it used a moment before, or after `timeout_s`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            before = math.inf
+            while True:
+                used = (await store.cluster.status(peer.endpoint, timeout_s=PROBE_S)).db_bytes_in_use
+                if used >= _SHRUNK * before:
+                    return
+                before = used
+                await asyncio.sleep(SETTLE_S)
 
 
 async def _defragment_one(store: EtcdStore, peer: Peer, timeout_s: float) -> MemberStatus:

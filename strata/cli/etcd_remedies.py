@@ -1,6 +1,6 @@
 """The commands of `strata etcd` that mend etcd, as `strata doctor` and `strata etcd` print them.
 
-Each names etcd as the command that prints it was told to reach it. A password is never part of one: it stays
+Each has the options with which the printing command reached etcd. A password is never part of one: it stays
 in `etcd.password_file`.
 """
 
@@ -42,10 +42,10 @@ def no_space_remedy(connection: Connection, *, voters: int) -> tuple[str, ...]:
 
 def corrupt_remedy(connection: Connection, members: Sequence[str]) -> tuple[str, ...]:
     """Return what mends the alarm CORRUPT of these members: each begins anew from the others' data."""
-    replace = (connection.command("replace-member", member) for member in members)
-    return *replace, connection.command("alarm", "--disarm")
+    replacements = (replacement_command(connection, member) for member in members)
+    return *replacements, connection.command("alarm", "--disarm")
 
 
-def silent_remedy(connection: Connection, member: str) -> str:
+def replacement_command(connection: Connection, member: str) -> str:
     """Return what replaces a member whose disk or host is lost."""
     return connection.command("replace-member", member)

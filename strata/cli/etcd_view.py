@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from strata.cli.etcd_remedies import Connection, corrupt_remedy, no_space_remedy, silent_remedy
+from strata.cli.etcd_remedies import Connection, corrupt_remedy, no_space_remedy, replacement_command
 from strata.core.etcd_quorum import (
     Answer,
     Peer,
@@ -49,13 +49,13 @@ _SHORT: Final = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """A cluster at one moment, as its members told it."""
+    """A cluster at one moment, as its members describe it."""
 
     peers: tuple[Peer, ...]
     members: Mapping[int, Member]
     statuses: Mapping[int, MemberStatus]
     alarms: tuple[Alarm, ...]
-    strangers: Mapping[str, str] = field(default_factory=dict)
+    unmatched: Mapping[str, str] = field(default_factory=dict)
     """Endpoints that did not answer and that no member advertises, and why they did not."""
 
     def find(self, name: str) -> Peer | None:
@@ -85,9 +85,9 @@ class ClusterState:
 
 async def look(store: EtcdStore, *, timeout_s: float = PROBE_S) -> ClusterState:
     """Ask each endpoint how it is, and the cluster for its members and alarms."""
-    told = await store.cluster.statuses(timeout_s=timeout_s)
-    statuses = {s.member_id: s for s in told.values() if isinstance(s, MemberStatus)}
-    silent = {name: why for name, why in told.items() if isinstance(why, StrataError)}
+    answers = await store.cluster.statuses(timeout_s=timeout_s)
+    statuses = {s.member_id: s for s in answers.values() if isinstance(s, MemberStatus)}
+    silent = {name: why for name, why in answers.items() if isinstance(why, StrataError)}
     led = any(status.leader_id for status in statuses.values())
     members = await _members(store, linearizable=led)
     alarms = await _alarms(store, statuses, led=led)
@@ -104,7 +104,7 @@ async def look(store: EtcdStore, *, timeout_s: float = PROBE_S) -> ClusterState:
         members={member.id: member for member in members},
         statuses=statuses,
         alarms=alarms,
-        strangers={name: short(why, name) for name, why in silent.items() if name not in ours},
+        unmatched={name: short(why, name) for name, why in silent.items() if name not in ours},
     )
 
 
@@ -176,7 +176,7 @@ def rows(state: ClusterState, *, quota_bytes: int) -> list[tuple[str, ...]]:
     table = [_row(peer, state, newest, quota_bytes) for peer in state.peers]
     table += [
         ("?", endpoint, "-", "-", f"silent: {why}", "-", "-", "-", "-", "-")
-        for endpoint, why in state.strangers.items()
+        for endpoint, why in state.unmatched.items()
     ]
     return table
 
@@ -236,7 +236,7 @@ def notes(state: ClusterState, connection: Connection) -> Iterator[Note]:
             says=f"{peer.label} {reason}"
             + ("; start it, or if its disk or its host is lost:" if lost else ""),
             wrong=True,
-            commands=(silent_remedy(connection, peer.label),) if lost else (),
+            commands=(replacement_command(connection, peer.label),) if lost else (),
         )
     yield from (_learner_note(peer, state, connection) for peer in peers if peer.learner)
     yield from alarm_notes(state, connection)
@@ -281,7 +281,7 @@ def as_values(state: ClusterState, found: list[Note], *, quota_bytes: int) -> di
         "quorum": quorum(len(voters(state.peers))),
         "quota_bytes": quota_bytes,
         "members": [_member_values(peer, state, newest) for peer in state.peers],
-        "strangers": dict(state.strangers),
+        "unmatched": dict(state.unmatched),
         "alarms": alarm_values(state),
         "notes": [{"says": n.says, "wrong": n.wrong, "commands": list(n.commands)} for n in found],
     }

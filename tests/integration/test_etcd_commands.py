@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -25,11 +26,13 @@ from strata.etcdapi.maintenance_pb2 import AlarmRequest, AlarmType
 from strata.etcdapi.maintenance_pb2_grpc import MaintenanceStub
 from strata.launch.etcd_cluster import EtcdCluster
 from strata.launch.etcd_member import EtcdMember, MemberPlan
+from tests.certificates import etcd_identity
 from tests.cluster_fixtures import Nodes
 from tests.etcd_fixtures import StartEtcd
 from tests.processes import LIMIT_S, Record, Talker
 
 QUOTA_BYTES = 8 << 20
+PASSWORD = "correct horse battery"
 INTERRUPTED = 130
 REFUSED = 4
 
@@ -162,6 +165,49 @@ def test_a_member_without_an_endpoint_is_unknown(etcd_cluster: EtcdCluster) -> N
     refused = strata("etcd", "defrag", "--etcd", given)
     assert refused.returncode == REFUSED
     assert f"add its endpoint {left_out} to --etcd" in refused.stderr
+
+
+def test_certificates_and_a_password_come_from_the_file_and_are_not_shown(
+    start_etcd: StartEtcd, tmp_path: Path
+) -> None:
+    identity = etcd_identity(tmp_path)
+    cluster = start_etcd(1, tls=identity)
+    tls = (f"--cacert={identity.ca}", f"--cert={identity.cert}", f"--key={identity.key}")
+    for words in (
+        ("user", "add", f"root:{PASSWORD}"),
+        ("user", "grant-role", "root", "root"),
+        ("auth", "enable"),
+    ):
+        ctl = (str(cluster.binary.tool("etcdctl")), f"--endpoints={cluster.endpoints[0]}", *tls)
+        subprocess.run((*ctl, *words), check=True, capture_output=True)
+    password = tmp_path / "password"
+    password.touch(mode=0o600)
+    password.write_text(PASSWORD)
+    config = tmp_path / "strata.toml"
+    config.write_text(
+        f"""[etcd]
+endpoints = ["{cluster.endpoints[0]}"]
+ca_file = "{identity.ca}"
+cert_file = "{identity.cert}"
+key_file = "{identity.key}"
+username = "root"
+password_file = "{password}"
+quota_bytes = 20000
+"""
+    )
+    said = []
+    for words in (
+        ("etcd", "status"),
+        ("etcd", "defrag", "--compact", "--stall-all"),
+        ("etcd", "alarm", "--disarm"),
+    ):
+        ran = strata(*words, "--config", str(config))
+        assert ran.returncode == 0, ran.stderr
+        said.append(ran.stdout + ran.stderr)
+    assert "1 of 1 voters healthy" in said[0]
+    doctor = strata("doctor", "--config", str(config))
+    assert f"etcd {cluster.endpoints[0].removeprefix('https://')}" in doctor.stdout
+    assert PASSWORD not in "".join(said) + doctor.stdout + doctor.stderr
 
 
 # -- defragmentation ----------------------------------------------------------------------------

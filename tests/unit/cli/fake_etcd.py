@@ -23,6 +23,8 @@ class FakeCluster:
         """What the next calls of a method raise, once each; after the call took effect if it is `lost`."""
         self.lost = False
         self.alarms_on: list[Alarm] = []
+        self.shrinking: dict[int, list[int]] = {}
+        """What a member's database uses, status after status; then 0."""
         self.bytes = dict.fromkeys(range(1, members + 1), 1000)
         self.there = {
             number: Member(
@@ -77,7 +79,7 @@ class FakeCluster:
             raft_index=90,
             revision=REVISION,
             db_bytes=self.bytes.get(member.id, 0),
-            db_bytes_in_use=0,
+            db_bytes_in_use=used.pop(0) if (used := self.shrinking.get(member.id)) else 0,
             learner=member.learner,
             errors=(),
         )

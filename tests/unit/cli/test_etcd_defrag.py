@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from strata.cli import etcd_defrag
 from strata.cli.etcd_alarm import disarm
 from strata.cli.etcd_defrag import Defragmentation, Freed, defragment
 from strata.cli.etcd_remedies import Connection
@@ -16,6 +17,11 @@ from strata.etcd import Alarm
 from tests.unit.cli.fake_etcd import FakeCluster
 
 ETCD = Connection(endpoints=("h1:2379",))
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_defrag, "SETTLE_S", 0.001)
 
 
 async def defragmented(
@@ -52,6 +58,14 @@ async def test_followers_first_and_the_leader_last() -> None:
     first = done.freed[0]
     assert (first.member, first.before_bytes, first.after_bytes) == ("etcd-2", 1000, 100)
     assert done.compacted_revision == 40
+
+
+async def test_a_member_is_defragmented_once_its_compaction_is_over() -> None:
+    cluster = FakeCluster()
+    cluster.shrinking[2] = [800, 400, 200]
+    await defragmented(cluster, compact=True, member="etcd-2")
+    assert cluster.shrinking[2] == []
+    assert cluster.calls == ["compact 40", "defrag 2"]
 
 
 async def test_a_leader_that_changes_meanwhile_is_still_the_last() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from strata.cli.etcd_remedies import Connection, corrupt_remedy, no_space_remedy, silent_remedy
+from strata.cli.etcd_remedies import Connection, corrupt_remedy, no_space_remedy, replacement_command
 
 ETCD = Connection(endpoints=("a:2379", "b:2379"))
 
@@ -31,6 +31,6 @@ def test_the_options_are_those_that_were_given() -> None:
     connection = Connection(
         endpoints=("https://[::1]:2379",), config=Path("/etc/my strata.toml"), insecure=True
     )
-    assert silent_remedy(connection, "etcd-1") == (
+    assert replacement_command(connection, "etcd-1") == (
         "strata etcd replace-member etcd-1 --etcd 'https://[::1]:2379' --config '/etc/my strata.toml' --insecure"
     )

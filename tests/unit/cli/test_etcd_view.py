@@ -141,7 +141,7 @@ def test_a_learner_that_has_not_started_has_no_name_yet() -> None:
 
 
 def test_an_endpoint_of_no_known_member_is_a_row() -> None:
-    found = replace(state(), strangers={"h9:2379": "connection refused"})
+    found = replace(state(), unmatched={"h9:2379": "connection refused"})
     row = rows(found, quota_bytes=QUOTA_BYTES)[-1]
     assert row[:5] == ("?", "h9:2379", "-", "-", "silent: connection refused")
 
