@@ -125,6 +125,7 @@ class HttpServer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2 * STOP_S):
                     await self._ended.wait()
+        self._server.release()  # once more: a run that was cancelled has not
         if self._server.listener is not None:
             self._server.listener.close()
 
@@ -169,13 +170,21 @@ class _Server(uvicorn.Server):
         assert self.listener is not None, "it was started"
         assert self._looking is not None, "it was started"
         asyncio.get_running_loop().remove_reader(self.listener)
-        self._looking.cancel()
         await super().shutdown(sockets)
+        ending = (self._looking, *self._tasks)
+        self.release()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    def release(self) -> None:
+        """Let go of the listener and of each connection, at once. uvloop closes no socket that it still reads."""
+        if self.listener is not None and self.listener.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self.listener)
+        if self._looking is not None:
+            self._looking.cancel()
         for task in self._tasks:
             task.cancel()
         for connection in (*self._silent.all(), *self._speaking.all()):
             self._end(connection)
-        await asyncio.gather(self._looking, *self._tasks, return_exceptions=True)
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept what waits, some at a time: those who are there have their turns too."""

@@ -4,7 +4,8 @@
    endpoint points elsewhere, or etcd was replaced.
 2. A linearizable answer is of a revision at least as new as any that was known *before its request was sent*.
    One that is older proves that etcd lost what it had: an older snapshot was put under it, or its disks are new. It is
-   told apart from 3 by `ClusterReplaced`: no other member knows better.
+   told apart from 3 by `ClusterReplaced`: no other member knows better. Any answer teaches a revision, a stale read and a
+   watch too: what a member has applied, a majority has committed.
 3. The raft term only grows in a cluster, and a linearizable answer needs a majority of its term. So an answer with a
    term below one that was known before its request was sent comes from a member that is cut off since (serializable
    read, watch), and another one is asked.
@@ -76,5 +77,4 @@ class Guard:
         if term < floor.term:
             raise Unavailable(f"etcd {endpoint} answered in raft term {term}, {floor.term} was seen before")
         self.term = max(self.term, term)
-        if linearizable:
-            self.revision = max(self.revision, header.revision)
+        self.revision = max(self.revision, header.revision)

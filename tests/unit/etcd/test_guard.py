@@ -43,11 +43,18 @@ def test_the_floor_is_what_was_known_when_the_request_was_sent() -> None:
     assert guard.revision == 101
 
 
-def test_a_member_that_lags_may_answer_a_stale_read_and_teaches_no_revision() -> None:
+def test_a_member_that_lags_may_answer_a_stale_read_or_a_watch() -> None:
     guard = seen(Answer(100))
     guard.admit(Answer(80), guard.floor, "e2")
-    guard.admit(Answer(120), guard.floor, "e2")
     assert guard.revision == 100
+
+
+def test_a_watch_teaches_a_revision_too() -> None:
+    """A follower reads little: what it knows came by its watch."""
+    guard = seen(Answer(100))
+    guard.admit(Answer(120), guard.floor, "e2")
+    with pytest.raises(ClusterReplaced, match="is at revision 119, and was at 120"):
+        guard.admit(Answer(119), guard.floor, "e1", linearizable=True)
 
 
 def test_an_older_term_alone_is_a_member_that_is_cut_off() -> None:
