@@ -60,12 +60,15 @@ class KeyValues:
         return codec.decode_range(answer, answer.header.revision)
 
     async def read_at(self, endpoint: str, request: Range) -> RangeResult:
-        """Return one page of the range from one member; sent once.
+        """Return one page of the range from one member; sent once, and waited for as long as a read may take.
 
         That member has then applied at least `revision` of the answer, unless the read is serializable.
         """
         answer = await self._connection.once(
-            _range, codec.encode_range(request), at=self._connection.named(endpoint)
+            _range,
+            codec.encode_range(request),
+            timeout_s=self._connection.timing.read_s,
+            at=self._connection.named(endpoint),
         )
         return codec.decode_range(answer, answer.header.revision)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from strata.core.keys import ClusterKeys
@@ -231,3 +233,56 @@ def test_coordinators_serve_on_beside_a_backup(cluster: LocalCluster, tmp_path: 
     )
     assert code == 4
     assert "hint: it holds default" in said
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[dict[str, str]]:
+    """The environment for an S3 of this process, which has the bucket `backups`."""
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    names = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    client = boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="strata-test",
+        aws_secret_access_key="not-a-secret",  # it is none
+    )
+    client.create_bucket(Bucket="backups")
+    yield {
+        **names,
+        "AWS_ENDPOINT_URL": url,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "strata-test",
+        "AWS_SECRET_ACCESS_KEY": "not-a-secret",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+    }
+    server.stop()
+
+
+def test_a_backup_in_s3(cluster: LocalCluster, aws: dict[str, str]) -> None:
+    place = "s3://backups/control plane".replace(" ", "%20")
+
+    def strata(*words: str) -> tuple[int, str]:
+        return run_strata("controlplane", *words, env=aws)
+
+    etcd = ("--etcd", hosts(cluster.etcd))
+    code, said = strata("backup", "--to", place, *etcd)
+    assert code == 0, said
+    assert f" is in {place}" in said
+    code, said = strata("verify", place)
+    assert code == 0, said
+    code, said = strata("backups", place)
+    assert code == 0, said
+    assert place in said
+
+    code, said = strata("backup", "--to", "s3://nobody-made-it/x", *etcd)
+    assert code == 1
+    assert said.splitlines() == [
+        "error: cannot list s3://nobody-made-it/x/: the server says NoSuchBucket (404)",
+        "hint: create the bucket, or look for a slip in its name, the region and the endpoint",
+    ]
