@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +54,30 @@ class Folder:
 def folders(names: Iterable[str]) -> list[Folder]:
     """Return the attempts' folders among what lies in a storage root."""
     return [found for name in names if (found := Folder.parse(name)) is not None]
+
+
+def newer_unknown(storage: Storage, folder: str, known: Collection[str], *, most: int = 10) -> list[Folder]:
+    """Return the whole checkpoints beside `folder` that are newer, and whose attempts are not among `known`.
+
+    The newest `most`, in order: a catalog that lost them has all that came after it.
+    """
+    parent, _, name = folder.rpartition("/")
+    this = Folder.parse(name)
+    beside = folders(storage.list(parent)) if this is not None else []
+    newer = sorted(
+        (each for each in beside if this and each.order > this.order and each.attempt not in known),
+        key=lambda each: each.order,
+    )
+    return [
+        each for each in newer[-most:] if _is_whole(storage, f"{parent}/{each.name}" if parent else each.name)
+    ]
+
+
+def _is_whole(storage: Storage, folder: str) -> bool:
+    try:
+        return committed(storage, folder) is not None
+    except CheckpointCorrupt:
+        return False
 
 
 def examine(storage: Storage, folder: Folder) -> CheckpointMetadata | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from strata.checkpoint import rng
 from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.evidence import Folder, newer_unknown
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import write_marker
@@ -21,6 +22,7 @@ from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
 from strata.errors import (
     CheckpointCorrupt,
+    CheckpointError,
     CheckpointIncomplete,
     CheckpointNotFound,
     InvalidArgument,
@@ -92,7 +94,28 @@ class Loading:
         """Return a checkpoint that nobody removes while it is read."""
         keeping = self._keeping
         with keeping.reading(checkpoint, begins=begins) if keeping else contextlib.nullcontext():
-            return checkpoint, self._read(checkpoint, state, begins=begins)
+            try:
+                return checkpoint, self._read(checkpoint, state, begins=begins)
+            except (CheckpointIncomplete, CheckpointNotFound) as error:
+                raise self._naming_newer(checkpoint, error) from error
+
+    def _naming_newer(self, checkpoint: CheckpointMetadata, error: CheckpointError) -> CheckpointError:
+        """Return the error, with the newer checkpoints that lie in storage and that the catalog does not have, if any.
+
+        Then the catalog is older than the storage: etcd was put back to an older snapshot.
+        """
+        newer: list[Folder] = []
+        with contextlib.suppress(StrataError):
+            known = {each.id for each in self._catalog.all()}
+            newer = newer_unknown(self._storage, self._catalog.folder(checkpoint), known)
+        if not newer or self._keeping is None:
+            return error
+        steps = ", ".join(str(step) for step in sorted({each.step for each in newer}))
+        return type(error)(
+            f"{error.message}; newer checkpoints lie intact beside it, and the catalog does not have them: steps {steps}",
+            hint="etcd was put back to an older snapshot; where etcd is reached, this adopts them:"
+            f" strata controlplane restore --in-place --storage {self._storage.uri}",
+        )
 
     def _newest_good(
         self, catalog: LocalCatalog, state: Mapping[str, Any] | None

@@ -7,6 +7,7 @@ after they took effect, and lose pushes.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -74,8 +75,8 @@ class Rounds:
 class Cluster:
     """A job in its world; `port(rank)` is one rank's session."""
 
-    def __init__(self, **slots: int) -> None:
-        self.job = Job(**slots)
+    def __init__(self, *, job: Job | None = None, **slots: int) -> None:
+        self.job = job or Job(**slots)
         self.lock = threading.RLock()
         self.observers: list[Callable[[pb.Checkpoint], None]] = []
         self.answers: list[type[Message]] = []
@@ -100,6 +101,10 @@ class Cluster:
             rank=rank,
             restore_point=restore,
         )
+
+    def copy(self) -> Cluster:
+        """Return a control plane with this one's keys as they are now: a snapshot."""
+        return Cluster(job=copy.deepcopy(self.job))
 
     def view(self) -> JobView:
         return self.job.store.job()

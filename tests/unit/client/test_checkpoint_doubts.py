@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,13 @@ from strata.checkpoint import reader
 from strata.checkpoint.local_storage import LocalStorage
 from strata.client.checkpoint_chores import Chores
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, CheckpointIncomplete, StaleGeneration, StorageError
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointIncomplete,
+    StaleGeneration,
+    StorageError,
+)
 from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, state_of
 from tests.unit.client.coordinated import LIMIT_S, damage, manager, managers, save
@@ -115,6 +122,30 @@ def test_a_missing_file_is_no_damage_and_is_named(cluster: Cluster, tmp_path: Pa
     ):
         ckpt.restore({"w": np.zeros(4)})
     assert pb.ReportDamageRequest not in cluster.answers
+
+
+@pytest.mark.parametrize("lost", ["the folder", "a file"])
+def test_a_catalog_that_lost_the_newest_names_what_lies_intact_in_storage(
+    cluster: Cluster, tmp_path: Path, lost: str
+) -> None:
+    """etcd was put back: its newest checkpoint was removed since, and it does not know those that came later."""
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10)
+        older = cluster.copy()
+        save(ckpt, 20, 30, 40)
+    (folder,) = tmp_path.glob("job/step-000000000010-*")
+    if lost == "the folder":
+        shutil.rmtree(folder)
+    else:
+        next(iter(folder.glob("*.safetensors"))).unlink()
+    damage(tmp_path, 30)  # by one bit: whether a checkpoint is whole goes by its files and their sizes
+    next(iter(tmp_path.glob("job/step-000000000020-*/*.safetensors"))).unlink()
+    with (
+        manager(older, tmp_path, restores=True) as ckpt,
+        pytest.raises(CheckpointError, match=r"catalog does not have them: steps 30, 40 ") as caught,
+    ):
+        ckpt.restore({"w": np.zeros(4)})
+    assert f"strata controlplane restore --in-place --storage file://{tmp_path}" in caught.value.hint
 
 
 class Watched(LocalStorage):
