@@ -180,7 +180,9 @@ def may_add(name: str, peers: Sequence[Peer]) -> Judgement:
     """
     members = ", ".join(peer.label for peer in peers)
     if sick := findings(peers):
-        return Judgement(allowed=False, reason=f"no member is named {name}; the members are {members}; {sick[0]}")
+        return Judgement(
+            allowed=False, reason=f"no member is named {name}; the members are {members}; {sick[0]}"
+        )
     if len(voters(peers)) % 2:
         return Judgement(
             allowed=False, reason=f"no member is named {name}, and none is missing; the members are {members}"
