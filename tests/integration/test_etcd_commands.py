@@ -115,7 +115,7 @@ async def write_history(store: EtcdStore, count: int = 30) -> int:
 
 def settings_of(record: Record) -> dict[str, str]:
     """Return etcd's settings for the new member, as the command printed them."""
-    record.wait_line("waiting: ")
+    record.wait_line("is not started yet at ")
     lines = [str(event.get("text", "")) for event in record.events]
     return dict(found.groups() for line in lines if (found := re.match(r"  (ETCD_\w+)=(\S+)$", line)))  # type: ignore[misc]  # two groups
 
