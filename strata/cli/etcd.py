@@ -96,7 +96,8 @@ def status(
     if as_json:
         print_values(etcd_view.as_values(state, found, quota_bytes=quota_bytes))
     else:
-        _print_wide(etcd_view.COLUMNS, etcd_view.rows(state, quota_bytes=quota_bytes))
+        title = f"{len(state.peers)} members of etcd"
+        _print_wide(title, etcd_view.COLUMNS, etcd_view.rows(state, quota_bytes=quota_bytes))
         _print_notes(found)
     if any(note.wrong for note in found):
         raise typer.Exit(Exit.FAILURE)
@@ -328,12 +329,11 @@ def _print_steps(replacement: Replacement, *, to_stderr: bool) -> None:
     stream.flush()
 
 
-def _print_wide(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print_wide(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     """Print one table; on a terminal that is too narrow for it two, of which each names the members."""
     console = Console()
     lines = [columns, *rows]
     needed = sum(max(map(len, column)) for column in zip(*lines, strict=True)) + 2 * (len(columns) - 1)
-    title = f"{len(rows)} members of etcd"
     if not console.is_terminal or needed <= console.width:
         print_table(title, columns, rows, empty="no member")
         return

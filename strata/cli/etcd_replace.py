@@ -20,7 +20,15 @@ from typing import Final
 from strata.cli.etcd_view import ClusterState, look
 from strata.cli.interrupts import paused
 from strata.config.userinfo import refuse_userinfo
-from strata.core.etcd_quorum import Peer, healthy_voters, leader_id, may_add, may_remove
+from strata.core.etcd_quorum import (
+    Peer,
+    healthy_voters,
+    leader_id,
+    may_add,
+    may_remove,
+    unhealthy_reason,
+    voters,
+)
 from strata.errors import ConfigError, NotFound, Refused, StrataError, Unavailable
 from strata.etcd import EtcdStore, Member
 
@@ -161,7 +169,7 @@ async def _remove(
         try:
             await store.cluster.remove(target.id)
         except Unavailable as error:
-            await _retry_pause(error, deadline, report)
+            await _retry_pause(error, deadline)
         if target.id not in {member.id for member in await store.cluster.members()}:
             break
     replacement.removed_id = target.id
@@ -170,6 +178,7 @@ async def _remove(
 
 async def _add(store: EtcdStore, peer_url: str, deadline: float, report: Callable[[str], None]) -> Member:
     """Return the learner; an addition whose outcome is not known is looked for before the next try."""
+    reported = ""
     while True:
         try:
             added = await store.cluster.add(peer_url, learner=True)
@@ -178,18 +187,28 @@ async def _add(store: EtcdStore, peer_url: str, deadline: float, report: Callabl
             if found:
                 added = found[0]
             else:
-                await _retry_pause(error, deadline, report)
+                if _UNSETTLED in error.message and (why := await _refused_for(store)) != reported:
+                    report(f"waiting: {why}")
+                    reported = why
+                await _retry_pause(Unavailable(reported or error.message), deadline)
                 continue
         report(f"added learner {added.id:x} at {peer_url}")
         return added
 
 
-async def _retry_pause(error: Unavailable, deadline: float, report: Callable[[str], None]) -> None:
+async def _retry_pause(error: Unavailable, deadline: float) -> None:
     if time.monotonic() >= deadline:
         raise error
-    if _UNSETTLED in error.message:
-        report("etcd wants its members connected for 5 s before it changes them: waiting")
     await asyncio.sleep(POLL_S)
+
+
+async def _refused_for(store: EtcdStore) -> str:
+    """Return why etcd adds no member now: the member that is asked wants all voters connected for 5 s, lost ones too."""
+    state = await look(store)
+    sick = [peer.label for peer in voters(state.peers) if unhealthy_reason(peer, state.peers)]
+    if sick:
+        return f"etcd does not add a member while {', '.join(sick)} is not connected: start or replace that one first"
+    return "etcd does not add a member before all voters were connected for 5 s"
 
 
 async def finish(

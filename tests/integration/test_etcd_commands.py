@@ -115,7 +115,7 @@ async def write_history(store: EtcdStore, count: int = 30) -> int:
 
 def settings_of(record: Record) -> dict[str, str]:
     """Return etcd's settings for the new member, as the command printed them."""
-    record.wait_line("waiting: ")
+    record.wait_line("is not started yet at ")
     lines = [str(event.get("text", "")) for event in record.events]
     return dict(found.groups() for line in lines if (found := re.match(r"  (ETCD_\w+)=(\S+)$", line)))  # type: ignore[misc]  # two groups
 
@@ -216,7 +216,7 @@ quota_bytes = 20000
 async def test_writes_go_on_while_three_members_are_defragmented(etcd_cluster: EtcdCluster) -> None:
     async with await EtcdStore.connect(etcd_cluster.endpoints) as store:
         await write_history(store)
-        leader = etcd_cluster.leader().name
+        before = etcd_cluster.leader().name
         ended = asyncio.Event()
 
         async def write() -> int:
@@ -241,7 +241,8 @@ async def test_writes_go_on_while_three_members_are_defragmented(etcd_cluster: E
         assert int(found.kvs[0].value) >= written
         document = json.loads(ran.stdout)
         assert len(document["freed"]) == 3
-        assert document["freed"][-1]["member"] == leader
+        # a busy machine may have had an election meanwhile
+        assert document["freed"][-1]["member"] in {before, etcd_cluster.leader().name}
         for freed in document["freed"]:
             assert freed["after_bytes"] < freed["before_bytes"] / 2
 

@@ -62,7 +62,7 @@ async def test_followers_first_and_the_leader_last() -> None:
 
 async def test_a_member_is_defragmented_once_its_compaction_is_over() -> None:
     cluster = FakeCluster()
-    cluster.shrinking[2] = [800, 400, 200]
+    cluster.shrinking[2] = [1000 >> step for step in range(8)]
     await defragmented(cluster, compact=True, member="etcd-2")
     assert cluster.shrinking[2] == []
     assert cluster.calls == ["compact 40", "defrag 2"]

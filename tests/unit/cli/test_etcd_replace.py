@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -21,7 +22,12 @@ def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def begun(
-    cluster: FakeCluster, name: str = "etcd-3", *, peer_url: str | None = None, even_if_healthy: bool = False
+    cluster: FakeCluster,
+    name: str = "etcd-3",
+    *,
+    peer_url: str | None = None,
+    even_if_healthy: bool = False,
+    report: Callable[[str], None] = lambda _text: None,
 ) -> Replacement:
     replacement = Replacement(name=name)
     await begin(
@@ -30,7 +36,7 @@ async def begun(
         peer_url=peer_url,
         even_if_healthy=even_if_healthy,
         deadline=time.monotonic() + 5.0,
-        report=lambda _text: None,
+        report=report,
     )
     return replacement
 
@@ -112,6 +118,17 @@ async def test_changes_wait_until_etcd_takes_them() -> None:
     cluster.failing = {"remove": [UNSETTLED], "add": [UNSETTLED, UNSETTLED]}
     await begun(cluster)
     assert cluster.calls == ["remove 3"] * 2 + ["add http://h3:2380"] * 3
+
+
+async def test_another_lost_voter_that_keeps_etcd_from_adding_is_named() -> None:
+    cluster, reports = FakeCluster(5, silent=(4, 5)), list[str]()
+    cluster.failing = {"add": [UNSETTLED, UNSETTLED]}
+    await begun(cluster, "etcd-5", report=reports.append)
+    assert reports == [
+        "removed etcd-5 (member 5)",
+        "waiting: etcd does not add a member while etcd-4 is not connected: start or replace that one first",
+        "added learner a0 at http://h5:2380",
+    ]
 
 
 @pytest.mark.parametrize("start", ["", "etcd-3"])
