@@ -67,34 +67,36 @@ def back_up(
     """
     keys = ClusterKeys(cluster)
     place.prepare()
-    with contextlib.ExitStack() as unfinished:
-        source, name, file, digest = asyncio.run(_receive(connect, place, keys, now, progress, unfinished))
-        # outside of the event loop, so that Ctrl-C ends an upload at once
-        file.commit(progress)
-    metadata = BackupMetadata(
-        cluster=cluster,
-        cluster_uid=source.uid,
-        etcd_cluster_id=source.etcd_cluster_id,
-        revision=source.revision,
-        member=source.member,
-        etcd_version=source.version,
-        strata_version=strata_version,
-        size_bytes=digest.size_bytes,
-        sha256=digest.sha256(),
-        time=name.time,
-    )
-    # if this fails the database stays, and does not count: the metadata may be there after all (an answer
-    # that was lost), and must not be without it
-    put(place, name.metadata, metadata.encode())
-    removed, trouble = rotate(place, name, keep=keep, now=now())
-    warnings = [] if trouble is None else [f"older backups stay: {trouble.message}"]
-    record = Backup(
-        revision=source.revision, unix_ms=name.unix_ms, where=place.uri, size_bytes=digest.size_bytes
-    )
-    try:
-        asyncio.run(_record(connect, keys, record, source.uid_value))
-    except StrataError as error:
-        warnings.append(f"etcd does not know of this backup, strata doctor will miss it: {error.message}")
+    # one loop for both calls: gRPC may have an event for it after the first one
+    with asyncio.Runner() as loop:
+        with contextlib.ExitStack() as unfinished:
+            source, name, file, digest = loop.run(_receive(connect, place, keys, now, progress, unfinished))
+            # outside of the loop, so that Ctrl-C ends an upload at once
+            file.commit(progress)
+        metadata = BackupMetadata(
+            cluster=cluster,
+            cluster_uid=source.uid,
+            etcd_cluster_id=source.etcd_cluster_id,
+            revision=source.revision,
+            member=source.member,
+            etcd_version=source.version,
+            strata_version=strata_version,
+            size_bytes=digest.size_bytes,
+            sha256=digest.sha256(),
+            time=name.time,
+        )
+        # if this fails the database stays, and does not count: the metadata may be there after all (an answer
+        # that was lost), and must not be without it
+        put(place, name.metadata, metadata.encode())
+        removed, trouble = rotate(place, name, keep=keep, now=now())
+        warnings = [] if trouble is None else [f"older backups stay: {trouble.message}"]
+        record = Backup(
+            revision=source.revision, unix_ms=name.unix_ms, where=place.uri, size_bytes=digest.size_bytes
+        )
+        try:
+            loop.run(_record(connect, keys, record, source.uid_value))
+        except StrataError as error:
+            warnings.append(f"etcd does not know of this backup, strata doctor will miss it: {error.message}")
     return MadeBackup(
         name=name,
         metadata=metadata,

@@ -33,7 +33,6 @@ _FOLDER_HINTS: Final = {
     errno.EDQUOT: "the quota is used up; lower --keep",
     errno.EACCES: "let this user write there",
     errno.EROFS: "the file system is read-only",
-    errno.ENOENT: "make the folder above it first",
     errno.ENOTDIR: "a part of the path is a file",
 }
 
@@ -146,9 +145,8 @@ def _as_storage_error(verb: str, path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         if verb in {"read", "look at"}:
             raise ObjectMissing(f"cannot {verb} {path}: {error.strerror}") from error
-        raise StorageError(
-            f"cannot {verb} {path}: {error.strerror}", hint=_FOLDER_HINTS[errno.ENOENT]
-        ) from error
+        hint = "make the folder above it first" if verb == "make" else None
+        raise StorageError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error
     except OSError as error:
         hint = _FOLDER_HINTS.get(error.errno or 0)
         raise StorageError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error

@@ -90,7 +90,8 @@ def _candidates(
     found = []
     for endpoint, status in statuses.items():
         if isinstance(status, StrataError):
-            found.append(Candidate(endpoint=endpoint, error=f"it does not answer ({status.message})"))
+            why = status.message.removeprefix(f"etcd {endpoint}: ")
+            found.append(Candidate(endpoint=endpoint, error=f"it does not answer ({why})"))
             continue
         found.append(
             Candidate(
