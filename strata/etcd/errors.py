@@ -53,7 +53,7 @@ _STALE_TOKEN_TEXTS: Final = frozenset(
 # gRPC has no code of its own for it: texts of its TLS library, for errors that are not the network's
 _HANDSHAKE_SIGNS: Final = ("SSL_ERROR_SSL", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
 
-_FULL_HINT: Final = "etcd is full: compact it, defragment every member, then disarm the NOSPACE alarm"
+_FULL_HINT: Final = "etcd is full: strata etcd defrag --compact, then strata etcd alarm --disarm"
 _LOGIN_HINT: Final = "check the user and the password for etcd"
 
 _ROLE_HINT: Final = "etcd's roles of this user do not cover it"
