@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "watch": "strata.cli.watch:watch",
     "controlplane": "strata.cli.controlplane:app",
     "doctor": "strata.cli.doctor:doctor",
+    "etcd": "strata.cli.etcd:app",
     "certs": "strata.cli.certs:app",
     "tokens": "strata.cli.tokens:app",
 }

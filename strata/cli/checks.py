@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 from strata.agent.addresses import address_towards
 from strata.cli.etcd_access import open_store
-from strata.cli.etcd_remedies import backup_command, quota_remedy
+from strata.cli.etcd_remedies import Connection, backup_command, corrupt_remedy, no_space_remedy
 from strata.client import CoordinatorClient, parse_endpoints
 from strata.client.name_lookup import ADVICE, SLOW_S, lookup_s
 from strata.config import CoordinatorConfig, Credentials, split_address
@@ -46,6 +46,7 @@ ROOM_WANTED: Final = 1 << 30
 EXPIRES_SOON: Final = dt.timedelta(days=7)
 FULL: Final = 0.7
 NO_SPACE: Final = "NOSPACE"
+CORRUPT: Final = "CORRUPT"
 BACKUP_MS: Final = 24 * 3600 * 1000
 """How old the newest backup of the control plane may be."""
 _TIME_ERROR: Final = 5
@@ -255,12 +256,15 @@ def cluster(endpoints: str, own: Credentials, *, timeout_s: float, alone: bool) 
             yield _etcd_version(member.endpoint, member.version, member.error)
 
 
-def etcd(config: CoordinatorConfig, *, timeout_s: float) -> list[Finding]:
-    """Ask every etcd member for its version, its health, and how full it is."""
-    return asyncio.run(_etcd(config, timeout_s))
+def etcd(config: CoordinatorConfig, *, file: Path | None, timeout_s: float) -> list[Finding]:
+    """Ask every etcd member for its version, its health, and how full it is; `file`: where `config` comes from."""
+    connection = Connection(
+        endpoints=config.etcd.endpoints, config=file, insecure=config.credentials.insecure
+    )
+    return asyncio.run(_etcd(config, connection, timeout_s))
 
 
-async def _etcd(config: CoordinatorConfig, timeout_s: float) -> list[Finding]:
+async def _etcd(config: CoordinatorConfig, connection: Connection, timeout_s: float) -> list[Finding]:
     try:
         store = await open_store(config.etcd, timeout_s=timeout_s)
     except StrataError as error:
@@ -279,29 +283,35 @@ async def _etcd(config: CoordinatorConfig, timeout_s: float) -> list[Finding]:
             return found
         try:
             alarms = await store.cluster.alarms()
+            members = await store.cluster.members() if alarms else ()
         except StrataError as error:
             return [*found, _warn("etcd", f"its alarms are not known: {error.message}", "")]
         if any(alarm.kind == NO_SPACE for alarm in alarms):
-            revision = max((status.revision for status in answering.values()), default=0)
             found.append(
                 Finding(
                     level="FAIL",
                     what="etcd",
                     says="it takes no writes: its quota is used up, and the alarm NOSPACE is on",
                     hint="run these in this order, and raise --quota-backend-bytes if it fills up again",
-                    commands=quota_remedy(config.etcd, tuple(statuses), revision=revision),
+                    commands=no_space_remedy(connection, voters=sum(not m.learner for m in members)),
                 )
             )
-        found += [
-            _fail("etcd", f"member {a.member_id:x} raises {a.kind}", "see etcd's documentation on alarms")
-            for a in alarms
-            if a.kind != NO_SPACE
-        ]
-        found += await _backup(store, config)
+        if corrupt := {alarm.member_id for alarm in alarms if alarm.kind == CORRUPT}:
+            names = [member.name or f"{member.id:x}" for member in members if member.id in corrupt]
+            found.append(
+                Finding(
+                    level="FAIL",
+                    what="etcd",
+                    says=f"the data of {', '.join(names) or 'a former member'} differs from the others': alarm CORRUPT",
+                    hint="run these in this order: the member begins anew from the others' data",
+                    commands=corrupt_remedy(connection, names),
+                )
+            )
+        found += await _backup(store, config, connection)
         return found
 
 
-async def _backup(store: EtcdStore, config: CoordinatorConfig) -> list[Finding]:
+async def _backup(store: EtcdStore, config: CoordinatorConfig, connection: Connection) -> list[Finding]:
     """Look how old the newest backup is; nothing of an etcd in which no cluster has begun."""
     keys = ClusterKeys(config.cluster)
     try:
@@ -310,10 +320,13 @@ async def _backup(store: EtcdStore, config: CoordinatorConfig) -> list[Finding]:
         newest = await recorded_backup(store, keys)
     except StrataError as error:
         return [_warn("backup", f"the newest one is not known: {error.message}", error.hint)]
-    return [backup_finding(newest, config, now_unix_ms=int(time.time() * 1000))]
+    now_unix_ms = int(time.time() * 1000)
+    return [backup_finding(newest, connection, cluster=config.cluster, now_unix_ms=now_unix_ms)]
 
 
-def backup_finding(newest: Backup | None, config: CoordinatorConfig, *, now_unix_ms: int) -> Finding:
+def backup_finding(
+    newest: Backup | None, connection: Connection, *, cluster: str, now_unix_ms: int
+) -> Finding:
     """Judge the newest backup of the control plane by its age."""
     if newest is None:
         return Finding(
@@ -321,7 +334,7 @@ def backup_finding(newest: Backup | None, config: CoordinatorConfig, *, now_unix
             what="backup",
             says="no backup of the control plane",
             hint="make one, from a timer (deploy/etcd/README.md), to a folder or to s3://bucket/prefix",
-            commands=(backup_command(config, "PLACE"),),
+            commands=(backup_command(connection, "PLACE", cluster=cluster),),
         )
     age_ms = max(0, now_unix_ms - newest.unix_ms)
     says = f"{age(age_ms)} old, revision {newest.revision}, {size(newest.size_bytes)}, in {newest.where}"
@@ -332,7 +345,7 @@ def backup_finding(newest: Backup | None, config: CoordinatorConfig, *, now_unix
         what="backup",
         says=f"the newest one of the control plane is {says}",
         hint="has its timer stopped? make one now",
-        commands=(backup_command(config, newest.where),),
+        commands=(backup_command(connection, newest.where, cluster=cluster),),
     )
 
 
@@ -351,8 +364,8 @@ def _etcd_member(endpoint: str, status: MemberStatus, quota_bytes: int) -> Findi
         return _fail(
             f"etcd {endpoint}", f"{status.version}, knows no leader", "it needs a majority of members"
         )
-    # a full etcd is one finding of its own, with what mends it
-    errors = "; ".join(error for error in status.errors if NO_SPACE not in error)
+    # an alarm is one finding of its own, with what mends it
+    errors = "; ".join(e for e in status.errors if NO_SPACE not in e and CORRUPT not in e)
     verdict = _etcd_version(endpoint, status.version, errors)
     if verdict.level != "OK":
         return verdict

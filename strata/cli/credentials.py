@@ -1,7 +1,7 @@
 """The options that say who we are and whom we trust: the same for every command that connects.
 
 A command that connects takes `credentials: Credentials` and is decorated with `connecting`, which
-puts the options in that parameter's place. Its `endpoints` and `job`, if it has them, then come from
+puts the options in that parameter's place; a command that reads the file itself takes `config`, too. Its `endpoints` and `job`, if it has them, then come from
 flag, environment and file as well; where that job does not exist, the error names those that do.
 """
 
@@ -50,7 +50,8 @@ C = TypeVar("C", bound=Callable[..., Any])
 def connecting(command: C) -> C:
     """Give a command the options of `Credentials`, and what they, environment and file say."""
     taken = inspect.signature(command, eval_str=True)
-    own = [_optional(p) for p in taken.parameters.values() if p.name != "credentials"]
+    own = [_optional(p) for p in taken.parameters.values() if p.name not in {"credentials", "config"}]
+    reads_file = "config" in taken.parameters
     settled = [p.name for p in own if p.name in SETTLED]
     ours = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -67,6 +68,8 @@ def connecting(command: C) -> C:
             given["endpoints"] = ",".join(found.endpoints)
         if "job" in settled:
             given["job"] = found.job
+        if reads_file:
+            given["config"] = path
         try:
             return command(**given, credentials=found.credentials)
         except NotFound as error:

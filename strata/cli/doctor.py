@@ -39,6 +39,7 @@ def doctor(
         float, typer.Option("--timeout-s", min=0.1, help="Seconds for each question over the network.")
     ] = 3.0,
     *,
+    config: Path | None = None,
     credentials: Credentials,
 ) -> None:
     """Check this machine and the cluster it reaches; say what to do about what is wrong.
@@ -60,10 +61,10 @@ def doctor(
     ]
     if storage is not None:
         findings.append(checks.storage(storage))
-    members = _etcd_members(etcd, credentials)
+    members = _etcd_members(etcd, credentials, config)
     findings += checks.cluster(endpoints, credentials, timeout_s=timeout_s, alone=members is None)
     if members is not None:
-        findings += checks.etcd(members, timeout_s=timeout_s)
+        findings += checks.etcd(members, file=config, timeout_s=timeout_s)
         findings += checks.ports(members)
     if as_json:
         print_values([asdict(finding) for finding in findings])
@@ -73,11 +74,11 @@ def doctor(
         raise typer.Exit(Exit.FAILURE)
 
 
-def _etcd_members(etcd: str | None, own: Credentials) -> CoordinatorConfig | None:
+def _etcd_members(etcd: str | None, own: Credentials, file: Path | None) -> CoordinatorConfig | None:
     """Return how etcd is reached if this is a host from which it is: it was named somewhere."""
     try:
         flags = {"etcd.endpoints": etcd, "credentials.insecure": own.insecure or None}
-        config = CoordinatorConfig.load(flags=flags, env=os.environ)
+        config = CoordinatorConfig.load(flags=flags, env=os.environ, path=file)
     except StrataError:
         if etcd is not None:
             raise

@@ -1,54 +1,64 @@
-"""Commands about etcd that `strata doctor` prints: a full one takes writes again, a backup is made.
+"""The commands that mend etcd and back it up, as `strata doctor` and `strata etcd` print them.
 
-Those for a full etcd have an order, for each needs the one before: compaction drops old revisions, defragmentation gives
-their room back, one member at a time because it serves nobody meanwhile, and only then is there a
-point in disarming the alarm. A password is never part of them: etcdctl asks for it.
+Each has the options with which the printing command reached etcd. A password is never part of one: it stays
+in `etcd.password_file`.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from strata.config import CoordinatorConfig, EtcdConfig
+from strata.config import CoordinatorConfig
 
 
-def quota_remedy(config: EtcdConfig, members: Sequence[str], *, revision: int) -> tuple[str, ...]:
-    """Return the shell commands that mend the alarm NOSPACE of `members` (`host:port`).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """The options with which an operator reaches this etcd."""
 
-    `revision` is the newest one: what is older is history, which Strata's replicas read again if
-    they are behind.
+    endpoints: tuple[str, ...]
+    config: Path | None = None
+    """The file that `--config` named."""
+    insecure: bool = False
+
+    def options(self) -> list[str]:
+        """Return these options as words of a command."""
+        options = ["--etcd", ",".join(self.endpoints)]
+        if self.config is not None:
+            options += ["--config", str(self.config)]
+        if self.insecure:
+            options.append("--insecure")
+        return options
+
+    def command(self, *words: str) -> str:
+        """Return `strata etcd WORDS` with these options, for a shell."""
+        return shlex.join(["strata", "etcd", *words, *self.options()])
+
+
+def no_space_remedy(connection: Connection, *, voters: int) -> tuple[str, ...]:
+    """Return what mends the alarm NOSPACE: etcd gives space back, and only then the alarm goes off.
+
+    A cluster of one voter stalls while it is defragmented; it takes no writes already.
     """
-    return (
-        _etcdctl(config, members, "compact", "--physical", str(revision)),
-        *(_etcdctl(config, (member,), "--command-timeout=60s", "defrag") for member in members),
-        _etcdctl(config, members, "alarm", "disarm"),
-    )
+    stall = ("--stall-all",) if voters == 1 else ()
+    return connection.command("defrag", "--compact", *stall), connection.command("alarm", "--disarm")
 
 
-def _etcdctl(config: EtcdConfig, members: Sequence[str], *words: str) -> str:
-    has_tls = config.ca_file is not None or config.cert_file is not None
-    scheme = "https" if has_tls else "http"
-    flags = [f"--endpoints={','.join(f'{scheme}://{member}' for member in members)}"]
-    for name, value in (
-        ("cacert", config.ca_file),
-        ("cert", config.cert_file),
-        ("key", config.key_file),
-        ("user", config.username),
-    ):
-        if value:
-            flags.append(f"--{name}={value}")
-    return shlex.join(["etcdctl", *flags, *words])
+def corrupt_remedy(connection: Connection, members: Sequence[str]) -> tuple[str, ...]:
+    """Return what mends the alarm CORRUPT of these members: each begins anew from the others' data."""
+    replacements = (replacement_command(connection, member) for member in members)
+    return *replacements, connection.command("alarm", "--disarm")
 
 
-def backup_command(config: CoordinatorConfig, place: str) -> str:
-    """Return the command that backs up the control plane to `place`.
+def replacement_command(connection: Connection, member: str) -> str:
+    """Return what replaces a member whose disk or host is lost."""
+    return connection.command("replace-member", member)
 
-    Certificates and users of etcd are settings of a file or the environment, where this command finds them.
-    """
-    words = ["strata", "controlplane", "backup", "--to", place, "--etcd", ",".join(config.etcd.endpoints)]
-    if config.cluster != CoordinatorConfig().cluster:
-        words += ["--cluster", config.cluster]
-    if config.credentials.insecure:
-        words.append("--insecure")
+
+def backup_command(connection: Connection, place: str, *, cluster: str) -> str:
+    """Return what backs up the control plane of `cluster` to `place`."""
+    named = ("--cluster", cluster) if cluster != CoordinatorConfig().cluster else ()
+    words = ("strata", "controlplane", "backup", "--to", place, *connection.options(), *named)
     return shlex.join(words)

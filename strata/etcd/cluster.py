@@ -61,13 +61,13 @@ class Cluster:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def members(self) -> tuple[Member, ...]:
-        """Return every member, from a linearizable read."""
-        request = cluster_pb2.MemberListRequest(linearizable=True)
+    async def members(self, *, linearizable: bool = True) -> tuple[Member, ...]:
+        """Return every member; not `linearizable`, as one endpoint knows them, which takes no quorum."""
+        request = cluster_pb2.MemberListRequest(linearizable=linearizable)
         answer = await self._connection.repeated(lambda at: at.cluster.MemberList, request)
         return tuple(_member(member) for member in answer.members)
 
-    async def status(self, endpoint: str | None = None) -> MemberStatus:
+    async def status(self, endpoint: str | None = None, *, timeout_s: float | None = None) -> MemberStatus:
         """Return the status of one endpoint, or of any; `Refused` if the user may not know.
 
         From 3.5.30 at the latest, etcd tells it only to a user with the role `root`.
@@ -77,18 +77,21 @@ class Cluster:
             at = self._endpoint(endpoint)
         else:
             at = await self._connection.ready_endpoint(self._connection.timing.request_s)
-        answer = await self._connection.once(lambda at: at.maintenance.Status, request, at=at)
+        answer = await self._connection.once(
+            lambda at: at.maintenance.Status, request, at=at, timeout_s=timeout_s
+        )
         return _read_status(at.name, answer)
 
-    async def statuses(self) -> dict[str, MemberStatus | StrataError]:
+    async def statuses(self, *, timeout_s: float | None = None) -> dict[str, MemberStatus | StrataError]:
         """Return the status of every endpoint, or why it has none."""
         names = sorted(endpoint.name for endpoint in self._connection.endpoints)
         # at once: each that is silent takes as long as an answer may
-        return dict(zip(names, await asyncio.gather(*map(self._status_or_why, names)), strict=True))
+        found = await asyncio.gather(*(self._status_or_why(name, timeout_s) for name in names))
+        return dict(zip(names, found, strict=True))
 
-    async def _status_or_why(self, endpoint: str) -> MemberStatus | StrataError:
+    async def _status_or_why(self, endpoint: str, timeout_s: float | None) -> MemberStatus | StrataError:
         try:
-            return await self.status(endpoint)
+            return await self.status(endpoint, timeout_s=timeout_s)
         except StrataError as error:
             return error
 
@@ -140,12 +143,15 @@ class Cluster:
         )
         await self._connection.repeated(lambda at: at.maintenance.Alarm, request)
 
-    async def defragment(self, endpoint: str) -> None:
-        """Give the free space of one member's database back; that member stalls meanwhile."""
+    async def defragment(self, endpoint: str, *, timeout_s: float = SLOW_S) -> None:
+        """Give the free space of one member's database back; that member stalls meanwhile.
+
+        `Unavailable` after `timeout_s`; the member goes on with it.
+        """
         await self._connection.once(
             lambda at: at.maintenance.Defragment,
             maintenance_pb2.DefragmentRequest(),
-            timeout_s=SLOW_S,
+            timeout_s=timeout_s,
             at=self._endpoint(endpoint),
         )
 

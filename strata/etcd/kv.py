@@ -74,14 +74,19 @@ class KeyValues:
         """Apply one transaction; sent at most once."""
         return codec.decode_txn(await self._connection.once(_txn, codec.encode_txn(txn)), txn)
 
-    async def compact(self, revision: int) -> None:
+    async def compact(self, revision: int, *, physical_s: float | None = None) -> None:
         """Drop history before `revision`; a revision compacted already is no error.
 
-        Where etcd asks for users, only one with the role `root` may: `Refused` for any other.
+        With `physical_s` the call is made once, and returns when the space is free in the member's database:
+        `Unavailable` if that takes longer. Where etcd asks for users, only one with the role `root` may:
+        `Refused` for any other.
         """
-        request = kv_pb2.CompactionRequest(revision=revision)
+        request = kv_pb2.CompactionRequest(revision=revision, physical=physical_s is not None)
         try:
-            await self._connection.repeated(_compact, request)
+            if physical_s is None:
+                await self._connection.repeated(_compact, request)
+            else:
+                await self._connection.once(_compact, request, timeout_s=physical_s)
         except InvalidArgument as error:
             if errors.COMPACTED_TEXT not in error.message:
                 raise

@@ -121,8 +121,8 @@ class EtcdStore:
     async def revoke(self, lease_id: int) -> None:
         await self._leases.revoke(lease_id)
 
-    async def compact(self, revision: int) -> None:
-        await self._kv.compact(revision)
+    async def compact(self, revision: int, *, physical_s: float | None = None) -> None:
+        await self._kv.compact(revision, physical_s=physical_s)
 
 
 async def _judge(cluster: Cluster, endpoint: str) -> Verdict | None:

@@ -1,39 +1,36 @@
-"""The commands that mend a full etcd: their order, their flags, and no password in them."""
+"""The commands that mend etcd: their order, their options, and no password in them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from strata.cli.etcd_remedies import quota_remedy
-from strata.config import EtcdConfig
+from strata.cli.etcd_remedies import Connection, corrupt_remedy, no_space_remedy, replacement_command
 
-MEMBERS = ("a:2379", "[::1]:2380")
+ETCD = Connection(endpoints=("a:2379", "b:2379"))
 
 
-def test_compact_then_defragment_each_member_then_disarm() -> None:
-    both = "'--endpoints=http://a:2379,http://[::1]:2380'"
-    assert quota_remedy(EtcdConfig(), MEMBERS, revision=42) == (
-        f"etcdctl {both} compact --physical 42",
-        "etcdctl --endpoints=http://a:2379 --command-timeout=60s defrag",
-        "etcdctl '--endpoints=http://[::1]:2380' --command-timeout=60s defrag",
-        f"etcdctl {both} alarm disarm",
+def test_no_space_takes_room_and_then_disarming() -> None:
+    assert no_space_remedy(ETCD, voters=2) == (
+        "strata etcd defrag --compact --etcd a:2379,b:2379",
+        "strata etcd alarm --disarm --etcd a:2379,b:2379",
     )
 
 
-def test_the_flags_are_those_of_the_configuration(tmp_path: Path) -> None:
-    password = tmp_path / "password"
-    password.write_text("s3cret")
-    password.chmod(0o600)
-    config = EtcdConfig(
-        ca_file=Path("/etc/my ca.crt"),
-        cert_file=Path("/etc/c.crt"),
-        key_file=Path("/etc/c.key"),
-        username="root",
-        password_file=password,
+def test_a_cluster_of_one_stalls_with_its_member() -> None:
+    assert "--stall-all" in no_space_remedy(ETCD, voters=1)[0]
+
+
+def test_a_corrupt_member_is_replaced_and_then_its_alarm_disarmed() -> None:
+    assert corrupt_remedy(ETCD, ["etcd-2"]) == (
+        "strata etcd replace-member etcd-2 --etcd a:2379,b:2379",
+        "strata etcd alarm --disarm --etcd a:2379,b:2379",
     )
-    for command in quota_remedy(config, MEMBERS[:1], revision=7):
-        assert command.startswith(
-            "etcdctl --endpoints=https://a:2379 '--cacert=/etc/my ca.crt' --cert=/etc/c.crt"
-            " --key=/etc/c.key --user=root "
-        )
-        assert "s3cret" not in command
+
+
+def test_the_options_are_those_that_were_given() -> None:
+    connection = Connection(
+        endpoints=("https://[::1]:2379",), config=Path("/etc/my strata.toml"), insecure=True
+    )
+    assert replacement_command(connection, "etcd-1") == (
+        "strata etcd replace-member etcd-1 --etcd 'https://[::1]:2379' --config '/etc/my strata.toml' --insecure"
+    )

@@ -1,0 +1,249 @@
+"""etcd's quorum: which voters are healthy, and which member may stall or be removed.
+
+    healthy voter  it answers, knows a leader, is in the newest raft term, reports no error of its own, and
+                   its data is not corrupt; a learner has no vote
+    quorum         more than half of all voters, healthy or not
+    may stall      the healthy voters without this one are still a quorum (defragmentation stalls a member)
+    may remove     they are a quorum of today's voters, and of the voters that are left
+
+The alarm NOSPACE makes no voter unhealthy: such a member votes and replicates. A member of which no
+endpoint was given is unknown, and does not count as healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+DISARM_BELOW: Final = 0.9
+"""How much of the quota each member's database may take when the alarm NOSPACE is switched off."""
+
+Role = Literal["leader", "follower", "learner", "silent", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a member says of itself; `leader_id` 0 means that it knows no leader."""
+
+    leader_id: int
+    raft_term: int
+    errors: tuple[str, ...] = ()
+    """Its own errors; alarms are not among them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """One member: what the cluster knows of it, and what it says of itself."""
+
+    id: int
+    name: str
+    """Empty until it has started once, as `address` is."""
+    learner: bool = False
+    address: str = ""
+    """`host:port` that it advertises to clients."""
+    endpoint: str = ""
+    """The given endpoint that is this member; empty if none of them is."""
+    answer: Answer | None = None
+    silence: str = ""
+    """Why it did not answer."""
+    corrupt: bool = False
+    """Whether it raised the alarm CORRUPT."""
+
+    @property
+    def label(self) -> str:
+        """Its name; its id until it has started once."""
+        return self.name or f"{self.id:x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Whether something may be done to a member, and why not."""
+
+    allowed: bool
+    reason: str = ""
+
+
+_ALLOWED = Judgement(allowed=True)
+
+
+def quorum(voters: int) -> int:
+    """Return how many of so many voters must agree."""
+    return voters // 2 + 1
+
+
+def voters(peers: Sequence[Peer]) -> list[Peer]:
+    """Return the members that have a vote."""
+    return [peer for peer in peers if not peer.learner]
+
+
+def leader_id(peers: Sequence[Peer]) -> int:
+    """Return the leader that the members of the newest raft term name; 0 if they name none."""
+    term = _newest_term(peers)
+    named = [p.answer.leader_id for p in peers if p.answer is not None and p.answer.raft_term == term]
+    return max(named, default=0)
+
+
+def role(peer: Peer, peers: Sequence[Peer]) -> Role:
+    """Return what a member does in the cluster."""
+    if peer.answer is None:
+        return "silent" if peer.endpoint or not peer.address else "unknown"
+    if peer.learner:
+        return "learner"
+    return "leader" if peer.id == leader_id(peers) else "follower"
+
+
+def unhealthy_reason(peer: Peer, peers: Sequence[Peer]) -> str:
+    """Return why a member is not healthy; an empty string if it is."""
+    answer, term = peer.answer, _newest_term(peers)
+    if answer is None:
+        if peer.endpoint:
+            return f"does not answer at {peer.endpoint}"
+        if not peer.address:
+            return "has not started yet"
+        return f"is unknown: add its endpoint {peer.address} to --etcd"
+    if peer.corrupt:
+        return "raises the alarm CORRUPT: its data differs from the others'"
+    if not answer.leader_id:
+        return "knows no leader"
+    if answer.raft_term < term:
+        return f"is in raft term {answer.raft_term}, others are in {term}"
+    return "; ".join(answer.errors)
+
+
+def healthy_voters(peers: Sequence[Peer]) -> list[Peer]:
+    """Return the voters that are healthy."""
+    return [peer for peer in voters(peers) if not unhealthy_reason(peer, peers)]
+
+
+def quorum_sentence(peers: Sequence[Peer]) -> str:
+    """Return how many voters are healthy, how many are needed, and how many may still be lost."""
+    total, healthy = len(voters(peers)), len(healthy_voters(peers))
+    needed = quorum(total)
+    spare = healthy - needed
+    if spare < 0:
+        rest = f"no write succeeds until {-spare} more {'is' if spare == -1 else 'are'} healthy"
+    elif spare:
+        rest = f"{spare} more may be lost"
+    else:
+        rest = f"{'its' if healthy == total == 1 else 'one more'} loss stops all writes"
+    return f"{healthy} of {total} voters healthy; {needed} {'is' if needed == 1 else 'are'} needed: {rest}"
+
+
+def findings(peers: Sequence[Peer]) -> list[str]:
+    """Return a sentence for each voter that is not healthy, and for a leader that is missing."""
+    reasons = [(peer.label, unhealthy_reason(peer, peers)) for peer in voters(peers)]
+    found = [f"{label} {reason}" for label, reason in reasons if reason]
+    if not leader_id(peers):
+        found.insert(0, "etcd has no leader: nothing can be written")
+    return found
+
+
+def may_stall(peer: Peer, peers: Sequence[Peer], *, stall_all: bool = False) -> Judgement:
+    """Tell whether a member may answer nothing for a while, as it does while it is defragmented.
+
+    A cluster of one voter always stalls with it, so that takes `stall_all`.
+    """
+    if peer.learner:
+        return _ALLOWED
+    everyone = voters(peers)
+    if len(everyone) == 1:
+        if stall_all:
+            return _ALLOWED
+        return Judgement(
+            allowed=False,
+            reason=f"{peer.label} is the only voter: all of etcd stalls while it is defragmented",
+        )
+    return _without(peer, peers, f"while {peer.label} stalls")
+
+
+def may_remove(peer: Peer, peers: Sequence[Peer], *, even_if_healthy: bool = False) -> Judgement:
+    """Tell whether a member may be removed for good. One that is, or may be, healthy takes `even_if_healthy`."""
+    reason = unhealthy_reason(peer, peers)
+    if not even_if_healthy and role(peer, peers) == "unknown":
+        return Judgement(allowed=False, reason=f"{peer.label} {reason}, to see whether it is healthy")
+    if not even_if_healthy and not reason:
+        what = "learner" if peer.learner else "voter"
+        return Judgement(
+            allowed=False, reason=f"{peer.label} is a healthy {what}: nothing has to be replaced"
+        )
+    if peer.learner:
+        return _ALLOWED
+    # a quorum of today's voters is always one of those that are left, who are one less
+    return _without(peer, peers, f"without {peer.label}")
+
+
+def may_add(name: str, peers: Sequence[Peer]) -> Judgement:
+    """Tell whether `name`, which is no member, may have been removed to be replaced: then it is to be added.
+
+    Replacing takes one voter of an odd number away and leaves only healthy ones.
+    """
+    members = ", ".join(peer.label for peer in peers)
+    if sick := findings(peers):
+        return Judgement(
+            allowed=False, reason=f"no member is named {name}; the members are {members}; {sick[0]}"
+        )
+    if len(voters(peers)) % 2:
+        return Judgement(
+            allowed=False, reason=f"no member is named {name}, and none is missing; the members are {members}"
+        )
+    return _ALLOWED
+
+
+def may_disarm_no_space(used_bytes: Mapping[str, int | None], quota_bytes: int) -> Judgement:
+    """Tell whether the alarm NOSPACE may be switched off: each member's database has room again.
+
+    `used_bytes` is by the members' labels, None where a member did not answer.
+    """
+    silent = [label for label, used in used_bytes.items() if used is None]
+    if silent:
+        return Judgement(
+            allowed=False, reason=f"how full the database of {', '.join(silent)} is, is not known: no answer"
+        )
+    full = [
+        f"{label} {100 * used / quota_bytes:.0f} %"
+        for label, used in used_bytes.items()
+        if used is not None and used >= DISARM_BELOW * quota_bytes
+    ]
+    if full:
+        return Judgement(
+            allowed=False,
+            reason=f"databases still take {100 * DISARM_BELOW:.0f} % of the quota or more: {', '.join(full)}",
+        )
+    return _ALLOWED
+
+
+def defragmentation_order(peers: Sequence[Peer]) -> list[Peer]:
+    """Return the voters that answer, followers first and the leader last.
+
+    A learner is not among them: etcd defragments none.
+    """
+    able = [peer for peer in voters(peers) if peer.answer is not None]
+    leader = leader_id(peers)
+    return sorted(able, key=lambda peer: (peer.id == leader, peer.label))
+
+
+def next_to_defragment(peers: Sequence[Peer], done: Collection[int]) -> Peer | None:
+    """Return the member whose turn it is, now that those in `done` (ids) have been defragmented."""
+    return next((peer for peer in defragmentation_order(peers) if peer.id not in done), None)
+
+
+def _without(peer: Peer, peers: Sequence[Peer], when: str) -> Judgement:
+    total, healthy = len(voters(peers)), healthy_voters(peers)
+    others, needed = [other for other in healthy if other.id != peer.id], quorum(total)
+    if len(others) >= needed:
+        return _ALLOWED
+    sick = [
+        f"{other.label} {unhealthy_reason(other, peers)}"
+        for other in voters(peers)
+        if other.id != peer.id and other not in healthy
+    ]
+    why = f": {'; '.join(sick)}" if sick else ""
+    return Judgement(
+        allowed=False,
+        reason=f"{when}, {len(others)} of {total} voters would be healthy, and {needed} are needed{why}",
+    )
+
+
+def _newest_term(peers: Sequence[Peer]) -> int:
+    return max((peer.answer.raft_term for peer in peers if peer.answer is not None), default=0)
