@@ -307,11 +307,11 @@ async def _etcd(config: CoordinatorConfig, connection: Connection, timeout_s: fl
                     commands=corrupt_remedy(connection, names),
                 )
             )
-        found += await _backup(store, config)
+        found += await _backup(store, config, connection)
         return found
 
 
-async def _backup(store: EtcdStore, config: CoordinatorConfig) -> list[Finding]:
+async def _backup(store: EtcdStore, config: CoordinatorConfig, connection: Connection) -> list[Finding]:
     """Look how old the newest backup is; nothing of an etcd in which no cluster has begun."""
     keys = ClusterKeys(config.cluster)
     try:
@@ -320,10 +320,13 @@ async def _backup(store: EtcdStore, config: CoordinatorConfig) -> list[Finding]:
         newest = await recorded_backup(store, keys)
     except StrataError as error:
         return [_warn("backup", f"the newest one is not known: {error.message}", error.hint)]
-    return [backup_finding(newest, config, now_unix_ms=int(time.time() * 1000))]
+    now_unix_ms = int(time.time() * 1000)
+    return [backup_finding(newest, connection, cluster=config.cluster, now_unix_ms=now_unix_ms)]
 
 
-def backup_finding(newest: Backup | None, config: CoordinatorConfig, *, now_unix_ms: int) -> Finding:
+def backup_finding(
+    newest: Backup | None, connection: Connection, *, cluster: str, now_unix_ms: int
+) -> Finding:
     """Judge the newest backup of the control plane by its age."""
     if newest is None:
         return Finding(
@@ -331,7 +334,7 @@ def backup_finding(newest: Backup | None, config: CoordinatorConfig, *, now_unix
             what="backup",
             says="no backup of the control plane",
             hint="make one, from a timer (deploy/etcd/README.md), to a folder or to s3://bucket/prefix",
-            commands=(backup_command(config, "PLACE"),),
+            commands=(backup_command(connection, "PLACE", cluster=cluster),),
         )
     age_ms = max(0, now_unix_ms - newest.unix_ms)
     says = f"{age(age_ms)} old, revision {newest.revision}, {size(newest.size_bytes)}, in {newest.where}"
@@ -342,7 +345,7 @@ def backup_finding(newest: Backup | None, config: CoordinatorConfig, *, now_unix
         what="backup",
         says=f"the newest one of the control plane is {says}",
         hint="has its timer stopped? make one now",
-        commands=(backup_command(config, newest.where),),
+        commands=(backup_command(connection, newest.where, cluster=cluster),),
     )
 
 

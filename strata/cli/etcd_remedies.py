@@ -1,4 +1,4 @@
-"""The commands that mend or back up etcd, as `strata doctor` and `strata etcd` print them.
+"""The commands that mend etcd and back it up, as `strata doctor` and `strata etcd` print them.
 
 Each has the options with which the printing command reached etcd. A password is never part of one: it stays
 in `etcd.password_file`.
@@ -23,14 +23,18 @@ class Connection:
     """The file that `--config` named."""
     insecure: bool = False
 
-    def command(self, *words: str) -> str:
-        """Return `strata etcd WORDS` with these options, for a shell."""
+    def options(self) -> list[str]:
+        """Return these options as words of a command."""
         options = ["--etcd", ",".join(self.endpoints)]
         if self.config is not None:
             options += ["--config", str(self.config)]
         if self.insecure:
             options.append("--insecure")
-        return shlex.join(["strata", "etcd", *words, *options])
+        return options
+
+    def command(self, *words: str) -> str:
+        """Return `strata etcd WORDS` with these options, for a shell."""
+        return shlex.join(["strata", "etcd", *words, *self.options()])
 
 
 def no_space_remedy(connection: Connection, *, voters: int) -> tuple[str, ...]:
@@ -53,14 +57,8 @@ def replacement_command(connection: Connection, member: str) -> str:
     return connection.command("replace-member", member)
 
 
-def backup_command(config: CoordinatorConfig, place: str) -> str:
-    """Return the command that backs up the control plane to `place`.
-
-    Certificates and users of etcd are settings of a file or the environment, where this command finds them.
-    """
-    words = ["strata", "controlplane", "backup", "--to", place, "--etcd", ",".join(config.etcd.endpoints)]
-    if config.cluster != CoordinatorConfig().cluster:
-        words += ["--cluster", config.cluster]
-    if config.credentials.insecure:
-        words.append("--insecure")
+def backup_command(connection: Connection, place: str, *, cluster: str) -> str:
+    """Return what backs up the control plane of `cluster` to `place`."""
+    named = ("--cluster", cluster) if cluster != CoordinatorConfig().cluster else ()
+    words = ("strata", "controlplane", "backup", "--to", place, *connection.options(), *named)
     return shlex.join(words)

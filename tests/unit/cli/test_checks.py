@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strata.cli import checks
-from strata.config import CoordinatorConfig, Credentials, EtcdConfig
+from strata.cli.etcd_remedies import Connection
 from strata.core.backup_record import Backup
 
 
@@ -77,9 +77,7 @@ def test_names_of_what_is_no_endpoint_are_left_to_who_connects_to_it() -> None:
 
 NOW_MS = 1_795_835_702_123
 HOUR_MS = 3600 * 1000
-CONFIG = CoordinatorConfig(
-    etcd=EtcdConfig(endpoints=("h1:2379", "h2:2379")), credentials=Credentials(insecure=True)
-)
+CONNECTION = Connection(endpoints=("h1:2379", "h2:2379"), config=Path("strata.toml"), insecure=True)
 
 
 def backup_of(hours: float) -> Backup:
@@ -88,14 +86,16 @@ def backup_of(hours: float) -> Backup:
 
 
 def test_no_backup_is_warned_of_with_the_line_to_copy() -> None:
-    finding = checks.backup_finding(None, CONFIG, now_unix_ms=NOW_MS)
+    finding = checks.backup_finding(None, CONNECTION, cluster="default", now_unix_ms=NOW_MS)
     assert (finding.level, finding.says) == ("WARN", "no backup of the control plane")
-    assert finding.commands == ("strata controlplane backup --to PLACE --etcd h1:2379,h2:2379 --insecure",)
+    assert finding.commands == (
+        "strata controlplane backup --to PLACE --etcd h1:2379,h2:2379 --config strata.toml --insecure",
+    )
 
 
 def test_the_line_names_a_cluster_that_is_not_the_default() -> None:
-    config = CoordinatorConfig(cluster="prod")
-    finding = checks.backup_finding(None, config, now_unix_ms=NOW_MS)
+    here = Connection(endpoints=("127.0.0.1:2379",))
+    finding = checks.backup_finding(None, here, cluster="prod", now_unix_ms=NOW_MS)
     assert finding.commands == ("strata controlplane backup --to PLACE --etcd 127.0.0.1:2379 --cluster prod",)
 
 
@@ -110,7 +110,7 @@ def test_the_line_names_a_cluster_that_is_not_the_default() -> None:
     ],
 )
 def test_a_backup_is_judged_by_its_age(hours: float, level: str, said: str) -> None:
-    finding = checks.backup_finding(backup_of(hours), CONFIG, now_unix_ms=NOW_MS)
+    finding = checks.backup_finding(backup_of(hours), CONNECTION, cluster="default", now_unix_ms=NOW_MS)
     assert finding.level == level
     assert said in finding.says
     if level == "WARN":
