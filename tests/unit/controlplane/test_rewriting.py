@@ -1,0 +1,269 @@
+"""The keys are written anew under a fence, whatever is interrupted or comes between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from strata.controlplane.rewriting import Rewriting, batches, differences, read_keyspace
+from strata.core.keys import ClusterKeys
+from strata.core.records import ClusterUid, Leader, Restoring, decode, encode
+from strata.core.txn import Delete, Operation, Put, Range, Txn, TxnResult, absent
+from strata.errors import Conflict, Refused, Unavailable
+from strata.testing.memory_store import MemoryStore
+from tests.not_none import not_none
+
+KEYS = ClusterKeys("test")
+WANTED = {KEYS.job("new").spec: b"s", KEYS.job("new").head: b"h", KEYS.job("new").phase: b"p"}
+HELD = {KEYS.job("old").spec: b"o", KEYS.job("new").spec: b"x"}
+BEFORE = ClusterUid(uid="aaaa")
+ME = Restoring(who="ada", since_unix_ms=1, source="a backup")
+
+
+class Interruption(BaseException):
+    """The process ends here."""
+
+
+class Rig:
+    """An etcd with another cluster in it, and somebody who restores."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        for key, value in {**HELD, KEYS.uid: encode(BEFORE)}.items():
+            self.store.execute(Txn(success=(Put(key=key, value=value),)))
+        self.count = 0
+        self.between: Callable[[int, Txn], None] = lambda _count, _txn: None
+
+    def rewriting(self, me: Restoring = ME) -> Rewriting:
+        client = self.store.client()
+        execute = client.execute
+
+        async def watched(txn: Txn) -> TxnResult:
+            self.count += 1
+            self.between(self.count, txn)
+            return await execute(txn)
+
+        client.execute = watched  # type: ignore[method-assign]  # so that a test comes between
+        return Rewriting(client, KEYS, me, sleep=_no_sleep)
+
+    def put(self, key: str, value: bytes = b"late") -> None:
+        self.store.execute(Txn(success=(Put(key=key, value=value),)))
+
+    async def keys(self) -> dict[str, bytes]:
+        held = await read_keyspace(self.store.client(), KEYS)
+        return dict(held.jobs)
+
+    async def uid(self) -> ClusterUid | None:
+        return (await read_keyspace(self.store.client(), KEYS)).uid
+
+    async def restoring(self) -> Restoring | None:
+        return (await read_keyspace(self.store.client(), KEYS)).restoring
+
+
+async def _no_sleep(_seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
+async def restore(rig: Rig, me: Restoring = ME, *, chance: str = "77") -> ClusterUid:
+    rewriting = rig.rewriting(me)
+    await rewriting.begin()
+    await rewriting.bring(WANTED)
+    return await rewriting.finish("bbbb", chance)
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await work()
+
+    asyncio.run(main())
+
+
+def test_the_keys_are_what_they_are_to_be_and_the_cluster_is_a_successor() -> None:
+    async def work() -> None:
+        rig = Rig()
+        leader = Leader(instance="i", replica="r", address="")  # type: ignore[arg-type]  # any ids
+        rig.put(KEYS.leader, encode(leader))
+        found = await restore(rig)
+        assert await rig.keys() == WANTED
+        assert found == ClusterUid(uid="bbbb.77", replaced=("aaaa",)) == await rig.uid()
+        assert await rig.restoring() is None
+        assert not rig.store.state.read(Range(key=KEYS.leader)).kvs
+
+    run(work)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_whatever_it_is_interrupted_in_the_next_one_finishes_it(at: int) -> None:
+    async def work() -> None:
+        rig = Rig()
+
+        def interrupt(count: int, _txn: Txn) -> None:
+            if count == at:
+                raise Interruption
+
+        rig.between = interrupt
+        with pytest.raises(Interruption):
+            await restore(rig)
+        rig.between = lambda _count, _txn: None
+        held = await read_keyspace(rig.store.client(), KEYS)
+        assert (held.uid is None) is (held.restoring is not None), "never both, never neither"
+        again = rig.rewriting(Restoring(who="bob", since_unix_ms=2, source="a backup"))
+        before = await again.begin()
+        assert (before.who if before is not None else None) == (None if at == 1 else "ada")
+        await again.bring(WANTED)
+        assert (await again.finish("bbbb", "88")).replaced == ("aaaa",)
+        assert await rig.keys() == WANTED
+
+    run(work)
+
+
+@pytest.mark.parametrize("lost", ["request", "answer"])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_unclear_answer_is_followed_by_the_same_transaction_or_by_a_look(at: int, lost: str) -> None:
+    async def work() -> None:
+        rig = Rig()
+        rewriting = rig.rewriting()
+        store = rewriting._store
+        execute = store.execute
+
+        async def unclear(txn: Txn) -> TxnResult:
+            if rig.count + 1 == at and lost == "request":
+                rig.count += 1
+                raise Unavailable("lost", hint="")
+            result = await execute(txn)
+            if rig.count == at and lost == "answer":
+                raise Unavailable("lost", hint="")
+            return result
+
+        store.execute = unclear  # type: ignore[method-assign]  # as above
+        await rewriting.begin()
+        await rewriting.bring(WANTED)
+        assert (await rewriting.finish("bbbb", "77")).uid == "bbbb.77"
+        assert await rig.keys() == WANTED
+        assert await rig.restoring() is None
+
+    run(work)
+
+
+def test_a_replica_that_has_not_noticed_yet_changes_nothing() -> None:
+    async def work() -> None:
+        rig = Rig()
+
+        def writes(count: int, _txn: Txn) -> None:
+            if count in {2, 3}:
+                rig.put(KEYS.job("old").worker(f"w{count}"))
+
+        rig.between = writes
+        await restore(rig)
+        assert await rig.keys() == WANTED
+
+    run(work)
+
+
+def test_who_never_stops_writing_is_named() -> None:
+    async def work() -> None:
+        rig = Rig()
+        rig.between = lambda count, _txn: rig.put(KEYS.job("old").worker(f"w{count}"))
+        with pytest.raises(Refused, match="somebody else writes") as error:
+            await restore(rig)
+        assert "stop the coordinators" in error.value.hint
+
+    run(work)
+
+
+def test_two_at_once_the_later_one_takes_over_and_the_earlier_one_stops() -> None:
+    async def work() -> None:
+        rig = Rig()
+        first = rig.rewriting()
+        await first.begin()
+        second = rig.rewriting(Restoring(who="bob", since_unix_ms=2))
+        before = await second.begin()
+        assert not_none(before).who == "ada"
+        with pytest.raises(Conflict, match="another restore took over: bob began"):
+            await first.bring(WANTED)
+        await second.bring(WANTED)
+        await second.finish("bbbb", "77")
+        with pytest.raises(Conflict, match="finished a restore meanwhile"):
+            await first.bring(WANTED)
+
+    run(work)
+
+
+def test_a_cluster_of_the_same_lineage_is_not_named_as_replaced() -> None:
+    async def work() -> None:
+        rig = Rig()
+        rig.put(KEYS.uid, encode(ClusterUid(uid="bbbb.11", replaced=("cccc",))))
+        assert (await restore(rig)).replaced == ("cccc",)
+
+    run(work)
+
+
+def test_the_newest_backup_is_remembered_unless_a_newer_one_is() -> None:
+    async def work() -> None:
+        rig = Rig()
+        rewriting = rig.rewriting()
+        await rewriting.begin()
+        await rewriting.bring(WANTED, backup=b"old")
+        await rewriting.finish("bbbb", "77")
+        assert (await read_keyspace(rig.store.client(), KEYS)).backup == b"old"
+        again = rig.rewriting()
+        await again.begin()
+        await again.bring(WANTED, backup=b"older")
+        await again.finish("bbbb", "88")
+        assert (await read_keyspace(rig.store.client(), KEYS)).backup == b"old"
+
+    run(work)
+
+
+def test_no_replica_can_begin_a_cluster_in_between() -> None:
+    """A replica creates `P/uid` if neither it nor `P/restoring` is there: at no revision is that so."""
+
+    async def work() -> None:
+        rig = Rig()
+        seen = []
+
+        def look(_count: int, _txn: Txn) -> None:
+            seen.append(rig.store.execute(Txn(compares=(absent(KEYS.uid), absent(KEYS.restoring)))).succeeded)
+
+        rig.between = look
+        first = rig.rewriting()
+        await first.begin()
+        await restore(rig, Restoring(who="bob", since_unix_ms=2))
+        assert not any(seen)
+
+    run(work)
+
+
+def test_deletes_come_first_and_heads_last() -> None:
+    operations = list(differences(HELD, WANTED, KEYS))
+    job = KEYS.job("new")
+    assert [(type(o), o.key) for o in operations] == [
+        (Delete, KEYS.job("old").spec),
+        (Put, job.phase),
+        (Put, job.spec),
+        (Put, job.head),
+    ]
+    assert list(differences(WANTED, WANTED, KEYS)) == []
+
+
+def test_no_transaction_is_larger_than_etcd_takes() -> None:
+    many: list[Operation] = [Put(key=f"/{number}", value=b"v" * 20_000) for number in range(260)]
+    sizes = [sum(len(o.value) for o in batch if isinstance(o, Put)) for batch in batches(many)]
+    assert max(sizes) < 1 << 20
+    assert sum(len(batch) for batch in batches(many)) == 260
+    small: list[Operation] = [Delete(key=f"/{number}") for number in range(250)]
+    assert [len(batch) for batch in batches(small)] == [100, 100, 50]
+
+
+def test_a_value_that_nobody_can_read_is_somebody_who_restores() -> None:
+    async def work() -> None:
+        rig = Rig()
+        rig.put(KEYS.restoring, b"nonsense")
+        held = await read_keyspace(rig.store.client(), KEYS)
+        assert not_none(held.restoring).who == "somebody"
+        await restore(rig)
+        assert decode(ClusterUid, encode(not_none(await rig.uid()))).uid == "bbbb.77"
+
+    run(work)
