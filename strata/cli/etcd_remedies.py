@@ -1,4 +1,4 @@
-"""The commands that mend or back up etcd, as `strata doctor` and `strata etcd` print them.
+"""The commands that mend, back up or restore etcd, as `strata doctor` and `strata etcd` print them.
 
 Each has the options with which the printing command reached etcd. A password is never part of one: it stays
 in `etcd.password_file`.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strata.config import CoordinatorConfig
+from strata.core.lineage import OLDER_SNAPSHOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +59,37 @@ def backup_command(config: CoordinatorConfig, place: str) -> str:
 
     Certificates and users of etcd are settings of a file or the environment, where this command finds them.
     """
-    words = ["strata", "controlplane", "backup", "--to", place, "--etcd", ",".join(config.etcd.endpoints)]
-    if config.cluster != CoordinatorConfig().cluster:
+    return _controlplane(config, "backup", "--to", place)
+
+
+def _controlplane(config: CoordinatorConfig | None, *command: str) -> str:
+    endpoints = ",".join(config.etcd.endpoints) if config is not None else "ETCD"
+    words = ["strata", "controlplane", *command, "--etcd", endpoints]
+    if config is not None and config.cluster != CoordinatorConfig().cluster:
         words += ["--cluster", config.cluster]
-    if config.credentials.insecure:
+    if config is not None and config.credentials.insecure:
         words.append("--insecure")
     return shlex.join(words)
+
+
+def restore_commands(
+    reason: str, config: CoordinatorConfig | None, *, roots: Sequence[str] = (), place: str = "PLACE"
+) -> tuple[str, ...]:
+    """Return what leads back after etcd lost its data or went back, by what the coordinators or `P/restoring` say of it.
+
+    `place` is where backups lie. Words in capitals are for the operator, where this host does not know better: `config`
+    is None where it does not reach etcd.
+    """
+    searched = [word for root in roots or ("ROOT",) for word in ("--storage", root)]
+    in_place = _controlplane(config, "restore", "--in-place", *searched)
+    from_backup = _controlplane(config, "restore", "--from", place, *searched)
+    rebuild = _controlplane(config, "rebuild", *searched)
+    for words, command in (
+        (OLDER_SNAPSHOT, in_place),
+        ("began, from etcd as of revision", in_place),
+        ("began, from storage", rebuild),
+        ("began, from the ", from_backup),
+    ):
+        if words in reason:
+            return (command,)
+    return from_backup, rebuild
