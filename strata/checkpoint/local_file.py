@@ -97,7 +97,7 @@ class LocalSink(_Descriptors):
             # a full disk says so now, and writes into reserved room need not wait for each other
             if not _reserve(self._fd, size_bytes):
                 os.truncate(self._fd, size_bytes)
-            self._direct = _open_direct(self._temporary, os.O_WRONLY)
+            self._direct = open_direct(self._temporary, os.O_WRONLY)
 
     def write_at(self, offset: int, chunk: Bytes) -> None:
         view = memoryview(chunk)
@@ -167,7 +167,7 @@ class LocalSource(_Descriptors):
         with as_storage_error("read", path):
             self._fd = open_regular(path)
             try:
-                self._direct = _open_direct(path, os.O_RDONLY)
+                self._direct = open_direct(path, os.O_RDONLY)
             except OSError:
                 os.close(self._fd)
                 raise
@@ -229,7 +229,7 @@ def _read(fd: int, offset: int, buffer: memoryview) -> int:
     return done
 
 
-def _open_direct(path: Path, flags: int) -> int:
+def open_direct(path: Path, flags: int) -> int:
     """Return a descriptor for direct I/O, or -1 where the file system has none."""
     try:
         return os.open(path, flags | os.O_DIRECT | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -63,6 +63,12 @@ def owner_of(storage: Storage, *, folder: str = "") -> str | None:
     return None if document is None else document["owner"]
 
 
+def id_of(storage: Storage, *, folder: str = "") -> str:
+    """Return the random id of a folder; "" if it has none, or is nobody's."""
+    document = _document(storage, _name(folder))
+    return "" if document is None else document["id"]
+
+
 def _document(storage: Storage, name: str) -> dict[str, str] | None:
     try:
         data = read_object(storage, name)

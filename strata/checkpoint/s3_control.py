@@ -105,6 +105,11 @@ class S3Control:
         )
         self.is_aws = self.endpoint_url.rstrip("/").endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
+    @property
+    def conditions(self) -> bool | None:
+        """Whether the server honours If-None-Match; None until an object was created."""
+        return self._conditions
+
     def credentials(self) -> tuple[str, str, str | None]:
         """Return key, secret and token as they are now; the chain renews them when they expire."""
         frozen = self._credentials.get_frozen_credentials()

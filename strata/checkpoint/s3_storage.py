@@ -106,6 +106,11 @@ class S3Storage:
     def uri(self) -> str:
         return self.place.uri
 
+    @property
+    def honours_conditions(self) -> bool | None:
+        """Whether of two writers of one name one is refused; None until `create_once` found out."""
+        return self._control.conditions
+
     # -- writing
 
     def sink(self, name: str) -> S3Sink:

@@ -17,7 +17,7 @@ from strata.config import CoordinatorConfig, Credentials
 from strata.errors import StrataError
 
 if TYPE_CHECKING:
-    from strata.cli import checks
+    from strata.cli.checks.finding import Finding
 
 _COLOURS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
@@ -32,7 +32,13 @@ def doctor(
         ),
     ] = None,
     storage: Annotated[
-        Path | None, typer.Option("--storage", help="Where checkpoints go: is it writable, has it room?")
+        list[str] | None,
+        typer.Option(
+            "--storage",
+            "-s",
+            help="Where checkpoints go, as a path or URI; may be repeated. What can it do, has it room, whose is it?",
+            metavar="ROOT",
+        ),
     ] = None,
     as_json: Json = False,
     timeout_s: Annotated[
@@ -44,28 +50,44 @@ def doctor(
 ) -> None:
     """Check this machine and the cluster it reaches; say what to do about what is wrong.
 
-    It changes nothing but a small file below --storage, which it removes. The exit status is 1 when a
+    It changes nothing but small files below --storage, which it removes. The exit status is 1 when a
     line says FAIL; WARN is no failure.
 
     Example: strata doctor --etcd 127.0.0.1:2379 --storage /mnt/checkpoints
     """
-    from strata.cli import checks  # noqa: PLC0415  # it imports grpc, which not every command needs
+    from strata.cli.checks import certificates, coordinators, machine  # noqa: PLC0415  # grpc, which not every command needs
+    from strata.cli.checks import etcd as etcd_checks  # noqa: PLC0415  # likewise
+    from strata.cli.checks import storage as storage_checks  # noqa: PLC0415  # likewise
+    from strata.cli.etcd_remedies import UNKNOWN, Connection  # noqa: PLC0415  # likewise
 
+    roots = tuple(storage or ())
     findings = [
-        *checks.machine(),
-        checks.clock(),
-        *checks.names(endpoints, timeout_s=timeout_s),
-        checks.fork(),
-        checks.server_extra(),
-        *checks.credentials(credentials),
+        *machine.machine(),
+        machine.clock(),
+        *machine.names(endpoints, timeout_s=timeout_s),
+        machine.fork(),
+        machine.server_extra(),
+        *certificates.credentials(credentials),
+        *certificates.servers(endpoints, credentials, timeout_s=timeout_s),
     ]
-    if storage is not None:
-        findings.append(checks.storage(storage))
+    for root in roots:
+        findings += storage_checks.storage(root)
     members = _etcd_members(etcd, credentials, config)
-    findings += checks.cluster(endpoints, credentials, timeout_s=timeout_s, alone=members is None)
+    findings += coordinators.cluster(
+        endpoints,
+        credentials,
+        timeout_s=timeout_s,
+        alone=members is None,
+        connection=Connection.of(members, config) if members is not None else UNKNOWN,
+        roots=roots,
+    )
     if members is not None:
-        findings += checks.etcd(members, file=config, timeout_s=timeout_s)
-        findings += checks.ports(members)
+        own = Credentials(
+            ca_file=members.etcd.ca_file, cert_file=members.etcd.cert_file, key_file=members.etcd.key_file
+        )
+        findings += certificates.credentials(own, what="etcd tls")
+        findings += etcd_checks.etcd(members, file=config, timeout_s=timeout_s, roots=roots)
+        findings += etcd_checks.ports(members)
     if as_json:
         print_values([asdict(finding) for finding in findings])
     else:
@@ -87,7 +109,7 @@ def _etcd_members(etcd: str | None, own: Credentials, file: Path | None) -> Coor
     return config if named else None
 
 
-def _show(findings: list[checks.Finding]) -> None:
+def _show(findings: list[Finding]) -> None:
     console = Console(highlight=False, emoji=False)
     width = max(len(finding.what) for finding in findings)
     for finding in findings:

@@ -60,10 +60,7 @@ class _Reached:
 def _reached(etcd: str | None, config: Path | None, insecure: bool | None) -> _Reached:
     flags = {"etcd.endpoints": etcd, "credentials.insecure": insecure}
     found = CoordinatorConfig.load(flags=flags, env=os.environ, path=config)
-    connection = Connection(
-        endpoints=found.etcd.endpoints, config=config, insecure=found.credentials.insecure
-    )
-    return _Reached(config=found, connection=connection)
+    return _Reached(config=found, connection=Connection.of(found, config))
 
 
 @app.command()

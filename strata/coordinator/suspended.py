@@ -19,7 +19,7 @@ from strata.coordinator.context import Serving
 from strata.coordinator.etcd_access import connect_once
 from strata.coordinator.server import bind, server_options
 from strata.core.keys import ClusterKeys
-from strata.core.lineage import THE_WAY_BACK, replacement
+from strata.core.lineage import THE_WAY_BACK, WENT_BACK, replacement
 from strata.core.records import ClusterUid, PoisonRecord, Restoring, decode
 from strata.core.timing import Timing
 from strata.core.txn import Range
@@ -70,7 +70,7 @@ class Suspended:
     def reason(self) -> str:
         """Why nobody is served, in one sentence."""
         what = self._restoring or self._cause
-        return f"etcd was restored or replaced at {self._since}: {what}"
+        return f"{WENT_BACK} at {self._since}: {what}"
 
     def is_ready(self) -> tuple[bool, str]:
         """Say that members may not be sent here, why, and what leads back."""

@@ -6,10 +6,18 @@ lineage: it never changes, and owns storage folders. Tokens, sessions and fences
 
 from __future__ import annotations
 
+from typing import Final
+
 from strata.core.ids import Uid
 from strata.core.records import ClusterUid
 
-THE_WAY_BACK = "strata controlplane restore (with a backup, or --in-place), or strata controlplane rebuild"
+WENT_BACK: Final = "etcd was restored or replaced"
+"""How a suspended replica begins its reason."""
+RESTORING: Final = "the control plane is being restored"
+OLDER_SNAPSHOT: Final = "an older snapshot was put under it"
+THE_WAY_BACK: Final = (
+    "strata controlplane restore (with a backup, or --in-place), or strata controlplane rebuild"
+)
 
 
 def lineage(uid: str) -> str:
@@ -35,12 +43,12 @@ def replacement(
     `found` is what etcd holds at `at_revision`, `restoring` who restores the control plane just now.
     """
     if restoring:
-        return f"the control plane is being restored: {restoring}"
+        return f"{RESTORING}: {restoring}"
     if found is None:
         return "etcd has lost its data"
     if found.uid == uid:
         if at_revision < revision:
-            return f"etcd is at revision {at_revision}, and was at {revision}: an older snapshot was put under it"
+            return f"etcd is at revision {at_revision}, and was at {revision}: {OLDER_SNAPSHOT}"
         return ""
     if is_restored(uid, found.uid) or uid in found.replaced:
         return ""

@@ -48,6 +48,12 @@ def validity(pem: bytes) -> Validity:
         raise ConfigError(f"not a certificate in PEM form: {error}") from None
 
 
+def validities(pem: bytes) -> list[Validity]:
+    """Return the validity of every certificate in `pem`, at least one; `ConfigError` as `validity`."""
+    found = _PEM.findall(pem.decode("ascii", errors="replace"))
+    return [validity(each.encode()) for each in found] or [validity(pem)]
+
+
 def _validity(der: bytes) -> Validity:
     """Walk Certificate > TBSCertificate > validity (RFC 5280, 4.1)."""
     _tag, certificate, _rest = _element(der)

@@ -83,7 +83,7 @@ async def _unverified(
     where: str, host: str, port: int, error: ssl.SSLCertVerificationError, now: dt.datetime
 ) -> StrataError:
     """Name what is wrong with the server's certificate; its dates with the day."""
-    pem = await _certificate(host, port)
+    pem = await certificate_of(host, port)
     if pem and (complaint := validity(pem).complaint(now)):
         return ConfigError(
             f"the certificate of {where} {complaint}", hint="strata certs renew, on the server's side"
@@ -151,10 +151,10 @@ async def _speaks_tls(host: str, port: int) -> bool:
     return True
 
 
-async def _certificate(host: str, port: int) -> bytes:
-    """Return the server's certificate in PEM form; nothing when it does not show one."""
+async def certificate_of(host: str, port: int, *, limit_s: float = LIMIT_S) -> bytes:
+    """Return the certificate that a server shows, in PEM form, whoever signed it; nothing if it shows none."""
     try:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             _reader, writer = await asyncio.open_connection(host, port, ssl=_trusting(), server_hostname=host)
     except (OSError, TimeoutError):
         return b""

@@ -20,6 +20,7 @@ from strata.client import CoordinatorClient
 from strata.errors import CheckpointNotFound
 from strata.launch.local_cluster import LocalCluster
 from tests.cluster_fixtures import ROOT, Nodes
+from tests.integration.test_cli_checkpoints import Commands
 from tests.processes import Record, Talker
 from tests.s3_stub import StubS3, serving
 from tests.small_disk import Need, SmallDisk, mounted
@@ -166,6 +167,23 @@ def test_a_full_disk_holds_saves_and_the_training_goes_on(training: Training, di
     training.wait_committed(beyond=held_at)
     training.ends_well()
     assert training.lines("disk full"), "the log names the reason"
+
+
+def test_a_lower_keep_count_makes_room_on_a_full_disk(
+    training: Training, disk: SmallDisk, cluster: LocalCluster, nodes: Nodes
+) -> None:
+    """By the commands of docs/operate/full-checkpoint-disk.md."""
+    training.start(str(disk.folder / "checkpoints"), STRATA_TRAIN_KEEP_COUNT="100")
+    training.record.wait_line("no checkpoint since step", limit_s=LIMIT_S)
+    held_at = training.latest()
+    commands = Commands(cluster.endpoints, nodes.job)
+    assert "what stays: the 2 newest" in commands.run("retention", "--keep-count", 2)
+    deadline = time.monotonic() + LIMIT_S
+    while "it is to be deleted" not in commands.run("gc"):
+        assert time.monotonic() < deadline, "the leader marks nothing"
+        time.sleep(0.2)  # another process: until the leader has looked at what stays
+    training.wait_committed(beyond=held_at)
+    training.ends_well()
 
 
 def test_an_s3_that_answers_503_holds_saves_and_the_training_goes_on(

@@ -71,6 +71,22 @@ def test_a_hung_rank_is_evicted_and_the_job_goes_on(cluster: LocalCluster, nodes
     assert [end["generation"] for end in nodes.record.of("end")] == [2, 2, 2]
 
 
+@pytest.mark.slow
+def test_a_job_that_stands_still_goes_on_after_a_pause_without_a_save(
+    cluster: LocalCluster, nodes: Nodes
+) -> None:
+    """By the commands of docs/operate/stuck-job.md."""
+    node = nodes.run(cluster.endpoints, "hanging", options=OPTIONS)
+    nodes.record.wait("rank.stalled", count=3)
+    where = ("--endpoints", cluster.endpoints)
+    reason = ("--reason", "rank 1 stands still")
+    shown(f"{nodes.job} is paused", "jobs", "pause", nodes.job, "--now", "--wait", *reason, *where)
+    shown(f"{nodes.job} is resumed", "jobs", "resume", nodes.job, *where)
+    assert node.join() == 0
+    assert len(nodes.record.of("end")) == 3
+    assert min(end["generation"] for end in nodes.record.of("end")) > 1
+
+
 def test_the_rank_that_all_others_wait_for_is_shown_as_slow(
     cluster: LocalCluster, nodes: Nodes, tmp_path: Path
 ) -> None:

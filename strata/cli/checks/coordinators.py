@@ -1,0 +1,183 @@
+"""What `strata doctor` asks the coordinators: how the cluster is, which do not answer, what their clocks say."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Final
+
+from strata.cli.checks.etcd import RESTORE_AGAIN, etcd_version
+from strata.cli.checks.finding import Finding, fail, ok, warn
+from strata.cli.checks.machine import NTP
+from strata.cli.etcd_remedies import UNKNOWN, Connection, restore_commands
+from strata.client import CoordinatorClient, parse_endpoints
+from strata.config import Credentials
+from strata.core.lineage import RESTORING, THE_WAY_BACK, WENT_BACK
+from strata.core.registration import DEFAULT_JOB
+from strata.errors import StrataError, Unavailable
+
+OFFSET_S: Final = 1.0
+"""How far two clocks may be apart."""
+PROBES: Final = 3
+"""How often a clock is read; the quickest answer counts."""
+GO_BACK: Final = (
+    "on a host that reaches etcd, the first command that applies: docs/operate/README.md says which"
+)
+LOST: Final = (
+    "on its host: systemctl restart strata-coordinator@NAME, see docs/operate/lost-coordinator.md;"
+    " or take it out of --endpoints"
+)
+
+
+def cluster(
+    endpoints: str,
+    own: Credentials,
+    *,
+    timeout_s: float,
+    alone: bool,
+    connection: Connection = UNKNOWN,
+    roots: Sequence[str] = (),
+) -> Iterator[Finding]:
+    """Ask a coordinator how the cluster is, and each of `endpoints` for its clock.
+
+    `alone`: nothing else tells how etcd is. `connection` and `roots` are for the commands that restore the control plane.
+    """
+    try:
+        with CoordinatorClient.connect(endpoints, timeout_s=timeout_s, credentials=own) as client:
+            status = client.status()
+    except StrataError as error:
+        if is_suspended(error.message):
+            yield suspended("coordinators", error.message, connection, roots)
+            return
+        hint = error.hint or "start coordinators (strata dev, strata coordinator), or set --endpoints"
+        if alone or not isinstance(error, Unavailable):
+            yield fail("coordinators", error.message, hint)
+        else:
+            yield warn("coordinators", error.message, hint)
+        return
+    if status.outage:
+        yield fail("writes", status.outage, "")
+    ready = [replica for replica in status.replicas if replica.ready]
+    if len(ready) < len(status.replicas):
+        sick = "; ".join(f"{r.replica}: {r.not_ready_reason}" for r in status.replicas if not r.ready)
+        yield warn("coordinators", f"{len(ready)} of {len(status.replicas)} ready: {sick}", "see their logs")
+    else:
+        yield ok("coordinators", f"{len(ready)} of {len(status.replicas)} ready")
+    if status.leader:
+        yield ok("leader", f"{status.leader}, epoch {status.leader_epoch}")
+    else:
+        yield fail("leader", "nobody leads", "do the coordinators reach a majority of etcd?")
+    versions = {replica.version for replica in status.replicas} | {metadata.version("strata-control")}
+    if len(versions) > 1:
+        yield warn("versions", ", ".join(sorted(versions)), "update the older ones")
+    if alone:
+        for member in status.etcd:
+            yield etcd_version(member.endpoint, member.version, member.error)
+    yield from _each(endpoints, own, timeout_s, connection, roots)
+
+
+# -- a cluster whose etcd went back
+
+
+def is_suspended(message: str) -> bool:
+    """Tell whether a coordinator refuses everybody because etcd went back or is being restored."""
+    return any(words in message for words in (WENT_BACK, RESTORING, THE_WAY_BACK))
+
+
+def suspended(what: str, message: str, connection: Connection, roots: Sequence[str]) -> Finding:
+    """Return the finding of it, with the commands that lead back."""
+    reason = message[max(0, message.find(WENT_BACK)) :].partition("; ")[
+        0
+    ]  # of several replicas, the first one's
+    hint = RESTORE_AGAIN if RESTORING in reason else GO_BACK
+    commands = restore_commands(reason, connection, roots=roots)
+    return fail(what, reason, hint, *commands)
+
+
+# -- each coordinator by itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockReading:
+    """A replica's clock minus this host's, and by how much that may be wrong: half of the round trip."""
+
+    replica: str
+    offset_s: float
+    error_s: float
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the clocks are further apart than they may be, whatever the way there took."""
+        return abs(self.offset_s) - self.error_s > OFFSET_S
+
+    def __str__(self) -> str:
+        return f"{self.offset_s:+.3f} s ± {self.error_s:.3f} s ({self.replica})"
+
+
+def read_clock(
+    ask: Callable[[], dict[str, Any]], now: Callable[[], float] = time.time, *, probes: int = PROBES
+) -> ClockReading:
+    """Return the clock of the replica that `ask` reaches, by the quickest of some answers."""
+    readings = []
+    for _ in range(probes):
+        sent = now()
+        answer = ask()
+        received = now()
+        offset_s = answer["unix_ms"] / 1000 - (sent + received) / 2
+        error_s = (received - sent) / 2 + 0.001  # the answer is rounded to milliseconds
+        readings.append(ClockReading(replica=str(answer["answered_by"]), offset_s=offset_s, error_s=error_s))
+    return min(readings, key=lambda reading: reading.error_s)
+
+
+def clock_findings(readings: Sequence[ClockReading]) -> Iterator[Finding]:
+    """Judge the replicas' clocks; where most of them are off to one side, it is this host's."""
+    if not readings:
+        return
+    off = [reading for reading in readings if reading.is_off]
+    said = ", ".join(str(reading) for reading in off or readings)
+    if not off:
+        widest = max(readings, key=lambda reading: abs(reading.offset_s))
+        yield ok("clocks", f"at most {abs(widest.offset_s) + widest.error_s:.3f} s from this host's: {said}")
+        return
+    median_s = statistics.median(reading.offset_s for reading in readings)
+    if len(readings) > 2 and abs(median_s) > OFFSET_S:
+        who = "this host's clock is off"
+    elif len(readings) > 2:
+        who = f"{len(off)} of {len(readings)} replicas' clocks are off"
+    else:
+        who = "a replica's clock or this host's is off"
+    yield warn(
+        "clocks",
+        f"{who}, by replica minus this host: {said}",
+        "certificates, tokens and ages of backups go by them; on the host that is wrong:",
+        *NTP,
+    )
+
+
+def _each(
+    endpoints: str,
+    own: Credentials,
+    timeout_s: float,
+    connection: Connection,
+    roots: Sequence[str],
+) -> Iterator[Finding]:
+    """Ask each endpoint by itself: one that is lost, or suspended, is not seen by the others for long."""
+    readings: list[ClockReading] = []
+    for endpoint in parse_endpoints(endpoints, own):
+        try:
+            with CoordinatorClient(
+                (endpoint,), job=DEFAULT_JOB, timeout_s=timeout_s, credentials=own
+            ) as client:
+                readings.append(read_clock(lambda: client.resource("/cluster")))
+        except Unavailable as error:
+            if is_suspended(error.message):
+                yield suspended(f"coordinator {endpoint}", error.message, connection, roots)
+            else:
+                why = error.message.partition(f"{endpoint}: ")[2] or error.message
+                yield warn(f"coordinator {endpoint}", f"{endpoint} does not answer: {why}", LOST)
+        except StrataError as error:
+            yield warn(f"coordinator {endpoint}", error.message, error.hint or "")
+    yield from clock_findings(readings)

@@ -1,0 +1,118 @@
+"""What `strata doctor` looks at on this machine."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import resource
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from strata.agent.addresses import address_towards
+from strata.cli.checks.finding import Finding, fail, ok, warn
+from strata.client import parse_endpoints
+from strata.client.name_lookup import ADVICE, SLOW_S, lookup_s
+from strata.errors import StrataError
+
+FILES_WANTED: Final = 4096
+NTP: Final = ("timedatectl set-ntp true", "chronyc makestep")
+"""What has a clock kept in time, and sets it at once."""
+_TIME_ERROR: Final = 5
+"""What adjtimex returns while nothing keeps the clock in time."""
+
+
+def machine() -> Iterator[Finding]:
+    """Look at Python, gRPC, the system, and how many files may be open."""
+    yield ok("python", platform.python_version())
+    yield ok("grpc", metadata.version("grpcio"))
+    if sys.platform != "linux":
+        yield fail("system", platform.platform(), "Strata runs on Linux: it uses pidfd, PDEATHSIG and /proc")
+    else:
+        yield ok("system", platform.platform())
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < FILES_WANTED:
+        yield warn(
+            "open files",
+            f"{soft} at most",
+            f"a coordinator has one a member: ulimit -n {FILES_WANTED}, or more",
+        )
+    else:
+        yield ok("open files", f"{soft} at most")
+
+
+def clock() -> Finding:
+    """Look whether something keeps the wall clock in time. Nothing that must be safe rests on it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    state = libc.adjtimex(ctypes.create_string_buffer(512))  # mode 0: only ask
+    if state < 0:
+        return warn("clock", os.strerror(ctypes.get_errno()), "it could not be asked; is this a container?")
+    if state == _TIME_ERROR:
+        return warn(
+            "clock",
+            "nothing keeps it in time",
+            "run an NTP client: certificates and the times of checkpoints go by it",
+            NTP[0],
+        )
+    return ok("clock", "kept in time")
+
+
+def names(endpoints: str, *, timeout_s: float) -> Iterator[Finding]:
+    """Look how long the name service takes for the coordinators' addresses and for the name of ours."""
+    try:
+        towards = parse_endpoints(endpoints)[0]
+    except StrataError:
+        return  # `cluster` says what is wrong with it
+    told: list[tuple[str, float]] = []
+
+    def look() -> None:
+        began = time.monotonic()
+        address = address_towards(towards.host or "localhost", towards.port)
+        lookup_s(address)
+        told.append((address, time.monotonic() - began))
+
+    limit_s = max(timeout_s, 2 * SLOW_S)
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(limit_s)
+    if not told:
+        yield warn("names", f"the name service did not answer within {limit_s:g} s", ADVICE)
+    elif told[0][1] > SLOW_S:
+        yield warn("names", f"looking up {told[0][0]} took {told[0][1]:.1f} s", ADVICE)
+    else:
+        yield ok("names", f"{told[0][0]} was looked up in {1000 * told[0][1]:.0f} ms")
+
+
+def fork() -> Finding:
+    """Look whether DataLoader workers may be forked from a process that holds a session."""
+    setting = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "0").lower()
+    if setting in {"1", "true", "yes"}:
+        return fail(
+            "fork",
+            "GRPC_ENABLE_FORK_SUPPORT is on",
+            "unset it: with it, forked DataLoader workers crash in grpc",
+        )
+    if not Path("/proc/self/fd").is_dir():
+        return fail("fork", "/proc is not there", "mount it: forked workers find the sockets to close in it")
+    return ok("fork", "forked workers are safe")
+
+
+def server_extra() -> Finding:
+    """Look whether a coordinator can run here."""
+    modules = ("grpc_health", "grpc_reflection", "prometheus_client", "starlette", "uvicorn")
+    lacking = [name for name in modules if importlib.util.find_spec(name) is None]
+    if lacking:
+        return warn(
+            "server",
+            f"no coordinator can run here: {', '.join(lacking)} missing",
+            "fine for a trainer; else pip install 'strata-control[server]'",
+        )
+    if importlib.util.find_spec("uvloop") is None:
+        return warn("server", "uvloop is missing", "coordinators take a third more CPU without it")
+    return ok("server", "a coordinator can run here")
