@@ -42,7 +42,7 @@ def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> N
     """Hold the step's barrier: the same round again while its outcome is unknown, else a new one."""
     tries = 1
     while True:
-        payload = f"{rank.generation}/{step}/{rank.rank}/{os.getpid()}/{tries}".encode()
+        payload = f"{rank.uid}/{rank.generation}/{step}/{rank.rank}/{os.getpid()}/{tries}".encode()
         try:
             with recorder.operation(
                 "barrier",
@@ -50,6 +50,7 @@ def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> N
                 job=options.job,
                 worker=options.worker,
                 incarnation=rank.incarnation,
+                uid=rank.uid,
                 generation=rank.generation,
                 rank=rank.rank,
                 index=step,
