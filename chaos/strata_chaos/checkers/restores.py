@@ -19,7 +19,7 @@ RULES: Final = {
     "generations-rise": "a restored job's generation is above the head that etcd held and above that of every commit told of",
     "lineage": "a restore ends with a uid that was never there, of the lineage that was lost",
     "alone": "until a restore has ended nobody else writes, and it writes nothing that speaks of processes",
-    "told-restored": "who asks after a restore is told that the cluster was restored, never that it is another one",
+    "told-restored": "who asks once etcd is restored is told that the cluster was restored, never that it is another one",
 }
 
 _PROCESSES: Final = frozenset(
@@ -27,6 +27,10 @@ _PROCESSES: Final = frozenset(
     | {"failed", "done", "stopped", "held", "notice", "reshape", "reader", "rewind"}
 )
 """What speaks of processes, which a restore takes away and nobody else may write until it has ended."""
+
+
+_LOSSES: Final = ("restore-", "rebuild-")
+"""What the names of faults begin with that lose etcd."""
 
 
 class Loss(NamedTuple):
@@ -68,6 +72,9 @@ class Restores:
         """(job, attempt) -> generation of each commit there ever was."""
         self._told: dict[tuple[str, str], tuple[float, Where]] = {}
         self._ended = 0
+        self._faults: dict[object, tuple[float, float]] = {}
+        self._strangers: list[Record] = []
+        """Lines of clients that were told of another cluster."""
 
     # -- etcd
 
@@ -133,13 +140,12 @@ class Restores:
     # -- clients
 
     def record(self, record: Record) -> None:
-        if record.error is not None and record.error.type in {"ClusterRestored", "ClusterReplaced"}:
-            self.findings.check(
-                "told-restored",
-                record.error.type == "ClusterRestored",
-                f"{record.client} was told at {record.op}: {record.error.message}",
-                record.where,
-            )
+        if record.client == "nemesis":
+            self._fault(record)
+        elif record.error is not None and record.error.type == "ClusterRestored":
+            self.findings.judged["told-restored"] += 1
+        elif record.error is not None and record.error.type == "ClusterReplaced":
+            self._strangers.append(record)
         told = record.op in {"checkpoint.save", "checkpoint.latest"} and record.outcome is Outcome.OK
         if told and record.t1 is not None and record.result.get("attempt"):
             if record.op == "checkpoint.save" and not record.result.get("committed"):
@@ -147,6 +153,16 @@ class Restores:
             key = record.args["job"], str(record.result["attempt"])
             if record.t1 < self._told.get(key, (float("inf"), record.where))[0]:
                 self._told[key] = record.t1, record.where
+
+    def _fault(self, record: Record) -> None:
+        """Keep from when to when etcd may have been lost and not restored."""
+        number, ended_t = record.args.get("id"), record.t0 if record.t1 is None else record.t1
+        if not str(record.args.get("fault", "")).startswith(_LOSSES):
+            return
+        if record.op == "fault.inject":
+            self._faults[number] = record.t0, float("inf")
+        elif record.op == "fault.heal" and number in self._faults:
+            self._faults[number] = self._faults[number][0], ended_t
 
     # -- the whole
 
@@ -170,6 +186,15 @@ class Restores:
             )
         for begun in self._begun:
             self._rises(begun)
+        for record in self._strangers:
+            told_t = record.t0 if record.t1 is None else record.t1
+            assert record.error is not None
+            self.findings.check(
+                "told-restored",
+                any(begin <= told_t <= until for begin, until in self._faults.values()),
+                f"{record.client} was told at {record.op}, and etcd was there: {record.error.message}",
+                record.where,
+            )
         if self._life > 1:
             self.findings.notes.append(
                 f"{self._life - 1} losses of etcd, {self._ended} restores; {len(self._kept)} commits were kept, and"

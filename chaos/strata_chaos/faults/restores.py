@@ -154,9 +154,10 @@ def _revision_of(system: System, snapshot: Path) -> int:
 
 async def _more(system: System) -> None:
     """Return once more checkpoints are committed than there were, or after a while."""
-    loop = asyncio.get_running_loop()
-    before, limit_s = _committed(system), loop.time() + MORE_S
-    while len(_committed(system) - before) < MORE and loop.time() < limit_s:
+    before = _committed(system)
+    for _ in range(int(MORE_S / _LOOK_S)):
+        if len(_committed(system) - before) >= MORE:
+            return
         await asyncio.sleep(_LOOK_S)
 
 
