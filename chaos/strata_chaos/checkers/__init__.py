@@ -16,6 +16,7 @@ from strata_chaos.checkers.findings import Checker, Findings, Violation
 from strata_chaos.checkers.leadership import Leadership
 from strata_chaos.checkers.registry import Registry
 from strata_chaos.checkers.restores import Restores
+from strata_chaos.checkers.samples import Samples
 from strata_chaos.checkers.watches import Watches
 from strata_chaos.checkers.worlds import Worlds
 
@@ -26,6 +27,7 @@ ALL: Final[tuple[Callable[[], Checker], ...]] = (
     Barriers,
     Catalog,
     Restores,
+    Samples,
     Watches,
 )
 

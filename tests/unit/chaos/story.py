@@ -401,12 +401,23 @@ def good_run(storage: Path) -> Story:
     story.txn((f"{JOB}workers/w0", None))
     story.line("c.w0", 10, "process.ending", args={"pid": 10})
     story.line("c.w1", 12, "member.alive", args={"worker": "w1"})
+    train(story, 1, (10, 11), range(1, 9))
+    train(story, 2, (10, 12), range(7, 12))
     story.sample()
     follow(story)
     return story
 
 
 SLOT_20 = f"{JOB}checkpoints/{number(20)}/{number(1)}"
+
+
+def train(story: Story, generation: int, pids: tuple[int, int], steps: range, uid: str = "u") -> None:
+    """Both members take a sample of their own a step; an epoch has four."""
+    for step in steps:
+        for rank, pid in enumerate(pids):
+            args = {"job": "j", "uid": uid, "generation": generation, "rank": rank, "step": step, "length": 4}
+            args |= {"epoch": (step - 1) // 2, "samples": [(step - 1) % 2 * 2 + rank]}
+            story.line(f"c.w{rank}", pid, "training.step", args=args)
 
 
 def restored_run(storage: Path) -> Story:
@@ -447,6 +458,7 @@ def restored_run(storage: Path) -> Story:
         args = {"job": "j", "worker": f"w{rank}", "generation": 4, "rank": rank, "point": point, "uid": "u.1"}
         result = {"step": 20, "digest": sha(f"20/{rank}".encode())}
         story.line(f"c.w{rank}", pid, "checkpoint.restore", args=args, result=result)
+    train(story, 4, (14, 12), range(9, 13), uid="u.1")
     story.line("reader", 20, "checkpoint.latest", args={"job": "j"}, result={**point, "generation": 1})
     story.sample()
     return story

@@ -392,6 +392,26 @@ def a_missing_marker(_story: Story, storage: Path) -> None:
 # -- the tests
 
 
+# -- samples
+
+
+@breaks("samples/once")
+def a_sample_in_two_steps(story: Story, _storage: Path) -> None:
+    story.lines("training.step")[-1]["args"]["samples"] = [0]
+
+
+@breaks("samples/once")
+def two_ranks_take_one_sample(story: Story, _storage: Path) -> None:
+    story.lines("training.step")[-1]["args"].update(rank=2)
+    step = story.lines("training.step")[-1]
+    story.line("c.w9", 19, "training.step", args={**step["args"], "rank": 1})
+
+
+@breaks("samples/none-lost")
+def a_step_is_left_out(story: Story, _storage: Path) -> None:
+    story.drop(lambda line: line["op"] == "training.step" and line["args"]["step"] == 5)
+
+
 RULES = [
     f"{checker.findings.checker}/{rule}"
     for checker in (make() for make in ALL)

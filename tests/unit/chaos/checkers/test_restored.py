@@ -97,6 +97,12 @@ def a_client_is_told_of_another_cluster(story: Story, _storage: Path) -> None:
     story.line("c.w0", 14, "member.rejoin", args=args, outcome="unknown", error="ClusterReplaced")
 
 
+@breaks("samples/once", restored=True)
+def a_sample_comes_again_after_the_restore(story: Story, _storage: Path) -> None:
+    lines = [line for line in story.lines("training.step") if line["args"]["uid"] == "u.1"]
+    lines[0]["args"]["samples"] = [2]
+
+
 # -- what is qualified by the life of etcd is judged in each one
 
 
