@@ -115,8 +115,9 @@ class _Trial:
     operations: Counter[tuple[str, str]] = field(default_factory=Counter)
     open: dict[str, str] = field(default_factory=dict)
     """Announced operations that have not ended yet: id -> op."""
-    complete: bool = False
-    """Whether the observer caught up at its end; a killed one says nothing."""
+    life: int = 0
+    complete: bool = True
+    """Whether each observer caught up at its end; a killed one says nothing."""
     lines: int = 0
     events: int = 0
     at: Where = NOWHERE
@@ -129,9 +130,15 @@ class _Trial:
             yield record
 
     def truth(self, files: list[Path]) -> None:
-        """Judge etcd's changes, in order."""
+        """Judge etcd's changes, in order, one life of etcd after the other."""
         for file in files:
-            for item in changes(self.counted(self.history.of(file)), self.state):
+            complete, self.complete = self.complete, False
+            self.life += 1
+            if self.life > 1:
+                for checker in self.checkers:
+                    checker.lost(self.state)
+                self.state, self.clock.life = State(), self.life
+            for item in changes(self.counted(self.history.of(file)), self.state, self.life):
                 if isinstance(item, Change):
                     self.events += len(item.events)
                     for checker in self.checkers:
@@ -139,6 +146,7 @@ class _Trial:
                     self.state.apply(item)
                 else:
                     self._observed(item)
+            self.complete = self.complete and complete
 
     def _observed(self, record: Record) -> None:
         if record.op == "observer.gap":
@@ -148,7 +156,7 @@ class _Trial:
         elif record.op == "observer.ended":
             self.complete = record.args["complete"]
         elif record.op == "observer.listed":
-            if record.args["why"] == "start":
+            if record.args["why"] == "start" or (record.args["why"] == "snapshot" and self.life == 1):
                 self.doubts.append("the observer came when etcd had been written already")
         elif record.op == "etcd.listed":
             key, held = listed(record)
@@ -178,11 +186,14 @@ def judge(folder: Path) -> Verdict:
     history = History(folder)
     trial = _Trial(history, [make() for make in ALL])
     try:
-        observed = [file for file in history.files if _is_truth(history, file)]
+        lives = {file: life for file in history.files if (life := _life_of(history, file))}
+        observed = sorted(lives, key=lambda file: lives[file])
         if not observed:
             trial.doubts.append("no observer recorded what etcd did")
-        elif len(observed) > 1:
-            trial.doubts.append(f"{len(observed)} observers recorded; one run has one")
+        elif sorted(lives.values()) != list(range(1, len(lives) + 1)):
+            trial.doubts.append(
+                f"{len(observed)} observers recorded, of etcd's lives {sorted(lives.values())}; each life has one"
+            )
         trial.truth(observed)
         trial.clients([file for file in history.files if file not in observed])
         for checker in trial.checkers:
@@ -198,9 +209,12 @@ def judge(folder: Path) -> Verdict:
     return _verdict(trial)
 
 
-def _is_truth(history: History, file: Path) -> bool:
+def _life_of(history: History, file: Path) -> int:
+    """Return which life of etcd a file is the record of; 0 if it is not an observer's."""
     first = next(iter(history.of(file)), None)
-    return first is not None and first.client == OBSERVER
+    if first is None or first.client != OBSERVER:
+        return 0
+    return int(first.args.get("life", 1)) if first.op == "observer.started" else 1
 
 
 def _verdict(trial: _Trial) -> Verdict:

@@ -6,7 +6,10 @@ which the checkers read.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from strata.coordinator.view.mirror import Mirror
 from strata.core.job import JobView
@@ -15,19 +18,59 @@ from strata.core.records import Leader, PoisonRecord, Replica
 from strata.core.store import Store
 from strata.core.txn import WatchBatch
 
+Again = Callable[[], AbstractAsyncContextManager[Store]]
+
 
 class Lookout:
-    """Follows one cluster. `run` feeds it until cancelled."""
+    """Follows one cluster. `run` feeds it until cancelled.
 
-    def __init__(self, store: Store, keys: ClusterKeys) -> None:
+    A fault that takes etcd away calls `look_away` before and `look_again` once a cluster is there: then it is followed
+    through a store of its own, which `again` opens. In between, what was seen last stands.
+    """
+
+    def __init__(self, store: Store, keys: ClusterKeys, *, again: Again | None = None) -> None:
         self.keys = keys
-        self._mirror = Mirror(store, keys, new_uid="never-used")  # coordinators have made one
+        self._again = again
         self._releases: Counter[str] = Counter()
-        self._mirror.subscribe(self._look)
+        self._mirror = self._new_mirror(store)
+        self._following: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+
+    def _new_mirror(self, store: Store) -> Mirror:
+        mirror = Mirror(store, self.keys, new_uid="never-used")  # coordinators, or a restore, have made one
+        mirror.subscribe(self._look)
+        return mirror
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        await self._mirror.run()
+        await self._follow()
+        while True:
+            await self._wanted.wait()
+            assert self._again is not None
+            async with self._again() as store:
+                self._mirror = self._new_mirror(store)
+                await self._follow()
+
+    async def _follow(self) -> None:
+        """Follow this mirror until `look_away`."""
+        self._following = asyncio.create_task(self._mirror.run())
+        try:
+            await asyncio.wait({self._following})
+            if not self._following.cancelled():
+                self._following.result()  # raises: a mirror never ends by itself
+        finally:
+            self._following.cancel()
+
+    def look_away(self) -> None:
+        """Let go of etcd: it is about to be another one."""
+        self._wanted.clear()
+        if self._following is not None:
+            self._following.cancel()
+
+    def look_again(self) -> None:
+        """Follow what etcd has now."""
+        self._wanted.set()
 
     async def started(self) -> None:
         """Return once the keyspace is known."""

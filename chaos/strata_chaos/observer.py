@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,13 +80,19 @@ class Observer:
         self._moved = asyncio.Event()
         self.seen = seen
 
-    async def run(self, start_revision: int, stop: asyncio.Event) -> None:
+    async def run(
+        self, start_revision: int, stop: asyncio.Event, *, life: int = 1, listed_at: int = 0
+    ) -> None:
         """Record until told to stop, and then until all is recorded that was written before that.
 
-        `start_revision` 0 begins with a list of what is there now.
+        `start_revision` 0 begins with a list of what is there now, `listed_at` with one of what was there at that revision:
+        that of the snapshot which etcd began from, in its second or a later `life`.
         """
-        self._note("observer.started", prefix=self._prefix, start_revision=start_revision)
-        if start_revision == 0 and not self.seen.revision:
+        self._note("observer.started", prefix=self._prefix, start_revision=start_revision, life=life)
+        if listed_at and not self.seen.revision:
+            await self._list("snapshot", listed_at)
+            start_revision = listed_at + 1
+        elif start_revision == 0 and not self.seen.revision:
             await self._list("start")
         async with asyncio.TaskGroup() as tasks:
             sampling = tasks.create_task(self._sample())
@@ -150,17 +156,17 @@ class Observer:
         if records:
             self._writer.write(*records)
 
-    async def _list(self, why: str) -> None:
-        """Record everything there is now; what is known of keys begins anew."""
+    async def _list(self, why: str, revision: int = 0) -> None:
+        """Record everything there is now, or was at `revision`; what is known of keys begins anew."""
         t0 = self._clock()
         found: RangeResult | None = None
         while found is None:
             try:
-                found = await self._store.read(read_prefix(self._prefix))
+                found = await self._store.read(replace(read_prefix(self._prefix), revision=revision))
             except Unavailable:
                 await asyncio.sleep(RETRY_S)
         now = self._clock()
-        self.seen.revision = found.revision
+        self.seen.revision = revision or found.revision
         self.seen.keys = {kv.key: (kv.create_revision, kv.mod_revision) for kv in found.kvs}
         self.seen.at_revision = set(self.seen.keys)
         listed = [
@@ -179,9 +185,9 @@ class Observer:
             )
             for kv in found.kvs
         ]
-        end = self._line("observer.listed", t0, now, {"why": why}, {"revision": found.revision})
+        end = self._line("observer.listed", t0, now, {"why": why}, {"revision": self.seen.revision})
         self._writer.write(*listed, end)
-        self._reach(found.revision)
+        self._reach(self.seen.revision)
 
     def _reach(self, revision: int) -> None:
         """Everything up to `revision` is recorded."""
@@ -247,6 +253,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--etcd-{name}-file", type=Path, help="where etcd demands certificates")
     parser.add_argument("--history", required=True, type=Path)
     parser.add_argument("--start-revision", type=int, default=1, help="0: begin with a list of what is there")
+    parser.add_argument("--life", type=int, default=1, help="which one of etcd's lives this run is at")
+    parser.add_argument("--listed-at", type=int, default=0, help="begin with a list of this revision")
     return parser.parse_args(argv)
 
 
@@ -282,7 +290,7 @@ async def observe(options: argparse.Namespace) -> None:
                 seen=seen,
                 clock=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
             )
-            await observer.run(options.start_revision, stop)
+            await observer.run(options.start_revision, stop, life=options.life, listed_at=options.listed_at)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

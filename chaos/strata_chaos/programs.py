@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from strata.errors import Unavailable
 from strata.launch.children import Child
 from strata_chaos.backends.base import Site
 from strata_chaos.scenario import Scenario, Workload
@@ -44,15 +45,19 @@ class Programs:
         self._folder = folder
         self._workloads: dict[str, Child] = {}
         self._observer: Child | None = None
+        self._observing: list[str] = []
+        """How an observer is started, but for its history."""
+        self._lives = 1
 
     def start(self, site: Site, jobs: Mapping[str, Workload], *, seed: int) -> dict[str, str]:
         """Start the observer, then every workload on its host; return each job's host."""
         etcd = ",".join(site.cluster.etcd.endpoints)
-        words = ["strata_chaos.observer", "--etcd", etcd, *self._history(OBSERVER)]
+        words = ["strata_chaos.observer", "--etcd", etcd]
         if (tls := site.etcd_tls) is not None:
             words += ["--etcd-ca-file", str(tls.ca_file), "--etcd-cert-file", str(tls.cert_file)]
             words += ["--etcd-key-file", str(tls.key_file)]
-        self._observer = self._child(OBSERVER, [], words, {})
+        self._observing = words
+        self._observer = self._child(OBSERVER, [], [*words, *self._history(OBSERVER)], {})
         placed = {}
         for number, (job, workload) in enumerate(jobs.items()):
             host = site.workers[number % len(site.workers)]
@@ -65,9 +70,27 @@ class Programs:
             placed[job] = host.name
         return placed
 
+    async def end_life(self) -> str:
+        """End the observer of this etcd once it has recorded all; return what was not as it should be."""
+        observer, self._observer = self._observer, None  # its end is no news to `ended`
+        return "; ".join(await _stopped({OBSERVER: observer} if observer else {}, STOP_S))
+
+    async def begin_life(self, *, listed_at: int) -> None:
+        """Start an observer of an etcd that began anew; return once it records."""
+        self._lives += 1
+        name = f"{OBSERVER}-{self._lives}"
+        words = [*self._observing, *self._history(name), "--life", str(self._lives)]
+        if listed_at:
+            words += ["--listed-at", str(listed_at)]
+        self._observer = self._child(name, [], words, {})
+        if late := await self._begun([name]):
+            raise Unavailable(late)
+
     async def running(self) -> str:
         """Return "" once all have begun to record, from when on they end when asked; else who has not."""
-        waiting = [OBSERVER, *self._workloads]
+        return await self._begun([OBSERVER, *self._workloads])
+
+    async def _begun(self, waiting: list[str]) -> str:
         try:
             async with asyncio.timeout(START_S):
                 while True:

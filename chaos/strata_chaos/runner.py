@@ -14,7 +14,7 @@ from strata.errors import ConfigError, StrataError
 from strata.observe import configure
 from strata_chaos import backends, expectations, faults, report
 from strata_chaos.complaints import CHECKER as COMPLAINTS
-from strata_chaos.complaints import complaints
+from strata_chaos.complaints import SUSPENDED, complaints
 from strata_chaos.folder import RunFolder
 from strata_chaos.judge import judge
 from strata_chaos.programs import members_of
@@ -116,7 +116,8 @@ def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) ->
         result = replace(result, cut_short=True)
     except (StrataError, OSError) as error:
         result = replace(result, broken=f"the system did not start: {error}")
-    said = complaints(folder.cluster / "logs")
+    lost = any(each.injected and each.planned.fault in faults.LOSSES for each in result.injuries)
+    said = complaints(folder.cluster / "logs", expected=SUSPENDED if lost else ())
     result = judged(replace(result, findings=(*result.findings, *said)), folder, wish.scenario)
     folder.write_report(report.text(result), report.body(result))
     if not keep and result.exit == 0:

@@ -101,24 +101,31 @@ class Session:
 
     async def _guarded(self) -> None:
         try:
-            async with await EtcdStore.connect(
-                self._site.cluster.etcd.endpoints, tls=self._site.etcd_tls
-            ) as store:
+            async with self._connected() as store:
                 await self._on(store)
         except* (StrataError, OSError) as group:
             self.account.broken = str(_first(group))
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[EtcdStore]:
+        """Have a store that knows nothing of what etcd held before."""
+        endpoints = self._site.cluster.etcd.endpoints
+        async with await EtcdStore.connect(endpoints, tls=self._site.etcd_tls) as store:
+            yield store
 
     def _cut_short(self) -> None:
         self.account.cut_short = True
 
     async def _on(self, store: EtcdStore) -> None:
-        lookout = Lookout(store, ClusterKeys("default"))
+        lookout = Lookout(store, ClusterKeys("default"), again=self._connected)
         system = System(
             cluster=self._site.cluster,
             lookout=lookout,
             roster=Roster(self._folder),
             hosts=(*self._site.hosts,),
             network=self._site.network,
+            folder=self._folder,
+            recording=self._programs,
         )
         health = Health(system, self._jobs, credentials=self._site.credentials, clock=self._clock)
         keeper = Keeper(system, say=self._say)

@@ -10,6 +10,8 @@ import asyncio
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 from strata.launch.etcd_member import EtcdMember
 from strata.launch.local_cluster import LocalCluster, LocalCoordinator
@@ -18,15 +20,29 @@ from strata_chaos.lookout import Lookout
 from strata_chaos.roster import Roster
 
 
+class Recording(Protocol):
+    """The record of what etcd did. Each life of etcd, from empty disks or from a snapshot to its loss, has its own."""
+
+    async def end_life(self) -> str:
+        """End the record once it has all that etcd holds; return what was not as it should be."""
+        ...
+
+    async def begin_life(self, *, listed_at: int) -> None:
+        """Begin the record of an etcd that began anew, from its first revision, or from a list of `listed_at` on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class System:
-    """What runs. `network` is None where hosts have no network of their own."""
+    """What runs. `network` is None where hosts have no network of their own. `folder` is the run's."""
 
     cluster: LocalCluster
     lookout: Lookout
     roster: Roster
     hosts: Sequence[Host]
     network: Network | None
+    folder: Path
+    recording: Recording
     claimed: set[str] = field(default_factory=set)
 
     # -- claims

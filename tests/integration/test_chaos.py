@@ -33,6 +33,13 @@ members = 2
 barriers = true
 """
 
+SAVES = """
+[[workload]]
+name = "checkpoints"
+clients = 2
+members = 2
+"""
+
 
 def fault(name: str, at_s: float, hold_s: float) -> str:
     return f'\n[[fault]]\nname = "{name}"\nat_s = {at_s}\nhold_s = {hold_s}\n'
@@ -149,6 +156,31 @@ def test_a_process_that_ends_by_itself_is_a_violation(chaos: Chaos) -> None:
     assert finding["checker"] == "processes"
     assert f"coordinator-2 (pid {pid}) was ended by SIGKILL by itself" in finding["message"]
     assert chaos.report()["restarts"] == 1, "and it was started again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["restore-from-backup", "restore-in-place", "rebuild-from-storage"])
+def test_a_lost_etcd_is_restored_under_load(chaos: Chaos, name: str) -> None:
+    code = chaos.ended(chaos.run(BARRIERS + SAVES + fault(name, 3, 1), "--backend", "process"))
+
+    assert code == 0, chaos.said()
+    (injury,) = chaos.report()["injuries"]
+    assert injury["effective"]
+    judged = {f"{rule['checker']}/{rule['rule']}": rule["judged"] for rule in chaos.report()["rules"]}
+    assert judged["restores/committed-kept"] > 0
+    assert judged["restores/lineage"] == 1
+
+
+@pytest.mark.slow
+def test_a_restore_that_adopts_nothing_newer_is_a_violation(chaos: Chaos) -> None:
+    """The harm is planted: the command is not told where checkpoints lie."""
+    scenario = BARRIERS + SAVES + fault("restore-without-storage", 3, 1)
+
+    code = chaos.ended(chaos.run(scenario, "--backend", "process"))
+
+    assert code == 1, chaos.said()
+    found = {finding["checker"] for finding in chaos.report()["findings"]}
+    assert "restores/committed-kept" in found
 
 
 def test_a_run_that_breaks_down_is_exit_3(chaos: Chaos) -> None:

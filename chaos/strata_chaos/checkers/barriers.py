@@ -59,7 +59,13 @@ class Barriers:
 
     # -- etcd
 
+    def lost(self, end: State) -> None:
+        """A generation that no storage names may come again, and its rounds with it."""
+        self._ended.clear()
+
     def change(self, change: Change, before: State) -> None:
+        if change.restoring:
+            return  # rounds go with their worlds: `restores/alone` says that none is written
         for event in change.events:
             if event.deleted:
                 continue
@@ -124,7 +130,8 @@ class Barriers:
                 payloads |= (chunk.value or {}).get("payloads") or {}
         if not payloads:
             return
-        self._releases[_whole(job, name, generation, payloads)] = change.revision
+        at = change.at
+        self._releases[_whole(job, name, generation, payloads)] = at
         for rank, payload in payloads.items():
             arrival = _hash(job, name, generation, rank, payload)
             earlier = self._arrivals.get(arrival)
@@ -135,10 +142,10 @@ class Barriers:
                 f" revisions {earlier} and {change.revision}",
                 event.where,
             )
-            self._arrivals[arrival] = change.revision, change.t
-        self._open[change.revision] = len(payloads)
-        self._where[change.revision] = event.where
-        self._names[change.revision] = job, name
+            self._arrivals[arrival] = at, change.t
+        self._open[at] = len(payloads)
+        self._where[at] = event.where
+        self._names[at] = job, name
 
     # -- clients
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from strata_chaos.checkers.findings import Findings
 from strata_chaos.checkers.images import problem_of
-from strata_chaos.checkers.truth import Change, Clock, Event, Held, State
+from strata_chaos.checkers.truth import Change, Clock, Event, Held, Lives, State
 from strata_chaos.history import Outcome, Record, Where
 
 RULES: Final = {
@@ -44,7 +44,9 @@ class Catalog:
         self.findings = Findings("catalog", RULES)
         self._committed: dict[tuple[str, str], tuple[int, Where]] = {}
         """(job, attempt) -> revision and line of the commit."""
-        self._points: dict[tuple[str, int], Any] = {}
+        self._points: dict[tuple[int, str, int], Any] = {}
+        """By life, job and generation."""
+        self._lives = Lives()
         self._saved: dict[tuple[str, int, int, int], set[str]] = defaultdict(set)
         """(job, generation, step, rank) -> sha256 of what clients saved there."""
         self._told: dict[tuple[str, str, str], tuple[float, Where]] = {}
@@ -54,7 +56,14 @@ class Catalog:
 
     # -- etcd
 
+    def lost(self, end: State) -> None:
+        """What was committed stays so: `restores/committed-kept` says whether it is there again."""
+
     def change(self, change: Change, before: State) -> None:
+        self._lives.change(change)
+        if change.restoring:
+            self._restored_change(change)
+            return
         for event in change.events:
             match event.key.kind:
                 case "record":
@@ -65,7 +74,15 @@ class Catalog:
                     self._latest(change, event, before)
                 case "world" if not event.deleted:
                     head = event.value or {}
-                    self._points[event.key.job, head.get("generation", 0)] = head.get("restore")
+                    self._points[change.life, event.key.job, head.get("generation", 0)] = head.get("restore")
+
+    def _restored_change(self, change: Change) -> None:
+        """Take what a restore adopts for committed from then on, unless it was so before."""
+        for event in change.of("record"):
+            value = event.value or {}
+            if value.get("state") == "committed":
+                key = event.key.job, str(value.get("attempt"))
+                self._committed.setdefault(key, (change.at, event.where))
 
     def _record_event(self, change: Change, event: Event, before: State) -> None:
         old = (event.before.value or {}) if event.before is not None else {}
@@ -124,7 +141,7 @@ class Catalog:
             f"{what} was committed at revision {change.revision}, when the world was at generation {current}",
             event.where,
         )
-        self._committed[job, attempt] = change.revision, event.where
+        self._committed[job, attempt] = change.at, event.where
 
     def _ack(self, event: Event, before: State) -> None:
         job, (step, generation, attempt, *_rank) = event.key.job, event.key.ids
@@ -219,7 +236,7 @@ class Catalog:
 
     def _restore(self, record: Record) -> None:
         args, point = record.args, record.args["point"]
-        key = args["job"], args["generation"]
+        key = self._lives.of(args.get("uid")), args["job"], args["generation"]
         if key in self._points:
             wanted = self._points[key]
             self.findings.check(

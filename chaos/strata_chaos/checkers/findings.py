@@ -59,6 +59,10 @@ class Checker(Protocol):
         """Judge one transaction of etcd; `before` is the state that it changed."""
         ...
 
+    def lost(self, end: State) -> None:
+        """Learn that etcd was lost when it held `end`: the changes that follow are of its next life."""
+        ...
+
     def record(self, record: Record) -> None:
         """Judge one line of a client, a workload or the nemesis; in no order across files."""
         ...

@@ -25,7 +25,7 @@ UNKNOWN: Final = "unknown"
 _JOB_SINGLES: Final = frozenset(
     {"spec", "standbys", "phase", "run", "world", "latest", "anew", "import", "retention", "rewind"}
 )
-_CLUSTER_SINGLES: Final = frozenset({"uid", "leader", "ops-floor"})
+_CLUSTER_SINGLES: Final = frozenset({"uid", "leader", "ops-floor", "backup", "restoring"})
 
 
 def parse_key(text: str) -> Key:

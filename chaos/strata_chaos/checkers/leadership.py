@@ -10,7 +10,7 @@ from bisect import bisect_right
 from typing import Final
 
 from strata_chaos.checkers.findings import Findings
-from strata_chaos.checkers.keyspace import UNKNOWN
+from strata_chaos.checkers.keyspace import UNKNOWN, parse_key
 from strata_chaos.checkers.truth import Change, Clock, Event, State
 from strata_chaos.history import Record
 
@@ -58,6 +58,8 @@ class Leadership:
         self.findings.judged["known-keys"] += 1
         if kind == "leader":
             self._leader(change, event)
+        elif change.restoring:
+            return  # no leader's: `restores/alone` judges what may be written then
         elif not event.deleted and (kind in _EPOCH_IN_VALUE or kind == "chunk") and not _asked_for(event):
             named = event.key.ids[1] if kind == "chunk" else (event.value or {}).get("epoch", 0)
             check(
@@ -110,7 +112,22 @@ class Leadership:
         if record.op == "observer.sample":
             self._samples.append((record.result["revision"], record.result["epoch"], record))
 
+        elif record.op == "etcd.listed" and parse_key(record.result["key"]).kind == "leader":
+            self._note(0, record.result["create_revision"])
+
+    def lost(self, end: State) -> None:
+        """Epochs are revisions: those of the next life are compared with each other alone."""
+        self._judge_samples()
+        self._samples.clear()
+        self._last_epoch = self._last_revision = 0
+        self._since, self._epochs = [0], [0]
+        self._gone_t = None
+
     def finish(self, clock: Clock, end: State) -> None:
+        self._judge_samples()
+        self._tell_gaps()
+
+    def _judge_samples(self) -> None:
         for revision, epoch, record in self._samples:
             if revision > self._last_revision:
                 continue  # the events of that revision were not recorded any more
@@ -121,6 +138,8 @@ class Leadership:
                 f"a read at revision {revision} saw epoch {epoch}, the events tell of {told}",
                 record.where,
             )
+
+    def _tell_gaps(self) -> None:
         if self._gaps_s:
             gaps = sorted(self._gaps_s)
             self.findings.notes.append(

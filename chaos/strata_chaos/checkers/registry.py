@@ -15,7 +15,7 @@ from collections import defaultdict
 from typing import Final, NamedTuple
 
 from strata_chaos.checkers.findings import Findings
-from strata_chaos.checkers.truth import Change, Clock, Event, Held, State
+from strata_chaos.checkers.truth import Change, Clock, Event, Held, Lives, State
 from strata_chaos.history import Outcome, Record, Where
 
 RULES: Final = {
@@ -55,7 +55,9 @@ class Registry:
     def __init__(self) -> None:
         self.findings = Findings("registry", RULES)
         self._deletions: list[Deletion] = []
-        self._pids: dict[tuple[str, str, int], int] = {}
+        self._pids: dict[tuple[int, str, str, int], int] = {}
+        """By life, job, worker and incarnation."""
+        self._lives = Lives()
         self._leaving: dict[tuple[int, str], float] = {}
         self._given_up: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
         """By process and worker: during which joins, and shortly after, its key may go."""
@@ -70,7 +72,13 @@ class Registry:
 
     # -- etcd
 
+    def lost(self, end: State) -> None:
+        """Incarnations are told apart by the life of etcd."""
+
     def change(self, change: Change, before: State) -> None:
+        self._lives.change(change)
+        if change.restoring:
+            return  # a restore removes all members: they come back by themselves
         for event in change.events:
             kind = event.key.kind
             if kind == "worker":
@@ -84,7 +92,7 @@ class Registry:
     def _put(self, change: Change, event: Event) -> None:
         value = event.value or {}
         worker = event.key.ids[0]
-        self._pids[event.key.job, worker, event.create_revision] = value.get("pid", 0)
+        self._pids[change.life, event.key.job, worker, event.create_revision] = value.get("pid", 0)
         if event.before is not None:
             boot = (event.before.value or {}).get("boot")
             self.findings.check(
@@ -161,7 +169,8 @@ class Registry:
 
     def _incarnation(self, record: Record) -> None:
         args, told = record.args, record.result.get("incarnation")
-        pid = self._pids.get((args["job"], args["worker"], told if isinstance(told, int) else 0))
+        life = self._lives.of(record.result.get("uid"))
+        pid = self._pids.get((life, args["job"], args["worker"], told if isinstance(told, int) else 0))
         self.findings.check(
             "told-incarnation",
             pid == record.process,

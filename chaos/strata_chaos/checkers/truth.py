@@ -1,11 +1,16 @@
-"""etcd's side of a run: transactions in order, the state before each, and when they happened."""
+"""etcd's side of a run: transactions in order, the state before each, and when they happened.
+
+A run may see several *lives* of etcd: each begins with empty disks, or with a snapshot, and ends with the loss of all
+of it. Revisions tell of one life only, and so does whatever is made of them: epochs and incarnations. `life_of` a uid
+says in which life a client was told of that cluster.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from strata_chaos.checkers.keyspace import Key, parse_key, parse_value
 from strata_chaos.history import Record, Where
@@ -32,16 +37,50 @@ class Event(NamedTuple):
     where: Where
 
 
+LIFE: Final = 10**12
+"""More revisions than an etcd has in one life."""
+
+
 class Change(NamedTuple):
-    """All events of one revision, which is one transaction; `t` is when the observer saw it."""
+    """All events of one revision, which is one transaction; `t` is when the observer saw it.
+
+    `restoring`: somebody restored the control plane then, who may write what no replica may.
+    """
 
     revision: int
     t: float
     events: tuple[Event, ...]
+    life: int = 1
+    restoring: bool = False
+
+    @property
+    def at(self) -> int:
+        """The revision, told apart from those of other lives; in the first one it is the revision itself."""
+        return at(self.life, self.revision)
 
     def of(self, kind: str, *, deleted: bool = False) -> Iterator[Event]:
         """Yield the events of one kind of key."""
         return (e for e in self.events if e.key.kind == kind and e.deleted is deleted)
+
+
+def at(life: int, revision: int) -> int:
+    """Return a revision told apart from those of other lives."""
+    return (life - 1) * LIFE + revision
+
+
+class Lives:
+    """In which life of etcd a uid was first there. A uid that a snapshot brings back is still of the life before."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, int] = {}
+
+    def change(self, change: Change) -> None:
+        for event in change.of("uid"):
+            self._of.setdefault(str((event.value or {}).get("uid")), change.life)
+
+    def of(self, uid: object) -> int:
+        """Return the life; the first one for a client that does not say its uid."""
+        return self._of.get(str(uid), 1)
 
 
 class State:
@@ -79,9 +118,11 @@ class Clock:
 
     _revisions: list[int] = field(default_factory=list)
     _begun: list[float] = field(default_factory=list)
+    life: int = 1
 
     def sample(self, revision: int, t0: float) -> None:
-        """A linearizable read that began at `t0` returned `revision`."""
+        """A linearizable read in this life that began at `t0` returned `revision`."""
+        revision = at(self.life, revision)
         if not self._revisions or revision > self._revisions[-1]:
             self._revisions.append(revision)
             self._begun.append(t0)
@@ -89,13 +130,13 @@ class Clock:
             self._begun[-1] = max(self._begun[-1], t0)
 
     def not_before(self, revision: int) -> float:
-        """Return a time before which `revision` was not committed."""
+        """Return a time before which `revision`, a `Change.at`, was not committed."""
         index = bisect_left(self._revisions, revision) - 1
         return self._begun[index] if index >= 0 else float("-inf")
 
 
-def changes(records: Iterable[Record], state: State) -> Iterator[Change | Record]:
-    """Yield whole transactions, `state` being what was before each, and the observer's other lines.
+def changes(records: Iterable[Record], state: State, life: int = 1) -> Iterator[Change | Record]:
+    """Yield whole transactions of a life, `state` being what was before each, and the observer's other lines.
 
     The caller applies a change to `state` before it takes the next.
     """
@@ -103,19 +144,19 @@ def changes(records: Iterable[Record], state: State) -> Iterator[Change | Record
     for record in records:
         if record.op == "etcd.event":
             if pending and pending[0].result["revision"] != record.result["revision"]:
-                yield _change(pending, state)
+                yield _change(pending, state, life)
                 pending = []
             pending.append(record)
         else:
             if pending and record.op in {"observer.gap", "observer.listed", "etcd.listed"}:
-                yield _change(pending, state)
+                yield _change(pending, state, life)
                 pending = []
             yield record
     if pending:
-        yield _change(pending, state)
+        yield _change(pending, state, life)
 
 
-def _change(records: list[Record], state: State) -> Change:
+def _change(records: list[Record], state: State, life: int) -> Change:
     events = []
     for record in records:
         result = record.result
@@ -135,7 +176,8 @@ def _change(records: list[Record], state: State) -> Change:
                 where=record.where,
             )
         )
-    return Change(records[0].result["revision"], records[0].t0, tuple(events))
+    restoring = Key("restoring", "", ()) in state.held or any(e.key.kind == "restoring" for e in events)
+    return Change(records[0].result["revision"], records[0].t0, tuple(events), life, restoring)
 
 
 def listed(record: Record) -> tuple[Key, Held]:

@@ -20,7 +20,8 @@ from hashlib import sha256
 from typing import Any, Final
 
 from strata_chaos.checkers.findings import Findings
-from strata_chaos.checkers.truth import Change, Clock, State
+from strata_chaos.checkers.keyspace import parse_key
+from strata_chaos.checkers.truth import Change, Clock, Lives, State
 from strata_chaos.history import Outcome, Record, Where
 
 RULES: Final = {
@@ -120,6 +121,8 @@ class Stream:
     position: int | None
     begun: Where
     opened_t: float
+    life: int = 0
+    """In which life of etcd the cluster is that it tells of; 0: it has not told yet."""
     index: int = 0
     silences: list[Silence] = field(default_factory=list)
     resyncing: bool = False
@@ -132,9 +135,14 @@ class Watches:
 
     def __init__(self) -> None:
         self.findings = Findings("watches", RULES)
-        self._logs: dict[str, JobLog] = defaultdict(JobLog)
+        self._logs: dict[tuple[int, str], JobLog] = defaultdict(JobLog)
+        """By life and job."""
+        self._lives = Lives()
+        self._life = 1
+        self._listed: list[Record] = []
         self._streams: dict[tuple[str, int, int], Stream] = {}
-        self._last = 0
+        self._last: dict[int, int] = {}
+        """By life."""
         self._closed: list[tuple[str, Stream]] = []
         """Streams that lasted long enough to be called silent."""
         self._faults: dict[object, tuple[float, float]] = {}
@@ -142,17 +150,36 @@ class Watches:
         """By process: from when on it may have been dead."""
         self._end_t = float("inf")
 
+    def lost(self, end: State) -> None:
+        self._life += 1
+
     def change(self, change: Change, before: State) -> None:
-        self._last = change.revision
+        self._lives.change(change)
+        self._last[change.life] = change.revision
         for event in change.events:
-            job = event.key.job
-            if job:
-                name = event.name.split("/jobs/", 1)[1][len(job) + 1 :]
-                digest = None if event.raw is None else sha256(event.raw.encode()).hexdigest()[:16]
-                self._logs[job].add(name, change.revision, change.t, digest)
+            if event.key.job:
+                self._log(event.name, event.key.job, change.revision, change.t, event.raw)
+
+    def _log(self, key: str, job: str, revision: int, seen_t: float, raw: str | None) -> None:
+        name = key.split("/jobs/", 1)[1][len(job) + 1 :]
+        digest = None if raw is None else sha256(raw.encode()).hexdigest()[:16]
+        self._logs[self._life, job].add(name, revision, seen_t, digest)
+
+    def _began(self) -> None:
+        """Take what a snapshot brought for the life's first events, in the order of their revisions."""
+        for record in sorted(self._listed, key=lambda record: int(record.result["revision"])):
+            key, result = parse_key(record.result["key"]), record.result
+            if key.job:
+                self._log(result["key"], key.job, result["revision"], record.t0, result["value"])
 
     def record(self, record: Record) -> None:
-        if record.op == "watch" and record.begun:
+        if record.op == "etcd.listed":
+            self._listed.append(record)
+        elif record.op == "observer.listed":
+            if record.args["why"] == "snapshot":
+                self._began()
+            self._listed.clear()
+        elif record.op == "watch" and record.begun:
             args = record.args
             stream = Stream(
                 args["job"],
@@ -163,7 +190,9 @@ class Watches:
                 opened_t=record.t0,
             )
             if stream.position is not None:
-                stream.index = bisect_right(self._logs[stream.job].revisions, stream.position)
+                stream.life = self._lives.of(stream.uid)
+                log = self._logs[stream.life, stream.job]
+                stream.index = bisect_right(log.revisions, stream.position)
             self._streams[record.client, record.process, args["stream"]] = stream
         elif record.op == "watch":
             ended = self._streams.pop((record.client, record.process, record.args["stream"]), None)
@@ -197,7 +226,7 @@ class Watches:
         """Note how long a stream that now speaks, or ends, had kept something to itself."""
         since_t, owed = stream.opened_t, "a first message"
         if stream.position is not None:
-            log = self._logs[stream.job]
+            log = self._logs[stream.life, stream.job]
             index = log.next(stream.position, stream.prefix, until_t)
             if index is None:
                 return
@@ -235,7 +264,8 @@ class Watches:
             f" {revision} of {told['uid']}",
             record.where,
         )
-        if revision <= self._last:
+        stream.life = stream.life or self._lives.of(told["uid"])
+        if revision <= self._last.get(stream.life, 0):
             if stream.resyncing:
                 self._resynced(record.client, record.where, stream, revision)
             elif stream.position is not None:
@@ -244,7 +274,7 @@ class Watches:
         stream.position, stream.uid = max(revision, stream.position or 0), told["uid"]
 
     def _resynced(self, client: str, where: Where, stream: Stream, revision: int) -> None:
-        state, stream.index = self._logs[stream.job].state(revision, stream.prefix)
+        state, stream.index = self._logs[stream.life, stream.job].state(revision, stream.prefix)
         told = {key: (mod_revision, digest) for key, mod_revision, digest in stream.pending}
         differing = sorted(key for key in state.keys() | told.keys() if state.get(key) != told.get(key))
         self.findings.check(
@@ -256,7 +286,9 @@ class Watches:
         )
 
     def _events(self, client: str, where: Where, stream: Stream, revision: int) -> None:
-        expected, stream.index = self._logs[stream.job].after(stream.index, revision, stream.prefix)
+        expected, stream.index = self._logs[stream.life, stream.job].after(
+            stream.index, revision, stream.prefix
+        )
         self.findings.check(
             "exact",
             expected == stream.pending,

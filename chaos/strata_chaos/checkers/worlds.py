@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from strata_chaos.checkers.findings import Findings
-from strata_chaos.checkers.truth import Change, Clock, Event, State
+from strata_chaos.checkers.truth import Change, Clock, Event, Lives, State
 from strata_chaos.history import Outcome, Record, Where
 
 RULES: Final = {
@@ -44,11 +44,23 @@ class Worlds:
     def __init__(self) -> None:
         self.findings = Findings("worlds", RULES)
         self._born: set[tuple[str, str, int]] = set()
-        self._worlds: dict[tuple[str, int], dict[Who, Place]] = {}
-        self._sizes: dict[tuple[str, int], int] = {}
+        self._worlds: dict[tuple[int, str, int], dict[Who, Place]] = {}
+        """By life, job and generation."""
+        self._sizes: dict[tuple[int, str, int], int] = {}
+        self._lives = Lives()
         self._heads: dict[str, tuple[int, tuple[Place, ...]]] = {}
 
+    def lost(self, end: State) -> None:
+        """Worlds begin anew. `restores/generations-rise` says above which generation."""
+        self._born.clear()
+        self._heads.clear()
+
     def change(self, change: Change, before: State) -> None:
+        self._lives.change(change)
+        if change.restoring:
+            for event in change.of("world"):  # a forming world, which ends all of the past
+                self._heads[event.key.job] = (event.value or {}).get("generation", 0), ()
+            return
         for event in change.events:
             kind = event.key.kind
             if kind == "worker" and not event.deleted:
@@ -110,8 +122,10 @@ class Worlds:
             self._survivors(job, generation, old, members, event.where)
         self._restore(change, event, job, generation, head)
         self._heads[job] = (generation, members)
-        self._worlds[job, generation] = {(member.worker, member.incarnation): member for member in members}
-        self._sizes[job, generation] = size
+        self._worlds[change.life, job, generation] = {
+            (member.worker, member.incarnation): member for member in members
+        }
+        self._sizes[change.life, job, generation] = size
 
     def _places(self, job: str, generation: int, members: tuple[Place, ...], where: Where) -> None:
         check = self.findings.check
@@ -172,7 +186,7 @@ class Worlds:
         if record.op not in {"member.join", "member.rejoin"} or record.outcome is not Outcome.OK:
             return
         told = record.result
-        key = record.args["job"], told["generation"]
+        key = self._lives.of(told.get("uid")), record.args["job"], told["generation"]
         place = self._worlds.get(key, {}).get((record.args["worker"], told["incarnation"]))
         at = (place.first_rank, self._sizes[key]) if place is not None else None
         self.findings.check(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from strata_chaos.faults import etcd, partitions, processes
+from strata_chaos.faults import etcd, partitions, processes, restores
 from strata_chaos.faults.base import Effect, Fault, NoTarget, Wound
 
-_EACH: Final[tuple[Fault, ...]] = (*processes.FAULTS, *partitions.FAULTS, *etcd.FAULTS)
+_EACH: Final[tuple[Fault, ...]] = (*processes.FAULTS, *partitions.FAULTS, *etcd.FAULTS, *restores.FAULTS)
 ALL: Final[Mapping[str, Fault]] = {fault.name: fault for fault in _EACH}
+LOSSES: Final = frozenset(fault.name for fault in restores.FAULTS)
+"""Those that lose etcd."""
 
 
 def usable(backend: str) -> list[str]:
@@ -17,4 +19,4 @@ def usable(backend: str) -> list[str]:
     return [name for name, fault in ALL.items() if not fault.available(backend)]
 
 
-__all__ = ["ALL", "Effect", "Fault", "NoTarget", "Wound", "usable"]
+__all__ = ["ALL", "LOSSES", "Effect", "Fault", "NoTarget", "Wound", "usable"]

@@ -80,7 +80,7 @@ def hold_rounds(options: Options, recorder: Recorder, stop: Stop, rank: RankClie
             continue
         if step.slow == rank.rank:
             stop.wait(SLOW_S)
-        payload = f"{rank.generation}/{index}/{rank.rank}/{os.getpid()}".encode()
+        payload = f"{rank.uid}/{rank.generation}/{index}/{rank.rank}/{os.getpid()}".encode()
         if hold(options, recorder, stop, rank, step, index, payload) is None:
             await_newer_world(stop, rank)
 
@@ -103,6 +103,7 @@ def hold(
                 job=options.job,
                 worker=options.worker,
                 incarnation=rank.incarnation,
+                uid=rank.uid,
                 generation=rank.generation,
                 rank=rank.rank,
                 index=index,

@@ -63,7 +63,7 @@ def newer(stop: Stop, rank: RankClient) -> bool:
 def train(options: Options, recorder: Recorder, stop: Stop, rank: RankClient) -> None:
     """Restore what this generation begins from, then save one step after the other."""
     with managed(options, rank) as manager:
-        step = restore(options, recorder, manager, rank)
+        step, _data = restore(options, recorder, manager, rank)
         while not stop.wait(PAUSE_S):
             rank.check()
             step += STEPS
@@ -88,8 +88,10 @@ def managed(options: Options, rank: RankClient) -> Iterator[CheckpointManager]:
             manager.close()
 
 
-def restore(options: Options, recorder: Recorder, manager: CheckpointManager, rank: RankClient) -> int:
-    """Load where this world begins; return its step, 0 for nothing."""
+def restore(
+    options: Options, recorder: Recorder, manager: CheckpointManager, rank: RankClient
+) -> tuple[int, bytes]:
+    """Load where this world begins; return its step and what this rank saved, 0 and nothing for nothing."""
     point = rank.restore_point
     begin = None
     if point is not None:
@@ -102,6 +104,7 @@ def restore(options: Options, recorder: Recorder, manager: CheckpointManager, ra
         "checkpoint.restore",
         job=options.job,
         worker=options.worker,
+        uid=rank.uid,
         generation=rank.generation,
         rank=rank.rank,
         point=begin,
@@ -112,15 +115,15 @@ def restore(options: Options, recorder: Recorder, manager: CheckpointManager, ra
             if point is not None:
                 raise
             running.result["step"] = None
-            return 0
+            return 0, b""
         running.result.update(step=point.step if point is not None else None, digest=digest(data))
-    return point.step if point is not None else 0
+    return (point.step, data) if point is not None else (0, b"")
 
 
-def content(options: Options, rank: RankClient, step: int) -> bytes:
-    """Return what this rank saves at this step."""
+def content(options: Options, rank: RankClient, step: int, **more: int) -> bytes:
+    """Return what this rank saves at this step; its first line is a document, with `more` in it."""
     head = {"job": options.job, "worker": options.worker, "pid": os.getpid(), "step": step}
-    head |= {"generation": rank.generation, "rank": rank.rank}
+    head |= {"generation": rank.generation, "rank": rank.rank, **more}
     rng = options.rng("content", rank.generation, step, rank.rank, os.getpid())
     return json.dumps(head).encode() + b"\n" + rng.randbytes(rng.randrange(1_000, 300_000))
 
@@ -136,9 +139,10 @@ def save(
     manager: CheckpointManager,
     rank: RankClient,
     step: int,
+    **more: int,
 ) -> None:
-    """Save one step; whatever becomes of it, it is recorded and the next one follows."""
-    data = content(options, rank, step)
+    """Save one step, with `more` in it; whatever becomes of it, it is recorded and the next one follows."""
+    data = content(options, rank, step, **more)
     try:
         with recorder.operation(
             "checkpoint.save",
@@ -146,6 +150,7 @@ def save(
             job=options.job,
             worker=options.worker,
             incarnation=rank.incarnation,
+            uid=rank.uid,
             generation=rank.generation,
             rank=rank.rank,
             step=step,

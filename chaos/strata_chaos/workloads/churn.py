@@ -28,6 +28,11 @@ TWIN_LIFE: Final = 1_000_000
 """From this life on a process is a twin."""
 
 
+def min_workers(clients: int) -> int:
+    """Return how many of them make a world: the others may be away."""
+    return max(1, clients // 2)
+
+
 def client(options: Options, recorder: Recorder, stop: Stop) -> None:
     """Be a member until SIGTERM, of the kind that this number is."""
     if options.client is not None and options.client % 2:
@@ -39,7 +44,7 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
 def live_by_session(options: Options, recorder: Recorder, stop: Stop) -> None:
     twin = options.life >= TWIN_LIFE
     while not stop.is_set():
-        rank = joining.join(options, recorder, stop, once=twin)
+        rank = joining.join(options, recorder, stop, once=twin, min_workers=min_workers(options.clients))
         if rank is None:
             return
         step = 0
@@ -93,7 +98,7 @@ def register(
                 "member.register", announce=True, worker=options.worker, job=options.job, pid=os.getpid()
             ) as running:
                 answer = cluster.register(worker_id=options.worker)
-                running.result["incarnation"] = answer.incarnation
+                running.result.update(incarnation=answer.incarnation, uid=answer.token.uid)
             return True
         except Unavailable:
             continue
@@ -147,7 +152,7 @@ WORKLOAD: Final = Workload(
     name="churn",
     clients=6,
     client=client,
-    min_workers=lambda clients: max(1, clients // 2),
+    min_workers=min_workers,
     upkeep=Changes(),
 )
 

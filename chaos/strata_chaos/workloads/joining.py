@@ -27,10 +27,13 @@ def placed(client: RankClient) -> dict[str, object]:
     }
 
 
-def join(options: Options, recorder: Recorder, stop: Stop, *, once: bool = False) -> RankClient | None:
+def join(
+    options: Options, recorder: Recorder, stop: Stop, *, once: bool = False, min_workers: int | None = None
+) -> RankClient | None:
     """Return a client with a place in a world, however long that takes; None when told to stop.
 
-    `once`: also None when it is refused, because another process of this name lives.
+    `once`: also None when it is refused, because another process of this name lives. `min_workers` is for a job that a
+    rebuild could not know of; by default as many as there are clients.
     """
     while not stop.is_set():
         try:
@@ -41,6 +44,7 @@ def join(options: Options, recorder: Recorder, stop: Stop, *, once: bool = False
                     options.endpoints,
                     job=options.job,
                     worker_id=options.worker,
+                    min_workers=options.clients if min_workers is None else min_workers,
                     max_workers=options.clients,
                     timeout_s=JOIN_S,
                 )

@@ -308,7 +308,7 @@ def found_job(options: Options, recorder: Recorder, stop: Stop, min_workers: int
             try:
                 with recorder.operation("member.register", worker=worker, job=options.job) as running:
                     answer = client.register(worker_id=worker, spec=spec)
-                    running.result["incarnation"] = answer.incarnation
+                    running.result.update(incarnation=answer.incarnation, uid=answer.token.uid)
                 break
             except Unavailable:
                 continue

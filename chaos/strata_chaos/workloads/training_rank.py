@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import json
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Final
 
 import strata
 from strata.client import RankClient
+from strata.data.sampler import ElasticSampler
 from strata.errors import BarrierTimeout, StrataError, Unavailable
 from strata_chaos.history import HistoryWriter
 from strata_chaos.workloads import checkpoints
@@ -22,27 +24,52 @@ HISTORY: Final = "CHAOS_HISTORY"
 """The variable that names the file of a node's history."""
 STEP_S: Final = 0.05
 TIMEOUT_S: Final = 20.0
+EPOCH: Final = 192
+"""Samples in an epoch: as many whole batches."""
+BATCH: Final = 8
+"""Samples in a step, over all ranks."""
 
 
 def train(options: Options, recorder: Recorder, rank: RankClient) -> None:
     """Train for ever: the supervisor ends this process when its generation is over."""
     stop = Stop()
     with checkpoints.managed(options, rank) as manager:
-        step = checkpoints.restore(options, recorder, manager, rank)
+        step, data = checkpoints.restore(options, recorder, manager, rank)
+        used = int(json.loads(data.partition(b"\n")[0])["used"]) if data else 0
         while True:
             time.sleep(STEP_S)
             step += 1
             rank.progress(step, "train")
             meet(options, recorder, rank, step)
+            used = take(options, recorder, rank, step, used)
             if step % checkpoints.STEPS == 0:
-                checkpoints.save(options, recorder, stop, manager, rank, step)
+                checkpoints.save(options, recorder, stop, manager, rank, step, used=used)
+
+
+def take(options: Options, recorder: Recorder, rank: RankClient, step: int, used: int) -> int:
+    """Use this rank's samples of a step, the next after the first `used` of all; return how many are used then."""
+    sampler = ElasticSampler(EPOCH, global_batch=BATCH, seed=options.seed)
+    epoch, done = divmod(used, EPOCH)
+    samples = next(sampler.indices(epoch, rank.rank, rank.world_size, done=done))
+    recorder.note(
+        "training.step",
+        job=options.job,
+        uid=rank.uid,
+        generation=rank.generation,
+        rank=rank.rank,
+        step=step,
+        epoch=epoch,
+        length=EPOCH,
+        samples=samples,
+    )
+    return used + BATCH
 
 
 def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> None:
     """Hold the step's barrier: the same round again while its outcome is unknown, else a new one."""
     tries = 1
     while True:
-        payload = f"{rank.generation}/{step}/{rank.rank}/{os.getpid()}/{tries}".encode()
+        payload = f"{rank.uid}/{rank.generation}/{step}/{rank.rank}/{os.getpid()}/{tries}".encode()
         try:
             with recorder.operation(
                 "barrier",
@@ -50,6 +77,7 @@ def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> N
                 job=options.job,
                 worker=options.worker,
                 incarnation=rank.incarnation,
+                uid=rank.uid,
                 generation=rank.generation,
                 rank=rank.rank,
                 index=step,

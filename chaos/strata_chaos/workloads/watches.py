@@ -18,7 +18,7 @@ from strata.client.channel import Connection, connected
 from strata.client.endpoints import parse_endpoints
 from strata.config import Credentials
 from strata.core.timing import Timing
-from strata.errors import StrataError
+from strata.errors import ClusterRestored, StrataError
 from strata.v1.common_pb2 import Token
 from strata.v1.watch_pb2 import WatchRequest, WatchResponse
 from strata.v1.watch_pb2_grpc import WatchStub
@@ -65,6 +65,8 @@ async def follow(options: Options, recorder: Recorder, stop: Stop) -> None:
             ):
                 line = connected(endpoint, timing=Timing.derive(), credentials=credentials)
                 await watch(options, recorder, stop, line, prefix, token, stream, rng)
+        except ClusterRestored:
+            token = Token()  # a watch resumes within one cluster only
         except StrataError:
             await asyncio.sleep(PAUSE_S)
 

@@ -42,8 +42,23 @@ class Story:
     revision: int = 0
     t: float = 1000.0
     held: dict[str, tuple[int, int]] = field(default_factory=dict)
+    life: int = 1
 
     # -- etcd
+
+    def lose(self) -> None:
+        """Etcd loses all it has; another observer records what comes."""
+        self._observed_all()
+        self.life += 1
+        self.revision, self.held = 0, {}
+        self.line("observer", 1, "observer.started", args={"life": self.life})
+
+    def _observed_all(self) -> None:
+        self.line("observer", 1, "observer.ended", args={"complete": True, "revision": self.revision})
+
+    @property
+    def _observer(self) -> str:
+        return "observer" if self.life == 1 else f"observer-{self.life}"
 
     def txn(self, *operations: tuple[str, Any]) -> int:
         """Commit (key, value) pairs as one transaction; None deletes. Returns the revision."""
@@ -99,7 +114,8 @@ class Story:
             line["id"] = identity
         if error:
             line["error"] = {"type": error, "message": f"it ended with {error}"}
-        self.files.setdefault("observer" if client == "observer" else f"{client}-{process}", []).append(line)
+        name = self._observer if client == "observer" else f"{client}-{process}"
+        self.files.setdefault(name, []).append(line)
         return line
 
     # -- for doctors
@@ -122,8 +138,8 @@ class Story:
         """Write the histories below `folder`, and return it."""
         run = folder / "run"
         run.mkdir(exist_ok=True)
-        if "observer" in self.files and not self.lines("observer.ended"):
-            self.line("observer", 1, "observer.ended", args={"complete": True, "revision": self.revision})
+        if "observer" in self.files and len(self.lines("observer.ended")) < self.life:
+            self._observed_all()
         for name, lines in self.files.items():
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (run / f"{name}.jsonl").write_text(text)
@@ -163,13 +179,21 @@ def world(story: Story, generation: int, epoch: int, members: list[tuple[str, in
     )
 
 
-def join(story: Story, op: str, name: str, pid: int, incarnation: int, generation: int, rank: int) -> None:
+def join(
+    story: Story, op: str, name: str, pid: int, incarnation: int, generation: int, rank: int, uid: str = "u"
+) -> None:
     story.line(
         f"c.{name}",
         pid,
         op,
         args={"worker": name, "job": "j", "pid": pid},
-        result={"incarnation": incarnation, "generation": generation, "rank": rank, "world_size": 2},
+        result={
+            "incarnation": incarnation,
+            "generation": generation,
+            "rank": rank,
+            "world_size": 2,
+            "uid": uid,
+        },
     )
 
 
@@ -377,8 +401,66 @@ def good_run(storage: Path) -> Story:
     story.txn((f"{JOB}workers/w0", None))
     story.line("c.w0", 10, "process.ending", args={"pid": 10})
     story.line("c.w1", 12, "member.alive", args={"worker": "w1"})
+    train(story, 1, (10, 11), range(1, 9))
+    train(story, 2, (10, 12), range(7, 12))
     story.sample()
     follow(story)
+    return story
+
+
+SLOT_20 = f"{JOB}checkpoints/{number(20)}/{number(1)}"
+
+
+def train(story: Story, generation: int, pids: tuple[int, int], steps: range, uid: str = "u") -> None:
+    """Both members take a sample of their own a step; an epoch has four."""
+    for step in steps:
+        for rank, pid in enumerate(pids):
+            args = {"job": "j", "uid": uid, "generation": generation, "rank": rank, "step": step, "length": 4}
+            args |= {"epoch": (step - 1) // 2, "samples": [(step - 1) % 2 * 2 + rank]}
+            story.line(f"c.w{rank}", pid, "training.step", args=args)
+
+
+def restored_run(storage: Path) -> Story:
+    """Return a good run in which etcd is lost after it, and restored: the job goes on from step 20."""
+    story = good_run(storage)
+    committed = json.loads([e["value"] for e in story.events(SLOT_20.removeprefix(JOB))][-1])
+    acks = {
+        e["key"]: json.loads(e["value"])
+        for line in story.lines("etcd.event")
+        if (e := line["result"])["key"].startswith(f"{SLOT_20}/a2/acks/") and e["value"]
+    }
+    point = {"step": 20, "attempt": "a2", "record_generation": 1}
+    faulty = {"id": 1, "fault": "restore-from-backup", "targets": ["etcd-1"]}
+    story.line("nemesis", 6, "fault.inject", args=faulty, result={"effective": True, "evidence": ""})
+    story.lose()
+    story.txn((f"{ROOT}restoring", {"who": "ada", "source": "the backup", "uid": "u", "replaced": []}))
+    forming = {"generation": 3, "epoch": 0, "members": 0, "size": 0, "chunks": 0, "reason": "restored"}
+    story.txn(
+        (f"{JOB}spec", {"min_workers": 2}),
+        (SLOT_20, committed),
+        *acks.items(),
+        (f"{JOB}latest", {"generation": 2, **point}),
+        (f"{JOB}phase", {"phase": "running", "reason": "restored", "epoch": 0}),
+        (f"{JOB}world", forming),
+    )
+    story.txn((f"{ROOT}uid", {"uid": "u.1"}), (f"{ROOT}restoring", None))
+    story.line("nemesis", 6, "fault.heal", args=faulty, result={"effective": True, "evidence": ""})
+    epoch = story.txn((f"{ROOT}leader", {"instance": "C", "replica": "c1", "address": "a"}))
+    story.txn((f"{ROOT}replicas/c1", {"instance": "C", "address": "a"}))
+    story.sample()
+    for rank, pid in ((0, 14), (1, 12)):
+        args = {"worker": f"w{rank}", "job": "j", "after": 2}
+        story.line(f"c.w{rank}", pid, "member.rejoin", args=args, outcome="unknown", error="ClusterRestored")
+    born = [story.txn((f"{JOB}workers/w{rank}", worker(f"b{rank}", "C", 14 - 2 * rank))) for rank in (0, 1)]
+    world(story, 4, epoch, [("w0", born[0]), ("w1", born[1])], restore=point)
+    for rank, pid in ((0, 14), (1, 12)):
+        join(story, "member.join", f"w{rank}", pid, born[rank], 4, rank, uid="u.1")
+        args = {"job": "j", "worker": f"w{rank}", "generation": 4, "rank": rank, "point": point, "uid": "u.1"}
+        result = {"step": 20, "digest": sha(f"20/{rank}".encode())}
+        story.line(f"c.w{rank}", pid, "checkpoint.restore", args=args, result=result)
+    train(story, 4, (14, 12), range(9, 13), uid="u.1")
+    story.line("reader", 20, "checkpoint.latest", args={"job": "j"}, result={**point, "generation": 1})
+    story.sample()
     return story
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from strata_chaos.complaints import complaints
+from strata_chaos.complaints import SUSPENDED, complaints
 
 
 def log(folder: Path, name: str, *lines: str) -> None:
@@ -43,3 +43,12 @@ def test_a_bare_traceback_is_a_finding_and_a_torn_line_is_none(tmp_path: Path) -
 
 def test_where_nothing_was_logged_there_is_no_finding(tmp_path: Path) -> None:
     assert complaints(tmp_path / "logs") == []
+
+
+def test_what_the_faults_of_a_run_must_bring_about_is_no_finding(tmp_path: Path) -> None:
+    log(tmp_path, "coordinator-1", event("replica_suspended", "error"), event("call_failed", "error"))
+
+    (found,) = complaints(tmp_path, expected=SUSPENDED)
+
+    assert "call_failed" in found.message
+    assert len(complaints(tmp_path)) == 2

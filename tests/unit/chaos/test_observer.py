@@ -23,13 +23,18 @@ def put(store: MemoryStore, name: str, value: str = "{}") -> None:
 
 @contextlib.asynccontextmanager
 async def observing(
-    client: MemoryClient, path: Path, *, start_revision: int = 1, seen: Seen | None = None
+    client: MemoryClient,
+    path: Path,
+    *,
+    start_revision: int = 1,
+    seen: Seen | None = None,
+    listed_at: int = 0,
 ) -> AsyncIterator[Observer]:
     with HistoryWriter(path) as writer:
         clock = asyncio.get_running_loop().time
         observer = Observer(client, writer, prefix=PREFIX, seen=Seen() if seen is None else seen, clock=clock)
         stop = asyncio.Event()
-        running = asyncio.create_task(observer.run(start_revision, stop))
+        running = asyncio.create_task(observer.run(start_revision, stop, listed_at=listed_at))
         await asyncio.sleep(1)  # virtual: until it has seen what is there
         yield observer
         stop.set()
@@ -98,6 +103,21 @@ async def test_it_goes_on_where_a_killed_one_was_even_within_a_revision(tmp_path
     async with observing(store.client(), cut, seen=seen_in(cut)):
         pass
     assert [record.result["key"][-1] for record in recorded(cut)] == list("abcde")
+
+
+@in_virtual_time()
+async def test_of_a_snapshot_it_lists_what_there_was_and_records_what_came_since(tmp_path: Path) -> None:
+    path = tmp_path / "observer-2.jsonl"
+    store = MemoryStore()
+    put(store, "a", '{"n":1}')
+    put(store, "b")
+    put(store, "a", '{"n":2}')
+    async with observing(store.client(), path, listed_at=3):
+        put(store, "c")
+    listed = [(r.result["key"][-1], r.result["value"]) for r in recorded(path, "etcd.listed")]
+    assert listed == [("a", '{"n":1}'), ("b", "{}")]
+    assert [r.args["why"] for r in recorded(path, "observer.listed")] == ["snapshot"]
+    assert revisions(path) == [4, 5]
 
 
 @in_virtual_time()

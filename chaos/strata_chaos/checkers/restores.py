@@ -1,0 +1,226 @@
+"""Restores: etcd was lost, and what was acknowledged is there again (PROTOCOLS 9).
+
+Judged at the transaction that ends a restore, against what etcd held when it was lost. A client that was told of a commit
+before that end must find it committed after it. A commit that nobody was told of may be missing: its marker may not have
+been on disk yet. Generations, epochs and revisions are of one uid; a restore knows of a generation only what a backup or
+storage names. So a job that saves nothing may number anew, and one that saves must not.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from strata_chaos.checkers.findings import Findings
+from strata_chaos.checkers.truth import Change, Clock, State
+from strata_chaos.history import Outcome, Record, Where
+
+RULES: Final = {
+    "committed-kept": "what a client was told is committed, and etcd held so when it was lost, is committed after the restore",
+    "generations-rise": "a restored job's generation is above the head that etcd held and above that of every commit told of",
+    "lineage": "a restore ends with a uid that was never there, of the lineage that was lost",
+    "alone": "until a restore has ended nobody else writes, and it writes nothing that speaks of processes",
+    "told-restored": "who asks once etcd is restored is told that the cluster was restored, never that it is another one",
+}
+
+_PROCESSES: Final = frozenset(
+    {"leader", "replica", "worker", "chunk", "outcome", "arrived", "payloads", "floor", "standbys"}
+    | {"failed", "done", "stopped", "held", "notice", "reshape", "reader", "rewind"}
+)
+"""What speaks of processes, which a restore takes away and nobody else may write until it has ended."""
+
+
+_LOSSES: Final = ("restore-", "rebuild-")
+"""What the names of faults begin with that lose etcd."""
+
+
+class Loss(NamedTuple):
+    """A checkpoint that was committed when etcd was lost, and is not after the restore; `t` is the restore's end."""
+
+    job: str
+    attempt: str
+    step: int
+    state: str
+    t: float
+    where: Where
+
+
+class Begun(NamedTuple):
+    """The world that a restore gave a job."""
+
+    job: str
+    generation: int
+    before: int
+    t: float
+    where: Where
+
+
+class Restores:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.findings = Findings("restores", RULES)
+        self._life = 1
+        self._serving = True
+        self._committed: dict[tuple[str, str], int] = {}
+        """(job, attempt) -> step, as etcd held them when it was lost."""
+        self._uids: set[str] = set()
+        self._lost_uid = ""
+        self._kept: list[tuple[str, str, float]] = []
+        self._losses: list[Loss] = []
+        self._begun: list[Begun] = []
+        self._generations: dict[tuple[str, str], int] = {}
+        """(job, attempt) -> generation of each commit there ever was."""
+        self._told: dict[tuple[str, str], tuple[float, Where]] = {}
+        self._ended = 0
+        self._faults: dict[object, tuple[float, float]] = {}
+        self._strangers: list[Record] = []
+        """Lines of clients that were told of another cluster."""
+
+    # -- etcd
+
+    def lost(self, end: State) -> None:
+        self._life += 1
+        if self._serving:  # else etcd was lost again before it was restored
+            self._committed = _committed(end)
+            self._lost_uid = str((end.value("uid") or {}).get("uid", ""))
+        self._serving = False
+
+    def change(self, change: Change, before: State) -> None:
+        for event in change.of("record"):
+            value = event.value or {}
+            if value.get("state") == "committed":
+                self._generations[event.key.job, str(value.get("attempt"))] = event.key.ids[1]
+        if not self._serving:
+            self._unserved(change, before)
+        for event in change.of("uid"):
+            self._uids.add(str((event.value or {}).get("uid")))
+
+    def _unserved(self, change: Change, before: State) -> None:
+        for event in change.events:
+            if not event.deleted:
+                self.findings.check(
+                    "alone",
+                    change.restoring and event.key.kind not in _PROCESSES,
+                    f"{event.name} was written at revision {change.revision} of etcd's life {change.life}, before"
+                    " a restore had ended",
+                    event.where,
+                )
+        for event in change.of("world"):
+            held = event.before.value if event.before is not None else None
+            generation = (event.value or {}).get("generation", 0)
+            self._begun.append(
+                Begun(event.key.job, generation, (held or {}).get("generation", 0), change.t, event.where)
+            )
+        ends = [*change.of("uid")]
+        if change.restoring and any(change.of("restoring", deleted=True)) and ends:
+            self._end(change, before, str((ends[0].value or {}).get("uid")), ends[0].where)
+
+    def _end(self, change: Change, before: State, uid: str, where: Where) -> None:
+        """A restore has ended: `before` has all that it wrote below the jobs."""
+        self.findings.check(
+            "lineage",
+            uid not in self._uids and uid.partition(".")[0] == self._lost_uid.partition(".")[0],
+            f"the cluster {self._lost_uid} was restored as {uid} at revision {change.revision}",
+            where,
+        )
+        there = _committed(before)
+        states = {
+            (key.job, str((held.value or {}).get("attempt"))): str((held.value or {}).get("state"))
+            for key, held in before.all("record")
+        }
+        for (job, attempt), step in self._committed.items():
+            if (job, attempt) in there:
+                self._kept.append((job, attempt, change.t))
+            else:
+                state = states.get((job, attempt), "not there")
+                self._losses.append(Loss(job, attempt, step, state, change.t, where))
+        self._serving = True
+        self._ended += 1
+
+    # -- clients
+
+    def record(self, record: Record) -> None:
+        if record.client == "nemesis":
+            self._fault(record)
+        elif record.error is not None and record.error.type == "ClusterRestored":
+            self.findings.judged["told-restored"] += 1
+        elif record.error is not None and record.error.type == "ClusterReplaced":
+            self._strangers.append(record)
+        told = record.op in {"checkpoint.save", "checkpoint.latest"} and record.outcome is Outcome.OK
+        if told and record.t1 is not None and record.result.get("attempt"):
+            if record.op == "checkpoint.save" and not record.result.get("committed"):
+                return
+            key = record.args["job"], str(record.result["attempt"])
+            if record.t1 < self._told.get(key, (float("inf"), record.where))[0]:
+                self._told[key] = record.t1, record.where
+
+    def _fault(self, record: Record) -> None:
+        """Keep from when to when etcd may have been lost and not restored."""
+        number, ended_t = record.args.get("id"), record.t0 if record.t1 is None else record.t1
+        if not str(record.args.get("fault", "")).startswith(_LOSSES):
+            return
+        if record.op == "fault.inject":
+            self._faults[number] = record.t0, float("inf")
+        elif record.op == "fault.heal" and number in self._faults:
+            self._faults[number] = self._faults[number][0], ended_t
+
+    # -- the whole
+
+    def finish(self, clock: Clock, end: State) -> None:
+        untold = 0
+        for job, attempt, ended_t in self._kept:
+            if self._told.get((job, attempt), (float("inf"), None))[0] <= ended_t:
+                self.findings.judged["committed-kept"] += 1
+        for loss in self._losses:
+            told_t, where = self._told.get((loss.job, loss.attempt), (float("inf"), loss.where))
+            if told_t > loss.t:
+                untold += 1
+                continue
+            self.findings.check(
+                "committed-kept",
+                False,
+                f"step {loss.step} of {loss.job} (attempt {loss.attempt}) was committed when etcd was lost, and a"
+                f" client was told so; after the restore it is {loss.state}",
+                where,
+                loss.where,
+            )
+        for begun in self._begun:
+            self._rises(begun)
+        for record in self._strangers:
+            told_t = record.t0 if record.t1 is None else record.t1
+            assert record.error is not None
+            self.findings.check(
+                "told-restored",
+                any(begin <= told_t <= until for begin, until in self._faults.values()),
+                f"{record.client} was told at {record.op}, and etcd was there: {record.error.message}",
+                record.where,
+            )
+        if self._life > 1:
+            self.findings.notes.append(
+                f"{self._life - 1} losses of etcd, {self._ended} restores; {len(self._kept)} commits were kept, and"
+                f" {untold} that nobody was told of were not"
+            )
+
+    def _rises(self, begun: Begun) -> None:
+        told = [
+            (self._generations.get((job, attempt), 0), where)
+            for (job, attempt), (told_t, where) in self._told.items()
+            if job == begun.job and told_t <= begun.t
+        ]
+        most, where = max(told, default=(0, begun.where), key=lambda each: each[0])
+        floor = max(most, begun.before)
+        self.findings.check(
+            "generations-rise",
+            begun.generation > floor,
+            f"a restore gave {begun.job} generation {begun.generation}, and {floor} was there before",
+            begun.where,
+            where,
+        )
+
+
+def _committed(state: State) -> dict[tuple[str, str], int]:
+    return {
+        (key.job, str((held.value or {}).get("attempt"))): key.ids[0]
+        for key, held in state.all("record")
+        if (held.value or {}).get("state") == "committed"
+    }
