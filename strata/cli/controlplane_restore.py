@@ -368,7 +368,7 @@ async def _write(work: _Work, plan: _Plan, *, say: bool) -> tuple[_Plan, str]:
                 if say:
                     typer.echo("something was written meanwhile, and the plan was made anew")
         await rewriting.bring(plan.keys.values, backup=plan.base.backup)
-        uid = await rewriting.finish(plan.base.uid, secrets.token_hex(4))
+        uid = await rewriting.finish(plan.base.uid, int(time.time()), secrets.token_hex(4))
     return plan, uid.uid
 
 

@@ -27,9 +27,8 @@ from strata import errors
 from strata.client.endpoints import Endpoint, Route
 from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
 from strata.client.scouting import Found, Lookout
-from strata.client.terms import Dial, Pace, SessionObserver, aged, is_final
+from strata.client.terms import Dial, Pace, SessionObserver, aged, another_cluster, is_final
 from strata.core.arrivals import MAX_TIME_MS
-from strata.core.lineage import is_restored
 from strata.errors import StaleIncarnation, StrataError, Unavailable
 from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
@@ -365,10 +364,7 @@ class Session:
         if not token.uid:
             return
         if self.token.uid and self.token.uid != token.uid:
-            restored = is_restored(self.token.uid, token.uid)
-            raise (errors.ClusterRestored if restored else errors.ClusterReplaced)(
-                f"this session began with cluster {self.token.uid}; {self._route.current} serves {token.uid}"
-            )
+            raise another_cluster(self.token.uid, token.uid, str(self._route.current))
         self.token = Token(uid=token.uid, revision=max(token.revision, self.token.revision))
 
     # -- the clock

@@ -9,7 +9,8 @@ from typing import Final, Protocol
 
 from strata import errors
 from strata.client.endpoints import Endpoint
-from strata.errors import StrataError
+from strata.core.lineage import is_restored, lineage
+from strata.errors import StrataError, Unavailable
 from strata.session.link import Link
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -79,6 +80,20 @@ class Pace:
     coalesce_s: float = 0.0
     progress_s: float = 0.1
     retry_s: float = 0.2
+
+
+def another_cluster(known: str, served: str, endpoint: str) -> StrataError:
+    """Return what it means that `endpoint` serves another cluster than the one that the caller knows.
+
+    `ClusterRestored` if it is the same one, restored since; `Unavailable` if it is that one before its restore: a replica that has
+    not heard of it; else `ClusterReplaced`.
+    """
+    said = f"this client began with cluster {known}; {endpoint} serves {served}"
+    if is_restored(known, served):
+        return errors.ClusterRestored(said)
+    if lineage(known) == lineage(served):
+        return Unavailable(said, hint="that is the cluster before it was restored: try another replica")
+    return errors.ClusterReplaced(said)
 
 
 def is_final(error: StrataError, *, welcomed: bool) -> bool:

@@ -22,10 +22,10 @@ from google.protobuf.message_factory import GetMessageClass
 from strata.client import fork
 from strata.client.channel import Connection, connected
 from strata.client.endpoints import Endpoint, Route
+from strata.client.terms import another_cluster
 from strata.config import Credentials
 from strata.core.lineage import is_restored
 from strata.errors import (
-    ClusterReplaced,
     ClusterRestored,
     ConfigError,
     InvalidArgument,
@@ -109,6 +109,7 @@ class UnaryClient:
         request.token.CopyFrom(self.token)  # type: ignore[attr-defined]  # every request has one
         trouble: dict[str, StrataError] = {}
         refusals = 0
+        restored = False
         try:
             deadline = asyncio.get_running_loop().time() + timeout_s
             async with asyncio.timeout_at(deadline):
@@ -117,6 +118,9 @@ class UnaryClient:
                         line = await self._connected(deadline)
                         return await self._attempt(line, method, request, attempt_s)
                     except ClusterRestored:
+                        if restored:
+                            raise
+                        restored = True  # once a call: who says it again has no other cluster to offer
                         self.token = Token()
                         request.ClearField("token")
                     except StrataError as error:
@@ -168,9 +172,7 @@ class UnaryClient:
         if is_restored(self.token.uid, token.uid):
             self.token = Token()  # what was seen of the cluster before says nothing of it now
         if self.token.uid and self.token.uid != token.uid:
-            raise ClusterReplaced(
-                f"this client began with cluster {self.token.uid}; {self._route.current} serves {token.uid}"
-            )
+            raise another_cluster(self.token.uid, token.uid, str(self._route.current))
         self.token = Token(uid=token.uid, revision=max(token.revision, self.token.revision))
 
     async def _connected(self, deadline: float) -> _Line:

@@ -196,9 +196,9 @@ class Rewriting:
 
     # -- the last transaction
 
-    async def finish(self, uid_before: str, chance: str) -> ClusterUid:
+    async def finish(self, uid_before: str, unix_s: int, random_hex: str) -> ClusterUid:
         """Give the cluster the uid that follows `uid_before`, and let replicas serve it; return it."""
-        new = successor(uid_before, chance)
+        new = successor(uid_before, unix_s, random_hex)
         candidates = dict.fromkeys((*self._me.replaced, self._me.uid))
         others = tuple(uid for uid in candidates if uid and lineage(uid) != lineage(new))
         record = ClusterUid(uid=new, replaced=others)

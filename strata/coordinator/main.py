@@ -86,7 +86,7 @@ async def run_coordinator(
         is_ready: Callable[[], tuple[bool, str]] = lambda: (False, "it connects to etcd")  # noqa: E731  # it changes
         try:
             with told(ServiceManager.of(os.environ, pid=os.getpid()), lambda: is_ready()):  # noqa: PLW0108  # likewise
-                while True:
+                while not signalled:
                     async with connected(config.etcd) as store, connected(config.etcd) as renewals:
                         await check_versions(store)
                         replica = _replica(config, name, store, renewals, page, resources)
@@ -96,10 +96,13 @@ async def run_coordinator(
                             await replica.run()
                             break
                         except ClusterReplaced as error:
+                            if not replica.context.mirror.uid:
+                                raise  # it has served nothing that could come back
                             aside = _suspended(config, replica, error, suspended_page)
                     stop, is_ready = aside.stop, aside.is_ready
                     if signalled or not await aside.run():
                         break
+                    stop = task.cancel
         except asyncio.CancelledError:
             if not signalled:
                 raise

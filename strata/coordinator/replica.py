@@ -177,6 +177,11 @@ class Replica:
         why = self.context.health.unready()
         return not why, why
 
+    @property
+    def revision(self) -> int:
+        """The newest revision of etcd that this replica knows of."""
+        return max(self.context.mirror.view.revision, *(store.revision for store in self._stores))
+
     def stop(self) -> None:
         """Make `run` return: resign, let the sessions go elsewhere, take the own key away."""
         self._stopping.set()

@@ -24,6 +24,7 @@ from strata.core.records import ClusterUid, PoisonRecord, Restoring, decode
 from strata.core.timing import Timing
 from strata.core.txn import Range
 from strata.errors import ClusterReplaced, StrataError, Unavailable
+from strata.etcd import AnotherEtcd
 from strata.observe import get_logger
 from strata.wire import status
 
@@ -62,6 +63,7 @@ class Suspended:
         self._revision = revision
         self._since = since
         self._cause = cause.message
+        self._has_lost = not isinstance(cause, AnotherEtcd)
         self._restoring = ""
         self._page = page
         self._stopping = asyncio.Event()
@@ -121,6 +123,7 @@ class Suspended:
             found=found,
             at_revision=answer.revision,
             restoring=at_work,
+            has_lost=self._has_lost,
         )
         # what was noticed first stays the reason: a revision that changes would be news to every caller each second
         self._restoring = why if at_work else ""

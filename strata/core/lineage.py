@@ -1,7 +1,11 @@
 """Which clusters are one cluster: before and after its control plane was restored (PROTOCOLS 9.1).
 
-The uid of a restored cluster is the first one's, a dot, and random hex digits. What lies before the first dot is the
-lineage: it never changes, and owns storage folders. Tokens, sessions and fences go by the whole uid.
+The uid of a restored cluster is the first one's, a dot, the time of the restore in seconds, a dot, and random hex digits. What
+lies before the first dot is the lineage: it never changes, and owns storage folders. The time orders the uids of a lineage: a
+session, or a replica, moves forwards only. Tokens, sessions and fences go by the whole uid.
+
+t1: a restore makes L.2. t2: somebody puts a snapshot from before under etcd; its uid is L. Without the order, replicas and
+members of L.2 would take L for the restored cluster, and go on in the past.
 """
 
 from __future__ import annotations
@@ -25,22 +29,35 @@ def lineage(uid: str) -> str:
     return uid.partition(".")[0]
 
 
-def successor(uid: str, random_hex: str) -> Uid:
-    """Return the uid of the cluster `uid` once it is restored."""
-    return Uid(f"{lineage(uid)}.{random_hex}")
+def successor(uid: str, unix_s: int, random_hex: str) -> Uid:
+    """Return the uid of the cluster `uid` once it is restored, at the time `unix_s`; it follows `uid` whatever the clock says."""
+    return Uid(f"{lineage(uid)}.{max(unix_s, _number(uid) + 1)}.{random_hex}")
 
 
 def is_restored(before: str, now: str) -> bool:
     """Return True if `now` is the uid of the cluster that had the uid `before`, restored since."""
-    return before != now and lineage(before) == lineage(now)
+    return lineage(before) == lineage(now) and _number(before) < _number(now)
+
+
+def _number(uid: str) -> int:
+    """Return which restore of its lineage made a uid; 0: none did."""
+    number = uid.split(".")[1] if "." in uid else ""
+    return int(number) if number.isdecimal() else 0
 
 
 def replacement(
-    *, uid: str, revision: int, found: ClusterUid | None, at_revision: int, restoring: str = ""
+    *,
+    uid: str,
+    revision: int,
+    found: ClusterUid | None,
+    at_revision: int,
+    restoring: str = "",
+    has_lost: bool = True,
 ) -> str:
     """Return why a replica that served `uid` up to `revision` cannot serve what etcd holds now; "" if it can.
 
-    `found` is what etcd holds at `at_revision`, `restoring` who restores the control plane just now.
+    `found` is what etcd holds at `at_revision`, `restoring` who restores the control plane just now. `has_lost`: it was proved that
+    etcd lost what it had. Then the same uid is the past, whatever its revision: others may have written since.
     """
     if restoring:
         return f"{RESTORING}: {restoring}"
@@ -49,7 +66,9 @@ def replacement(
     if found.uid == uid:
         if at_revision < revision:
             return f"etcd is at revision {at_revision}, and was at {revision}: {OLDER_SNAPSHOT}"
-        return ""
+        return f"etcd went back: {OLDER_SNAPSHOT}" if has_lost else ""
     if is_restored(uid, found.uid) or uid in found.replaced:
         return ""
+    if lineage(uid) == lineage(found.uid):
+        return f"etcd holds this cluster as it was before a restore: {OLDER_SNAPSHOT}"
     return f"etcd holds another cluster, {found.uid}"

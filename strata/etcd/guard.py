@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from strata.core.lineage import THE_WAY_BACK
 from strata.errors import ClusterReplaced, Unavailable
 
 
@@ -38,6 +39,10 @@ class Floor:
 
     term: int = 0
     revision: int = 0
+
+
+class AnotherEtcd(ClusterReplaced):
+    """The answer is of another etcd cluster: an endpoint points elsewhere. What was known may still be true."""
 
 
 class Guard:
@@ -66,7 +71,7 @@ class Guard:
             return
         if cluster_id != self.cluster_id:
             if self.cluster_id:
-                raise ClusterReplaced(
+                raise AnotherEtcd(
                     f"etcd {endpoint} belongs to cluster {cluster_id:x}, not {self.cluster_id:x}"
                 )
             self.cluster_id = cluster_id
@@ -75,6 +80,9 @@ class Guard:
                 f"etcd {endpoint} is at revision {header.revision}, and was at {floor.revision}"
             )
         if term < floor.term:
-            raise Unavailable(f"etcd {endpoint} answered in raft term {term}, {floor.term} was seen before")
+            raise Unavailable(
+                f"etcd {endpoint} answered in raft term {term}, {floor.term} was seen before",
+                hint=f"if this lasts, an etcd that was restored by hand answers; the way back: {THE_WAY_BACK}",
+            )
         self.term = max(self.term, term)
         self.revision = max(self.revision, header.revision)

@@ -189,7 +189,8 @@ async def _run(
             on_place=lambda place: progress.begin(place.generation if place is not None else 0),
         ),
     ):
-        _on_signals(supervisor.ask_to_stop)
+        # the first signal is kept: a member that follows this one stops by it, too
+        _on_signals(lambda n: supervisor.ask_to_stop(n) if asked.done() else asked.set_result(n))
         asked.add_done_callback(
             lambda first: supervisor.ask_to_stop(first.result())
         )  # also one just on its way

@@ -15,7 +15,6 @@ import pytest
 import strata
 from strata import errors
 from strata.client.coordinator import CoordinatorClient
-from strata.core.ids import Uid
 from strata.core.keys import ClusterKeys
 from strata.core.lineage import successor
 from strata.core.records import ClusterUid, Restoring, encode
@@ -139,7 +138,7 @@ def test_no_replica_serves_an_etcd_that_went_back_and_each_message_names_the_way
         lambda: all("being restored: a test began" in ready(each)[1] for each in cluster.coordinators),
         LIMIT_S,
     )
-    now = encode(ClusterUid(uid=successor(Uid(uid), "77aa")))
+    now = encode(ClusterUid(uid=successor(uid, 1, "77aa")))
     etcd.apply(Put(key=KEYS.uid, value=now), Delete(key=KEYS.restoring))
     took_s = until(lambda: all(ready(each)[0] for each in cluster.coordinators), LIMIT_S)
     assert took_s < SERVES_S
@@ -161,7 +160,7 @@ def test_a_replica_that_starts_while_the_control_plane_is_restored_waits(
         each.restart()
     why = "the control plane is being restored: a test began, from a backup"
     until(lambda: all(why in ready(each)[1] for each in cluster.coordinators), LIMIT_S)
-    etcd.apply(Put(key=KEYS.uid, value=encode(ClusterUid(uid="0b6f.77aa"))), Delete(key=KEYS.restoring))
+    etcd.apply(Put(key=KEYS.uid, value=encode(ClusterUid(uid="0b6f.1.77aa"))), Delete(key=KEYS.restoring))
     until(lambda: all(ready(each)[0] for each in cluster.coordinators), LIMIT_S)
 
 
@@ -183,6 +182,6 @@ def test_a_replica_that_starts_on_an_older_snapshot_says_so_to_members_that_know
     ):
         rank.call(GetWorldRequest(job=job), timeout_s=8)
     rank.check()
-    etcd.apply(Put(key=KEYS.uid, value=encode(ClusterUid(uid=successor(Uid(uid), "77aa")))))
+    etcd.apply(Put(key=KEYS.uid, value=encode(ClusterUid(uid=successor(uid, 1, "77aa")))))
     with pytest.raises(errors.ClusterRestored):
         rank.call(GetWorldRequest(job=job), timeout_s=LIMIT_S)

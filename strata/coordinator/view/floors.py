@@ -7,7 +7,7 @@ import contextlib
 from typing import Final
 
 from strata.coordinator.view.mirror import Mirror
-from strata.core.lineage import THE_WAY_BACK, is_restored
+from strata.core.lineage import THE_WAY_BACK, is_restored, lineage
 from strata.errors import ClusterReplaced, ClusterRestored, StrataError, Unavailable
 from strata.v1 import common_pb2
 from strata.wire import tokens
@@ -30,6 +30,11 @@ async def honour(mirror: Mirror, token: common_pb2.Token) -> None:
     if token.uid != mirror.uid:
         if is_restored(token.uid, mirror.uid) or token.uid in mirror.replaced:
             raise ClusterRestored(f"the control plane was restored: {token.uid[:64]} is {mirror.uid} now")
+        if lineage(token.uid) == lineage(mirror.uid):
+            raise Unavailable(
+                f"this replica serves cluster {mirror.uid}, which was restored since: {token.uid[:64]}",
+                hint="try another replica",
+            )
         raise ClusterReplaced(f"the caller knows cluster {token.uid[:64]}, here is {mirror.uid}")
     if token.revision <= mirror.view.revision:
         return

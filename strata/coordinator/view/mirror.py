@@ -289,7 +289,7 @@ class Mirror:
         record = encode(ClusterUid(uid=self._new_uid))
         await self._store.execute(
             Txn(
-                compares=(absent(self._keys.uid),),
+                compares=(absent(self._keys.uid), absent(self._keys.restoring)),
                 success=(Put(key=self._keys.uid, value=record),),
             )
         )

@@ -75,8 +75,8 @@ class Rounds:
 class Cluster:
     """A job in its world; `port(rank)` is one rank's session."""
 
-    def __init__(self, *, job: Job | None = None, **slots: int) -> None:
-        self.job = job or Job(**slots)
+    def __init__(self, **slots: int) -> None:
+        self._take(Job(**slots))
         self.lock = threading.RLock()
         self.observers: list[Callable[[pb.Checkpoint], None]] = []
         self.answers: list[type[Message]] = []
@@ -86,7 +86,10 @@ class Cluster:
         self.commits = True
         self.lose_answers = 0
         self.on_call: Callable[[Message], None] = lambda request: None
-        rows: Any = _Replica(self.job.store)
+
+    def _take(self, job: Job) -> None:
+        self.job = job
+        rows: Any = _Replica(job.store)
         self._rows = {
             f"{row.method.partition('.')[2]}Request": row.answer for row in (*catalog(rows), *retention(rows))
         }
@@ -104,7 +107,9 @@ class Cluster:
 
     def copy(self) -> Cluster:
         """Return a control plane with this one's keys as they are now: a snapshot."""
-        return Cluster(job=copy.deepcopy(self.job))
+        made = Cluster(a=1)
+        made._take(copy.deepcopy(self.job))
+        return made
 
     def view(self) -> JobView:
         return self.job.store.job()

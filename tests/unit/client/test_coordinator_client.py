@@ -196,7 +196,7 @@ def test_a_client_goes_on_once_the_control_plane_is_restored(server: UnaryServer
     with CoordinatorClient.connect(server.address) as client:
         server.revision = 100
         client.world()
-        server.uid, server.revision = f"{server.uid}.77aa", 7
+        server.uid, server.revision = f"{server.uid}.1.77aa", 7
         client.world()  # the answer of the restored one counts from now on
         refused = iter((True, False))
 

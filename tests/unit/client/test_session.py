@@ -229,7 +229,7 @@ async def test_the_newest_progress_is_sent_and_told_again(r: Rig) -> None:
 @in_rig(rig, 2)
 async def test_a_control_plane_that_was_restored_ends_the_session(r: Rig) -> None:
     for replica in r.replicas:
-        replica.uid = f"{UID}.77aa"
+        replica.uid = f"{UID}.1.77aa"
     waiting = r.session.arrive(arrival())
     r.serving.down()
     with pytest.raises(errors.ClusterRestored):

@@ -70,7 +70,7 @@ async def restore(rig: Rig, me: Restoring = ME, *, chance: str = "77") -> Cluste
     rewriting = rig.rewriting(me)
     await rewriting.begin()
     await rewriting.bring(WANTED)
-    return await rewriting.finish("bbbb", chance)
+    return await rewriting.finish("bbbb", 5, chance)
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -87,7 +87,7 @@ def test_the_keys_are_what_they_are_to_be_and_the_cluster_is_a_successor() -> No
         rig.put(KEYS.leader, encode(leader))
         found = await restore(rig)
         assert await rig.keys() == WANTED
-        assert found == ClusterUid(uid="bbbb.77", replaced=("aaaa",)) == await rig.uid()
+        assert found == ClusterUid(uid="bbbb.5.77", replaced=("aaaa",)) == await rig.uid()
         assert await rig.restoring() is None
         assert not rig.store.state.read(Range(key=KEYS.leader)).kvs
 
@@ -113,7 +113,7 @@ def test_whatever_it_is_interrupted_in_the_next_one_finishes_it(at: int) -> None
         before = await again.begin()
         assert (before.who if before is not None else None) == (None if at == 1 else "ada")
         await again.bring(WANTED)
-        assert (await again.finish("bbbb", "88")).replaced == ("aaaa",)
+        assert (await again.finish("bbbb", 5, "88")).replaced == ("aaaa",)
         assert await rig.keys() == WANTED
 
     run(work)
@@ -140,7 +140,7 @@ def test_an_unclear_answer_is_followed_by_the_same_transaction_or_by_a_look(at: 
         store.execute = unclear  # type: ignore[method-assign]  # as above
         await rewriting.begin()
         await rewriting.bring(WANTED)
-        assert (await rewriting.finish("bbbb", "77")).uid == "bbbb.77"
+        assert (await rewriting.finish("bbbb", 5, "77")).uid == "bbbb.5.77"
         assert await rig.keys() == WANTED
         assert await rig.restoring() is None
 
@@ -184,7 +184,7 @@ def test_two_at_once_the_later_one_takes_over_and_the_earlier_one_stops() -> Non
         with pytest.raises(Conflict, match="another restore took over: bob began"):
             await first.bring(WANTED)
         await second.bring(WANTED)
-        await second.finish("bbbb", "77")
+        await second.finish("bbbb", 5, "77")
         with pytest.raises(Conflict, match="finished a restore meanwhile"):
             await first.bring(WANTED)
 
@@ -206,12 +206,12 @@ def test_the_newest_backup_is_remembered_unless_a_newer_one_is() -> None:
         rewriting = rig.rewriting()
         await rewriting.begin()
         await rewriting.bring(WANTED, backup=b"old")
-        await rewriting.finish("bbbb", "77")
+        await rewriting.finish("bbbb", 5, "77")
         assert (await read_keyspace(rig.store.client(), KEYS)).backup == b"old"
         again = rig.rewriting()
         await again.begin()
         await again.bring(WANTED, backup=b"older")
-        await again.finish("bbbb", "88")
+        await again.finish("bbbb", 5, "88")
         assert (await read_keyspace(rig.store.client(), KEYS)).backup == b"old"
 
     run(work)
@@ -264,6 +264,6 @@ def test_a_value_that_nobody_can_read_is_somebody_who_restores() -> None:
         held = await read_keyspace(rig.store.client(), KEYS)
         assert not_none(held.restoring).who == "somebody"
         await restore(rig)
-        assert decode(ClusterUid, encode(not_none(await rig.uid()))).uid == "bbbb.77"
+        assert decode(ClusterUid, encode(not_none(await rig.uid()))).uid == "bbbb.5.77"
 
     run(work)

@@ -107,7 +107,10 @@ def flip(folder: Path) -> None:
 
 
 def rewrite(name: str, data: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(data) and None
+    def write(folder: Path) -> None:
+        (folder / name).write_bytes(data)
+
+    return write
 
 
 def lose(name: str) -> Callable[[Path], None]:

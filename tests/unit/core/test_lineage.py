@@ -11,31 +11,56 @@ from strata.core.records import ClusterUid, Restoring, decode, encode
 
 def test_a_lineage_outlives_every_restore() -> None:
     first = Uid("0b6f")
-    second = successor(first, "77aa")
-    third = successor(second, "99bb")
-    assert (second, third) == ("0b6f.77aa", "0b6f.99bb")
+    second = successor(first, 1_764_300_000, "77aa")
+    third = successor(second, 1_764_300_000, "99bb")
+    assert (second, third) == ("0b6f.1764300000.77aa", "0b6f.1764300001.99bb"), (
+        "a clock that stands is no obstacle"
+    )
     assert lineage(first) == lineage(second) == lineage(third) == "0b6f"
     assert is_restored(first, second)
     assert is_restored(second, third)
-    assert not is_restored(second, second)
-    assert not is_restored(first, "1c70")
-    assert not is_restored(first, "0b6f7")
+    assert is_restored(first, third)
+    assert not is_restored(first, "1c70.1764300000.77aa")
+    assert not is_restored(first, "0b6f7.1764300000.77aa")
 
 
-SERVED = {"uid": "0b6f", "revision": 100}
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("0b6f.5.77aa", "0b6f.5.77aa"),
+        ("0b6f.5.77aa", "0b6f"),
+        ("0b6f.5.77aa", "0b6f.4.99bb"),
+        ("0b6f.5.77aa", "0b6f.5.99bb"),
+        ("0b6f.x.77aa", "0b6f"),
+    ],
+)
+def test_nobody_goes_back_within_a_lineage(before: str, now: str) -> None:
+    assert not is_restored(before, now)
+
+
+SERVED = {"uid": "0b6f.4.11", "revision": 100}
 
 
 @pytest.mark.parametrize(
     ("found", "at_revision", "why"),
     [
-        (ClusterUid(uid="0b6f"), 100, ""),
-        (ClusterUid(uid="0b6f"), 99, "older snapshot"),
-        (ClusterUid(uid="0b6f.77aa"), 12, ""),
+        (ClusterUid(uid="0b6f.4.11"), 100, "older snapshot"),
+        (ClusterUid(uid="0b6f.4.11"), 99, "older snapshot"),
+        (ClusterUid(uid="0b6f"), 500, "as it was before a restore"),
+        (ClusterUid(uid="0b6f.5.77"), 12, ""),
         (ClusterUid(uid="1c70"), 500, "holds another cluster, 1c70"),
-        (ClusterUid(uid="1c70", replaced=("aaaa", "0b6f")), 500, ""),
+        (ClusterUid(uid="1c70", replaced=("aaaa", "0b6f.4.11")), 500, ""),
         (None, 3, "lost its data"),
     ],
-    ids=["as it was", "an older snapshot", "restored", "a stranger", "took our place", "wiped"],
+    ids=[
+        "written on since",
+        "an older snapshot",
+        "a snapshot from before a restore",
+        "restored",
+        "a stranger",
+        "took our place",
+        "wiped",
+    ],
 )
 def test_what_a_replica_makes_of_the_etcd_that_it_finds(
     found: ClusterUid | None, at_revision: int, why: str
@@ -44,10 +69,19 @@ def test_what_a_replica_makes_of_the_etcd_that_it_finds(
     assert (why in said) if why else (said == "")
 
 
+@pytest.mark.parametrize(("at_revision", "serves"), [(100, True), (99, False)])
+def test_an_endpoint_that_pointed_elsewhere_for_a_while_has_lost_nothing(
+    at_revision: int, serves: bool
+) -> None:
+    found = ClusterUid(uid="0b6f.4.11")
+    said = replacement(found=found, at_revision=at_revision, has_lost=False, uid="0b6f.4.11", revision=100)
+    assert (said == "") is serves
+
+
 def test_nobody_serves_while_the_control_plane_is_restored() -> None:
     at_work = str(Restoring(who="ada@ops", since_unix_ms=1, source="strata-default.db"))
     said = replacement(
-        uid="0b6f", revision=1, found=ClusterUid(uid="0b6f.77aa"), at_revision=5, restoring=at_work
+        uid="0b6f", revision=1, found=ClusterUid(uid="0b6f.5.77"), at_revision=5, restoring=at_work
     )
     assert said == "the control plane is being restored: ada@ops began, from strata-default.db"
 
