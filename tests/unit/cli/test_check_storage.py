@@ -54,9 +54,7 @@ def test_what_a_file_system_cannot_do_is_named(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(Path, "hardlink_to", refused)
-    monkeypatch.setattr(
-        fcntl, "flock", lambda *_: None
-    )  # as a mount without locks: nobody is refused
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # as a mount without locks: nobody is refused
     finding = found(tmp_path)["storage"]
     assert finding.level == "FAIL"
     assert finding.says.endswith("cannot link files (link) and cannot lock files (flock)")
