@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -171,7 +172,9 @@ def _each(
             with CoordinatorClient(
                 (endpoint,), job=DEFAULT_JOB, timeout_s=timeout_s, credentials=own
             ) as client:
-                readings.append(read_clock(lambda: client.resource("/cluster")))
+                client.status()
+                with contextlib.suppress(StrataError):  # it answers; one without an HTTP API tells no time
+                    readings.append(read_clock(lambda: client.resource("/cluster")))
         except Unavailable as error:
             if is_suspended(error.message):
                 yield suspended(f"coordinator {endpoint}", error.message, connection, roots)
