@@ -200,7 +200,7 @@ class Restores:
             assert record.error is not None
             self.findings.check(
                 "told-restored",
-                any(begin <= told_t <= until for begin, until in self._faults.values()),
+                any(begin <= told_t and record.t0 <= until for begin, until in self._faults.values()),
                 f"{record.client} was told at {record.op}, and etcd was there: {record.error.message}",
                 record.where,
             )

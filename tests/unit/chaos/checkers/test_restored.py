@@ -261,6 +261,15 @@ def test_what_was_under_way_may_slip_into_an_older_snapshot_if_nobody_hears(tmp_
     assert verdict.result is Result.PASS, verdict.summary()
 
 
+def test_a_call_that_was_under_way_may_be_told_of_the_loss_later(tmp_path: Path) -> None:
+    story = restored_run(tmp_path / "storage")
+    lost_t = story.lines("fault.inject")[0]["t1"]
+    line = story.line("c.w0", 14, "member.heartbeat", args={}, outcome="unknown", error="ClusterReplaced")
+    line["t0"] = lost_t
+    verdict = judge(story.write(tmp_path))
+    assert verdict.result is Result.PASS, verdict.summary()
+
+
 def test_a_life_without_a_record_makes_it_unknown(tmp_path: Path) -> None:
     story = restored_run(tmp_path / "storage")
     story.lines("observer.started")[0]["args"]["life"] = 3
