@@ -64,8 +64,8 @@ class Barriers:
         self._ended.clear()
 
     def change(self, change: Change, before: State) -> None:
-        if change.restoring:
-            return  # rounds go with their worlds: `restores/alone` says that none is written
+        if change.restoring or change.unserved:
+            return  # rounds go with their worlds, and a release that slipped into a snapshot is nobody's
         for event in change.events:
             if event.deleted:
                 continue

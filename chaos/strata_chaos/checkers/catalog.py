@@ -63,6 +63,7 @@ class Catalog:
         self._lives.change(change)
         if change.restoring:
             self._restored_change(change)
+        if change.restoring or change.unserved:
             return
         for event in change.events:
             match event.key.kind:

@@ -77,7 +77,7 @@ class Registry:
 
     def change(self, change: Change, before: State) -> None:
         self._lives.change(change)
-        if change.restoring:
+        if change.restoring or change.unserved:
             return  # a restore removes all members: they come back by themselves
         for event in change.events:
             kind = event.key.kind

@@ -18,7 +18,8 @@ RULES: Final = {
     "committed-kept": "what a client was told is committed, and etcd held so when it was lost, is committed after the restore",
     "generations-rise": "a restored job's generation is above the head that etcd held and above that of every commit told of",
     "lineage": "a restore ends with a uid that was never there, of the lineage that was lost",
-    "alone": "until a restore has ended nobody else writes, and it writes nothing that speaks of processes",
+    "alone": "until a restore has ended nobody else writes, but for transactions that were under way when an older snapshot"
+    " was put under etcd; and it writes nothing that speaks of processes",
     "told-restored": "who asks once etcd is restored is told that the cluster was restored, never that it is another one",
 }
 
@@ -61,6 +62,9 @@ class Restores:
         self.findings = Findings("restores", RULES)
         self._life = 1
         self._serving = True
+        self._snapshot = False
+        """Whether this life began from an older snapshot, and no restore has begun."""
+        self._slipped = 0
         self._committed: dict[tuple[str, str], int] = {}
         """(job, attempt) -> step, as etcd held them when it was lost."""
         self._uids: set[str] = set()
@@ -83,7 +87,7 @@ class Restores:
         if self._serving:  # else etcd was lost again before it was restored
             self._committed = _committed(end)
             self._lost_uid = str((end.value("uid") or {}).get("uid", ""))
-        self._serving = False
+        self._serving = self._snapshot = False
 
     def change(self, change: Change, before: State) -> None:
         for event in change.of("record"):
@@ -96,8 +100,11 @@ class Restores:
             self._uids.add(str((event.value or {}).get("uid")))
 
     def _unserved(self, change: Change, before: State) -> None:
+        self._snapshot = self._snapshot and not change.restoring
         for event in change.events:
-            if not event.deleted:
+            if self._snapshot and event.key.kind not in {"uid", "leader"}:
+                self._slipped += 1  # its answer is of an older revision, which its replica refuses
+            elif not event.deleted:
                 self.findings.check(
                     "alone",
                     change.restoring and event.key.kind not in _PROCESSES,
@@ -140,7 +147,9 @@ class Restores:
     # -- clients
 
     def record(self, record: Record) -> None:
-        if record.client == "nemesis":
+        if record.op == "observer.listed":
+            self._snapshot = record.args["why"] == "snapshot"
+        elif record.client == "nemesis":
             self._fault(record)
         elif record.error is not None and record.error.type == "ClusterRestored":
             self.findings.judged["told-restored"] += 1
@@ -191,14 +200,15 @@ class Restores:
             assert record.error is not None
             self.findings.check(
                 "told-restored",
-                any(begin <= told_t <= until for begin, until in self._faults.values()),
+                any(begin <= told_t and record.t0 <= until for begin, until in self._faults.values()),
                 f"{record.client} was told at {record.op}, and etcd was there: {record.error.message}",
                 record.where,
             )
         if self._life > 1:
             self.findings.notes.append(
                 f"{self._life - 1} losses of etcd, {self._ended} restores; {len(self._kept)} commits were kept, and"
-                f" {untold} that nobody was told of were not"
+                f" {untold} that nobody was told of were not; {self._slipped} keys were written by what was under way when an"
+                " older snapshot was put there"
             )
 
     def _rises(self, begun: Begun) -> None:

@@ -44,7 +44,8 @@ LIFE: Final = 10**12
 class Change(NamedTuple):
     """All events of one revision, which is one transaction; `t` is when the observer saw it.
 
-    `restoring`: somebody restored the control plane then, who may write what no replica may.
+    `restoring`: somebody restored the control plane then, who may write what no replica may. `unserved`: etcd had been lost,
+    and no restore had ended yet. A transaction that was under way may then hold in an older snapshot; nobody hears of it.
     """
 
     revision: int
@@ -52,6 +53,7 @@ class Change(NamedTuple):
     events: tuple[Event, ...]
     life: int = 1
     restoring: bool = False
+    unserved: bool = False
 
     @property
     def at(self) -> int:
@@ -141,22 +143,40 @@ def changes(records: Iterable[Record], state: State, life: int = 1) -> Iterator[
     The caller applies a change to `state` before it takes the next.
     """
     pending: list[Record] = []
+    make = _Changes(life)
     for record in records:
         if record.op == "etcd.event":
             if pending and pending[0].result["revision"] != record.result["revision"]:
-                yield _change(pending, state, life)
+                yield make.of(pending, state)
                 pending = []
             pending.append(record)
         else:
             if pending and record.op in {"observer.gap", "observer.listed", "etcd.listed"}:
-                yield _change(pending, state, life)
+                yield make.of(pending, state)
                 pending = []
             yield record
     if pending:
-        yield _change(pending, state, life)
+        yield make.of(pending, state)
 
 
-def _change(records: list[Record], state: State, life: int) -> Change:
+class _Changes:
+    """Makes the changes of one life, and knows whether it is served."""
+
+    def __init__(self, life: int) -> None:
+        self._life = life
+        self._served = life == 1
+
+    def of(self, records: list[Record], state: State) -> Change:
+        events = _events(records, state)
+        restoring = Key("restoring", "", ()) in state.held or any(e.key.kind == "restoring" for e in events)
+        revision, seen_t = records[0].result["revision"], records[0].t0
+        change = Change(revision, seen_t, events, self._life, restoring, not self._served)
+        if restoring and any(change.of("restoring", deleted=True)) and any(change.of("uid")):
+            self._served = True
+        return change
+
+
+def _events(records: list[Record], state: State) -> tuple[Event, ...]:
     events = []
     for record in records:
         result = record.result
@@ -176,8 +196,7 @@ def _change(records: list[Record], state: State, life: int) -> Change:
                 where=record.where,
             )
         )
-    restoring = Key("restoring", "", ()) in state.held or any(e.key.kind == "restoring" for e in events)
-    return Change(records[0].result["revision"], records[0].t0, tuple(events), life, restoring)
+    return tuple(events)
 
 
 def listed(record: Record) -> tuple[Key, Held]:

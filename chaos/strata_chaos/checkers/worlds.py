@@ -57,7 +57,7 @@ class Worlds:
 
     def change(self, change: Change, before: State) -> None:
         self._lives.change(change)
-        if change.restoring:
+        if change.restoring or change.unserved:
             for event in change.of("world"):  # a forming world, which ends all of the past
                 self._heads[event.key.job] = (event.value or {}).get("generation", 0), ()
             return

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from strata.core.ids import InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.records import ClusterUid, Leader, encode
 from strata.core.store import Store
@@ -19,7 +20,7 @@ KEYS = ClusterKeys("default")
 
 def led_by(uid: str, name: str) -> MemoryStore:
     store = MemoryStore()
-    leader = Leader(instance="i", replica=name, address="a:1")
+    leader = Leader(instance=InstanceId("i"), replica=ReplicaId(name), address="a:1")
     puts = (
         Put(key=KEYS.uid, value=encode(ClusterUid(uid=uid))),
         Put(key=KEYS.leader, value=encode(leader)),

@@ -186,6 +186,29 @@ def _during(story: Story, key: str, value: Line) -> None:
     lines.insert(index, {**lines[index], "result": event})
 
 
+def _older_snapshot(story: Story) -> Line:
+    """Put a snapshot of the restored cluster under etcd, into which a release slips; return its outcome."""
+    head = story.events("world")[-1]
+    story.lose()
+    story.revision = 100
+    for key, value in ((f"{ROOT}uid", '{"v":1,"uid":"u.1"}'), (f"{JOB}world", head["value"])):
+        result = {"revision": 9, "create_revision": 9, "key": key, "value": value, "lease": 0}
+        story.line("observer", 1, "etcd.listed", args={"why": "snapshot"}, result=result)
+    story.line("observer", 1, "observer.listed", args={"why": "snapshot"}, result={"revision": 100})
+    outcome = {"generation": 4, "round": 1, "digest": "d", "reason": "r", "missing": []}
+    outcome |= {"result": "released", "payloads": {"0": "c2xpcA=="}}
+    base = f"{JOB}barriers/all/{number(4)}/"
+    story.txn((f"{base}{number(1)}/outcome", outcome), (f"{base}floor", {"round": 1}))
+    args = {"job": "j", "worker": "w0", "generation": 4, "rank": 0, "name": "all", "ranks": [0]}
+    return {**args, "payload": "c2xpcA=="}
+
+
+@breaks("barriers/told-alike", restored=True)
+def a_release_that_slipped_into_an_older_snapshot_is_told_of(story: Story, _storage: Path) -> None:
+    args = _older_snapshot(story)
+    story.line("c.w0", 14, "barrier", args=args, result={"payloads": {"0": "c2xpcA=="}})
+
+
 CASES = [(rule, doctor) for rule, doctors in RESTORED_DOCTORS.items() for doctor in doctors]
 
 
@@ -226,6 +249,23 @@ def test_while_etcd_is_lost_a_client_may_be_told_so(tmp_path: Path) -> None:
     story = restored_run(tmp_path / "storage")
     lost_t = story.lines("fault.inject")[0]["t1"]
     story.line("c.w0", 14, "member.heartbeat", args={}, outcome="unknown", error="ClusterReplaced", t=lost_t)
+    verdict = judge(story.write(tmp_path))
+    assert verdict.result is Result.PASS, verdict.summary()
+
+
+def test_what_was_under_way_may_slip_into_an_older_snapshot_if_nobody_hears(tmp_path: Path) -> None:
+    story = restored_run(tmp_path / "storage")
+    args = _older_snapshot(story)
+    story.line("c.w0", 14, "barrier", args=args, outcome="unknown", error="ClusterRestored")
+    verdict = judge(story.write(tmp_path))
+    assert verdict.result is Result.PASS, verdict.summary()
+
+
+def test_a_call_that_was_under_way_may_be_told_of_the_loss_later(tmp_path: Path) -> None:
+    story = restored_run(tmp_path / "storage")
+    lost_t = story.lines("fault.inject")[0]["t1"]
+    line = story.line("c.w0", 14, "member.heartbeat", args={}, outcome="unknown", error="ClusterReplaced")
+    line["t0"] = lost_t
     verdict = judge(story.write(tmp_path))
     assert verdict.result is Result.PASS, verdict.summary()
 
