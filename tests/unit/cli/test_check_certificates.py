@@ -37,7 +37,7 @@ def found(credentials: Credentials) -> dict[str, Finding]:
     [
         (300, 3650, "OK", "300 days left", "OK", "3650 days left"),
         (29, 3650, "WARN", "29 days left", "OK", "left"),
-        (0.5, 3650, "WARN", "12.0 hours left", "OK", "left"),
+        (0.5, 3650, "WARN", "hours left", "OK", "left"),
         (-5, 3650, "FAIL", "expired on", "OK", "left"),
         (300, 20, "WARN", "20 days left", "WARN", "20 days left"),
         (300, -2, "FAIL", "expired on", "FAIL", "expired on"),

@@ -125,7 +125,7 @@ async def test_after_the_last_one_closed_connecting_joins_anew(met: FakeReplica)
 
 
 @in_rig(coordinator)
-async def test_a_lone_trainer_in_another_cluster_counts_its_rounds_anew(met: FakeReplica) -> None:
+async def test_a_lone_trainer_in_a_restored_cluster_counts_its_rounds_anew(met: FakeReplica) -> None:
     async def round_of(client: RankClient, number: int) -> int:
         meeting = asyncio.create_task(client._barrier("b", b"", (), None))
         arrival = (await met.next("arrivals", after=number)).arrivals[0]
@@ -135,7 +135,7 @@ async def test_a_lone_trainer_in_another_cluster_counts_its_rounds_anew(met: Fak
 
     client = await joined(met)
     assert [await round_of(client, number) for number in range(2)] == [1, 2]
-    met.uid = "uid-2"
+    met.uid = f"{met.uid}.1.77aa"
     met.down()
     met.up()
     await greeted(met, 2)
