@@ -24,7 +24,8 @@ class MeasuredStore:
     `revision` is the newest revision that an answer to a read or a transaction named: what lies between it and the
     view's is on its way. A transaction whose compares did not hold was answered, so it counts as ok.
     `on_write` hears how each write ended: with None, or with an error. `on_answer` is called with every answer.
-    `replaced` is the first error that said that etcd is not the one it was; whoever waits for it ends the replica.
+    `replaced` is the first error that said that etcd is not the one it was; whoever waits for it ends the replica. Others hear
+    `Unavailable`: a member that asks again hears whether the cluster was restored.
     """
 
     def __init__(self, store: Store, measures: Measures) -> None:
@@ -47,8 +48,10 @@ class MeasuredStore:
         except StrataError as error:
             outcome = "unavailable" if isinstance(error, Unavailable) else "refused"
             self._seconds.child(kind, outcome).observe(now() - began)
-            if isinstance(error, ClusterReplaced) and not self.replaced.done():
-                self.replaced.set_result(error)
+            if isinstance(error, ClusterReplaced):
+                if not self.replaced.done():
+                    self.replaced.set_result(error)
+                raise Unavailable(error.message, hint=error.hint) from error
             raise
         self._seconds.child(kind, "ok").observe(now() - began)
         self.on_answer()
