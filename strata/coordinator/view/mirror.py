@@ -33,7 +33,8 @@ from strata.coordinator.view.history import History
 from strata.core.health import BEHIND_S
 from strata.core.ids import Uid
 from strata.core.keys import ClusterKeys
-from strata.core.records import ClusterUid, PoisonRecord, Restoring, decode, encode
+from strata.core.records import ClusterUid, PoisonRecord, decode, encode
+from strata.core.restoring_record import Restoring
 from strata.core.store import Compacted, Store
 from strata.core.txn import (
     KeyValue,
