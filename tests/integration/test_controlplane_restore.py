@@ -291,7 +291,7 @@ class Interrupted(EtcdStore):
     after = False
     count = 0
 
-    async def execute(self, txn: Txn) -> TxnResult:  # type: ignore[override]  # as a coroutine function
+    async def execute(self, txn: Txn) -> TxnResult:
         Interrupted.count += 1
         if Interrupted.count == Interrupted.at and not Interrupted.after:
             raise KeyboardInterrupt

@@ -107,7 +107,10 @@ def flip(folder: Path) -> None:
 
 
 def rewrite(name: str, data: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(data) and None
+    def change(folder: Path) -> None:
+        (folder / name).write_bytes(data)
+
+    return change
 
 
 def lose(name: str) -> Callable[[Path], None]:
