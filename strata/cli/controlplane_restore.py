@@ -352,7 +352,7 @@ def _carry_out(work: _Work, plan: _Plan, *, dry_run: bool, yes: bool, as_json: b
 
 async def _write(work: _Work, plan: _Plan, *, say: bool) -> tuple[_Plan, str]:
     from strata.controlplane.rewriting import Rewriting, read_keyspace  # noqa: PLC0415  # slow to import
-    from strata.core.records import Restoring  # noqa: PLC0415  # likewise
+    from strata.core.restoring_record import Restoring  # noqa: PLC0415  # likewise
 
     who = f"{_user()}@{socket.gethostname()}, process {os.getpid()}"
     me = Restoring(who=who, since_unix_ms=_now_unix_ms(), source=plan.base.source)

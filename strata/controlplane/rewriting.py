@@ -19,7 +19,8 @@ from typing import Final
 
 from strata.core.keys import ClusterKeys
 from strata.core.lineage import lineage, successor
-from strata.core.records import ClusterUid, PoisonRecord, Replica, Restoring, decode, encode
+from strata.core.records import ClusterUid, PoisonRecord, Replica, decode, encode
+from strata.core.restoring_record import Restoring
 from strata.core.store import Store
 from strata.core.txn import (
     MAX_TXN_BYTES,

@@ -20,7 +20,8 @@ from strata.coordinator.etcd_access import connect_once
 from strata.coordinator.server import bind, server_options
 from strata.core.keys import ClusterKeys
 from strata.core.lineage import THE_WAY_BACK, WENT_BACK, replacement
-from strata.core.records import ClusterUid, PoisonRecord, Restoring, decode
+from strata.core.records import ClusterUid, PoisonRecord, decode
+from strata.core.restoring_record import Restoring
 from strata.core.timing import Timing
 from strata.core.txn import Range
 from strata.errors import ClusterReplaced, StrataError, Unavailable

@@ -1,7 +1,6 @@
 """What the values hold: one frozen dataclass a key, written as JSON with the schema field `v`.
 
-`encode` and `decode`, of `core.codec`, are the only way in and out. What lies around the records of
-checkpoints is in `core.checkpoint_records`, that of backups in `core.backup_record`.
+`encode` and `decode` (`core.codec`) are the only way in and out. Others: `core.checkpoint_records`, `core.*_record`.
 """
 
 from __future__ import annotations
@@ -77,24 +76,6 @@ class ClusterUid:
     uid: str
     replaced: tuple[str, ...] = ()
     """The uids of other clusters whose place a restore took: their replicas and members belong to this one now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restoring:
-    """The control plane is being restored: no replica serves, and none creates a uid, while this is there.
-
-    `uid` is that of the cluster before, "" if there was none; `replaced` as in `ClusterUid`: an interrupted restore
-    leaves them to the one that takes it over.
-    """
-
-    who: str
-    since_unix_ms: int
-    source: str = ""
-    uid: str = ""
-    replaced: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.who} began" + (f", from {self.source}" if self.source else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

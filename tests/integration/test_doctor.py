@@ -11,7 +11,8 @@ import pytest
 
 from strata.core.authority import Role
 from strata.core.keys import ClusterKeys
-from strata.core.records import Restoring, encode
+from strata.core.records import encode
+from strata.core.restoring_record import Restoring
 from strata.core.txn import Delete, Put, Range, Txn
 from strata.etcd import EtcdStore
 from strata.launch.local_cluster import LocalCluster

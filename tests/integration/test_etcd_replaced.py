@@ -17,7 +17,8 @@ from strata import errors
 from strata.client.coordinator import CoordinatorClient
 from strata.core.keys import ClusterKeys
 from strata.core.lineage import successor
-from strata.core.records import ClusterUid, Restoring, encode
+from strata.core.records import ClusterUid, encode
+from strata.core.restoring_record import Restoring
 from strata.core.txn import Delete, Operation, Put, Txn
 from strata.etcd import EtcdStore
 from strata.launch.local_cluster import LocalCluster, LocalCoordinator

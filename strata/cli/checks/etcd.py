@@ -23,7 +23,8 @@ from strata.core.backup_record import Backup
 from strata.core.etcd_version import EtcdVersion, Fitness, judge
 from strata.core.keys import ClusterKeys
 from strata.core.lineage import RESTORING
-from strata.core.records import PoisonRecord, Restoring, decode
+from strata.core.records import PoisonRecord, decode
+from strata.core.restoring_record import Restoring
 from strata.core.txn import Range
 from strata.errors import StrataError
 from strata.etcd import EtcdStore, MemberStatus

@@ -33,7 +33,8 @@ from strata.coordinator.view.history import History
 from strata.core.health import BEHIND_S
 from strata.core.ids import Uid
 from strata.core.keys import ClusterKeys
-from strata.core.records import ClusterUid, PoisonRecord, Restoring, decode, encode
+from strata.core.records import ClusterUid, PoisonRecord, decode, encode
+from strata.core.restoring_record import Restoring
 from strata.core.store import Compacted, Store
 from strata.core.txn import (
     KeyValue,
@@ -67,6 +68,8 @@ PROVE_S: Final = 1.0
 """Behind for so long, it is looked whether the newest revisions are only others' keys."""
 PROVE_LIMIT_S: Final = 1.0
 """How long that list may take; it counts for one step of lateness."""
+ASK_S: Final = 1.0
+"""How often etcd is asked whether it is the one it was (PROTOCOLS 9.1)."""
 AGAIN_S: Final = 16.0
 """After an opening for lateness, the next one: by then silence would have told, and what is merely
 slow, everywhere, must not be made later by it."""
@@ -214,6 +217,7 @@ class Mirror:
             tasks.create_task(self._serve_readers(), name="mirror-fresh")
             tasks.create_task(self._audit(), name="mirror-audit")
             tasks.create_task(self._keep_up(), name="mirror-keep-up")
+            tasks.create_task(self._ask_who_serves(), name="mirror-identity")
 
     async def _follow(self) -> None:
         root = self._keys.root
@@ -368,6 +372,17 @@ class Mirror:
             for future in readers:
                 if not future.done():
                     future.set_result(answer.revision)
+
+    async def _ask_who_serves(self) -> None:
+        """Ask etcd every second whether it is the one it was: a watch that waits for a later revision is silent.
+
+        t1: an older snapshot is put under etcd, with leases that live. t2: a follower has nothing to read, and nothing to write.
+        """
+        await self._listed.wait()
+        while True:
+            await asyncio.sleep(ASK_S)
+            with contextlib.suppress(Unavailable):
+                await self.revision_of_etcd()
 
     async def _prove(self, revision: int) -> None:
         """Find out whether the view is the state at `revision` though no event told.

@@ -11,7 +11,7 @@ from strata.cli.checks import etcd, machine
 from strata.cli.etcd_remedies import Connection
 from strata.config import CoordinatorConfig, Credentials, EtcdConfig
 from strata.core.backup_record import Backup
-from strata.core.records import Restoring
+from strata.core.restoring_record import Restoring
 
 
 @pytest.mark.parametrize(

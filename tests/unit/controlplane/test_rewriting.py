@@ -9,7 +9,8 @@ import pytest
 
 from strata.controlplane.rewriting import Rewriting, batches, differences, read_keyspace
 from strata.core.keys import ClusterKeys
-from strata.core.records import ClusterUid, Leader, Restoring, decode, encode
+from strata.core.records import ClusterUid, Leader, decode, encode
+from strata.core.restoring_record import Restoring
 from strata.core.txn import Delete, Operation, Put, Range, Txn, TxnResult, absent
 from strata.errors import Conflict, Refused, Unavailable
 from strata.testing.memory_store import MemoryStore

@@ -30,12 +30,13 @@ class LostJob(KeptJob):
         self.predecessors: dict[str, Predecessor | None] = {}
         super().__init__(*steps, **slots)
 
-    def save(self, step: int, attempt: str = "", **more: Any) -> CheckpointRecord:
+    def commit(self) -> list[CheckpointRecord]:
         entry = self.store.job().latest()
-        before = entry.record if entry is not None else None
-        record = super().save(step, attempt, **more)
-        self.predecessors[record.attempt] = predecessor(before)
-        return record
+        before = predecessor(entry.record if entry is not None else None)
+        committed = super().commit()
+        for record in committed:
+            self.predecessors.setdefault(record.attempt, before)
+        return committed
 
     def next_world_of_one(self) -> None:
         """End the generation by the death of the only member, which comes back."""
@@ -52,9 +53,8 @@ class LostJob(KeptJob):
         checkpoints = [
             checkpoint
             for entry in job.checkpoints()
-            for checkpoint in copies_of(
-                job, entry.record, searched, self.predecessors.get(entry.record.attempt)
-            )
+            if entry.record.attempt in self.predecessors  # others were given up, and have no marker
+            for checkpoint in copies_of(job, entry.record, searched, self.predecessors[entry.record.attempt])
         ]
         generations = {JOB.name: max((e.record.generation for e in job.checkpoints()), default=0)}
         return Found(

@@ -15,6 +15,7 @@ from strata.core import records as r
 from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.records import decode, encode
+from strata.core.restoring_record import Restoring
 
 PAGE = Path(__file__).parents[3] / "docs" / "keyspace.md"
 KEYS = ClusterKeys("default")
@@ -26,7 +27,7 @@ FOLDER = f"step-000000000120-gen-000002-{ATTEMPT}"
 
 EXAMPLES: dict[str, Any] = {
     KEYS.uid: r.ClusterUid(uid="0b6f4a9e2d714c53b8e1f7a2c9d05e36"),
-    KEYS.restoring: r.Restoring(
+    KEYS.restoring: Restoring(
         who="ada@ops-1",
         since_unix_ms=1767225600000,
         source="the backup of 2026-01-01 00:00:00Z",

@@ -6,7 +6,8 @@ import pytest
 
 from strata.core.ids import Uid
 from strata.core.lineage import is_restored, lineage, replacement, successor
-from strata.core.records import ClusterUid, Restoring, decode, encode
+from strata.core.records import ClusterUid, decode, encode
+from strata.core.restoring_record import Restoring
 
 
 def test_a_lineage_outlives_every_restore() -> None:
