@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import getpass
 import os
 import secrets
@@ -12,8 +13,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -24,6 +26,8 @@ from strata.cli.output import Json, print_values
 from strata.cli.progress import byte_progress, item_progress
 from strata.cli.restore_plan import as_values, print_plan
 from strata.config import CoordinatorConfig, EtcdConfig
+from strata.core.backup_record import Backup
+from strata.core.codec import encode
 from strata.core.keys import ClusterKeys
 from strata.core.spans import utc_text
 from strata.errors import ConfigError, Refused
@@ -110,7 +114,7 @@ def restore(
         plan = work.plan_in_place()
     else:
         assert from_ is not None
-        plan = work.plan(_base_of(from_, name, settings, timeout_s))
+        plan = work.plan(partial(_base_of, from_, name, settings, timeout_s))
     _carry_out(work, plan, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
@@ -150,14 +154,13 @@ def rebuild(
 
 def _base_of(place: str, name: str, settings: CoordinatorConfig, timeout_s: float) -> Base:
     """Return what a backup holds; a file is taken for a snapshot, as `etcdctl snapshot save` makes one."""
-    from strata.controlplane.metadata import BackupCorrupt  # noqa: PLC0415  # slow to import
-    from strata.controlplane.names import parse_stem  # noqa: PLC0415  # likewise
+    from strata.controlplane.names import parse_stem  # noqa: PLC0415  # slow to import
     from strata.controlplane.places import open_place  # noqa: PLC0415  # likewise
     from strata.controlplane.restoring import download  # noqa: PLC0415  # likewise
     from strata.controlplane.shelf import find_metadata, newest_backup  # noqa: PLC0415  # likewise
 
     with tempfile.TemporaryDirectory(prefix="strata-restore-") as folder:
-        snapshot, uid = Path(place), ""
+        snapshot, uid, record = Path(place), "", None
         source = f"the snapshot {place}"
         if not snapshot.is_file():
             where = open_place(place)
@@ -170,16 +173,20 @@ def _base_of(place: str, name: str, settings: CoordinatorConfig, timeout_s: floa
                 )
             snapshot, uid = Path(folder) / "snapshot.db", described.cluster_uid
             source = f"the backup of {utc_text(described.unix_ms)}"
+            record = encode(
+                Backup(
+                    revision=described.revision,
+                    unix_ms=described.unix_ms,
+                    where=where.uri,
+                    size_bytes=described.size_bytes,
+                )
+            )
             with byte_progress(f"reading {wanted.stem}", described.size_bytes) as advance:
                 download(where, wanted, described, snapshot, advance=advance)
         elif name != "newest":
             raise ConfigError("--name is of a place with backups, and --from names a snapshot's file")
-        try:
-            return _read_snapshot(snapshot, Path(folder) / "etcd", settings, source, uid, timeout_s)
-        except BackupCorrupt:
-            raise
-        except OSError as error:
-            raise ConfigError(f"{source} cannot be read: {error}") from error
+        base = _read_snapshot(snapshot, Path(folder) / "etcd", settings, source, uid, timeout_s)
+    return base if record is None else dataclasses.replace(base, backup=record)
 
 
 def _read_snapshot(
@@ -243,9 +250,11 @@ class _Work:
         self._verify = verify
         self._quiet = quiet
 
-    def plan(self, base: Base) -> _Plan:
-        """Plan a restore from the keys of a backup."""
-        return self._planned(base, f"restored from {base.source}", self._surveys(), self._held())
+    def plan(self, read_base: Callable[[], Base]) -> _Plan:
+        """Plan a restore from the keys of a backup, which is read last: all else is asked in a moment."""
+        held, surveys = self._held(), self._surveys()
+        base = read_base()
+        return self._planned(base, f"restored from {base.source}", surveys, held)
 
     def plan_in_place(self) -> _Plan:
         """Plan a restore of what etcd holds."""

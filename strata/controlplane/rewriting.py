@@ -1,4 +1,4 @@
-"""Writing the keys of a cluster anew while replicas may run (PROTOCOLS 9.5).
+"""Writing the keys of a cluster anew while replicas may run (PROTOCOLS 9.4).
 
 1. One transaction puts `P/restoring` and deletes `P/uid` and `P/leader`. Replicas stop serving, and none begins.
 2. Transactions of at most 100 operations bring the keys below `P/jobs/` to what they are to be. Each compares the

@@ -1,4 +1,4 @@
-"""What a cluster's keys are to be after its etcd was lost: restored from a backup, or built from storage (PROTOCOLS 9).
+"""What a cluster's keys are to be after its etcd was lost: restored from a backup, or built from storage (PROTOCOLS 9.2).
 
 Both are one function: `complete(base, found)`. `base` are the keys of the past: a backup's, those of an older
 snapshot that etcd holds already, or none. `found` is what the storage roots prove. Nothing here reads a clock,

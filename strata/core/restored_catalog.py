@@ -1,4 +1,4 @@
-"""The catalog of one job, completed by what storage roots prove: the checkpoints' part of a restore (PROTOCOLS 9.4).
+"""The catalog of one job, completed by what storage roots prove: the checkpoints' part of a restore (PROTOCOLS 9.3).
 
 A record is judged by its copies in the searched roots:
 

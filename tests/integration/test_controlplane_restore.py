@@ -355,6 +355,26 @@ def test_roots_in_s3_are_searched(cluster: LocalCluster, job: str, s3: StubS3, t
     assert s3.uploads == {}
 
 
+def test_a_backup_is_restored_from_its_place(lost: Lost, tmp_path: Path) -> None:
+    backups = tmp_path / "backups"
+    lost.saves(10)
+    lost.run("backup", "--to", backups)
+    lost.saves(20)
+    lost.loses_etcd()
+    said = lost.run("restore", "--from", backups, "--cluster", "other", "--yes", code=4)
+    assert "holds no finished backup of cluster other" in said
+    (database,) = backups.glob("*.db")
+    whole = database.read_bytes()
+    database.write_bytes(whole[:-1] + b"x")
+    assert "is not what was written" in lost.run("restore", "--from", backups, "--yes", code=1)
+    database.write_bytes(whole)
+    mine, said = lost.values("restore", "--from", backups, "--storage", lost.root)
+    assert said["source"].startswith("the backup of ")
+    assert [slot["step"] for slot in mine["adopted"]] == [20]
+    assert KEYS.backup in lost.held(), "its age is known on"
+    lost.goes_on_from(20, then=30)
+
+
 def test_jobs_that_are_there_are_not_overwritten_by_accident(lost: Lost) -> None:
     lost.saves(10)
     lost.takes_a_snapshot()
