@@ -355,13 +355,15 @@ async def _write(work: _Work, plan: _Plan, *, say: bool) -> tuple[_Plan, str]:
     from strata.core.records import Restoring  # noqa: PLC0415  # likewise
 
     who = f"{_user()}@{socket.gethostname()}, process {os.getpid()}"
-    me = Restoring(who=who, since_unix_ms=_now_unix_ms(), source=plan.base.source)
+    me = Restoring(
+        who=who, since_unix_ms=_now_unix_ms(), source=plan.base.source, in_place=plan.base.in_place
+    )
     async with await work.store() as store:
         rewriting = Rewriting(store, work.keys, me, sleep=asyncio.sleep)
-        before = await rewriting.begin()
+        before = await rewriting.begin(plan.held)
         if before is not None and say:
             typer.echo(f"taken over: the restore that {before}")
-        if plan.why.startswith("restored in place"):
+        if plan.base.in_place:
             held = await read_keyspace(store, work.keys)
             if held.jobs != plan.held.jobs:
                 plan = await asyncio.to_thread(work.again, plan, held)

@@ -31,6 +31,8 @@ class Base:
     uid: str
     source: str
     backup: bytes | None = None
+    in_place: bool = False
+    """It is what etcd holds itself."""
 
 
 def download(
@@ -97,7 +99,7 @@ def base_in_place(held: Keyspace) -> Base:
             "etcd holds no cluster of this name",
             hint="restore a backup by --from, or build it from storage: strata controlplane rebuild",
         )
-    return Base(jobs=held.jobs, uid=uid, source=f"etcd as of revision {held.revision}")
+    return Base(jobs=held.jobs, uid=uid, source=f"etcd as of revision {held.revision}", in_place=True)
 
 
 def expected(jobs: Mapping[str, bytes], keys: ClusterKeys) -> dict[str, str]:
