@@ -157,7 +157,8 @@ class Rewriting:
                 return seen.restoring
             if failed:
                 raise Conflict(
-                    f"somebody changed cluster {self._keys.cluster} since it was looked at", hint="run it again"
+                    f"somebody changed cluster {self._keys.cluster} since it was looked at",
+                    hint="run it again",
                 )
         raise Unavailable("etcd did not take the first transaction; run it again")
 

@@ -317,7 +317,7 @@ class Catalog:
             if seen is Seen.NOT_SEARCHED:
                 self.changes.not_searched.add(_above(tier.path))
             elif seen is Seen.UNREAD:
-                self.changes.warnings.append(f"{_name(slot)} on {name} is taken as it was: {why}")
+                self._warn_unread(f"{_name(slot)} on {name}", tier.path, why)
             elif seen is Seen.DAMAGED:
                 tiers[name] = dataclasses.replace(tier, state=TierState.CORRUPT)
                 reasons.append(f"{name}: {why}")
@@ -330,6 +330,15 @@ class Catalog:
             copies = [each for each in self._marked if each.where == record.where]
             judged = self._with_copies(judged, copies)
         self._end(record, judged, "; ".join(reasons))
+
+    def _warn_unread(self, which: str, path: str, why: str) -> None:
+        """Name the folder that was not read: a checkpoint's, or, once, its job's."""
+        folder = path.rpartition("/")[0]
+        whole = path not in self._found.unread
+        said = f"{folder} is not read, so its checkpoints are" if whole else f"{which} is"
+        warning = f"{said} taken as it was: {why}" if not whole else f"{said} taken as they were: {why}"
+        if warning not in self.changes.warnings:
+            self.changes.warnings.append(warning)
 
     def _end(self, before: CheckpointRecord, judged: CheckpointRecord, why: str) -> None:
         slot, states = (before.step, before.generation), {tier.state for tier in judged.tiers.values()}

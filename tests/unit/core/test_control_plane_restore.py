@@ -24,7 +24,7 @@ from strata.core.records import (
     Phase,
     TierState,
 )
-from strata.core.storage_evidence import Found
+from strata.core.storage_evidence import NO_FOLDER, Found
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT
 from tests.unit.core.lost_etcd import WHY, LostJob, at, only_job, records, restored, states
@@ -178,6 +178,19 @@ def test_one_that_was_not_read_stays_as_it_was_and_is_named() -> None:
     assert states(store) == {20: "committed", 40: "committed"}
     assert only_job(result).changes.warnings == [
         "step 40 of generation 1 on primary is taken as it was: permission denied"
+    ]
+
+
+@pytest.mark.parametrize("why", ["", "its strata.json is no document"])
+def test_a_job_whose_folder_was_not_listed_stays_as_it_was_and_is_named_once(why: str) -> None:
+    """Its strata.json is lost or damaged: that proves nothing of its checkpoints."""
+    job = LostJob(20, 40)
+    unread = {f"{ROOT}/job": why} if why else {}
+    result, store = restored(job.base(), Found(roots=(ROOT,), unread=unread))
+    assert states(store) == {20: "committed", 40: "committed"}
+    assert only_job(result).changes.gone == []
+    assert only_job(result).changes.warnings == [
+        f"{ROOT}/job is not read, so its checkpoints are taken as they were: {why or NO_FOLDER}"
     ]
 
 
