@@ -82,6 +82,9 @@ def restore(
             "--in-place", help="Complete what etcd holds: an older snapshot that somebody put under it."
         ),
     ] = False,
+    lineage: Annotated[
+        str, typer.Option("--lineage", help="Which cluster's backups, where the place has several's.")
+    ] = "",
     storage: StorageRoots = None,
     etcd: Etcd = None,
     cluster: Cluster = None,
@@ -114,7 +117,7 @@ def restore(
         plan = work.plan_in_place()
     else:
         assert from_ is not None
-        plan = work.plan(partial(_base_of, from_, name, settings, timeout_s))
+        plan = work.plan(partial(_base_of, from_, name, lineage, settings, timeout_s))
     _carry_out(work, plan, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
@@ -152,19 +155,22 @@ def rebuild(
 # -- the past
 
 
-def _base_of(place: str, name: str, settings: CoordinatorConfig, timeout_s: float) -> Base:
+def _base_of(place: str, name: str, lineage: str, settings: CoordinatorConfig, timeout_s: float) -> Base:
     """Return what a backup holds; a file is taken for a snapshot, as `etcdctl snapshot save` makes one."""
     from strata.controlplane.names import parse_stem  # noqa: PLC0415  # slow to import
     from strata.controlplane.places import open_place  # noqa: PLC0415  # likewise
     from strata.controlplane.restoring import download  # noqa: PLC0415  # likewise
-    from strata.controlplane.shelf import find_metadata, newest_backup  # noqa: PLC0415  # likewise
+    from strata.controlplane.shelf import backup_to_restore, find_metadata  # noqa: PLC0415  # likewise
 
     with tempfile.TemporaryDirectory(prefix="strata-restore-") as folder:
         snapshot, uid, record = Path(place), "", None
         source = f"the snapshot {place}"
         if not snapshot.is_file():
             where = open_place(place)
-            wanted = newest_backup(where, cluster=settings.cluster) if name == "newest" else parse_stem(name)
+            if name == "newest":
+                wanted = backup_to_restore(where, cluster=settings.cluster, lineage=lineage)
+            else:
+                wanted = parse_stem(name)
             described = find_metadata(where, wanted)
             if described.cluster != settings.cluster:
                 raise Refused(
@@ -183,8 +189,10 @@ def _base_of(place: str, name: str, settings: CoordinatorConfig, timeout_s: floa
             )
             with byte_progress(f"reading {wanted.stem}", described.size_bytes) as advance:
                 download(where, wanted, described, snapshot, advance=advance)
-        elif name != "newest":
-            raise ConfigError("--name is of a place with backups, and --from names a snapshot's file")
+        elif name != "newest" or lineage:
+            raise ConfigError(
+                "--name and --lineage are of a place with backups, and --from names a snapshot's file"
+            )
         base = _read_snapshot(snapshot, Path(folder) / "etcd", settings, source, uid, timeout_s)
     return base if record is None else dataclasses.replace(base, backup=record)
 

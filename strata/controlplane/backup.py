@@ -88,7 +88,7 @@ def back_up(
         # if this fails the database stays, and does not count: the metadata may be there after all (an answer
         # that was lost), and must not be without it
         put(place, name.metadata, metadata.encode())
-        removed, trouble = rotate(place, name, keep=keep, now=now())
+        removed, trouble = rotate(place, name, uid=source.uid, keep=keep, now=now())
         warnings = [] if trouble is None else [f"older backups stay: {trouble.message}"]
         record = Backup(
             revision=source.revision, unix_ms=name.unix_ms, where=place.uri, size_bytes=digest.size_bytes

@@ -55,6 +55,11 @@ class StubEtcd:
             "h3:2379": replace(leading, endpoint="h3:2379", member_id=3),
         }
 
+    def begins_anew(self, uid: str) -> None:
+        """Hold another cluster, as after a wipe, or after a restore."""
+        self.memory = MemoryStore()
+        self.memory.execute(Txn(success=(Put(key=KEYS.uid, value=encode(ClusterUid(uid=uid))),)))
+
     async def connect(self) -> Any:
         self.opened += 1
         return self
