@@ -9,7 +9,8 @@ a storage or etcd.
 3. A job that had a world, or has something in storage, gets a forming world whose generation is above every
    generation that anything names. Its leader's epoch is 0, and so is that of every other record: the epochs of
    the past may be above the revisions that are to come.
-4. `latest` is the newest checkpoint that is left. A job that had one and has none left keeps it as CORRUPT:
+4. A phase that ends a job goes if storage has checkpoints of a later generation than the head's: the job went on.
+5. `latest` is the newest checkpoint that is left. A job that had one and has none left keeps it as CORRUPT:
    its next world fails then, and does not begin from nothing.
 """
 
@@ -34,6 +35,7 @@ from strata.core.records import (
     GenerationRecord,
     JobPhase,
     Latest,
+    Phase,
     PoisonRecord,
     Restored,
     WorldHead,
@@ -130,6 +132,7 @@ class _Job:
         catalog = Catalog(self._job, self.store, self._found, why=self._why)
         changes = catalog.complete()
         changes.warnings[:0] = self._warnings
+        self._drop_phase(catalog, before)
         self._derive_order(catalog, before)
         lost = self._latest_record(catalog)
         latest = self._choose_latest(catalog, lost)
@@ -205,6 +208,24 @@ class _Job:
             yield getattr(record, "generation", 0)
         if self._head is not None:
             yield self._head.generation
+
+    # -- where the job stands
+
+    def _drop_phase(self, catalog: Catalog, head_generation: int) -> None:
+        """Have a job run that was done, failed or paused, and has saved in a later generation since.
+
+        Its phase would end the training that goes on. Of the record stays which attempt at the job is the newest.
+        """
+        phase = self._decoded(JobPhase, self._job.phase)
+        went_on = any(each.generation > head_generation for each in self._found.jobs.get(self._job.name, ()))
+        if phase is None or phase.phase is Phase.RUNNING or not went_on:
+            return
+        catalog.changes.warnings.append(
+            f"it was {phase.phase.value}, and storage has checkpoints of a later generation: it runs"
+        )
+        reason = f"{self._why}: it had gone on"
+        running = JobPhase(phase=Phase.RUNNING, reason=reason, epoch=0, attempt=phase.attempt)
+        self.store.put(self._job.phase, encode(running))
 
     # -- which checkpoint is newer
 

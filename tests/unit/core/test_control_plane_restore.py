@@ -395,6 +395,27 @@ def test_a_finished_job_stays_finished() -> None:
     assert store.live.phase() is Phase.DONE
 
 
+@pytest.mark.parametrize("phase", [Phase.DONE, Phase.FAILED, Phase.PAUSED])
+def test_a_job_that_went_on_after_the_backup_runs(phase: Phase) -> None:
+    """Its phase is one of the past: it would end the training that goes on."""
+    job = LostJob(20)
+    job.store.put(JOB.phase, JobPhase(phase=phase, reason="all ranks are done", epoch=job.epoch, attempt=3))
+    base = job.base()
+    job.store.delete(JOB.phase)
+    job.next_world_of_one()
+    unmarked = at(job.found(), generations={"job": 2})
+    _result, store = restored(base, unmarked)
+    assert store.live.phase() is phase, "a folder proves no checkpoint"
+    job.save(40)
+    result, store = restored(base, job.found())
+    assert store.live.phase() is Phase.RUNNING
+    assert store.live.attempt() == 3
+    assert only_job(result).changes.warnings == [
+        f"it was {phase.value}, and storage has checkpoints of a later generation: it runs"
+    ]
+    goes_on(store, 4, 40)
+
+
 def test_a_fork_that_has_not_begun_keeps_its_source() -> None:
     job = LostJob(20)
     new = KEYS.job("new")
