@@ -7,7 +7,7 @@ a storage or etcd.
 1. What speaks of processes goes: leader, replicas, members, worlds, barriers, readers, requests to go back.
 2. The catalog is completed by `core.restored_catalog`.
 3. A job that had a world, or has something in storage, gets a forming world whose generation is above every
-   generation that anything names. Its leader's epoch is 0, and so is that of every other record: the epochs of
+   generation that anything names; far above if a root of it was not searched. Its leader's epoch is 0, and so is that of every other record: the epochs of
    the past may be above the revisions that are to come.
 4. A phase that ends a job goes if storage has checkpoints of a later generation than the head's: the job went on.
 5. `latest` is the newest checkpoint that is left. A job that had one and has none left keeps it as CORRUPT:
@@ -19,11 +19,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from strata.core.checkpoint_deletion import fork_reference
 from strata.core.checkpoint_order import RESTORABLE_TYPES, is_latest, newest
 from strata.core.checkpoint_records import Discarded, Suspect
+from strata.core.checkpoint_tiers import tiers_of
 from strata.core.job import JobView
 from strata.core.key_kinds import PROCESSES, UNKNOWN, kind_of
 from strata.core.keys import ClusterKeys, JobKeys
@@ -47,6 +48,13 @@ from strata.core.storage_evidence import MAX_GENERATION, Found, FoundCheckpoint
 from strata.core.txn import KeyValue
 from strata.core.view import View
 from strata.errors import InvalidArgument
+
+UNSEARCHED_GENERATIONS: Final = 1000
+"""How many generations are stepped over if a root of a job was not searched.
+
+The job may have gone on after the backup, and saved in generations that nothing read here names. A generation that is
+taken again has slots whose folders exist, of other attempts. No job begins a thousand worlds between two backups.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,11 +195,24 @@ class _Job:
     # -- the generation
 
     def _next_generation(self) -> int:
-        """Return the generation after all that anything names; 0 for a job that never had one."""
+        """Return the generation after all that anything names, or may name; 0 for a job that never had one."""
         greatest = max(self._generations(), default=0)
         if self._head is None and not greatest:
             return 0
-        return greatest + 1
+        return greatest + (1 if self._is_searched() else UNSEARCHED_GENERATIONS)
+
+    def _is_searched(self) -> bool:
+        """Tell whether every folder was listed that the job may have saved into."""
+        folders = {folder for folder in self._found.listed if folder.rpartition("/")[2] == self._job.name}
+        for key in self._base:
+            if kind_of(key, self._job.root) is not CheckpointRecord:
+                continue
+            record = self._decoded(CheckpointRecord, key)
+            for tier in tiers_of(record).values() if record is not None else ():
+                root = tier.path.rpartition("/")[0].rpartition("/")[0]
+                if not tier.shared or f"{root}/{self._job.name}" not in folders:
+                    return False
+        return bool(folders)
 
     def _generations(self) -> Iterable[int]:
         yield self._found.generations.get(self._job.name, 0)

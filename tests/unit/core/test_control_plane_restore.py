@@ -10,6 +10,7 @@ from strata.core.checkpoint_attempt import uses
 from strata.core.checkpoint_fork import decide_fork, decide_rewind
 from strata.core.checkpoint_order import newest, superseded
 from strata.core.checkpoint_tiers import present_on
+from strata.core.control_plane_restore import UNSEARCHED_GENERATIONS
 from strata.core.ids import AttemptId, InstanceId
 from strata.core.job import JobView
 from strata.core.keys import number
@@ -114,9 +115,9 @@ def test_a_save_that_an_earlier_restore_gave_up_is_adopted_once_its_root_is_name
     first, _store = restored(base, Found(roots=("file:///elsewhere",)))
     assert only_job(first).changes.not_searched == {ROOT}
     result, store = restored(first.values, job.found())
-    assert only_job(result).generation == 3
+    assert only_job(result).generation == 2 + UNSEARCHED_GENERATIONS
     assert states(store) == {20: "committed", 40: "committed"}
-    goes_on(store, 4, 40)
+    goes_on(store, 3 + UNSEARCHED_GENERATIONS, 40)
 
 
 # -- what is not there any more

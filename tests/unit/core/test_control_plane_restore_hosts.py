@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from strata.core.checkpoint_tiers import tiers_of
+from strata.core.control_plane_restore import UNSEARCHED_GENERATIONS
 from strata.core.records import CheckpointRecord, CheckpointState, Tier, TierState, decode, encode
 from strata.core.storage_evidence import Found
 from tests.unit.core.checkpoint_job import ROOT
@@ -81,6 +82,31 @@ def test_an_open_slot_on_a_host_s_own_disk_is_not_taken_for_empty() -> None:
     _result, store = restored(base, found)
     assert records(store)[20].attempt == "x20"
     assert records(store)[20].state is CheckpointState.COMMITTED
+
+
+# -- generations that only an unsearched disk knows
+
+
+def test_generations_of_a_root_that_was_not_searched_are_stepped_over() -> None:
+    """The job went on after the backup, and saved in generations of which the folders are still there."""
+    job = LostJob(20)
+    base = job.base()
+    whole = job.found()
+    for found, step in (
+        (whole, 1),
+        (Found(), UNSEARCHED_GENERATIONS),
+        (Found(roots=(ROOT,)), UNSEARCHED_GENERATIONS),
+        (Found(roots=(LOCAL,), listed=listed(LOCAL)), UNSEARCHED_GENERATIONS),
+    ):
+        assert only_job(restored(base, found)[0]).generation == 1 + step
+    assert only_job(restored(host_only(job, 20), whole)[0]).generation == 1 + UNSEARCHED_GENERATIONS
+
+
+def test_a_job_without_a_record_may_have_saved_since_where_nobody_looked() -> None:
+    base = LostJob().base()
+    assert only_job(restored(base, Found())[0]).generation == 1 + UNSEARCHED_GENERATIONS
+    found = Found(roots=(ROOT,), listed=listed(ROOT), generations={"job": 0})
+    assert only_job(restored(base, found)[0]).generation == 2
 
 
 # -- whose disk an adopted copy lies on
