@@ -104,6 +104,7 @@ def search(
     lineage: str,
     *,
     expected: Mapping[str, str],
+    earlier: Found | None = None,
     verify: bool = False,
     on_folder: Callable[[], None] = unobserved,
     on_bytes: Callable[[int], None] = unobserved,
@@ -111,15 +112,22 @@ def search(
     """Return what the roots prove of the cluster of this lineage.
 
     `expected`: by the URI of its folder, the manifest's digest of what the catalog says is committed there.
+    What `earlier` proved committed is not read again if its folder is still there.
     `on_folder` is called for each checkpoint that was looked at, from other threads too.
     """
     result = _Result()
+    proven = earlier.by_path if earlier is not None else {}
     tasks: list[tuple[Storage, str, Folder]] = []
     for each in surveys:
-        for folder, why in each.unread.items():
-            result.leave_out(folder, why)
+        for uri, why in each.unread.items():
+            result.leave_out(uri, why)
         for job in each.jobs.get(lineage, ()):
-            tasks += result.list_job(each.storage, job)
+            for storage, _, folder in result.list_job(each.storage, job):
+                known = proven.get(f"{storage.uri}/{job}/{folder.name}")
+                if known is not None and known.marked:
+                    result.checkpoints.append(known)
+                else:
+                    tasks.append((storage, job, folder))
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="strata-search")
     try:
         looks = pool.map(
