@@ -27,8 +27,8 @@ from strata.controlplane.shelf import (
 )
 from strata.core.backup_record import Backup
 from strata.core.records import ClusterUid, decode, encode
-from strata.core.txn import Put, Range, Txn
-from strata.errors import NotFound, Refused, StorageError, StrataError, Unavailable
+from strata.core.txn import Delete, Put, Range, Txn
+from strata.errors import Conflict, NotFound, Refused, StorageError, StrataError, Unavailable
 from strata.etcd import Alarm, MemberStatus
 from tests.unit.controlplane.stub_etcd import KEYS, SNAPSHOT, UID, StubEtcd
 
@@ -240,6 +240,26 @@ def test_a_user_without_the_role_root_is_told_so(etcd: StubEtcd, place: FolderPl
     etcd.status = dict.fromkeys(etcd.status, Refused("etcd h1:2379: etcdserver: permission denied"))
     with pytest.raises(Refused, match="needs an etcd user with the role root"):
         made(etcd, place)
+
+
+@pytest.mark.parametrize("by_then", ["restoring", "another"])
+def test_a_snapshot_of_a_cluster_that_is_being_restored_does_not_count(
+    etcd: StubEtcd, place: FolderPlace, by_then: str
+) -> None:
+    """A restore begins just before the member takes the snapshot: it may hold half of the keys, and no uid."""
+
+    def restore_begins() -> None:
+        gone = Txn(success=(Delete(key=KEYS.uid),))
+        new = Txn(success=(Put(key=KEYS.uid, value=encode(ClusterUid(uid=f"{UID}.77"))),))
+        etcd.memory.execute(gone if by_then == "restoring" else new)
+
+    etcd.at_snapshot = restore_begins
+    with pytest.raises(Conflict, match="changed while its snapshot was taken") as caught:
+        made(etcd, place)
+    assert (
+        "etcd holds no cluster default" if by_then == "restoring" else f"{UID}.77"
+    ) in caught.value.message
+    assert place.names() == []
 
 
 # -- what fails afterwards
