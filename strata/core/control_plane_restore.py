@@ -254,7 +254,7 @@ class _Job:
         """Write what the worlds that only storage knows began from, as their heads and `strata run --new` had written it.
 
         The first checkpoint of a generation names the one before it: the one that its world began from. None was
-        there to be named after the job was begun anew.
+        there to be named after the job was begun anew. If retention removed the first one, nothing says it any more.
         """
         whole = [
             each
@@ -271,6 +271,11 @@ class _Job:
             if each.predecessor is not None and each.predecessor[1] < generation:
                 if key not in self.store.values:
                     self.store.put(key, encode(Restored(step=each.predecessor[0])))
+            elif each.predecessor is not None and key not in self.store.values:
+                catalog.changes.warnings.append(
+                    f"generation {generation} began from a checkpoint that is not known: of its own, step {each.step}"
+                    " is the first that is left; what it gave up counts again"
+                )
             elif each.predecessor is None and self._has_older(catalog, generation):
                 given_up = max(given_up, generation - 1)
         if given_up >= 0 and (anew is None or given_up > anew.generation):

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from strata.core.checkpoint_fork import decide_rewind
 from strata.core.checkpoint_tiers import tiers_of
 from strata.core.control_plane_restore import UNSEARCHED_GENERATIONS
 from strata.core.records import CheckpointRecord, CheckpointState, Tier, TierState, decode, encode
@@ -107,6 +108,28 @@ def test_a_job_without_a_record_may_have_saved_since_where_nobody_looked() -> No
     assert only_job(restored(base, Found())[0]).generation == 1 + UNSEARCHED_GENERATIONS
     found = Found(roots=(ROOT,), listed=listed(ROOT), generations={"job": 0})
     assert only_job(restored(base, found)[0]).generation == 2
+
+
+# -- what retention left
+
+
+def test_a_generation_whose_first_checkpoint_is_gone_is_named() -> None:
+    """What that world began from stood in the marker that retention removed."""
+    job = LostJob(20, 40)
+    base = job.base()
+    job.store.settle(lambda view: decide_rewind(view, generation=1, step=20))
+    job.plan()
+    job.saves(30, 50)
+    assert only_job(restored(base, job.found())[0]).changes.warnings == []
+    job.delete(30)
+    job.removed(30)
+    for known in (base, {}):
+        result, store = restored(known, job.found())
+        assert only_job(result).changes.warnings == [
+            "generation 2 began from a checkpoint that is not known: of its own, step 50 is the first that is left;"
+            " what it gave up counts again"
+        ]
+        assert store.live.restored(2) is None
 
 
 # -- whose disk an adopted copy lies on
