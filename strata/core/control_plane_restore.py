@@ -271,7 +271,11 @@ class _Job:
             if each.predecessor is not None and each.predecessor[1] < generation:
                 if key not in self.store.values:
                     self.store.put(key, encode(Restored(step=each.predecessor[0])))
-            elif each.predecessor is not None and key not in self.store.values:
+            elif (
+                each.predecessor is not None
+                and key not in self.store.values
+                and self._has_older(catalog, generation)
+            ):
                 catalog.changes.warnings.append(
                     f"generation {generation} began from a checkpoint that is not known: of its own, step {each.step}"
                     " is the first that is left; what it gave up counts again"

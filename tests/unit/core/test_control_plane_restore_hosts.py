@@ -125,11 +125,15 @@ def test_a_generation_whose_first_checkpoint_is_gone_is_named() -> None:
     job.removed(30)
     for known in (base, {}):
         result, store = restored(known, job.found())
-        assert only_job(result).changes.warnings == [
+        (warning,) = only_job(result).changes.warnings
+        assert warning == (
             "generation 2 began from a checkpoint that is not known: of its own, step 50 is the first that is left;"
             " what it gave up counts again"
-        ]
+        )
         assert store.live.restored(2) is None
+    alone = tuple(each for each in job.found().checkpoints if each.generation == 2)
+    result, _store = restored({}, at(job.found(), checkpoints=alone))
+    assert only_job(result).changes.warnings == [], "there is nothing that it could have given up"
 
 
 # -- whose disk an adopted copy lies on
