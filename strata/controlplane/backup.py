@@ -3,7 +3,7 @@
 1. The place is asked, so that a mistake in it costs no snapshot.
 2. A healthy member streams its database into a file that has no name of its own yet (`places`).
 3. A stream whose last 32 bytes are not its SHA-256 is discarded.
-   So is one that ended when etcd held another cluster than before: a restore began, and the keys may be half of it.
+   So is one after which etcd holds another cluster than before: a restore began, and the snapshot may hold half of its keys.
 4. The database gets its name, then the metadata does. From here on the backup counts.
 5. Old backups are removed, and etcd is told. What fails of these two is a warning.
 
