@@ -30,7 +30,7 @@ from strata.core.backup_record import Backup
 from strata.core.codec import encode
 from strata.core.keys import ClusterKeys
 from strata.core.spans import utc_text
-from strata.errors import ConfigError, Refused
+from strata.errors import ConfigError, Conflict, Refused, StrataError
 
 if TYPE_CHECKING:
     from strata.controlplane.restoring import Base
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from strata.etcd import EtcdStore
 
 INTERRUPTED: Final = 128 + signal.SIGINT
-_AGAIN: Final = (
-    "interrupted: no coordinator serves until it is done; run the same command again, which takes it over\n"
-)
+_AGAIN: Final = "no coordinator serves until it is done; run the same command again, which takes it over\n"
 
 StorageRoots = Annotated[
     list[str] | None,
@@ -82,6 +80,9 @@ def restore(
             "--in-place", help="Complete what etcd holds: an older snapshot that somebody put under it."
         ),
     ] = False,
+    lineage: Annotated[
+        str, typer.Option("--lineage", help="Which cluster's backups, where the place has several's.")
+    ] = "",
     storage: StorageRoots = None,
     etcd: Etcd = None,
     cluster: Cluster = None,
@@ -114,7 +115,7 @@ def restore(
         plan = work.plan_in_place()
     else:
         assert from_ is not None
-        plan = work.plan(partial(_base_of, from_, name, settings, timeout_s))
+        plan = work.plan(partial(_base_of, from_, name, lineage, settings, timeout_s))
     _carry_out(work, plan, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
@@ -152,19 +153,22 @@ def rebuild(
 # -- the past
 
 
-def _base_of(place: str, name: str, settings: CoordinatorConfig, timeout_s: float) -> Base:
+def _base_of(place: str, name: str, lineage: str, settings: CoordinatorConfig, timeout_s: float) -> Base:
     """Return what a backup holds; a file is taken for a snapshot, as `etcdctl snapshot save` makes one."""
     from strata.controlplane.names import parse_stem  # noqa: PLC0415  # slow to import
     from strata.controlplane.places import open_place  # noqa: PLC0415  # likewise
     from strata.controlplane.restoring import download  # noqa: PLC0415  # likewise
-    from strata.controlplane.shelf import find_metadata, newest_backup  # noqa: PLC0415  # likewise
+    from strata.controlplane.shelf import backup_to_restore, find_metadata  # noqa: PLC0415  # likewise
 
     with tempfile.TemporaryDirectory(prefix="strata-restore-") as folder:
         snapshot, uid, record = Path(place), "", None
         source = f"the snapshot {place}"
         if not snapshot.is_file():
             where = open_place(place)
-            wanted = newest_backup(where, cluster=settings.cluster) if name == "newest" else parse_stem(name)
+            if name == "newest":
+                wanted = backup_to_restore(where, cluster=settings.cluster, lineage=lineage)
+            else:
+                wanted = parse_stem(name)
             described = find_metadata(where, wanted)
             if described.cluster != settings.cluster:
                 raise Refused(
@@ -183,8 +187,10 @@ def _base_of(place: str, name: str, settings: CoordinatorConfig, timeout_s: floa
             )
             with byte_progress(f"reading {wanted.stem}", described.size_bytes) as advance:
                 download(where, wanted, described, snapshot, advance=advance)
-        elif name != "newest":
-            raise ConfigError("--name is of a place with backups, and --from names a snapshot's file")
+        elif name != "newest" or lineage:
+            raise ConfigError(
+                "--name and --lineage are of a place with backups, and --from names a snapshot's file"
+            )
         base = _read_snapshot(snapshot, Path(folder) / "etcd", settings, source, uid, timeout_s)
     return base if record is None else dataclasses.replace(base, backup=record)
 
@@ -227,6 +233,7 @@ class _Plan:
     searched: Searched
     keys: RestoredKeys
     held: Keyspace
+    now_unix_ms: int
 
 
 class _Work:
@@ -273,10 +280,13 @@ class _Work:
         return self._planned(base, "built anew from storage", surveys, self._held())
 
     def again(self, plan: _Plan, held: Keyspace) -> _Plan:
-        """Plan a restore in place anew, now that nobody else writes."""
+        """Plan anew, now that nobody else writes: of storage is read what was not proven before."""
         from strata.controlplane.restoring import base_in_place  # noqa: PLC0415  # slow to import
+        from strata.controlplane.storage_search import survey  # noqa: PLC0415  # likewise
 
-        return self._planned(base_in_place(held), plan.why, plan.surveys, held)
+        base = base_in_place(held) if plan.base.in_place else plan.base
+        surveys = [survey(each.storage) for each in plan.surveys]
+        return self._planned(base, plan.why, surveys, plan.held, earlier=plan)
 
     async def store(self) -> EtcdStore:
         from strata.cli.etcd_access import open_store  # noqa: PLC0415  # grpc, which not every command needs
@@ -306,7 +316,15 @@ class _Work:
             )
         return held
 
-    def _planned(self, base: Base, why: str, surveys: Sequence[Survey], held: Keyspace) -> _Plan:
+    def _planned(
+        self,
+        base: Base,
+        why: str,
+        surveys: Sequence[Survey],
+        held: Keyspace,
+        *,
+        earlier: _Plan | None = None,
+    ) -> _Plan:
         from strata.controlplane.restoring import expected  # noqa: PLC0415  # slow to import
         from strata.controlplane.storage_search import search  # noqa: PLC0415  # likewise
         from strata.core.control_plane_restore import complete  # noqa: PLC0415  # likewise
@@ -317,11 +335,15 @@ class _Work:
                 surveys,
                 lineage(base.uid),
                 expected=expected(base.jobs, self.keys),
+                earlier=earlier.searched.found if earlier is not None else None,
                 verify=self._verify,
                 on_folder=advance,
             )
-        keys = complete(self.keys, base.jobs, searched.found, why=why, now_unix_ms=_now_unix_ms())
-        return _Plan(base=base, why=why, surveys=surveys, searched=searched, keys=keys, held=held)
+        now = earlier.now_unix_ms if earlier is not None else _now_unix_ms()
+        keys = complete(self.keys, base.jobs, searched.found, why=why, now_unix_ms=now)
+        return _Plan(
+            base=base, why=why, surveys=surveys, searched=searched, keys=keys, held=held, now_unix_ms=now
+        )
 
 
 # -- doing it
@@ -355,20 +377,27 @@ async def _write(work: _Work, plan: _Plan, *, say: bool) -> tuple[_Plan, str]:
     from strata.core.restoring_record import Restoring  # noqa: PLC0415  # likewise
 
     who = f"{_user()}@{socket.gethostname()}, process {os.getpid()}"
-    me = Restoring(who=who, since_unix_ms=_now_unix_ms(), source=plan.base.source)
+    me = Restoring(
+        who=who, since_unix_ms=_now_unix_ms(), source=plan.base.source, in_place=plan.base.in_place
+    )
     async with await work.store() as store:
         rewriting = Rewriting(store, work.keys, me, sleep=asyncio.sleep)
-        before = await rewriting.begin()
+        before = await rewriting.begin(plan.held)
         if before is not None and say:
             typer.echo(f"taken over: the restore that {before}")
-        if plan.why.startswith("restored in place"):
-            held = await read_keyspace(store, work.keys)
-            if held.jobs != plan.held.jobs:
-                plan = await asyncio.to_thread(work.again, plan, held)
-                if say:
-                    typer.echo("something was written meanwhile, and the plan was made anew")
-        await rewriting.bring(plan.keys.values, backup=plan.base.backup)
-        uid = await rewriting.finish(plan.base.uid, int(time.time()), secrets.token_hex(4))
+        try:
+            shown, held = plan.keys, await read_keyspace(store, work.keys)
+            plan = await asyncio.to_thread(work.again, plan, held)
+            if plan.keys.values != shown.values and say:
+                typer.echo("something was written meanwhile, and the plan was made anew:")
+                _show_plan(plan)
+            await rewriting.bring(plan.keys.values, backup=plan.base.backup)
+            uid = await rewriting.finish(plan.base.uid, int(time.time()), secrets.token_hex(4))
+        except Conflict:
+            raise  # another restore has it
+        except StrataError:
+            sys.stderr.write(_AGAIN)
+            raise
     return plan, uid.uid
 
 
@@ -378,11 +407,15 @@ def _show(work: _Work, plan: _Plan) -> None:
     typer.echo(
         f"searched: {', '.join(roots) or 'no storage root; what was committed since is not known (--storage)'}"
     )
-    print_plan(plan.keys.jobs, plan.searched.skipped, empty="it has no jobs")
+    _show_plan(plan)
     if held.restoring is not None:
         typer.echo(f"an earlier restore was interrupted, and is taken over: {held.restoring}")
     if held.replicas:
         typer.echo(f"coordinators run, and wait meanwhile: {', '.join(held.replicas)}")
+
+
+def _show_plan(plan: _Plan) -> None:
+    print_plan(plan.keys.jobs, plan.searched.skipped, empty="it has no jobs")
 
 
 def _values(work: _Work, plan: _Plan, *, uid: str) -> dict[str, Any]:
@@ -405,7 +438,7 @@ def _told_how_to_go_on() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        sys.stderr.write(_AGAIN)
+        sys.stderr.write(f"interrupted: {_AGAIN}")
         raise typer.Exit(INTERRUPTED) from None
 
 

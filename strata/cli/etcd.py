@@ -242,7 +242,7 @@ def replace_member(
     """Replace a member whose disk or host is lost: remove it, add it as a learner, promote it.
 
     It prints what to do on the new member's host, and waits until that is done. After Ctrl-C or the time
-    limit the same command goes on where it was.
+    limit the command that it prints goes on where it was.
 
     Example: strata etcd replace-member etcd-2 --etcd e1:2379,e2:2379,e3:2379
     """
@@ -288,7 +288,7 @@ def replace_member(
             typer.echo(quorum_sentence(state.peers) if state is not None else "etcd does not answer now")
         return
     if interrupted:
-        _report(f"interrupted: {replacement.progress}\nthe same command goes on with it: {again()}")
+        _report(f"interrupted: {replacement.progress}\nthis goes on with it: {again()}")
         raise typer.Exit(INTERRUPTED)
     raise Unavailable(f"after {timeout_s:g} s: {replacement.progress}", hint=f"go on with it: {again()}")
 

@@ -6,7 +6,8 @@
     4. somebody starts it on its host with an empty data directory
     5. wait until it has started and caught up; promote it
 
-A second run goes on where the first one ended: it finds the learner, and goes on with 5.
+A second run goes on where the first one ended: it finds the learner, and goes on with 5. A learner that has not started has
+no name, so it is found by `--peer-url` alone.
 """
 
 from __future__ import annotations
@@ -88,6 +89,12 @@ async def begin(
             replacement.peer_url = peer_url or _peer_url(state.members[target.id])
             await _remove(store, state, target, replacement, even_if_healthy, deadline, report)
         else:
+            if peer_url is None and (waiting := _unstarted(state)) is not None:
+                raise NotFound(
+                    f"no member is named {name}",
+                    hint=f"if learner {waiting.id:x}, which has not started, is to be {name}:"
+                    f" --peer-url {waiting.peer_urls[0]}",
+                )
             judgement = may_add(name, state.peers)
             if not judgement.allowed:
                 raise NotFound(judgement.reason, hint="strata etcd status shows the members")
@@ -108,7 +115,7 @@ async def begin(
 
 
 def _learner(state: ClusterState, name: str, peer_url: str | None) -> Member | None:
-    """Return the learner that an earlier run added for `name`: it has that name, or has not started yet."""
+    """Return the learner that an earlier run added: it has that name, or has not started yet and this peer URL."""
     learners = [state.members[peer.id] for peer in state.peers if peer.learner]
     for member in learners:
         if name in {member.name, f"{member.id:x}"}:
@@ -116,9 +123,14 @@ def _learner(state: ClusterState, name: str, peer_url: str | None) -> Member | N
     if any(peer.name == name for peer in state.peers):
         return None
     for member in learners:
-        if not member.name and (peer_url is None or peer_url in member.peer_urls):
+        if not member.name and peer_url in member.peer_urls:
             return member
     return None
+
+
+def _unstarted(state: ClusterState) -> Member | None:
+    learners = (state.members[peer.id] for peer in state.peers if peer.learner)
+    return next((member for member in learners if not member.name), None)
 
 
 def _peer_url(member: Member) -> str:

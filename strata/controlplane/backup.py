@@ -3,6 +3,7 @@
 1. The place is asked, so that a mistake in it costs no snapshot.
 2. A healthy member streams its database into a file that has no name of its own yet (`places`).
 3. A stream whose last 32 bytes are not its SHA-256 is discarded.
+   So is one after which etcd holds another cluster than before: a restore began, and the snapshot may hold half of its keys.
 4. The database gets its name, then the metadata does. From here on the backup counts.
 5. Old backups are removed, and etcd is told. What fails of these two is a warning.
 
@@ -23,7 +24,7 @@ from strata.controlplane.places import BackupPlace, NewFile, Progress, creating,
 from strata.controlplane.record import record_backup
 from strata.controlplane.shelf import rotate
 from strata.controlplane.snapshot import SnapshotDigest
-from strata.controlplane.source import Source, find_source
+from strata.controlplane.source import Source, check_unchanged, find_source
 from strata.core.backup_record import Backup
 from strata.core.backup_rotation import Part, StoredFile
 from strata.core.keys import ClusterKeys
@@ -63,7 +64,7 @@ def back_up(
     """Make one backup of `cluster`, and return it once it counts.
 
     `Unavailable` if no member of etcd can give a snapshot or the stream broke; `BackupCorrupt` if it came
-    damaged; `StorageError` if the place does not take it. Nothing that counts is left then.
+    damaged; `Conflict` if a restore began meanwhile; `StorageError` if the place does not take it. Nothing that counts is left then.
     """
     keys = ClusterKeys(cluster)
     place.prepare()
@@ -88,7 +89,7 @@ def back_up(
         # if this fails the database stays, and does not count: the metadata may be there after all (an answer
         # that was lost), and must not be without it
         put(place, name.metadata, metadata.encode())
-        removed, trouble = rotate(place, name, keep=keep, now=now())
+        removed, trouble = rotate(place, name, uid=source.uid, keep=keep, now=now())
         warnings = [] if trouble is None else [f"older backups stay: {trouble.message}"]
         record = Backup(
             revision=source.revision, unix_ms=name.unix_ms, where=place.uri, size_bytes=digest.size_bytes
@@ -127,6 +128,7 @@ async def _receive(
                     digest.update(piece)
                     file.write(piece)
                     advance(len(piece))
+        await check_unchanged(store, keys, source)
     if fault := digest.fault():
         raise BackupCorrupt(
             f"the snapshot of etcd member {source.member} came damaged: {fault}",

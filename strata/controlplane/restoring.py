@@ -31,6 +31,8 @@ class Base:
     uid: str
     source: str
     backup: bytes | None = None
+    in_place: bool = False
+    """It is what etcd holds itself."""
 
 
 def download(
@@ -90,14 +92,23 @@ def _readable(value: bytes) -> bool:
 
 
 def base_in_place(held: Keyspace) -> Base:
-    """Return the past that etcd holds now, or that an interrupted restore in place began with."""
+    """Return the past that etcd holds now, or that an interrupted restore in place began with.
+
+    `Refused` if a restore from anywhere else was interrupted: etcd holds a part of its keys then.
+    """
+    if held.restoring is not None and not held.restoring.in_place:
+        source = held.restoring.source or "where it was from"
+        raise Refused(
+            "a restore that was not in place was interrupted: etcd holds only a part of its keys",
+            hint=f"run that one again, from {source}: it goes on",
+        )
     uid = held.uid.uid if held.uid is not None else held.restoring.uid if held.restoring is not None else ""
     if not uid:
         raise NotFound(
             "etcd holds no cluster of this name",
             hint="restore a backup by --from, or build it from storage: strata controlplane rebuild",
         )
-    return Base(jobs=held.jobs, uid=uid, source=f"etcd as of revision {held.revision}")
+    return Base(jobs=held.jobs, uid=uid, source=f"etcd as of revision {held.revision}", in_place=True)
 
 
 def expected(jobs: Mapping[str, bytes], keys: ClusterKeys) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Writing the keys of a cluster anew while replicas may run (PROTOCOLS 9.4).
 
-1. One transaction puts `P/restoring` and deletes `P/uid` and `P/leader`. Replicas stop serving, and none begins.
+1. One transaction puts `P/restoring` and deletes `P/uid` and `P/leader`. Replicas stop serving, and none begins. It compares
+   that the cluster is the one that the restore was planned for: nobody has changed it since.
 2. Transactions of at most 100 operations bring the keys below `P/jobs/` to what they are to be. Each compares the
    mod_revision of `P/restoring`.
 3. The last one compares that, too, and that nothing below `P/jobs/` was written since the read that found all as it is to
@@ -54,6 +55,7 @@ class Keyspace:
     revision: int
     jobs: Mapping[str, bytes]
     uid: ClusterUid | None
+    uid_revision: int
     restoring: Restoring | None
     restoring_revision: int
     replicas: tuple[str, ...]
@@ -64,11 +66,12 @@ async def read_keyspace(store: Store, keys: ClusterKeys) -> Keyspace:
     """Return what etcd holds of a cluster."""
     listed = await store.read(read_prefix(keys.root))
     by_key = {kv.key: kv for kv in listed.kvs}
-    restoring, backup = by_key.get(keys.restoring), by_key.get(keys.backup)
+    uid, restoring, backup = (by_key.get(key) for key in (keys.uid, keys.restoring, keys.backup))
     return Keyspace(
         revision=listed.revision,
         jobs={kv.key: kv.value for kv in listed.kvs if kv.key.startswith(keys.jobs)},
-        uid=_uid(by_key.get(keys.uid)),
+        uid=_uid(uid),
+        uid_revision=uid.mod_revision if uid is not None else 0,
         restoring=_restoring(restoring),
         restoring_revision=restoring.mod_revision if restoring is not None else 0,
         replicas=tuple(_replicas(keys, listed.kvs)),
@@ -116,21 +119,30 @@ class Rewriting:
 
     # -- the first transaction
 
-    async def begin(self) -> Restoring | None:
-        """Take the keyspace; return whose interrupted restore is taken over, if one was."""
-        held = await read_keyspace(self._store, self._keys)
-        before = held.restoring
+    async def begin(self, seen: Keyspace) -> Restoring | None:
+        """Take the keyspace; return whose interrupted restore is taken over, if one was.
+
+        `seen` is what the restore was planned from. `Conflict` if the cluster is another one by now, if somebody else has
+        begun a restore, or if a job's key was written: the plan would undo it. A restore in place is planned anew
+        after this, so that jobs may have written.
+        """
+        self._me = self._knowing(seen)
+        compares = [
+            unchanged(self._keys.restoring, seen.restoring_revision),
+            unchanged(self._keys.uid, seen.uid_revision),
+        ]
+        if not self._me.in_place:
+            compares.append(none_newer_in(self._keys.jobs, seen.revision))
+        txn = Txn(
+            compares=tuple(compares),
+            success=(
+                Put(key=self._keys.restoring, value=encode(self._me)),
+                Delete(key=self._keys.uid),
+                Delete(key=self._keys.leader),
+            ),
+        )
         for _ in range(TRIES):
-            self._me = self._knowing(held)
-            value = encode(self._me)
-            txn = Txn(
-                compares=(unchanged(self._keys.restoring, held.restoring_revision),),
-                success=(
-                    Put(key=self._keys.restoring, value=value),
-                    Delete(key=self._keys.uid),
-                    Delete(key=self._keys.leader),
-                ),
-            )
+            failed = False
             try:
                 result = await self._store.execute(txn)
             except Unavailable:
@@ -138,13 +150,17 @@ class Rewriting:
             else:
                 if result.succeeded:
                     self._revision = result.revision
-                    return before
-            # it may have taken effect, or somebody else has begun meanwhile
+                    return seen.restoring
+                failed = True
             held = await read_keyspace(self._store, self._keys)
-            if held.restoring == self._me:
+            if held.restoring == self._me:  # it took effect, and its answer was lost
                 self._revision = held.restoring_revision
-                return before
-            before = held.restoring
+                return seen.restoring
+            if failed:
+                raise Conflict(
+                    f"somebody changed cluster {self._keys.cluster} since it was looked at",
+                    hint="run it again",
+                )
         raise Unavailable("etcd did not take the first transaction; run it again")
 
     def _knowing(self, held: Keyspace) -> Restoring:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from strata.checkpoint.sink import ObjectMissing
 from strata.controlplane import metadata
 from strata.controlplane.metadata import BackupCorrupt, BackupMetadata
-from strata.controlplane.names import BackupName, parse
+from strata.controlplane.names import BackupName, parse, parse_stem
 from strata.controlplane.places import BackupPlace
 from strata.controlplane.snapshot import SnapshotDigest
-from strata.core.backup_rotation import Part, StoredFile, removals
-from strata.errors import NotFound, StorageError
+from strata.core.backup_rotation import Part, StoredFile, complete_stems, removals
+from strata.core.lineage import lineage as lineage_of
+from strata.errors import NotFound, Refused, StorageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,32 @@ def newest_backup(place: BackupPlace, *, cluster: str | None = None) -> BackupNa
     raise NotFound(f"{place.uri} holds no finished backup{of}", hint="make one: strata controlplane backup")
 
 
+def backup_to_restore(place: BackupPlace, *, cluster: str, lineage: str = "") -> BackupName:
+    """Return the newest backup of `cluster` that counts, of this lineage; `NotFound` if there is none.
+
+    `Refused` if no lineage is named and there are backups of several: the newest may be of an empty cluster that
+    coordinators began after etcd was lost.
+    """
+    by_lineage: dict[str, list[BackupName]] = {}
+    for backup in list_backups(place, cluster=cluster):
+        if backup.metadata is not None and not backup.fault:
+            by_lineage.setdefault(lineage_of(backup.metadata.cluster_uid), []).append(backup.name)
+    if not by_lineage:
+        return newest_backup(place, cluster=cluster)
+    listed = "; ".join(
+        f"{one} has {len(names)}, the newest {names[0].stem}" for one, names in by_lineage.items()
+    )
+    wanted = lineage_of(lineage)
+    if wanted and wanted not in by_lineage:
+        raise NotFound(f"{place.uri} holds no finished backup of lineage {wanted}", hint=listed)
+    if not wanted and len(by_lineage) > 1:
+        raise Refused(
+            f"{place.uri} holds backups of {len(by_lineage)} clusters that were called {cluster}",
+            hint=f"say --lineage, or a backup by --name; {listed}",
+        )
+    return by_lineage[wanted or next(iter(by_lineage))][0]
+
+
 def verify_backup(
     place: BackupPlace, name: BackupName, *, advance: Callable[[int], None], described: BackupMetadata
 ) -> None:
@@ -116,15 +143,17 @@ def find_metadata(place: BackupPlace, name: BackupName) -> BackupMetadata:
 
 
 def rotate(
-    place: BackupPlace, made: BackupName, *, keep: int, now: datetime
+    place: BackupPlace, made: BackupName, *, uid: str, keep: int, now: datetime
 ) -> tuple[list[StoredFile], StorageError | None]:
-    """Remove old backups and leftovers of the same cluster; return what went, and what stopped it."""
+    """Remove old backups of the same lineage and leftovers of the same cluster; return what went, and what stopped it."""
     gone: list[StoredFile] = []
     try:
+        files = stored_files(place)
         for file in removals(
-            stored_files(place),
+            files,
             cluster=made.cluster,
             made=made.stem,
+            related=_related(place, made, uid, files) if _may_be_full(files, made, keep) else (),
             keep=keep,
             now_unix_ms=int(now.timestamp() * 1000),
         ):
@@ -133,3 +162,21 @@ def rotate(
     except StorageError as error:
         return gone, error
     return gone, None
+
+
+def _may_be_full(files: Sequence[StoredFile], made: BackupName, keep: int) -> bool:
+    """Return False if a backup cannot have to go, so that no metadata need be read."""
+    return len(complete_stems([file for file in files if file.cluster == made.cluster])) > keep
+
+
+def _related(place: BackupPlace, made: BackupName, uid: str, files: Sequence[StoredFile]) -> set[str]:
+    """Return the stems of the finished backups whose metadata name the lineage of `uid`."""
+    related: set[str] = set()
+    wanted = lineage_of(uid)
+    for stem in complete_stems([file for file in files if file.cluster == made.cluster]):
+        try:
+            if lineage_of(read_metadata(place, parse_stem(stem)).cluster_uid) == wanted:
+                related.add(stem)
+        except (BackupCorrupt, ObjectMissing):
+            continue  # nobody knows whose it is; or another process has removed it meanwhile
+    return related

@@ -10,7 +10,7 @@ from strata.core.backup_choice import Candidate, choose_member
 from strata.core.keys import ClusterKeys
 from strata.core.records import ClusterUid, decode
 from strata.core.txn import Range, prefix_end
-from strata.errors import NotFound, Refused, StrataError, Unavailable
+from strata.errors import Conflict, NotFound, Refused, StrataError, Unavailable
 from strata.etcd import EtcdStore, MemberStatus
 
 CORRUPT: Final = "CORRUPT"
@@ -81,6 +81,25 @@ async def find_source(store: EtcdStore, keys: ClusterKeys) -> Source:
         uid=decode(ClusterUid, value).uid,
         uid_value=value,
         database_bytes=status.db_bytes,
+    )
+
+
+async def check_unchanged(store: EtcdStore, keys: ClusterKeys, source: Source) -> None:
+    """Return if etcd holds the cluster still that it held before the snapshot; `Conflict` if not.
+
+    No uid ever comes back, so it was the same one at every moment in between.
+    """
+    found = (await store.read(Range(key=keys.uid))).kvs
+    if found and found[0].value == source.uid_value:
+        return
+    now = (
+        f"etcd holds {decode(ClusterUid, found[0].value).uid}"
+        if found
+        else f"etcd holds no cluster {keys.cluster}"
+    )
+    raise Conflict(
+        f"cluster {keys.cluster} changed while its snapshot was taken: it was {source.uid}, and {now} now",
+        hint="a restore is going on: make the backup again once it is done",
     )
 
 

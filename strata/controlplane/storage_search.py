@@ -5,7 +5,8 @@ long as it was. One that the catalog says is committed counts without its marker
 written yet. With `verify` every byte is read.
 
 What lies in a root may be anybody's: each thing that is no checkpoint of Strata's, or cannot be read, becomes one line.
-A root that cannot be listed ends the search: what was not looked at must not count as missing.
+A root that cannot be listed ends the search. The folder of a job that cannot be listed, or whose owner cannot be read,
+is *unread*: what was not looked at must not count as missing.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ THREADS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Whose folders lie in one root: the jobs, by the lineage of their cluster. `skipped`: what is nobody's, and why."""
+    """Whose folders lie in one root: the jobs, by the lineage of their cluster.
+
+    `unread`: by their URI, the folders that may be a job's and of which no owner is known, and why.
+    """
 
     storage: Storage
     jobs: Mapping[str, tuple[str, ...]]
-    skipped: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,7 @@ def survey(storage: Storage) -> Survey:
             hint="such a training goes on from it by itself",
         )
     jobs: dict[str, list[str]] = {}
-    skipped = []
+    unread = {}
     for name in storage.list():
         if name == root.NAME:
             continue
@@ -85,13 +89,13 @@ def survey(storage: Storage) -> Survey:
             checked_id("job", name)
             checked_id("cluster's data", parsed[0])
         except StrataError as error:
-            skipped.append(f"{storage.uri}/{name[:200]} is left out: {error.message}")
+            unread[f"{storage.uri}/{name}"] = error.message
         else:
             jobs.setdefault(parsed[0], []).append(name)
     return Survey(
         storage=storage,
         jobs={lineage: tuple(sorted(names)) for lineage, names in jobs.items()},
-        skipped=tuple(skipped),
+        unread=unread,
     )
 
 
@@ -100,6 +104,7 @@ def search(
     lineage: str,
     *,
     expected: Mapping[str, str],
+    earlier: Found | None = None,
     verify: bool = False,
     on_folder: Callable[[], None] = unobserved,
     on_bytes: Callable[[int], None] = unobserved,
@@ -107,14 +112,22 @@ def search(
     """Return what the roots prove of the cluster of this lineage.
 
     `expected`: by the URI of its folder, the manifest's digest of what the catalog says is committed there.
+    What `earlier` proved committed is not read again if its folder is still there.
     `on_folder` is called for each checkpoint that was looked at, from other threads too.
     """
     result = _Result()
+    proven = earlier.by_path if earlier is not None else {}
     tasks: list[tuple[Storage, str, Folder]] = []
     for each in surveys:
-        result.skipped += each.skipped
+        for uri, why in each.unread.items():
+            result.leave_out(uri, why)
         for job in each.jobs.get(lineage, ()):
-            tasks += result.list_job(each.storage, job)
+            for storage, _, folder in result.list_job(each.storage, job):
+                known = proven.get(f"{storage.uri}/{job}/{folder.name}")
+                if known is not None and known.marked:
+                    result.checkpoints.append(known)
+                else:
+                    tasks.append((storage, job, folder))
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="strata-search")
     try:
         looks = pool.map(
@@ -143,8 +156,15 @@ class _Result:
     checkpoints: list[FoundCheckpoint] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
+    listed: set[str] = field(default_factory=set)
     generations: dict[str, int] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+
+    def leave_out(self, folder: str, why: str) -> None:
+        """Note a folder that may be a job's, and cannot be read."""
+        self.unread[folder] = why
+        root, _, name = folder.rpartition("/")
+        self.skipped.append(f"{root}/{name[:200]} is left out: {why}")
 
     def list_job(self, storage: Storage, job: str) -> Iterable[tuple[Storage, str, Folder]]:
         """Return the folders of checkpoints that one job has in one root."""
@@ -155,6 +175,7 @@ class _Result:
             self.unread[f"{storage.uri}/{job}"] = error.message
             self.skipped.append(f"{storage.uri}/{job} is not searched: {error.message}")
             return
+        self.listed.add(f"{storage.uri}/{job}")
         for name in names:
             folder = Folder.parse(name)
             if folder is None:
@@ -178,6 +199,7 @@ class _Result:
     def of(self, roots: Iterable[str]) -> Searched:
         found = Found(
             roots=tuple(roots),
+            listed=frozenset(self.listed),
             checkpoints=tuple(self.checkpoints),
             damaged=self.damaged,
             unread=self.unread,

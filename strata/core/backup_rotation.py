@@ -3,11 +3,15 @@
 A backup is two files of one stem: the database, and the metadata that is written last and removed first.
 Only both together count. Only names that Strata gives are seen here, and only those of one cluster are
 removed: what else lies in the place is somebody else's.
+
+A cluster's name says nothing of its data: a coordinator that begins on an emptied etcd makes a new cluster of the same
+name. So a backup makes room among those of its own lineage alone. *Else backups of the empty cluster would push out
+those that it is to be restored from.*
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -43,16 +47,22 @@ def complete_stems(files: Sequence[StoredFile]) -> list[str]:
 
 
 def removals(
-    files: Sequence[StoredFile], *, cluster: str, made: str, keep: int, now_unix_ms: int
+    files: Sequence[StoredFile],
+    *,
+    cluster: str,
+    made: str,
+    related: Collection[str],
+    keep: int,
+    now_unix_ms: int,
 ) -> list[StoredFile]:
     """Return what goes, in the order in which it has to: metadata before its database.
 
-    The newest `keep` backups of `cluster` stay, and so does `made`, the stem of the backup that has just
-    been made, though another host's clock may be ahead of ours. So do metadata without a database, for
-    nothing that Strata does leaves them.
+    Of `related`, the stems of `cluster`'s backups that are known to be of the lineage of `made`, the newest `keep`
+    stay. So does `made` itself, the stem of the backup that has just been made, though another host's clock may be
+    ahead of ours, and metadata without a database, for nothing that Strata does leaves them.
     """
     ours = [file for file in files if file.cluster == cluster and file.stem != made]
-    others = complete_stems(ours)
+    others = [stem for stem in complete_stems(ours) if stem in related]
     stay = set(others[: max(0, keep - 1)])
     old = [stem for stem in reversed(others) if stem not in stay]
     by_part = {(file.stem, file.part): file for file in ours}

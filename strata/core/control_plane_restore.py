@@ -7,9 +7,10 @@ a storage or etcd.
 1. What speaks of processes goes: leader, replicas, members, worlds, barriers, readers, requests to go back.
 2. The catalog is completed by `core.restored_catalog`.
 3. A job that had a world, or has something in storage, gets a forming world whose generation is above every
-   generation that anything names. Its leader's epoch is 0, and so is that of every other record: the epochs of
+   generation that anything names; far above if a root of it was not searched. Its leader's epoch is 0, and so is that of every other record: the epochs of
    the past may be above the revisions that are to come.
-4. `latest` is the newest checkpoint that is left. A job that had one and has none left keeps it as CORRUPT:
+4. A phase that ends a job goes if storage has checkpoints of a later generation than the head's: the job went on.
+5. `latest` is the newest checkpoint that is left. A job that had one and has none left keeps it as CORRUPT:
    its next world fails then, and does not begin from nothing.
 """
 
@@ -18,11 +19,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from strata.core.checkpoint_deletion import fork_reference
 from strata.core.checkpoint_order import RESTORABLE_TYPES, is_latest, newest
 from strata.core.checkpoint_records import Discarded, Suspect
+from strata.core.checkpoint_tiers import tiers_of
 from strata.core.job import JobView
 from strata.core.key_kinds import PROCESSES, UNKNOWN, kind_of
 from strata.core.keys import ClusterKeys, JobKeys
@@ -34,6 +36,7 @@ from strata.core.records import (
     GenerationRecord,
     JobPhase,
     Latest,
+    Phase,
     PoisonRecord,
     Restored,
     WorldHead,
@@ -45,6 +48,13 @@ from strata.core.storage_evidence import MAX_GENERATION, Found, FoundCheckpoint
 from strata.core.txn import KeyValue
 from strata.core.view import View
 from strata.errors import InvalidArgument
+
+UNSEARCHED_GENERATIONS: Final = 1000
+"""How many generations are stepped over if a root of a job was not searched.
+
+The job may have gone on after the backup, and saved in generations that nothing read here names. A generation that is
+taken again has slots whose folders exist, of other attempts. No job begins a thousand worlds between two backups.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +140,7 @@ class _Job:
         catalog = Catalog(self._job, self.store, self._found, why=self._why)
         changes = catalog.complete()
         changes.warnings[:0] = self._warnings
+        self._drop_phase(catalog, before)
         self._derive_order(catalog, before)
         lost = self._latest_record(catalog)
         latest = self._choose_latest(catalog, lost)
@@ -184,11 +195,24 @@ class _Job:
     # -- the generation
 
     def _next_generation(self) -> int:
-        """Return the generation after all that anything names; 0 for a job that never had one."""
+        """Return the generation after all that anything names, or may name; 0 for a job that never had one."""
         greatest = max(self._generations(), default=0)
         if self._head is None and not greatest:
             return 0
-        return greatest + 1
+        return greatest + (1 if self._is_searched() else UNSEARCHED_GENERATIONS)
+
+    def _is_searched(self) -> bool:
+        """Tell whether every folder was listed that the job may have saved into."""
+        folders = {folder for folder in self._found.listed if folder.rpartition("/")[2] == self._job.name}
+        for key in self._base:
+            if kind_of(key, self._job.root) is not CheckpointRecord:
+                continue
+            record = self._decoded(CheckpointRecord, key)
+            for tier in tiers_of(record).values() if record is not None else ():
+                root = tier.path.rpartition("/")[0].rpartition("/")[0]
+                if not tier.shared or f"{root}/{self._job.name}" not in folders:
+                    return False
+        return bool(folders)
 
     def _generations(self) -> Iterable[int]:
         yield self._found.generations.get(self._job.name, 0)
@@ -206,13 +230,31 @@ class _Job:
         if self._head is not None:
             yield self._head.generation
 
+    # -- where the job stands
+
+    def _drop_phase(self, catalog: Catalog, head_generation: int) -> None:
+        """Have a job run that was done, failed or paused, and has saved in a later generation since.
+
+        Its phase would end the training that goes on. Of the record stays which attempt at the job is the newest.
+        """
+        phase = self._decoded(JobPhase, self._job.phase)
+        went_on = any(each.generation > head_generation for each in self._found.jobs.get(self._job.name, ()))
+        if phase is None or phase.phase is Phase.RUNNING or not went_on:
+            return
+        catalog.changes.warnings.append(
+            f"it was {phase.phase.value}, and storage has checkpoints of a later generation: it runs"
+        )
+        reason = f"{self._why}: it had gone on"
+        running = JobPhase(phase=Phase.RUNNING, reason=reason, epoch=0, attempt=phase.attempt)
+        self.store.put(self._job.phase, encode(running))
+
     # -- which checkpoint is newer
 
     def _derive_order(self, catalog: Catalog, head_generation: int) -> None:
         """Write what the worlds that only storage knows began from, as their heads and `strata run --new` had written it.
 
         The first checkpoint of a generation names the one before it: the one that its world began from. None was
-        there to be named after the job was begun anew.
+        there to be named after the job was begun anew. If retention removed the first one, nothing says it any more.
         """
         whole = [
             each
@@ -229,6 +271,15 @@ class _Job:
             if each.predecessor is not None and each.predecessor[1] < generation:
                 if key not in self.store.values:
                     self.store.put(key, encode(Restored(step=each.predecessor[0])))
+            elif (
+                each.predecessor is not None
+                and key not in self.store.values
+                and self._has_older(catalog, generation)
+            ):
+                catalog.changes.warnings.append(
+                    f"generation {generation} began from a checkpoint that is not known: of its own, step {each.step}"
+                    " is the first that is left; what it gave up counts again"
+                )
             elif each.predecessor is None and self._has_older(catalog, generation):
                 given_up = max(given_up, generation - 1)
         if given_up >= 0 and (anew is None or given_up > anew.generation):

@@ -117,6 +117,8 @@ class Catalog:
         self.changes = CatalogChanges()
         self.records = dict(self._read())
         self._names = self._tier_names()
+        self._has_past = bool(self.records)
+        self._shared = self._shared_roots()
 
     def complete(self) -> CatalogChanges:
         """Judge every record, adopt what has none, and return what changed."""
@@ -199,7 +201,7 @@ class Catalog:
     def _is_here(self, record: CheckpointRecord) -> bool:
         """Tell whether a copy may be there: in a searched root, or in one that was not searched."""
         return any(
-            tier.state not in _GOING and self._found.seen(tier.path, record)[0] is not Seen.ABSENT
+            tier.state not in _GOING and self._seen(tier, record)[0] is not Seen.ABSENT
             for tier in tiers_of(record).values()
         )
 
@@ -264,17 +266,33 @@ class Catalog:
                 name = self._names[copy.root]
                 if name in tiers:
                     name = next(each for each in _names() if each not in tiers)
-                shared = self._is_shared(self._names[copy.root], copy.root)
-                tiers[name] = Tier(path=copy.path, shared=shared)
+                tiers[name] = Tier(path=copy.path, shared=self._is_shared(copy.root))
         return dataclasses.replace(record, tiers=tiers)
 
-    def _is_shared(self, name: str, root: str) -> bool:
-        """Whether a root survives the loss of a host: as the job's other records say of it."""
+    def _is_shared(self, root: str) -> bool:
+        """Whether a root survives the loss of a host: as the past's records say of it.
+
+        A folder that none of them names may be each host's own. So it is taken for one, unless the past has no record of
+        this job at all: then somebody has named the root for the job to go on from, and a host's own would be
+        restored by nobody.
+        """
+        if root in self._shared:
+            return self._shared[root]
+        if not root.startswith("file:") or not self._has_past:
+            return True
+        self._warn(
+            f"{root} is named by no record: its copies are taken for one host's own, and are not restored from"
+        )
+        return False
+
+    def _shared_roots(self) -> dict[str, bool]:
+        """Return whether hosts share the roots that records name; False if any record says that they do not."""
+        shared: dict[str, bool] = {}
         for record in self.records.values():
-            tier = record.tiers.get(name)
-            if tier is not None and self._found.root_of(tier.path) == root:
-                return tier.shared
-        return True
+            for tier in tiers_of(record).values():
+                if (root := self._found.root_of(tier.path)) is not None:
+                    shared[root] = tier.shared and shared.get(root, True)
+        return shared
 
     def _fitting(self, record: CheckpointRecord) -> CheckpointRecord:
         """Return the record, without its metadata if it would be too large for a key."""
@@ -306,6 +324,11 @@ class Catalog:
 
     # -- what was committed
 
+    def _seen(self, tier: Tier, record: CheckpointRecord) -> tuple[Seen, str]:
+        """Return what is known of a copy: of one on a host's own disk, another host's search proves only what is there."""
+        seen, why = self._found.seen(tier.path, record)
+        return (seen, why) if tier.shared or seen is Seen.PROVEN else (Seen.NOT_SEARCHED, "")
+
     def _judge(self, record: CheckpointRecord) -> None:
         """Compare a committed record with what the searched roots have of it."""
         slot = record.step, record.generation
@@ -313,11 +336,15 @@ class Catalog:
         for name, tier in tiers_of(record).items():
             if tier.state in _GOING:
                 continue
-            seen, why = self._found.seen(tier.path, record)
-            if seen is Seen.NOT_SEARCHED:
+            seen, why = self._seen(tier, record)
+            if seen is Seen.NOT_SEARCHED and self._found.root_of(tier.path) is not None:
+                self._warn(
+                    f"{_above(tier.path)} is each host's own: what is not found in it here is taken as it was"
+                )
+            elif seen is Seen.NOT_SEARCHED:
                 self.changes.not_searched.add(_above(tier.path))
             elif seen is Seen.UNREAD:
-                self.changes.warnings.append(f"{_name(slot)} on {name} is taken as it was: {why}")
+                self._warn_unread(f"{_name(slot)} on {name}", tier.path, why)
             elif seen is Seen.DAMAGED:
                 tiers[name] = dataclasses.replace(tier, state=TierState.CORRUPT)
                 reasons.append(f"{name}: {why}")
@@ -330,6 +357,19 @@ class Catalog:
             copies = [each for each in self._marked if each.where == record.where]
             judged = self._with_copies(judged, copies)
         self._end(record, judged, "; ".join(reasons))
+
+    def _warn_unread(self, which: str, path: str, why: str) -> None:
+        """Name the folder that was not read: a checkpoint's, or, once, its job's."""
+        folder = path.rpartition("/")[0]
+        whole = path not in self._found.unread
+        said = f"{folder} is not read, so its checkpoints are" if whole else f"{which} is"
+        warning = f"{said} taken as it was: {why}" if not whole else f"{said} taken as they were: {why}"
+        self._warn(warning)
+
+    def _warn(self, warning: str) -> None:
+        """Say it once."""
+        if warning not in self.changes.warnings:
+            self.changes.warnings.append(warning)
 
     def _end(self, before: CheckpointRecord, judged: CheckpointRecord, why: str) -> None:
         slot, states = (before.step, before.generation), {tier.state for tier in judged.tiers.values()}

@@ -10,7 +10,7 @@ class Restoring:
     """The control plane is being restored: no replica serves, and none creates a uid, while this is there.
 
     `uid` is that of the cluster before, "" if there was none; `replaced` as in `ClusterUid`: an interrupted restore
-    leaves them to the one that takes it over.
+    leaves them to the one that takes it over. `in_place`: the keys below are a cluster's own, and whole.
     """
 
     who: str
@@ -18,6 +18,7 @@ class Restoring:
     source: str = ""
     uid: str = ""
     replaced: tuple[str, ...] = ()
+    in_place: bool = False
 
     def __str__(self) -> str:
         return f"{self.who} began" + (f", from {self.source}" if self.source else "")

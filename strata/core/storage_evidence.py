@@ -2,7 +2,7 @@
 
 A root is *searched* if it is named here. Of a checkpoint's folder in a searched root one of four things is known:
 its manifests and images are there (`checkpoints`), something of it is damaged (`damaged`), it could not be read
-(`unread`), or it is not there.
+(`unread`), or it is not there. Only the folder of a job that was listed (`listed`) proves that one is not there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from strata.core.records import CheckpointRecord, CheckpointType
 
 MAX_GENERATION = 10**9
 """A folder of a later generation is nobody's: keys hold larger ones, and generations after it would not fit."""
+
+NO_FOLDER = "the root has no folder of this job with a strata.json of this cluster"
+"""Why a job's folder in a searched root was not listed, if nothing else is known."""
 
 Slot = tuple[int, int, AttemptId]
 """Step, generation and attempt, as the keys of a checkpoint are built of them."""
@@ -76,11 +79,13 @@ class Seen(Enum):
 class Found:
     """All that a search of storage roots has found.
 
-    `roots`: the URIs of those that were searched. `damaged` and `unread` are by the URI of a checkpoint's folder,
-    or of a job's; the value says why. `generations`: by job, the greatest generation of any folder.
+    `roots`: the URIs of those that were searched; `listed`: those of the jobs' folders in them that were listed.
+    `damaged` and `unread` are by the URI of a checkpoint's folder, or of a job's; the value says why.
+    `generations`: by job, the greatest generation of any folder.
     """
 
     roots: tuple[str, ...] = ()
+    listed: frozenset[str] = frozenset()
     checkpoints: tuple[FoundCheckpoint, ...] = ()
     damaged: Mapping[str, str] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -114,7 +119,8 @@ class Found:
             return Seen.DAMAGED, "its manifest is not the one that was committed"
         if path in self.damaged:
             return Seen.DAMAGED, self.damaged[path]
-        for folder in (path, path.rpartition("/")[0]):
-            if folder in self.unread:
-                return Seen.UNREAD, self.unread[folder]
+        if path in self.unread:
+            return Seen.UNREAD, self.unread[path]
+        if (folder := path.rpartition("/")[0]) not in self.listed:
+            return Seen.UNREAD, self.unread.get(folder, NO_FOLDER)
         return Seen.ABSENT, ""

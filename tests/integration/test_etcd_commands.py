@@ -347,9 +347,14 @@ def test_replacing_goes_on_where_ctrl_c_ended_it(
     settings = settings_of(nodes.record)
     command.signal(signal.SIGINT)
     assert command.join() == INTERRUPTED
-    said = nodes.record.wait_line("the same command goes on with it: ")
+    said = nodes.record.wait_line("this goes on with it: ")
 
-    limited = etcd(etcd_cluster, "replace-member", lost.name, "--timeout-s", "0", "--json")
+    words = ("replace-member", lost.name, "--timeout-s", "0", "--json")
+    unnamed = etcd(etcd_cluster, *words)
+    assert unnamed.returncode != 0
+    peer_url = settings["ETCD_INITIAL_ADVERTISE_PEER_URLS"]
+    assert f"--peer-url {peer_url}" in unnamed.stderr
+    limited = etcd(etcd_cluster, *words, "--peer-url", peer_url)
     assert limited.returncode == 3
     document = json.loads(limited.stdout)
     assert document["resumed"]

@@ -68,7 +68,7 @@ PROVE_S: Final = 1.0
 """Behind for so long, it is looked whether the newest revisions are only others' keys."""
 PROVE_LIMIT_S: Final = 1.0
 """How long that list may take; it counts for one step of lateness."""
-ASK_S: Final = 1.0
+ASK_S: Final = 2.0
 """How often etcd is asked whether it is the one it was (PROTOCOLS 9.1)."""
 AGAIN_S: Final = 16.0
 """After an opening for lateness, the next one: by then silence would have told, and what is merely
@@ -93,6 +93,7 @@ class Mirror:
         *,
         new_uid: str,
         audit_s: float = AUDIT_S,
+        ask_s: float = ASK_S,
         answered: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] | None = None,
         measures: Measures | None = None,
@@ -113,6 +114,7 @@ class Mirror:
         self._keys = keys
         self._new_uid = new_uid
         self._audit_s = audit_s
+        self._ask_s = ask_s
         self._answered = answered
         self._clock = clock or asyncio.get_running_loop().time
         self._heard_of = 0
@@ -374,13 +376,13 @@ class Mirror:
                     future.set_result(answer.revision)
 
     async def _ask_who_serves(self) -> None:
-        """Ask etcd every second whether it is the one it was: a watch that waits for a later revision is silent.
+        """Ask etcd every `ask_s` whether it is the one it was: a watch that waits for a later revision is silent.
 
         t1: an older snapshot is put under etcd, with leases that live. t2: a follower has nothing to read, and nothing to write.
         """
         await self._listed.wait()
         while True:
-            await asyncio.sleep(ASK_S)
+            await asyncio.sleep(self._ask_s)
             with contextlib.suppress(Unavailable):
                 await self.revision_of_etcd()
 

@@ -76,7 +76,7 @@ class Cluster:
     """A job in its world; `port(rank)` is one rank's session."""
 
     def __init__(self, **slots: int) -> None:
-        self._take(Job(**slots))
+        self.take(Job(**slots))
         self.lock = threading.RLock()
         self.observers: list[Callable[[pb.Checkpoint], None]] = []
         self.answers: list[type[Message]] = []
@@ -87,7 +87,8 @@ class Cluster:
         self.lose_answers = 0
         self.on_call: Callable[[Message], None] = lambda request: None
 
-    def _take(self, job: Job) -> None:
+    def take(self, job: Job) -> None:
+        """Answer from this job's keys from now on."""
         self.job = job
         rows: Any = _Replica(job.store)
         self._rows = {
@@ -108,7 +109,7 @@ class Cluster:
     def copy(self) -> Cluster:
         """Return a control plane with this one's keys as they are now: a snapshot."""
         made = Cluster(a=1)
-        made._take(copy.deepcopy(self.job))
+        made.take(copy.deepcopy(self.job))
         return made
 
     def view(self) -> JobView:

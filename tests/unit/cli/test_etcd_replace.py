@@ -138,9 +138,23 @@ async def test_a_second_run_goes_on_with_the_learner(start: str) -> None:
     if start:
         cluster.started(start)
     calls = list(cluster.calls)
-    replacement = await begun(cluster)
+    replacement = await begun(cluster, peer_url=None if start else "http://h3:2380")
     assert replacement.resumed
     assert (replacement.added_id, replacement.peer_url) == (0xA0, "http://h3:2380")
+    assert cluster.calls == calls
+
+
+@pytest.mark.parametrize("name", ["etcd-3", "etcd-33"])
+async def test_a_learner_that_has_not_started_is_taken_up_by_its_peer_url_alone(name: str) -> None:
+    """It has no name yet: whoever mistypes one must not be told to start a member in its place."""
+    cluster = FakeCluster(silent=(3,))
+    await begun(cluster)
+    calls = list(cluster.calls)
+    with pytest.raises(NotFound, match=f"no member is named {name}") as error:
+        await begun(cluster, name)
+    assert error.value.hint == (
+        f"if learner a0, which has not started, is to be {name}: --peer-url http://h3:2380"
+    )
     assert cluster.calls == calls
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any, Self
 
@@ -32,6 +32,8 @@ class StubEtcd:
         """Raised in the middle of a stream."""
         self.writes_fail_with: StrataError | None = None
         self.alarms_on: tuple[Alarm, ...] = ()
+        self.at_snapshot: Callable[[], None] = lambda: None
+        """Called before a stream begins."""
         self.asked: list[str] = []
         """The endpoints that a snapshot was asked of."""
         self.opened = self.closed = 0
@@ -54,6 +56,11 @@ class StubEtcd:
             "h2:2379": replace(leading, endpoint="h2:2379", member_id=2),
             "h3:2379": replace(leading, endpoint="h3:2379", member_id=3),
         }
+
+    def begins_anew(self, uid: str) -> None:
+        """Hold another cluster, as after a wipe, or after a restore."""
+        self.memory = MemoryStore()
+        self.memory.execute(Txn(success=(Put(key=KEYS.uid, value=encode(ClusterUid(uid=uid))),)))
 
     async def connect(self) -> Any:
         self.opened += 1
@@ -98,6 +105,7 @@ class StubEtcd:
 
     async def snapshot(self, endpoint: str) -> AsyncGenerator[bytes, None]:
         self.asked.append(endpoint)
+        self.at_snapshot()
         for start in range(0, len(self.snapshot_bytes), self.piece_bytes):
             if self.breaks_with is not None and start > 0:
                 raise self.breaks_with

@@ -18,11 +18,17 @@ from strata.controlplane.backup import MadeBackup, back_up
 from strata.controlplane.metadata import BackupCorrupt
 from strata.controlplane.names import backup_name, parse_stem
 from strata.controlplane.places import FolderPlace, unobserved
-from strata.controlplane.shelf import find_metadata, list_backups, newest_backup, verify_backup
+from strata.controlplane.shelf import (
+    backup_to_restore,
+    find_metadata,
+    list_backups,
+    newest_backup,
+    verify_backup,
+)
 from strata.core.backup_record import Backup
 from strata.core.records import ClusterUid, decode, encode
-from strata.core.txn import Put, Range, Txn
-from strata.errors import NotFound, Refused, StorageError, StrataError, Unavailable
+from strata.core.txn import Delete, Put, Range, Txn
+from strata.errors import Conflict, NotFound, Refused, StorageError, StrataError, Unavailable
 from strata.etcd import Alarm, MemberStatus
 from tests.unit.controlplane.stub_etcd import KEYS, SNAPSHOT, UID, StubEtcd
 
@@ -236,6 +242,26 @@ def test_a_user_without_the_role_root_is_told_so(etcd: StubEtcd, place: FolderPl
         made(etcd, place)
 
 
+@pytest.mark.parametrize("by_then", ["restoring", "another"])
+def test_a_snapshot_of_a_cluster_that_is_being_restored_does_not_count(
+    etcd: StubEtcd, place: FolderPlace, by_then: str
+) -> None:
+    """A restore begins just before the member takes the snapshot: it may hold half of the keys, and no uid."""
+
+    def restore_begins() -> None:
+        gone = Txn(success=(Delete(key=KEYS.uid),))
+        new = Txn(success=(Put(key=KEYS.uid, value=encode(ClusterUid(uid=f"{UID}.77"))),))
+        etcd.memory.execute(gone if by_then == "restoring" else new)
+
+    etcd.at_snapshot = restore_begins
+    with pytest.raises(Conflict, match="changed while its snapshot was taken") as caught:
+        made(etcd, place)
+    assert (
+        "etcd holds no cluster default" if by_then == "restoring" else f"{UID}.77"
+    ) in caught.value.message
+    assert place.names() == []
+
+
 # -- what fails afterwards
 
 
@@ -298,6 +324,40 @@ def test_the_newest_stay_and_what_is_not_ours_does(etcd: StubEtcd, place: Folder
     assert [backup.removed_backups for backup in backups] == [0, 0, 1, 1]
     stay = [backup.name for backup in backups[2:]]
     assert set(place.names()) == foreign | {file for name in stay for file in (name.database, name.metadata)}
+
+
+def test_backups_of_an_empty_cluster_do_not_push_out_those_of_the_one_before(
+    etcd: StubEtcd, place: FolderPlace
+) -> None:
+    """etcd is wiped, a coordinator begins a new cluster of the same name, and the timer goes on."""
+    good = [made(etcd, place, keep=2, now=clock(BEGIN + timedelta(hours=hour))) for hour in range(2)]
+    unreadable = made(etcd, place, keep=9, now=clock(BEGIN - timedelta(hours=1)))
+    (place.folder / unreadable.name.metadata).write_bytes(b"{}")
+    etcd.begins_anew("new")
+    for hour in range(2, 6):
+        empty = made(etcd, place, keep=2, now=clock(BEGIN + timedelta(hours=hour)))
+        assert empty.warnings == ()
+    stay = counting(place)
+    assert stay[2:] == [backup.name.stem for backup in reversed(good)]
+    assert len(stay) == 4, "and two of the new cluster"
+    assert unreadable.name.database in place.names()
+    with pytest.raises(Refused, match="backups of 2 clusters that were called default") as caught:
+        backup_to_restore(place, cluster="default")
+    assert f"new has 2, the newest {stay[0]}; {UID} has 2, the newest {stay[2]}" in caught.value.hint
+    assert backup_to_restore(place, cluster="default", lineage=UID) == good[1].name
+    assert backup_to_restore(place, cluster="default", lineage="new").stem == stay[0]
+    with pytest.raises(NotFound, match="no finished backup of lineage other"):
+        backup_to_restore(place, cluster="default", lineage="other")
+
+
+def test_backups_of_a_restored_cluster_are_of_one_lineage(etcd: StubEtcd, place: FolderPlace) -> None:
+    made(etcd, place)
+    etcd.begins_anew(f"{UID}.77")
+    later = made(etcd, place, keep=1, now=clock(BEGIN + timedelta(hours=1)))
+    assert counting(place) == [later.name.stem]
+    assert backup_to_restore(place, cluster="default") == later.name
+    with pytest.raises(NotFound, match="no finished backup of cluster other"):
+        backup_to_restore(place, cluster="other")
 
 
 def test_two_backups_that_have_one_name_do_not_mix(etcd: StubEtcd, place: FolderPlace) -> None:

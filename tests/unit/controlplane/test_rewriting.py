@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from strata.controlplane.rewriting import Rewriting, batches, differences, read_keyspace
+from strata.controlplane.rewriting import Keyspace, Rewriting, batches, differences, read_keyspace
 from strata.core.keys import ClusterKeys
 from strata.core.records import ClusterUid, Leader, decode, encode
 from strata.core.restoring_record import Restoring
@@ -52,9 +53,11 @@ class Rig:
     def put(self, key: str, value: bytes = b"late") -> None:
         self.store.execute(Txn(success=(Put(key=key, value=value),)))
 
+    async def look(self) -> Keyspace:
+        return await read_keyspace(self.store.client(), KEYS)
+
     async def keys(self) -> dict[str, bytes]:
-        held = await read_keyspace(self.store.client(), KEYS)
-        return dict(held.jobs)
+        return dict((await self.look()).jobs)
 
     async def uid(self) -> ClusterUid | None:
         return (await read_keyspace(self.store.client(), KEYS)).uid
@@ -69,7 +72,7 @@ async def _no_sleep(_seconds: float) -> None:
 
 async def restore(rig: Rig, me: Restoring = ME, *, chance: str = "77") -> ClusterUid:
     rewriting = rig.rewriting(me)
-    await rewriting.begin()
+    await rewriting.begin(await rig.look())
     await rewriting.bring(WANTED)
     return await rewriting.finish("bbbb", 5, chance)
 
@@ -111,7 +114,7 @@ def test_whatever_it_is_interrupted_in_the_next_one_finishes_it(at: int) -> None
         held = await read_keyspace(rig.store.client(), KEYS)
         assert (held.uid is None) is (held.restoring is not None), "never both, never neither"
         again = rig.rewriting(Restoring(who="bob", since_unix_ms=2, source="a backup"))
-        before = await again.begin()
+        before = await again.begin(await rig.look())
         assert (before.who if before is not None else None) == (None if at == 1 else "ada")
         await again.bring(WANTED)
         assert (await again.finish("bbbb", 5, "88")).replaced == ("aaaa",)
@@ -139,7 +142,7 @@ def test_an_unclear_answer_is_followed_by_the_same_transaction_or_by_a_look(at: 
             return result
 
         store.execute = unclear  # type: ignore[method-assign]  # as above
-        await rewriting.begin()
+        await rewriting.begin(await rig.look())
         await rewriting.bring(WANTED)
         assert (await rewriting.finish("bbbb", 5, "77")).uid == "bbbb.5.77"
         assert await rig.keys() == WANTED
@@ -166,7 +169,7 @@ def test_a_replica_that_has_not_noticed_yet_changes_nothing() -> None:
 def test_who_never_stops_writing_is_named() -> None:
     async def work() -> None:
         rig = Rig()
-        rig.between = lambda count, _txn: rig.put(KEYS.job("old").worker(f"w{count}"))
+        rig.between = lambda count, _txn: rig.put(KEYS.job("old").worker(f"w{count}")) if count > 1 else None
         with pytest.raises(Refused, match="somebody else writes") as error:
             await restore(rig)
         assert "stop the coordinators" in error.value.hint
@@ -178,9 +181,9 @@ def test_two_at_once_the_later_one_takes_over_and_the_earlier_one_stops() -> Non
     async def work() -> None:
         rig = Rig()
         first = rig.rewriting()
-        await first.begin()
+        await first.begin(await rig.look())
         second = rig.rewriting(Restoring(who="bob", since_unix_ms=2))
-        before = await second.begin()
+        before = await second.begin(await rig.look())
         assert not_none(before).who == "ada"
         with pytest.raises(Conflict, match="another restore took over: bob began"):
             await first.bring(WANTED)
@@ -188,6 +191,58 @@ def test_two_at_once_the_later_one_takes_over_and_the_earlier_one_stops() -> Non
         await second.finish("bbbb", 5, "77")
         with pytest.raises(Conflict, match="finished a restore meanwhile"):
             await first.bring(WANTED)
+
+    run(work)
+
+
+def test_a_plan_that_somebody_overtook_is_not_written() -> None:
+    """Two operators plan; one finishes, and a training goes on; then the other one says yes."""
+
+    async def work() -> None:
+        rig = Rig()
+        seen = await rig.look()
+        await restore(rig)
+        rig.put(KEYS.job("new").latest, b"committed since")
+        before = (await rig.keys(), await rig.uid())
+        for in_place in (False, True):
+            late = Restoring(who="bob", since_unix_ms=2, in_place=in_place)
+            with pytest.raises(Conflict, match="changed cluster test since it was looked at") as error:
+                await rig.rewriting(late).begin(seen)
+            assert error.value.hint == "run it again"
+        assert (await rig.keys(), await rig.uid()) == before
+        assert await rig.restoring() is None
+
+    run(work)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_a_job_wrote_since_ends_a_restore_unless_it_is_in_place(in_place: bool) -> None:
+    async def work() -> None:
+        rig = Rig()
+        seen = await rig.look()
+        rig.put(KEYS.job("old").latest, b"committed since")
+        rewriting = rig.rewriting(dataclasses.replace(ME, in_place=in_place))
+        if in_place:
+            await rewriting.begin(seen)
+            assert not_none(await rig.restoring()).in_place
+            return
+        with pytest.raises(Conflict):
+            await rewriting.begin(seen)
+        assert await rig.uid() == BEFORE
+
+    run(work)
+
+
+def test_a_restore_that_begins_while_another_one_does_is_not_taken_over_unseen() -> None:
+    async def work() -> None:
+        rig = Rig()
+        seen = await rig.look()
+        first = rig.rewriting()
+        await first.begin(seen)
+        with pytest.raises(Conflict):
+            await rig.rewriting(Restoring(who="bob", since_unix_ms=2)).begin(seen)
+        await first.bring(WANTED)
+        assert (await first.finish("bbbb", 5, "77")).uid == "bbbb.5.77"
 
     run(work)
 
@@ -205,12 +260,12 @@ def test_the_newest_backup_is_remembered_unless_a_newer_one_is() -> None:
     async def work() -> None:
         rig = Rig()
         rewriting = rig.rewriting()
-        await rewriting.begin()
+        await rewriting.begin(await rig.look())
         await rewriting.bring(WANTED, backup=b"old")
         await rewriting.finish("bbbb", 5, "77")
         assert (await read_keyspace(rig.store.client(), KEYS)).backup == b"old"
         again = rig.rewriting()
-        await again.begin()
+        await again.begin(await rig.look())
         await again.bring(WANTED, backup=b"older")
         await again.finish("bbbb", 5, "88")
         assert (await read_keyspace(rig.store.client(), KEYS)).backup == b"old"
@@ -230,7 +285,7 @@ def test_no_replica_can_begin_a_cluster_in_between() -> None:
 
         rig.between = look
         first = rig.rewriting()
-        await first.begin()
+        await first.begin(await rig.look())
         await restore(rig, Restoring(who="bob", since_unix_ms=2))
         assert not any(seen)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import uuid
@@ -18,6 +19,7 @@ from strata.controlplane.restoring import expected, lineage_of
 from strata.controlplane.storage_search import Searched, search, survey
 from strata.core.keys import ClusterKeys
 from strata.core.records import CheckpointType, encode
+from strata.core.storage_evidence import Seen
 from strata.errors import NotFound, Refused, StorageError
 from tests.unit.core.lost_etcd import LostJob
 from tests.unit.core.rig import KEYS
@@ -204,13 +206,40 @@ def test_folders_of_nobody_and_of_others_are_not_ours(root: Path) -> None:
     (root / "broken" / "strata.json").write_bytes(b"[" * 50_000)
     found = survey(storage(root))
     assert found.jobs == {OURS: ("gpt",), "bbbb": ("other",)}
-    assert len(found.skipped) == 3
+    assert {Path(uri).name for uri in found.unread} == {"lying", "..bad", "broken"}
+    assert set(found.unread) <= set(look(root).found.unread)
+    assert len(look(root).skipped) == 3
     assert lineage_of([found], OURS) == OURS
     with pytest.raises(Refused, match="of 2 clusters") as error:
         lineage_of([found], "")
     assert "aaaa has gpt; bbbb has other" in error.value.hint
     with pytest.raises(Refused, match="no root has a job of lineage cccc"):
         lineage_of([found], "cccc")
+
+
+@pytest.mark.parametrize("data", [None, b"[" * 100, b'{"format": "strata-root"}'])
+def test_a_job_without_a_readable_owner_is_never_proven_empty(root: Path, data: bytes | None) -> None:
+    committed = FoundJob(root)
+    assert committed.seen() is Seen.PROVEN
+    owner = root / "gpt" / "strata.json"
+    owner.unlink() if data is None else owner.write_bytes(data)
+    assert committed.seen() is Seen.UNREAD
+    shutil.rmtree(root / "gpt")
+    assert committed.seen() is Seen.UNREAD
+    own(root / "gpt", f"{COORDINATED}:{OURS}/gpt")
+    assert committed.seen() is Seen.ABSENT
+
+
+class FoundJob:
+    """Step 20 of gpt as a catalog has it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._record = dataclasses.replace(LostJob(20).record(20), path=folder_of(root, 20).as_uri())
+        self._record = dataclasses.replace(self._record, manifest_digest="")
+
+    def seen(self) -> Seen:
+        return look(self._root).found.seen(self._record.path, self._record)[0]
 
 
 def test_a_restored_cluster_is_found_by_its_lineage(root: Path) -> None:

@@ -147,7 +147,7 @@ class Rig:
         self.store = store
         self.client = client
         self.network = network
-        self.mirror = Mirror(client, KEYS, new_uid="uid-1")
+        self.mirror = Mirror(client, KEYS, new_uid="uid-1", ask_s=3600)
         self.executor = Executor(client, self.mirror)
 
     def put(self, name: str, value: bytes = b"{}") -> int:

@@ -19,7 +19,11 @@ async def followed() -> AsyncIterator[tuple[MemoryStore, Scripted, Mirror]]:
     """Run a mirror that hears of each revision at once; its network is to make the watch late."""
     store, network = MemoryStore(), Scripted()
     mirror = Mirror(
-        store.client("r1", network=network), KEYS, new_uid="uid-1", answered=lambda: store.state.head
+        store.client("r1", network=network),
+        KEYS,
+        new_uid="uid-1",
+        answered=lambda: store.state.head,
+        ask_s=3600,
     )
     running = asyncio.create_task(mirror.run())
     await mirror.started()

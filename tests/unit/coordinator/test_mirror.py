@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.view.mirror import ASK_S, Mirror
 from strata.core.backup_record import Backup
 from strata.core.invariants import check
 from strata.core.records import ClusterUid, encode
-from strata.core.txn import Event, Range, WatchBatch
+from strata.core.txn import Delete, Event, Range, Txn, WatchBatch
 from strata.core.view import View
 from strata.errors import ClusterReplaced, Unavailable
 from strata.testing import virtual_time
@@ -233,6 +233,19 @@ async def test_a_watch_that_tells_and_is_only_late_is_waited_for_without_a_list(
         await r.mirror.at_least(revision)
         assert network.reads == 0
         assert r.mirror.view.revision >= revision
+
+
+@in_virtual_time()
+async def test_a_replica_that_has_nothing_to_read_finds_out_that_its_cluster_is_gone() -> None:
+    """Its watch says nothing: it waits for a revision that an older snapshot has not reached."""
+    store, network = MemoryStore(), Scripted(watch_s=10_000.0)
+    mirror = Mirror(store.client("r1", network=network), KEYS, new_uid="uid-1")
+    running = asyncio.create_task(mirror.run())
+    await mirror.started()
+    store.execute(Txn(success=(Delete(key=KEYS.uid),)))
+    with pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(running, 3 * ASK_S)
+    assert caught.group_contains(ClusterReplaced)
 
 
 @in_virtual_time()

@@ -58,8 +58,19 @@ class LostJob(KeptJob):
         ]
         generations = {JOB.name: max((e.record.generation for e in job.checkpoints()), default=0)}
         return Found(
-            **{"roots": searched, "checkpoints": tuple(checkpoints), "generations": generations, **more}
+            **{
+                "roots": searched,
+                "listed": listed(*searched),
+                "checkpoints": tuple(checkpoints),
+                "generations": generations,
+                **more,
+            }
         )
+
+
+def listed(*roots: str, job: str = JOB.name) -> frozenset[str]:
+    """Return the folders of the job in these roots."""
+    return frozenset(f"{root}/{job}" for root in roots)
 
 
 def predecessor(latest: Latest | None) -> Predecessor | None:

@@ -24,8 +24,11 @@ def files(*described: str, cluster: str = "default") -> list[StoredFile]:
     ]
 
 
-def gone(there: list[StoredFile], *, keep: int, made: str = "default-0") -> list[str]:
-    found = removals(there, cluster="default", made=made, keep=keep, now_unix_ms=NOW)
+def gone(
+    there: list[StoredFile], *, keep: int, made: str = "default-0", related: set[str] | None = None
+) -> list[str]:
+    related = {file.stem for file in there} if related is None else related
+    found = removals(there, cluster="default", made=made, related=related, keep=keep, now_unix_ms=NOW)
     return [file.name for file in found]
 
 
@@ -62,6 +65,15 @@ def test_what_goes(there: list[str], keep: int, expected: list[str]) -> None:
 def test_files_of_other_clusters_stay() -> None:
     there = files("0:db,json") + files("50:db,json", "60:db,tmp", cluster="other")
     assert gone(there, keep=1) == []
+
+
+def test_backups_of_another_lineage_stay_and_take_no_place() -> None:
+    there = files("0:db,json", "1:db,json", "2:db,json", "3:db,json", "30:db")
+    assert gone(there, keep=2, related={"default-2", "default-3"}) == [
+        "default-3.json",
+        "default-3.db",
+        "default-30.db",
+    ]
 
 
 def test_complete_ones_are_listed_newest_first() -> None:

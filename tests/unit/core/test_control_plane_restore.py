@@ -10,6 +10,7 @@ from strata.core.checkpoint_attempt import uses
 from strata.core.checkpoint_fork import decide_fork, decide_rewind
 from strata.core.checkpoint_order import newest, superseded
 from strata.core.checkpoint_tiers import present_on
+from strata.core.control_plane_restore import UNSEARCHED_GENERATIONS
 from strata.core.ids import AttemptId, InstanceId
 from strata.core.job import JobView
 from strata.core.keys import number
@@ -24,7 +25,7 @@ from strata.core.records import (
     Phase,
     TierState,
 )
-from strata.core.storage_evidence import Found
+from strata.core.storage_evidence import NO_FOLDER, Found
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT
 from tests.unit.core.lost_etcd import WHY, LostJob, at, only_job, records, restored, states
@@ -114,9 +115,9 @@ def test_a_save_that_an_earlier_restore_gave_up_is_adopted_once_its_root_is_name
     first, _store = restored(base, Found(roots=("file:///elsewhere",)))
     assert only_job(first).changes.not_searched == {ROOT}
     result, store = restored(first.values, job.found())
-    assert only_job(result).generation == 3
+    assert only_job(result).generation == 2 + UNSEARCHED_GENERATIONS
     assert states(store) == {20: "committed", 40: "committed"}
-    goes_on(store, 4, 40)
+    goes_on(store, 3 + UNSEARCHED_GENERATIONS, 40)
 
 
 # -- what is not there any more
@@ -178,6 +179,19 @@ def test_one_that_was_not_read_stays_as_it_was_and_is_named() -> None:
     assert states(store) == {20: "committed", 40: "committed"}
     assert only_job(result).changes.warnings == [
         "step 40 of generation 1 on primary is taken as it was: permission denied"
+    ]
+
+
+@pytest.mark.parametrize("why", ["", "its strata.json is no document"])
+def test_a_job_whose_folder_was_not_listed_stays_as_it_was_and_is_named_once(why: str) -> None:
+    """Its strata.json is lost or damaged: that proves nothing of its checkpoints."""
+    job = LostJob(20, 40)
+    unread = {f"{ROOT}/job": why} if why else {}
+    result, store = restored(job.base(), Found(roots=(ROOT,), unread=unread))
+    assert states(store) == {20: "committed", 40: "committed"}
+    assert only_job(result).changes.gone == []
+    assert only_job(result).changes.warnings == [
+        f"{ROOT}/job is not read, so its checkpoints are taken as they were: {why or NO_FOLDER}"
     ]
 
 
@@ -380,6 +394,27 @@ def test_a_finished_job_stays_finished() -> None:
     job.store.put(JOB.phase, phase)
     _result, store = restored(job.base(), job.found())
     assert store.live.phase() is Phase.DONE
+
+
+@pytest.mark.parametrize("phase", [Phase.DONE, Phase.FAILED, Phase.PAUSED])
+def test_a_job_that_went_on_after_the_backup_runs(phase: Phase) -> None:
+    """Its phase is one of the past: it would end the training that goes on."""
+    job = LostJob(20)
+    job.store.put(JOB.phase, JobPhase(phase=phase, reason="all ranks are done", epoch=job.epoch, attempt=3))
+    base = job.base()
+    job.store.delete(JOB.phase)
+    job.next_world_of_one()
+    unmarked = at(job.found(), generations={"job": 2})
+    _result, store = restored(base, unmarked)
+    assert store.live.phase() is phase, "a folder proves no checkpoint"
+    job.save(40)
+    result, store = restored(base, job.found())
+    assert store.live.phase() is Phase.RUNNING
+    assert store.live.attempt() == 3
+    assert only_job(result).changes.warnings == [
+        f"it was {phase.value}, and storage has checkpoints of a later generation: it runs"
+    ]
+    goes_on(store, 4, 40)
 
 
 def test_a_fork_that_has_not_begun_keeps_its_source() -> None:

@@ -172,7 +172,12 @@ def test_whatever_was_lost_of_the_storage_the_keys_are_sound(seed: int) -> None:
     damaged = {path: "a bit" for path in lost if job.chance.random() < 0.3}
     unread = {path: "busy" for path in lost if job.chance.random() < 0.2 and path not in damaged}
     worse = Found(
-        roots=found.roots, checkpoints=left, damaged=damaged, unread=unread, generations=found.generations
+        roots=found.roots,
+        listed=found.listed,
+        checkpoints=left,
+        damaged=damaged,
+        unread=unread,
+        generations=found.generations,
     )
     for base in (job.backup, {}, job.base()):
         result, store = restored(base, worse)
