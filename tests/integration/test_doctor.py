@@ -11,7 +11,8 @@ import pytest
 
 from strata.core.authority import Role
 from strata.core.keys import ClusterKeys
-from strata.core.records import encode
+from strata.core.lineage import successor
+from strata.core.records import ClusterUid, decode, encode
 from strata.core.restoring_record import Restoring
 from strata.core.txn import Delete, Put, Range, Txn
 from strata.etcd import EtcdStore
@@ -26,6 +27,7 @@ Findings = dict[str, dict[str, Any]]
 
 def found(*words: str) -> Findings:
     _code, said = run_strata("doctor", *words, "--json")
+    assert said.startswith("["), said
     return {finding["what"]: finding for finding in json.loads(said)}
 
 
@@ -85,7 +87,8 @@ def test_a_restore_that_was_interrupted_is_named_with_the_command_by_everybody(
     for what in ("coordinators", "restore"):
         assert findings[what]["level"] == "FAIL"
         assert findings[what]["commands"] == [f"{command} {member}"]
-    asyncio.run(write(Put(key=KEYS.uid, value=uid), Delete(key=KEYS.restoring)))
+    now = ClusterUid(uid=successor(decode(ClusterUid, uid).uid, 1, "77aa"))
+    asyncio.run(write(Put(key=KEYS.uid, value=encode(now)), Delete(key=KEYS.restoring)))
     assert "restore" not in found_until("coordinators", "OK", *words, "--etcd", member)
 
 
