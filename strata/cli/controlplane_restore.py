@@ -106,6 +106,8 @@ def restore(
         raise ConfigError(
             "say either --from PLACE or --in-place", hint="--from names a backup; --in-place needs none"
         )
+    if in_place and lineage:
+        raise ConfigError("--lineage is of a place with backups", hint="leave it out: etcd holds one cluster")
     flags = {"etcd.endpoints": etcd, "cluster": cluster, "credentials.insecure": insecure}
     settings = CoordinatorConfig.load(flags=flags, env=os.environ, path=config)
     work = _Work(

@@ -21,7 +21,7 @@ from strata.controlplane import storage_search
 from strata.core.keys import ClusterKeys
 from strata.core.records import CheckpointRecord, decode
 from strata.core.txn import Put, Range, Txn, TxnResult, read_prefix
-from strata.errors import Conflict, NotFound, StrataError
+from strata.errors import ConfigError, Conflict, NotFound, StrataError
 from strata.testing.memory_client import MemoryClient
 from strata.testing.memory_store import MemoryStore
 
@@ -130,6 +130,15 @@ def test_a_root_that_goes_away_meanwhile_leaves_a_restore_that_is_run_again(rig:
     assert isinstance(error, NotFound)
     assert "no coordinator serves until it is done; run the same command again" in said
     assert rig.memory.read(Range(key=KEYS.restoring)).kvs
+
+
+def test_a_lineage_is_of_a_place_with_backups(rig: Rig) -> None:
+    error, _said = rig.fails("restore", "--in-place", "--lineage", OURS)
+    assert isinstance(error, ConfigError)
+    snapshot = rig.root / "snapshot.db"
+    snapshot.write_bytes(b"x")
+    error, _said = rig.fails("restore", "--from", snapshot, "--lineage", OURS)
+    assert isinstance(error, ConfigError)
 
 
 def test_a_job_that_writes_while_the_operator_thinks_ends_it(rig: Rig) -> None:
