@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -46,7 +45,8 @@ def etcd(
 
     `file` is where `config` comes from; `roots` are for the command that restores the control plane.
     """
-    return asyncio.run(_etcd(config, Connection.of(config, file), timeout_s, roots))
+    # in the loop that asks the coordinators: gRPC complains of a loop that has ended while it had events for it
+    return loop.shared().call(_etcd(config, Connection.of(config, file), timeout_s, roots))
 
 
 async def _etcd(
