@@ -16,6 +16,7 @@ from strata.cli.etcd_remedies import (
     no_space_remedy,
     restore_commands,
 )
+from strata.client import loop
 from strata.config import CoordinatorConfig, split_address
 from strata.controlplane.record import recorded_backup
 from strata.core.backup_record import Backup
