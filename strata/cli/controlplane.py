@@ -74,8 +74,9 @@ def backup(
     flags = {"etcd.endpoints": etcd, "cluster": cluster, "credentials.insecure": insecure}
     settings = CoordinatorConfig.load(flags=flags, env=os.environ, path=config)
     place = open_place(to)
-    # a timer's `systemctl stop` cleans up as Ctrl-C does
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A timer's `systemctl stop` cleans up as Ctrl-C does, and by the same handler: asyncio's cancels the task, and an exception
+    # raised here might be lost in a callback of gRPC.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     made = back_up(
         lambda: open_store(settings.etcd, timeout_s=timeout_s),
         place,

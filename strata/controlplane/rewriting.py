@@ -215,7 +215,7 @@ class Rewriting:
 
     async def finish(self, uid_before: str, unix_s: int, random_hex: str) -> ClusterUid:
         """Give the cluster the uid that follows `uid_before`, and let replicas serve it; return it."""
-        new = successor(uid_before, unix_s, random_hex)
+        new = successor(uid_before, unix_s, random_hex, replaced=self._me.uid)
         candidates = dict.fromkeys((*self._me.replaced, self._me.uid))
         others = tuple(uid for uid in candidates if uid and lineage(uid) != lineage(new))
         record = ClusterUid(uid=new, replaced=others)

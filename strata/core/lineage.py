@@ -29,9 +29,14 @@ def lineage(uid: str) -> str:
     return uid.partition(".")[0]
 
 
-def successor(uid: str, unix_s: int, random_hex: str) -> Uid:
-    """Return the uid of the cluster `uid` once it is restored, at the time `unix_s`; it follows `uid` whatever the clock says."""
-    return Uid(f"{lineage(uid)}.{max(unix_s, _number(uid) + 1)}.{random_hex}")
+def successor(uid: str, unix_s: int, random_hex: str, *, replaced: str = "") -> Uid:
+    """Return the uid of the cluster `uid` once it is restored, at the time `unix_s`.
+
+    It follows `uid`, and `replaced` if that is of the same lineage, whatever the clock says: a backup may be older than a restore
+    whose place this one takes.
+    """
+    last = max(_number(each) for each in (uid, replaced) if lineage(each) == lineage(uid))
+    return Uid(f"{lineage(uid)}.{max(unix_s, last + 1)}.{random_hex}")
 
 
 def is_restored(before: str, now: str) -> bool:

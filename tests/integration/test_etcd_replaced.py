@@ -106,6 +106,7 @@ def until(condition: Callable[[], bool], limit_s: float) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["wiped", "older"])
 def test_no_replica_serves_an_etcd_that_went_back_and_each_message_names_the_way_back(
     cluster: LocalCluster, etcd: Etcd, rank: strata.RankClient, how: str, job: str
@@ -165,6 +166,7 @@ def test_a_replica_that_starts_while_the_control_plane_is_restored_waits(
     until(lambda: all(ready(each)[0] for each in cluster.coordinators), LIMIT_S)
 
 
+@pytest.mark.slow
 def test_a_replica_that_starts_on_an_older_snapshot_says_so_to_members_that_know_better(
     cluster: LocalCluster, etcd: Etcd, rank: strata.RankClient, job: str
 ) -> None:

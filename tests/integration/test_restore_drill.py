@@ -22,7 +22,7 @@ from tests.cluster_fixtures import Nodes, StartCluster, run_strata
 from tests.integration.test_training import check_samples
 from tests.processes import LIMIT_S, Record
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 DRILLS = int(os.environ.get("STRATA_DRILLS", "1"))
 EPOCHS = 12

@@ -25,6 +25,14 @@ def test_a_lineage_outlives_every_restore() -> None:
     assert not is_restored(first, "0b6f7.1764300000.77aa")
 
 
+def test_a_successor_follows_the_cluster_whose_place_it_takes_too() -> None:
+    """t1: a restore from a backup. t2: another one from the same backup, within the second, or by a clock that is late."""
+    first = successor("0b6f", 50, "11")
+    again = successor("0b6f", 49, "22", replaced=first)
+    assert is_restored(first, again)
+    assert successor("0b6f", 49, "22", replaced="1c70.99.33") == "0b6f.49.22"
+
+
 @pytest.mark.parametrize(
     ("before", "now"),
     [
