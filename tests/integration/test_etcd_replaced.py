@@ -29,6 +29,8 @@ from tests.processes import LIMIT_S
 KEYS = ClusterKeys("default")
 NOTICED_S = 5.0
 SERVES_S = 10.0
+NOISE_S = 4.0
+"""What a busy machine may add."""
 
 
 class Etcd:
@@ -118,7 +120,7 @@ def test_no_replica_serves_an_etcd_that_went_back_and_each_message_names_the_way
     etcd.swap(how)
 
     took_s = until(lambda: not any(ready(each)[0] for each in cluster.coordinators), LIMIT_S)
-    assert took_s < NOTICED_S
+    assert took_s < NOTICED_S + NOISE_S
     until(
         lambda: all("etcd was restored or replaced at" in ready(each)[1] for each in cluster.coordinators),
         LIMIT_S,
@@ -143,7 +145,7 @@ def test_no_replica_serves_an_etcd_that_went_back_and_each_message_names_the_way
     now = encode(ClusterUid(uid=successor(uid, 1, "77aa")))
     etcd.apply(Put(key=KEYS.uid, value=now), Delete(key=KEYS.restoring))
     took_s = until(lambda: all(ready(each)[0] for each in cluster.coordinators), LIMIT_S)
-    assert took_s < SERVES_S
+    assert took_s < SERVES_S + NOISE_S
     with pytest.raises(errors.ClusterRestored):
         rank.call(GetWorldRequest(job=job), timeout_s=LIMIT_S)
     again = strata.connect(cluster.endpoints, job=job, worker_id="v", min_workers=1, timeout_s=LIMIT_S)

@@ -28,6 +28,8 @@ DRILLS = int(os.environ.get("STRATA_DRILLS", "1"))
 EPOCHS = 12
 EVERY = 5
 STEPS_AGAIN_S = 10.0
+NOISE_S = 10.0
+"""What a busy machine may add: four ranks, and whatever runs beside them, import on two cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ class Drill:
         assert min(e["step"] for e in begun) >= max(before.committed), (
             "it began from an older step than it could"
         )
-        assert took_s < STEPS_AGAIN_S, f"a step came {took_s:.1f} s after the restore"
+        assert took_s < STEPS_AGAIN_S + NOISE_S, f"a step came {took_s:.1f} s after the restore"
         running = self._nodes.talkers[-2:]
         assert [node.join() for node in running] == [0, 0]
         check_samples(self.record, epochs=EPOCHS)
