@@ -384,10 +384,10 @@ async def _write(work: _Work, plan: _Plan, *, say: bool) -> tuple[_Plan, str]:
     )
     async with await work.store() as store:
         rewriting = Rewriting(store, work.keys, me, sleep=asyncio.sleep)
-        before = await rewriting.begin(plan.held)
-        if before is not None and say:
-            typer.echo(f"taken over: the restore that {before}")
         try:
+            before = await rewriting.begin(plan.held)
+            if before is not None and say:
+                typer.echo(f"taken over: the restore that {before}")
             shown, held = plan.keys, await read_keyspace(store, work.keys)
             plan = await asyncio.to_thread(work.again, plan, held)
             if plan.keys.values != shown.values and say:

@@ -106,7 +106,6 @@ class UnaryClient:
         method = METHODS.get(type(request))
         if method is None:
             raise InvalidArgument(f"no call takes a {type(request).__name__}")
-        request.token.CopyFrom(self.token)  # type: ignore[attr-defined]  # every request has one
         trouble: dict[str, StrataError] = {}
         refusals = 0
         restored = False
@@ -116,13 +115,13 @@ class UnaryClient:
                 while True:
                     try:
                         line = await self._connected(deadline)
+                        request.token.CopyFrom(self.token)  # type: ignore[attr-defined]  # every request has one
                         return await self._attempt(line, method, request, attempt_s)
                     except ClusterRestored:
                         if restored:
                             raise
                         restored = True  # once a call: who says it again has no other cluster to offer
                         self.token = Token()
-                        request.ClearField("token")
                     except StrataError as error:
                         refusals = 0 if error.retryable else refusals + 1
                         # in a row, for one that is down may serve yet; and once more than there are replicas, for the
@@ -150,6 +149,7 @@ class UnaryClient:
             )
             with translated(str(line.endpoint)):
                 response = await invoke(request, timeout=attempt_s, metadata=line.connection.metadata)
+            self._take_token(response.token)
         except (StrataError, asyncio.CancelledError) as error:
             if self._line is line and not (isinstance(error, StrataError) and _answers_for_all(error)):
                 self._line = None  # it gave no answer: the next attempt goes elsewhere
@@ -158,7 +158,6 @@ class UnaryClient:
             line.users -= 1
             await self._tidy(line)
         self._route.reached()
-        self._take_token(response.token)
         return response
 
     async def _tidy(self, line: _Line) -> None:

@@ -215,7 +215,7 @@ class Rewriting:
 
     async def finish(self, uid_before: str, unix_s: int, random_hex: str) -> ClusterUid:
         """Give the cluster the uid that follows `uid_before`, and let replicas serve it; return it."""
-        new = successor(uid_before, unix_s, random_hex, replaced=self._me.uid)
+        new = successor(uid_before, unix_s, random_hex, replaced=(self._me.uid, *self._me.replaced))
         candidates = dict.fromkeys((*self._me.replaced, self._me.uid))
         others = tuple(uid for uid in candidates if uid and lineage(uid) != lineage(new))
         record = ClusterUid(uid=new, replaced=others)
@@ -238,7 +238,12 @@ class Rewriting:
                 await self._sleep(PAUSE_S)
             if await self._has_uid(record):
                 return record
-            await self.bring(self._wanted, backup=self._backup)
+            try:
+                await self.bring(self._wanted, backup=self._backup)
+            except Conflict:
+                if await self._has_uid(record):  # the transaction without an answer took effect only now
+                    return record
+                raise
         raise Unavailable("etcd did not take the last transaction; run it again")
 
     async def _has_uid(self, record: ClusterUid) -> bool:

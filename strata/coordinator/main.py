@@ -86,10 +86,11 @@ async def run_coordinator(
         is_ready: Callable[[], tuple[bool, str]] = lambda: (False, "it connects to etcd")  # noqa: E731  # it changes
         try:
             with told(ServiceManager.of(os.environ, pid=os.getpid()), lambda: is_ready()):  # noqa: PLW0108  # likewise
+                uid = ""
                 while not signalled:
                     async with connected(config.etcd) as store, connected(config.etcd) as renewals:
                         await check_versions(store)
-                        replica = _replica(config, name, store, renewals, page, resources)
+                        replica = _replica(config, name, store, renewals, page, resources, uid=uid)
                         gc.freeze()  # what exists now lives as long as the process
                         stop, is_ready = replica.stop, replica.is_ready
                         try:
@@ -100,7 +101,10 @@ async def run_coordinator(
                                 raise  # it has served nothing that could come back
                             aside = _suspended(config, replica, error, suspended_page)
                     stop, is_ready = aside.stop, aside.is_ready
-                    if signalled or not await aside.run():
+                    del replica
+                    gc.unfreeze()  # or what it held would stay for as long as the process
+                    uid = "" if signalled else await aside.run()
+                    if not uid:
                         break
                     stop = task.cancel
         except asyncio.CancelledError:
@@ -116,6 +120,8 @@ def _replica(
     renewals: EtcdStore,
     page: PageFactory | None,
     resources: ResourceFactory | None,
+    *,
+    uid: str,
 ) -> Replica:
     return Replica(
         config,
@@ -125,6 +131,7 @@ def _replica(
         replica=name,
         instance=uuid.uuid4().hex,
         new_uid=uuid.uuid4().hex,
+        uid=uid,
         clock=_boot_time,
         unix_now=time.time,
         rng=random.Random(),

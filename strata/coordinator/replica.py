@@ -71,7 +71,7 @@ class Replica:
     `store` serves everything, `renewals` only the leader's lease and campaigns: channels of their
     own, on which nothing else is waited for.
     `probe` is the plain connect by which a dead leader is told.
-    `instance` and `new_uid` are fresh random names. `clock` runs through suspends.
+    `instance` and `new_uid` are fresh random names; `uid` is the only cluster that it may serve, if that is known. `clock` runs through suspends.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Replica:
         replica: str,
         instance: str,
         new_uid: str,
+        uid: str = "",
         clock: Callable[[], float],
         unix_now: Callable[[], float],
         rng: random.Random,
@@ -102,6 +103,7 @@ class Replica:
             measured,
             keys,
             new_uid=new_uid,
+            uid=uid,
             answered=lambda: max(measured.revision, renewing.revision),
             clock=clock,
             measures=measures,

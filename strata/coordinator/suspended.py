@@ -2,7 +2,8 @@
 
 It keeps its ports, so that a probe, a page and every caller hear the reason instead of a refused connection. Callers
 hear `Unavailable`: members keep their ranks at work, and try again. Every second it looks at etcd anew: once the cluster
-that it served is back, or was restored, the process serves again with an instance of its own, without a person.
+was restored, the process serves it with a new instance, without a person. It never serves the same uid again: nothing tells
+what etcd has lost. If an endpoint had pointed at another etcd for a while, the process has to be started again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from strata.core.restoring_record import Restoring
 from strata.core.timing import Timing
 from strata.core.txn import Range
 from strata.errors import ClusterReplaced, StrataError, Unavailable
-from strata.etcd import AnotherEtcd
 from strata.observe import get_logger
 from strata.wire import status
 
@@ -64,7 +64,7 @@ class Suspended:
         self._revision = revision
         self._since = since
         self._cause = cause.message
-        self._has_lost = not isinstance(cause, AnotherEtcd)
+        self._found = ""
         self._restoring = ""
         self._page = page
         self._stopping = asyncio.Event()
@@ -80,11 +80,11 @@ class Suspended:
         return False, f"{self.reason}; the way back: {THE_WAY_BACK}"
 
     def stop(self) -> None:
-        """Make `run` return False."""
+        """Make `run` return ""."""
         self._stopping.set()
 
-    async def run(self) -> bool:
-        """Refuse everybody; return True once the cluster can be served again, False when stopped."""
+    async def run(self) -> str:
+        """Refuse everybody; return the uid of the cluster once that can be served, "" when stopped."""
         log.error("replica_suspended", reason=self.reason, hint=THE_WAY_BACK)
         async with self._refusing(), self._shown():
             reminded = asyncio.get_running_loop().time()
@@ -92,12 +92,12 @@ class Suspended:
                 try:
                     async with asyncio.timeout(LOOK_S):
                         await self._stopping.wait()
-                        return False
+                        return ""
                 except TimeoutError:
                     pass
                 if not await self._is_replaced():
-                    log.info("replica_resumes", uid=self._uid)
-                    return True
+                    log.info("replica_resumes", uid=self._found, before=self._uid)
+                    return self._found
                 now = asyncio.get_running_loop().time()
                 if now - reminded >= REMIND_S:
                     reminded = now
@@ -124,10 +124,10 @@ class Suspended:
             found=found,
             at_revision=answer.revision,
             restoring=at_work,
-            has_lost=self._has_lost,
         )
         # what was noticed first stays the reason: a revision that changes would be news to every caller each second
         self._restoring = why if at_work else ""
+        self._found = found.uid if found is not None else ""
         return bool(why)
 
     @asynccontextmanager

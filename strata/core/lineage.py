@@ -10,6 +10,7 @@ members of L.2 would take L for the restored cluster, and go on in the past.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from strata.core.ids import Uid
@@ -29,13 +30,13 @@ def lineage(uid: str) -> str:
     return uid.partition(".")[0]
 
 
-def successor(uid: str, unix_s: int, random_hex: str, *, replaced: str = "") -> Uid:
+def successor(uid: str, unix_s: int, random_hex: str, *, replaced: Iterable[str] = ()) -> Uid:
     """Return the uid of the cluster `uid` once it is restored, at the time `unix_s`.
 
-    It follows `uid`, and `replaced` if that is of the same lineage, whatever the clock says: a backup may be older than a restore
+    It follows `uid`, and those of the same lineage in `replaced`, whatever the clock says: a backup may be older than a restore
     whose place this one takes.
     """
-    last = max(_number(each) for each in (uid, replaced) if lineage(each) == lineage(uid))
+    last = max(_number(each) for each in (uid, *replaced) if lineage(each) == lineage(uid))
     return Uid(f"{lineage(uid)}.{max(unix_s, last + 1)}.{random_hex}")
 
 
@@ -51,29 +52,23 @@ def _number(uid: str) -> int:
 
 
 def replacement(
-    *,
-    uid: str,
-    revision: int,
-    found: ClusterUid | None,
-    at_revision: int,
-    restoring: str = "",
-    has_lost: bool = True,
+    *, uid: str, revision: int, found: ClusterUid | None, at_revision: int, restoring: str = ""
 ) -> str:
     """Return why a replica that served `uid` up to `revision` cannot serve what etcd holds now; "" if it can.
 
-    `found` is what etcd holds at `at_revision`, `restoring` who restores the control plane just now. `has_lost`: it was proved that
-    etcd lost what it had. Then the same uid is the past, whatever its revision: others may have written since.
+    `found` is what etcd holds at `at_revision`, `restoring` who restores the control plane just now. The same uid is never served
+    again: others may have written since an older snapshot was put under etcd, so its revision proves nothing.
     """
     if restoring:
         return f"{RESTORING}: {restoring}"
     if found is None:
         return "etcd has lost its data"
+    if is_restored(uid, found.uid) or uid in found.replaced:
+        return ""
     if found.uid == uid:
         if at_revision < revision:
             return f"etcd is at revision {at_revision}, and was at {revision}: {OLDER_SNAPSHOT}"
-        return f"etcd went back: {OLDER_SNAPSHOT}" if has_lost else ""
-    if is_restored(uid, found.uid) or uid in found.replaced:
-        return ""
+        return f"etcd holds the cluster again, but may have lost some of it: {OLDER_SNAPSHOT}, or an endpoint had pointed elsewhere"
     if lineage(uid) == lineage(found.uid):
         return f"etcd holds this cluster as it was before a restore: {OLDER_SNAPSHOT}"
     return f"etcd holds another cluster, {found.uid}"

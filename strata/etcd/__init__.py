@@ -7,8 +7,7 @@ are believed), `login`, `errors`, `codec`, and the services `kv`, `lease`, `watc
 """
 
 from strata.etcd.cluster import Alarm, Cluster, Member, MemberStatus
-from strata.etcd.guard import AnotherEtcd
 from strata.etcd.options import Timing, TlsConfig
 from strata.etcd.store import EtcdStore
 
-__all__ = ["Alarm", "AnotherEtcd", "Cluster", "EtcdStore", "Member", "MemberStatus", "Timing", "TlsConfig"]
+__all__ = ["Alarm", "Cluster", "EtcdStore", "Member", "MemberStatus", "Timing", "TlsConfig"]

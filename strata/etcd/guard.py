@@ -41,10 +41,6 @@ class Floor:
     revision: int = 0
 
 
-class AnotherEtcd(ClusterReplaced):
-    """The answer is of another etcd cluster: an endpoint points elsewhere. What was known may still be true."""
-
-
 class Guard:
     """The cluster's identity, and the highest raft term and revision seen through any endpoint."""
 
@@ -71,7 +67,7 @@ class Guard:
             return
         if cluster_id != self.cluster_id:
             if self.cluster_id:
-                raise AnotherEtcd(
+                raise ClusterReplaced(
                     f"etcd {endpoint} belongs to cluster {cluster_id:x}, not {self.cluster_id:x}"
                 )
             self.cluster_id = cluster_id

@@ -81,7 +81,8 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
             return 0
         except ClusterRestored as error:
             log.warning("controlplane.restored", reason=error.message, next="this node joins again")
-            config = replace(config, resume=False, new=False)  # they were about the job as it was then
+            # the backup may be older than the job's being taken up; and what was begun anew is not begun anew again
+            config = replace(config, resume=config.resume or config.new, new=False)
             heard()
 
 

@@ -33,6 +33,7 @@ from strata.coordinator.view.history import History
 from strata.core.health import BEHIND_S
 from strata.core.ids import Uid
 from strata.core.keys import ClusterKeys
+from strata.core.lineage import RESTORING
 from strata.core.records import ClusterUid, PoisonRecord, decode, encode
 from strata.core.restoring_record import Restoring
 from strata.core.store import Compacted, Store
@@ -80,7 +81,7 @@ FOREIGN_S: Final = 0.1
 class Mirror:
     """A `View` that follows the store. `run` feeds it; everything else reads it or waits on it.
 
-    `uid` is empty until the first list. `differences` counts keys that an audit found wrong, and
+    `uid` is empty until the first list, unless it is given: then no other cluster is taken, and none is made. `differences` counts keys that an audit found wrong, and
     must stay 0. Subscribers are called synchronously, after the view took a batch over, in the
     order in which they subscribed. After a list, `history.floor` is the batch's revision: what
     lies between is lost to whoever relays events. `clock` runs through suspends.
@@ -92,6 +93,7 @@ class Mirror:
         keys: ClusterKeys,
         *,
         new_uid: str,
+        uid: str = "",
         audit_s: float = AUDIT_S,
         ask_s: float = ASK_S,
         answered: Callable[[], int] = lambda: 0,
@@ -104,7 +106,7 @@ class Mirror:
         self._watch_events = measures.watch_events.child()
         self.view = View()
         self.history = History()
-        self.uid = Uid("")
+        self.uid = Uid(uid)
         self.replaced: tuple[str, ...] = ()
         """The uids of other clusters whose place this one took (`ClusterUid.replaced`)."""
         self.waits_because = ""
@@ -283,9 +285,12 @@ class Mirror:
 
     def _is_restored(self, kv: KeyValue | None) -> bool:
         """Return True while somebody restores the control plane: there is nothing to serve until that is done."""
-        waits = (
-            f"the control plane is being restored: {decode(Restoring, kv.value)}" if kv is not None else ""
-        )
+        waits = ""
+        if kv is not None:
+            try:
+                waits = f"{RESTORING}: {decode(Restoring, kv.value)}"
+            except PoisonRecord:
+                waits = f"{RESTORING}: somebody began"
         if waits and waits != self.waits_because:
             log.warning("waiting_for_restore", reason=waits)
         self.waits_because = waits

@@ -13,7 +13,7 @@ from strata.coordinator.view.mirror import ASK_S, Mirror
 from strata.core.backup_record import Backup
 from strata.core.invariants import check
 from strata.core.records import ClusterUid, encode
-from strata.core.txn import Delete, Event, Range, Txn, WatchBatch
+from strata.core.txn import Delete, Event, Put, Range, Txn, WatchBatch
 from strata.core.view import View
 from strata.errors import ClusterReplaced, Unavailable
 from strata.testing import virtual_time
@@ -246,6 +246,20 @@ async def test_a_replica_that_has_nothing_to_read_finds_out_that_its_cluster_is_
     with pytest.raises(ExceptionGroup) as caught:
         await asyncio.wait_for(running, 3 * ASK_S)
     assert caught.group_contains(ClusterReplaced)
+
+
+@in_virtual_time()
+@pytest.mark.parametrize("there", [None, ClusterUid(uid="a stranger")], ids=["empty", "another cluster"])
+async def test_a_replica_that_resumes_takes_no_other_cluster_and_makes_none(there: ClusterUid | None) -> None:
+    """t1: etcd held the successor. t2: it is wiped. t3: the replica lists it."""
+    store = MemoryStore()
+    if there is not None:
+        store.execute(Txn(success=(Put(key=KEYS.uid, value=encode(there)),)))
+    mirror = Mirror(store.client("r1"), KEYS, new_uid="uid-1", uid="0b6f.5.77")
+    with pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(mirror.run(), 1.0)
+    assert caught.group_contains(ClusterReplaced)
+    assert [kv.value for kv in store.read(Range(key=KEYS.uid)).kvs] == ([encode(there)] if there else [])
 
 
 @in_virtual_time()
