@@ -110,7 +110,9 @@ def test_nothing_is_wrong_with_the_run(folder: Path) -> None:
         "registry/hand-over",
         "watches/not-silent",
     }
-    assert {rule for rule, count in judged.items() if not count} <= rare
+    idle = {rule for rule, count in judged.items() if not count}
+    restores = {rule for rule in idle if rule.startswith("restores/")}  # etcd was not lost in this run
+    assert idle - restores <= rare
     assert judged["leadership/one-instance"] >= 2, "the leader was killed"
 
 

@@ -182,10 +182,13 @@ def test_a_replica_that_starts_on_an_older_snapshot_says_so_to_members_that_know
     etcd.swap("older")
     for each in cluster.coordinators:
         each.restart()
-    with pytest.raises(
-        errors.Unavailable, match=r"an older snapshot was put under it; the way back: strata controlplane"
-    ):
-        rank.call(GetWorldRequest(job=job), timeout_s=8)
+
+    def says_so() -> bool:
+        with pytest.raises(errors.Unavailable) as caught:
+            rank.call(GetWorldRequest(job=job), timeout_s=4)
+        return "an older snapshot was put under it; the way back: strata controlplane" in caught.value.message
+
+    until(says_so, LIMIT_S)
     rank.check()
     etcd.apply(Put(key=KEYS.uid, value=encode(ClusterUid(uid=successor(uid, 1, "77aa")))))
     with pytest.raises(errors.ClusterRestored):

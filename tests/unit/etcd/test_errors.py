@@ -54,7 +54,7 @@ def test_a_full_etcd_is_indeterminate_because_it_may_have_written() -> None:
     meaning = errors.translate_text(Code.RESOURCE_EXHAUSTED, text, "host:1")
     assert type(meaning) is NoSpace
     assert isinstance(meaning, Unavailable)
-    assert "defragment" in meaning.hint
+    assert "strata etcd defrag --compact" in meaning.hint
 
 
 def test_a_failed_handshake_is_told_to_who_was_never_connected() -> None:
