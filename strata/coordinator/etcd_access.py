@@ -39,16 +39,10 @@ async def connected(config: EtcdConfig) -> AsyncIterator[EtcdStore]:
 
 async def connect_once(config: EtcdConfig) -> EtcdStore:
     """Return a store if some member answers within `ATTEMPT_S`; else `Unavailable` or `ConfigError`, as `connected`."""
-    tls = None
-    if config.ca_file is not None or config.cert_file is not None:
+    tls = TlsConfig.of(config)
+    if tls is not None:
         own = Credentials(ca_file=config.ca_file, cert_file=config.cert_file, key_file=config.key_file)
         read_pem(own, dt.datetime.now(dt.UTC))  # what is wrong with them is said before etcd is asked
-        tls = TlsConfig(
-            ca_file=config.ca_file,
-            cert_file=config.cert_file,
-            key_file=config.key_file,
-            server_name=config.server_name or None,
-        )
     return await EtcdStore.connect(
         config.endpoints,
         tls=tls,

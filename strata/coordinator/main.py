@@ -149,7 +149,7 @@ def _suspended(
 ) -> Suspended:
     mirror = replica.context.mirror
     since = f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M:%SZ}"
-    return Suspended(config, error, uid=mirror.uid, revision=mirror.view.revision, since=since, page=page)
+    return Suspended(config, error, uid=mirror.uid, revision=replica.revision, since=since, page=page)
 
 
 def replica_name(config: CoordinatorConfig, identity: Identity | None) -> str:

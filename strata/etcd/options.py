@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from strata.config.coordinator import ETCD_LOGIN
+from strata.config.coordinator import ETCD_LOGIN, EtcdConfig
 from strata.config.userinfo import refuse_userinfo
 from strata.documents.reading import read_config
 from strata.errors import ConfigError
@@ -37,6 +37,18 @@ class TlsConfig:
     cert_file: Path | None = None
     key_file: Path | None = None
     server_name: str | None = None
+
+    @classmethod
+    def of(cls, config: EtcdConfig) -> TlsConfig | None:
+        """Return what `config` says of certificates; None if it says nothing."""
+        if config.ca_file is None and config.cert_file is None:
+            return None
+        return cls(
+            ca_file=config.ca_file,
+            cert_file=config.cert_file,
+            key_file=config.key_file,
+            server_name=config.server_name or None,
+        )
 
     def stamp(self) -> Stamp:
         """Return what changes when one of the files is replaced."""
