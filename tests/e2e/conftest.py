@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, Need
-from tests.e2e.engine import Engine, OwnEngine, answers, compose_command
+from tests.e2e.engine import Engine, OwnEngine, compose_program, reached
 
 DEPLOY = ROOT / "deploy" / "etcd"
 
@@ -20,23 +20,28 @@ def engine(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eng
     """The engine that the environment names and that answers, else one of our own for this run."""
     hint = "apt-get install docker.io docker-compose"
     need("docker", shutil.which("docker") is not None, hint)
-    # a person's own configuration may name credentials and contexts
-    env = {**os.environ, "DOCKER_CONFIG": str(tmp_path_factory.mktemp("docker"))}
-    plugins = Path(os.environ.get("DOCKER_CONFIG", Path.home() / ".docker")) / "cli-plugins"
-    if plugins.is_dir():
-        shutil.copytree(plugins, Path(env["DOCKER_CONFIG"]) / "cli-plugins")
-    compose = compose_command(env)
-    need("docker", bool(compose), hint)
-    if answers(env):
-        yield Engine(env=env, compose_command=compose)
-        return
-    need("docker", OwnEngine.possible(), f"start an engine, or as root: {hint}")
-    own = OwnEngine(ROOT / ".strata" / f"docker-{os.getpid()}")
-    try:
-        own.start()
-        yield Engine(env={**env, "DOCKER_HOST": f"unix://{own.socket}"}, compose_command=compose)
-    finally:
-        own.stop()
+    folder = tmp_path_factory.mktemp("docker")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
+        # a person's own configuration may name credentials and contexts
+        plugins = Path(os.environ.get("DOCKER_CONFIG", Path.home() / ".docker")) / "cli-plugins"
+        environment.setenv("DOCKER_CONFIG", str(folder))
+        if plugins.is_dir():
+            shutil.copytree(plugins, folder / "cli-plugins")
+        compose = compose_program(folder)
+        need("docker", bool(compose), hint)
+        if compose != "docker":
+            environment.setenv("DOCKER_BUILDKIT", "0")  # Debian's Compose cannot build by it
+        if (client := reached()) is not None:
+            yield Engine(client=client, compose=compose)
+            return
+        need("docker", OwnEngine.possible(), f"start an engine, or as root: {hint}")
+        own = OwnEngine(ROOT / ".strata" / f"docker-{os.getpid()}")
+        environment.setenv("DOCKER_HOST", f"unix://{own.socket}")
+        try:
+            yield Engine(client=own.start(), compose=compose)
+        finally:
+            own.stop()
 
 
 @pytest.fixture(scope="session")
@@ -48,14 +53,14 @@ def base_image(engine: Engine, need: Need) -> Iterator[str]:
     possible = os.geteuid() == 0 and shutil.which("mmdebstrap") is not None
     need("docker", possible, "set STRATA_TEST_BASE_IMAGE, or as root: apt-get install mmdebstrap")
     tag = f"strata-test-base:{os.getpid()}"
-    engine.run(str(DEPLOY / "make-base"), tag, "systemd", "systemd-sysv")  # for the test of the units
+    engine.script(str(DEPLOY / "make-base"), tag, "systemd", "systemd-sysv")  # for the test of the units
     yield tag
-    engine.docker("image", "rm", "--force", tag)
+    engine.client.images.remove(tag, force=True)
 
 
 @pytest.fixture(scope="session")
 def build_context(engine: Engine, base_image: str, etcd_bin: Path) -> str:
     """The base image, once all that is built on it has been gathered."""
     assert etcd_bin.is_dir()
-    engine.run(str(DEPLOY / "build-context"), env={"BASE_IMAGE": base_image})
+    engine.script(str(DEPLOY / "build-context"), env={"BASE_IMAGE": base_image})
     return base_image

@@ -1,5 +1,7 @@
 """A container engine for tests: the one that runs, or one of the test's own that leaves no trace.
 
+testcontainers speaks to it, and removes what a test made at the test's end; its own reaper needs an image that is pulled.
+
 Its own `dockerd` keeps everything below one folder of the clone, and changes nothing of the machine's
 network: no bridge of its own, no packet filter, no forwarding. Containers of one network reach each
 other, published ports are reached through dockerd's proxy, and nothing reaches out.
@@ -10,59 +12,100 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import docker
+import docker.errors
+from docker.models.containers import Container
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
+from testcontainers.core.docker_client import DockerClient
+
 from strata.launch.children import Child
-from tests.processes import Record, Talker
+from tests.processes import Record
 
 START_S = 60.0
+POLL_S = 0.2
 SOCKET_MAX = 107
 """Bytes that a Unix socket's path may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """How to speak to it: the environment of every command, and how Compose is called."""
+    """The client of an engine that this process's environment names, and the program that runs Compose."""
 
-    env: Mapping[str, str]
-    compose_command: tuple[str, ...]
+    client: docker.DockerClient
+    compose: str
+    """testcontainers' `docker_command_path`: `COMPOSE compose up` brings a project up."""
 
-    def docker(self, *words: str, limit_s: float = 60.0) -> str:
-        """Return what a docker command prints; `CalledProcessError` shows what went wrong."""
-        return self.run("docker", *words, limit_s=limit_s)
-
-    def run(self, *words: str, env: Mapping[str, str] | None = None, limit_s: float = 600.0) -> str:
-        """Run any program against this engine, and return what it prints on both streams."""
+    def script(self, *words: str, env: Mapping[str, str] | None = None) -> str:
+        """Run one of deploy/etcd's scripts against this engine, and return what it prints on both streams."""
         done = subprocess.run(
             words,
-            env={**self.env, **(env or {})},
+            env={**os.environ, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,
-            timeout=limit_s,
+            timeout=600.0,
             check=False,
         )
         if done.returncode != 0:
             raise AssertionError(f"{' '.join(words)} exited with {done.returncode}:\n{done.stdout[-6000:]}")
         return done.stdout
 
+    @contextmanager
+    def following(self, label: str, record: Record) -> Iterator[None]:
+        """Record what happens to the containers that have `label`: events of kind "container"."""
+        stream = self.client.events(decode=True, filters={"type": "container", "label": label})
 
-def answers(env: Mapping[str, str]) -> bool:
-    """Tell whether an engine is reached."""
-    done = subprocess.run(["docker", "version"], env=env, capture_output=True, check=False, timeout=60)
-    return done.returncode == 0
+        def listen() -> None:
+            for event in stream:
+                service = event["Actor"]["Attributes"]["com.docker.compose.service"]
+                record.add({"event": "container", "what": event["Action"], "service": service})
+
+        listener = threading.Thread(target=listen, name="docker-events", daemon=True)
+        listener.start()
+        try:
+            yield
+        finally:
+            stream.close()
+            listener.join()
 
 
-def compose_command(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return how Compose is called here, as docker's plugin or on its own; empty when there is none."""
-    plugin = subprocess.run(["docker", "compose", "version"], env=env, capture_output=True, check=False)
+def reached() -> docker.DockerClient | None:
+    """Return a client of the engine that the environment names, None if it does not answer."""
+    try:
+        client = DockerClient().client
+        client.ping()
+    except docker.errors.DockerException:
+        return None
+    return client
+
+
+def compose_program(folder: Path) -> str:
+    """Return testcontainers' `docker_command_path` on this machine, "" if it has no Compose.
+
+    Debian's Compose is a program of its own. testcontainers calls a plugin, `docker compose`, so a script in `folder`
+    drops that word.
+    """
+    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
     if plugin.returncode == 0:
-        return ("docker", "compose")
-    return ("docker-compose",) if shutil.which("docker-compose") else ()
+        return "docker"
+    if (found := shutil.which("docker-compose")) is None:
+        return ""
+    script = folder / "compose"
+    script.write_text(f'#!/bin/sh\nshift\nexec {found} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def logs(container: Container) -> str:
+    """Return the end of what a container has printed."""
+    return str(container.logs(tail=60).decode(errors="replace"))
 
 
 class OwnEngine:
@@ -81,11 +124,11 @@ class OwnEngine:
         """Tell whether this machine and user can run one."""
         return os.geteuid() == 0 and shutil.which("dockerd") is not None
 
-    def start(self) -> None:
-        """Start it and wait until it answers."""
+    def start(self) -> docker.DockerClient:
+        """Start it, and return a client of it once it answers; `DOCKER_HOST` must name its socket by then."""
         self._folder.mkdir(parents=True)
         log = self._folder / "dockerd.log"
-        self._child = Child.start(
+        child = self._child = Child.start(
             [
                 "dockerd",
                 f"--host=unix://{self.socket}",
@@ -101,24 +144,18 @@ class OwnEngine:
             name="dockerd",
             log=log,
         )
-        deadline = time.monotonic() + START_S
-        while not answers({**os.environ, "DOCKER_HOST": f"unix://{self.socket}"}):
-            if self._child.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"dockerd {self._child.describe()}:\n{log.read_text()[-4000:]}")
+        answers = Retrying(
+            retry=retry_if_result(lambda client: client is None and child.poll() is None),
+            stop=stop_after_delay(START_S),
+            wait=wait_fixed(POLL_S),
+            retry_error_callback=lambda _: None,
+        )
+        if (client := answers(reached)) is None:
+            raise AssertionError(f"dockerd {child.describe()}:\n{log.read_text()[-4000:]}")
+        return client
 
     def stop(self) -> None:
         """End it, which unmounts what it had mounted, and remove all its data."""
         if self._child is not None:
             self._child.stop(grace_s=60.0)
         shutil.rmtree(self._folder)
-
-
-def follow_health(engine: Engine, project: str, record: Record) -> Talker:
-    """Record what happens to the project's containers: events of kind "container"."""
-    form = (
-        '{"event":"container","what":"{{.Action}}","service":'
-        '"{{index .Actor.Attributes "com.docker.compose.service"}}"}'
-    )
-    label = f"label=com.docker.compose.project={project}"
-    command = ["docker", "events", "--filter", "type=container", "--filter", label, "--format", form]
-    return Talker(command, name="docker-events", record=record, env=engine.env)

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docker.errors import ContainerError
+from docker.models.containers import Container
+from testcontainers.compose import DockerCompose
 
 from strata.launch.ports import free_ports
 from tests.cluster_fixtures import RANKS, Nodes, run_strata
 from tests.e2e.conftest import DEPLOY
-from tests.e2e.engine import Engine, follow_health
+from tests.e2e.engine import Engine
 from tests.processes import Record, Talker
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -38,6 +41,7 @@ class Deployment:
         self.engine = engine
         self.record = record
         self.project = f"strata-test-{secrets.token_hex(4)}"
+        self.label = f"com.docker.compose.project={self.project}"
         self.tls = folder / "tls"
         # root may give each key to a user that exists only inside the containers
         self.uid = 10001 if os.geteuid() == 0 else os.geteuid()
@@ -45,34 +49,35 @@ class Deployment:
         ports = free_ports(2 * count)
         self.ports = dict(zip(COORDINATORS, ports[:count], strict=True))
         self.http_ports = dict(zip(COORDINATORS, ports[count:], strict=True))
-        self.env = {
+        variables = {
             **{f"STRATA_PORT_{name[-1]}": str(port) for name, port in self.ports.items()},
             **{f"STRATA_HTTP_PORT_{name[-1]}": str(port) for name, port in self.http_ports.items()},
             "BASE_IMAGE": base_image,
+            "COMPOSE_PROJECT_NAME": self.project,
             "STRATA_TLS": str(self.tls),
             "STRATA_UID": str(self.uid),
             "STRATA_TAG": self.project,
-            "DOCKER_BUILDKIT": "0" if engine.compose_command[0] == "docker-compose" else "1",
         }
+        (folder / "env").write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
+        self.compose = DockerCompose(
+            context=DEPLOY,
+            compose_file_name="compose.yaml",
+            env_file=str(folder / "env"),
+            build=True,
+            wait=False,  # Debian's Compose does not know --wait
+            docker_command_path=engine.compose,
+        )
 
     def prepare(self) -> None:
-        """Everything before `up`: certificates and images."""
+        """Make the certificates, all that `up` needs besides the images it builds."""
         owner = ("--owner", str(self.uid)) if os.geteuid() == 0 else ()
-        self.engine.run(str(DEPLOY / "make-certs"), "--out", str(self.tls), *owner)
-        self.compose("build")
+        self.engine.script(str(DEPLOY / "make-certs"), "--out", str(self.tls), *owner)
 
-    def compose(self, *words: str) -> str:
-        command = (*self.engine.compose_command, "-p", self.project, "-f", str(DEPLOY / "compose.yaml"))
-        return self.engine.run(*command, *words, env=self.env)
-
-    def container(self, service: str) -> str:
-        """The id of a service's container, running or not."""
-        labels = (f"project={self.project}", f"service={service}")
-        filters = [word for label in labels for word in ("--filter", f"label=com.docker.compose.{label}")]
-        return self.engine.docker("ps", "--all", "--quiet", *filters).strip()
-
-    def inspect(self, service: str, form: str) -> str:
-        return self.engine.docker("inspect", "--format", form, self.container(service)).strip()
+    def container(self, service: str) -> Container:
+        """A service's container as it is now, running or not."""
+        labels = [self.label, f"com.docker.compose.service={service}"]
+        (found,) = self.engine.client.containers.list(all=True, filters={"label": labels})
+        return found
 
     def times(self, what: str, service: str) -> int:
         """How often something has happened to a service's container."""
@@ -122,39 +127,43 @@ class Deployment:
             return str(answer.read().decode())
 
     def down(self) -> None:
-        self.compose("down", "--volumes", "--rmi", "all", "--remove-orphans")
+        self.compose.stop()
+        for image in self.images():
+            self.engine.client.images.remove(image, force=True)
 
-    def left(self) -> str:
+    def images(self) -> list[str]:
+        """The tags of the images that Compose built for this project."""
+        every = (tag for image in self.engine.client.images.list() for tag in image.tags)
+        return [tag for tag in every if tag.endswith(f":{self.project}")]
+
+    def left(self) -> list[str]:
         """What the engine still holds of the project."""
-        ours = ("--quiet", "--filter", f"label=com.docker.compose.project={self.project}")
-        return "".join(
-            (
-                self.engine.docker("ps", "--all", *ours),
-                self.engine.docker("network", "ls", *ours),
-                self.engine.docker("volume", "ls", *ours),
-                self.engine.docker("image", "ls", "--quiet", f"strata-*:{self.project}"),
-            )
-        )
+        ours: dict[str, str | list[str] | bool] = {"label": self.label}
+        client = self.engine.client
+        return [
+            *(str(one.name) for one in client.containers.list(all=True, filters=ours)),
+            *(str(one.name) for one in client.networks.list(filters=ours)),
+            *(str(one.name) for one in client.volumes.list(filters=ours)),
+            *self.images(),
+        ]
 
 
 @pytest.fixture
 def deployment(engine: Engine, build_context: str, tmp_path: Path, record: Record) -> Iterator[Deployment]:
     made = Deployment(engine, build_context, tmp_path, record)
-    events = follow_health(engine, made.project, record)
-    try:
-        made.prepare()
-        yield made
-    finally:
-        events.child.kill()
-        events.join()
-        if made.left():
-            made.down()
+    with engine.following(made.label, record):
+        try:
+            made.prepare()
+            yield made
+        finally:
+            if made.left():
+                made.down()
 
 
 def test_it_serves_a_job_while_a_coordinator_and_an_etcd_member_are_lost(
     deployment: Deployment, nodes: Nodes, record: Record
 ) -> None:
-    deployment.compose("up", "-d")
+    deployment.compose.start()
     for service in (*ETCD, *COORDINATORS):
         deployment.wait_healthy(service)
     status = deployment.status()
@@ -168,14 +177,15 @@ def test_it_serves_a_job_while_a_coordinator_and_an_etcd_member_are_lost(
     # a crash, which the engine's restart policy answers; docker's own kill would be a wish
     leader = status["leader"]
     healthy = deployment.times("health_status: healthy", leader)
-    os.kill(int(deployment.inspect(leader, "{{.State.Pid}}")), signal.SIGKILL)
+    os.kill(int(deployment.container(leader).attrs["State"]["Pid"]), signal.SIGKILL)
     met(record, more=20)
     deployment.wait_healthy(leader, after=healthy)
 
-    deployment.engine.docker("kill", deployment.container("etcd-2"))
+    deployment.container("etcd-2").kill()
     met(record, more=20)
     healthy = deployment.times("health_status: healthy", "etcd-2")
-    deployment.compose("up", "-d", "--no-build")
+    deployment.compose.build = False
+    deployment.compose.start()
     deployment.wait_healthy("etcd-2", after=healthy)
 
     assert {e["generation"] for e in record.of("met")} == {1}, "somebody was taken for dead"
@@ -184,10 +194,11 @@ def test_it_serves_a_job_while_a_coordinator_and_an_etcd_member_are_lost(
     members[0].signal(signal.SIGTERM)
     assert [member.join() for member in members] == [0, 0, 0]
 
-    deployment.compose("stop", "coordinator-1")
-    assert deployment.inspect("coordinator-1", "{{.State.ExitCode}}") == "0", "SIGTERM did not reach it"
+    deployment.container("coordinator-1").stop()
+    ended = deployment.container("coordinator-1").attrs["State"]["ExitCode"]
+    assert ended == 0, "SIGTERM did not reach it"
     deployment.down()
-    assert deployment.left() == ""
+    assert deployment.left() == []
 
 
 def start_members(deployment: Deployment, nodes: Nodes) -> list[Talker]:
@@ -213,12 +224,12 @@ def met(record: Record, *, more: int) -> None:
 def check_certificates(deployment: Deployment) -> None:
     """No trainer's certificate opens etcd; new certificates are served without a restart."""
     assert "is healthy" in etcd_health(deployment, "coordinator-1-etcd")
-    with pytest.raises(AssertionError, match="exited with"):
+    with pytest.raises(ContainerError, match="unhealthy"):
         etcd_health(deployment, "node-1")
 
     old = served_certificate(deployment)
     owner = ("--owner", str(deployment.uid)) if os.geteuid() == 0 else ()
-    deployment.engine.run(str(DEPLOY / "make-certs"), "--out", str(deployment.tls), "--renew", *owner)
+    deployment.engine.script(str(DEPLOY / "make-certs"), "--out", str(deployment.tls), "--renew", *owner)
     on_disk = ssl.PEM_cert_to_DER_cert((deployment.tls / "coordinator-1" / "cert.pem").read_text())
     deadline = time.monotonic() + 30
     while (now := served_certificate(deployment)) == old:
@@ -234,11 +245,16 @@ def etcd_health(deployment: Deployment, who: str) -> str:
     if os.geteuid() == 0:
         subprocess.run(["chown", "-R", str(deployment.uid), deployment.tls / who], check=True)
     tls = ("--cacert=/tls/ca-etcd.pem", "--cert=/tls/cert.pem", "--key=/tls/key.pem")
-    return deployment.engine.docker(
-        *("run", "--rm", "--network", f"{deployment.project}_etcd", "--entrypoint", "etcdctl"),
-        *("--volume", f"{deployment.tls / who}:/tls:ro", f"strata-etcd:{deployment.project}"),
-        *("--endpoints=https://etcd-1:2379", *tls, "--command-timeout=5s", "endpoint", "health"),
+    said = deployment.engine.client.containers.run(
+        f"strata-etcd:{deployment.project}",
+        ["--endpoints=https://etcd-1:2379", *tls, "--command-timeout=5s", "endpoint", "health"],
+        entrypoint="etcdctl",
+        network=f"{deployment.project}_etcd",
+        volumes={str(deployment.tls / who): {"bind": "/tls", "mode": "ro"}},
+        remove=True,
+        stderr=True,
     )
+    return str(said.decode())
 
 
 def served_certificate(deployment: Deployment) -> bytes:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testcontainers.core.container import DockerContainer
+from testcontainers.core.image import DockerImage
 
 from tests.conftest import Need
 from tests.e2e.conftest import DEPLOY
@@ -30,38 +32,32 @@ class Host:
 
     def __init__(self, engine: Engine, image: str, folder: Path) -> None:
         self.engine = engine
-        self.image = image
         self.folder = folder
-        self.name = f"strata-test-{secrets.token_hex(4)}"
+        self.container = (
+            DockerContainer(image, name=f"strata-test-{secrets.token_hex(4)}", env={"container": "docker"})
+            .with_volume_mapping("/sys/fs/cgroup", "/sys/fs/cgroup", "rw")
+            .with_tmpfs_mount("/run")
+            .with_tmpfs_mount("/tmp")
+            .with_kwargs(
+                entrypoint="/lib/systemd/systemd",
+                user="0:0",
+                network="none",
+                cap_add=["SYS_ADMIN", "SYS_NICE"],
+                security_opt=["seccomp=unconfined", "apparmor=unconfined"],
+                cgroupns="host",
+            )
+        )
 
     def start(self) -> None:
         """Start systemd."""
-        self.engine.docker(
-            *("run", "--detach", "--name", self.name, "--user", "0:0", "--network", "none"),
-            *("--cap-add", "SYS_ADMIN", "--cap-add", "SYS_NICE", "--security-opt", "seccomp=unconfined"),
-            *("--security-opt", "apparmor=unconfined", "--tmpfs", "/run", "--tmpfs", "/tmp"),
-            *(
-                "--cgroupns",
-                "host",
-                "--volume",
-                "/sys/fs/cgroup:/sys/fs/cgroup:rw",
-                "--env",
-                "container=docker",
-            ),
-            *("--entrypoint", "/lib/systemd/systemd", self.image),
-        )
-        deadline = time.monotonic() + LIMIT_S
-        while "running" not in self.engine.docker(
-            "ps", "--filter", f"name={self.name}", "--format", "{{.State}}"
-        ):
-            assert time.monotonic() < deadline, self.engine.docker("logs", self.name)
+        self.container.start()
         self.sh("until systemctl is-system-running --wait; do :; done")
 
     def install(self) -> None:
         """What the README says to do on a host, with three instances on one loopback."""
-        etc = self.folder / "etc"
+        etc = self.folder / "strata"
         localhost = ("--host", "localhost") * 3
-        self.engine.run(str(DEPLOY / "make-certs"), "--out", str(etc / "tls"), *localhost)
+        self.engine.script(str(DEPLOY / "make-certs"), "--out", str(etc / "tls"), *localhost)
         units = DEPLOY / "systemd"
         for name in ("etcd.env", "coordinator.env"):
             (etc / name).write_text(on_loopback((units / name).read_text()))
@@ -69,24 +65,25 @@ class Host:
             text = (units / f"{kind}-1.env").read_text()
             for i in (1, 2, 3):
                 (etc / f"{kind}-{i}.env").write_text(on_loopback(text.replace("host1", f"host{i}"), own=i))
-        self.copy(f"{etc}/.", "/etc/strata/")
-        self.copy(str(DEPLOY / "build" / "etcd") + "/.", "/usr/local/bin/")
-        self.copy(str(units / "strata.sysusers"), "/usr/lib/sysusers.d/strata.conf")
-        self.copy(str(units / "strata.tmpfiles"), "/usr/lib/tmpfiles.d/strata.conf")
+        copy = self.container.copy_into_container
+        copy(etc, "/etc")
+        for program in (DEPLOY / "build" / "etcd").iterdir():
+            copy(program, f"/usr/local/bin/{program.name}", 0o755)
+        copy(units / "strata.sysusers", "/usr/lib/sysusers.d/strata.conf")
+        copy(units / "strata.tmpfiles", "/usr/lib/tmpfiles.d/strata.conf")
         for kind, drop_in in (("etcd", ETCD_DROP_IN), ("coordinator", COORDINATOR_DROP_IN)):
             unit = f"strata-{kind}@.service"
-            self.copy(str(units / unit), f"/etc/systemd/system/{unit}")
-            (self.folder / "container.conf").write_text(drop_in)
-            self.sh(f"mkdir -p /etc/systemd/system/{unit}.d")
-            self.copy(str(self.folder / "container.conf"), f"/etc/systemd/system/{unit}.d/container.conf")
+            copy(units / unit, f"/etc/systemd/system/{unit}")
+            copy(drop_in.encode(), f"/etc/systemd/system/{unit}.d/container.conf")
+        self.sh("chown -R root:root /etc/strata")
         self.sh("systemd-sysusers && systemd-tmpfiles --create strata.conf && systemctl daemon-reload")
-
-    def copy(self, source: str, target: str) -> None:
-        self.engine.docker("cp", source, f"{self.name}:{target}")
 
     def sh(self, script: str) -> str:
         """Run a script in it, to success."""
-        return self.engine.docker("exec", self.name, "sh", "-ec", script, limit_s=LIMIT_S)
+        done = self.container.exec(["timeout", f"{LIMIT_S:g}", "sh", "-ec", script])
+        said = done.output.decode()
+        assert done.exit_code == 0, f"{script} exited with {done.exit_code}:\n{said[-6000:]}"
+        return said
 
     def property(self, unit: str, name: str) -> str:
         return self.sh(f"systemctl show --value --property {name} {unit}").strip()
@@ -98,9 +95,6 @@ class Host:
             if time.monotonic() > deadline:
                 log = self.sh(f"journalctl --no-pager --lines 40 --unit {unit}")
                 raise AssertionError(f"{unit}: {name} is {found}, not {wanted}:\n{log}")
-
-    def end(self) -> None:
-        self.engine.docker("rm", "--force", "--volumes", self.name)
 
 
 def on_loopback(text: str, *, own: int = 0) -> str:
@@ -115,27 +109,28 @@ def on_loopback(text: str, *, own: int = 0) -> str:
 
 @pytest.fixture
 def host(engine: Engine, build_context: str, tmp_path: Path, need: Need) -> Iterator[Host]:
-    image = f"strata-test-host:{secrets.token_hex(4)}"
-    arguments = ("--build-arg", f"BASE_IMAGE={build_context}", "--target", "coordinator", "--tag", image)
-    engine.run("docker", "build", *arguments, str(DEPLOY), env={"DOCKER_BUILDKIT": "0"})
-    # what the engine itself has to say stands beside it: an engine without IPv4 forwarding warns
-    seen = engine.docker(
-        *("run", "--rm", "--network", "none", "--entrypoint", "sh", image),
-        *("-c", "ls /lib/systemd/systemd || true"),
-    )
-    made = Host(engine, image, tmp_path)
-    try:
+    tag = f"strata-test-host:{secrets.token_hex(4)}"
+    arguments = {"BASE_IMAGE": build_context}
+    with DockerImage(DEPLOY, tag=tag, buildargs=arguments, target="coordinator"):
+        found = engine.client.containers.run(
+            tag,
+            ["-c", "ls /lib/systemd/systemd || true"],
+            entrypoint="sh",
+            network_mode="none",
+            remove=True,
+        )
         need(
             "systemd",
-            "/lib/systemd/systemd" in seen.splitlines(),
+            bool(found),
             "a base image with systemd, as make-base makes with it",
         )
-        made.start()
-        made.install()
-        yield made
-    finally:
-        made.end()
-        engine.docker("image", "rm", "--force", image)
+        made = Host(engine, tag, tmp_path)
+        try:
+            made.start()
+            made.install()
+            yield made
+        finally:
+            made.container.stop()
 
 
 def test_systemd_starts_watches_restarts_and_stops_them(host: Host) -> None:
