@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class Deployment:
         (folder / "env").write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
         self.compose = DockerCompose(
             context=DEPLOY,
-            compose_file_name="compose.yaml",
+            compose_file_name=str(DEPLOY / "compose.yaml"),
             env_file=str(folder / "env"),
             build=True,
             wait=False,  # Debian's Compose does not know --wait
@@ -72,6 +72,10 @@ class Deployment:
         """Make the certificates, all that `up` needs besides the images it builds."""
         owner = ("--owner", str(self.uid)) if os.geteuid() == 0 else ()
         self.engine.script(str(DEPLOY / "make-certs"), "--out", str(self.tls), *owner)
+
+    def run(self, *words: str, env: Mapping[str, str] | None = None) -> str:
+        """Return what a command of Compose prints, of those that testcontainers has no method for."""
+        return self.engine.script(*self.compose.docker_compose_command(), *words, env=env)
 
     def container(self, service: str) -> Container:
         """A service's container as it is now, running or not."""
@@ -161,7 +165,7 @@ def deployment(engine: Engine, build_context: str, tmp_path: Path, record: Recor
 
 
 def test_it_serves_a_job_while_a_coordinator_and_an_etcd_member_are_lost(
-    deployment: Deployment, nodes: Nodes, record: Record
+    deployment: Deployment, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     deployment.compose.start()
     for service in (*ETCD, *COORDINATORS):
@@ -190,7 +194,10 @@ def test_it_serves_a_job_while_a_coordinator_and_an_etcd_member_are_lost(
 
     assert {e["generation"] for e in record.of("met")} == {1}, "somebody was taken for dead"
     check_certificates(deployment)
+    replace_a_lost_member(deployment, nodes)
+    check_backup(deployment, tmp_path / "backups")
     met(record, more=3)
+    assert {e["generation"] for e in record.of("met")} == {1}, "somebody was taken for dead"
     members[0].signal(signal.SIGTERM)
     assert [member.join() for member in members] == [0, 0, 0]
 
@@ -236,6 +243,32 @@ def check_certificates(deployment: Deployment) -> None:
         assert time.monotonic() < deadline, "the coordinator still serves its old certificate"
     assert now == on_disk
     assert deployment.status()["leader"]
+
+
+def replace_a_lost_member(deployment: Deployment, nodes: Nodes) -> None:
+    """An etcd member whose volume is gone is replaced by the README's lines."""
+    deployment.container("etcd-2").kill()
+    command = deployment.compose.docker_compose_command()
+    exec_ = ("exec", "-T", "coordinator-1", "strata", "etcd", "replace-member", "etcd-2")
+    replacing = nodes.start(*command, *exec_, name="replace-member", env={"PYTHONPATH": None})
+    nodes.record.wait_line("added learner", limit_s=60.0)
+    deployment.run("rm", "-fs", "etcd-2")
+    deployment.engine.client.volumes.get(f"{deployment.project}_etcd-2").remove()
+    deployment.run("up", "-d", "--no-deps", "etcd-2", env={"ETCD_INITIAL_CLUSTER_STATE": "existing"})
+    assert replacing.join() == 0
+    assert "3 of 3 voters healthy" in deployment.run(
+        "exec", "-T", "coordinator-1", "strata", "etcd", "status"
+    )
+
+
+def check_backup(deployment: Deployment, folder: Path) -> None:
+    """The README's line makes a backup into a folder of the host."""
+    folder.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(folder, deployment.uid, deployment.uid)
+    mounted = ("run", "--rm", "--no-deps", "-v", f"{folder}:/backups", "coordinator-1")
+    deployment.run(*mounted, "controlplane", "backup", "--to", "/backups")
+    deployment.run(*mounted, "controlplane", "verify", "/backups")  # a broken one ends with 1
 
 
 def etcd_health(deployment: Deployment, who: str) -> str:

@@ -24,6 +24,7 @@ COORDINATORS = tuple(f"strata-coordinator@coordinator-{i}" for i in (1, 2, 3))
 
 # What an unprivileged container does not grant (user namespaces), and less patience.
 COORDINATOR_DROP_IN = "[Service]\nPrivateUsers=no\nWatchdogSec=3s\nTimeoutAbortSec=1s\n"
+BACKUP_DROP_IN = "[Service]\nPrivateUsers=no\n"
 ETCD_DROP_IN = "[Service]\nPrivateUsers=no\n"
 
 
@@ -146,6 +147,8 @@ def test_systemd_starts_watches_restarts_and_stops_them(host: Host) -> None:
     shown = host.sh(f"{credentials} strata status -e localhost:50051,localhost:50052,localhost:50053")
     assert shown.count("yes") == 6, shown
 
+    check_backup(host)
+
     killed, frozen, misled = COORDINATORS
     restarts = int(host.property(killed, "NRestarts"))
     host.sh(f"systemctl kill --signal SIGKILL {killed}")
@@ -166,3 +169,20 @@ def test_systemd_starts_watches_restarts_and_stops_them(host: Host) -> None:
     host.wait(misled, "ActiveState", "failed")
     assert host.property(misled, "ExecMainStatus") == "2", "a mistake is not tried again"
     assert host.property(misled, "NRestarts") == "0"
+
+
+def check_backup(host: Host) -> None:
+    """The README's lines: the timer waits for its next hour, and the first backup is made at once."""
+    units = DEPLOY / "systemd"
+    host.container.copy_into_container(units / "backup.env", "/etc/strata/backup.env", 0o600)
+    for name in ("strata-backup.service", "strata-backup.timer"):
+        host.container.copy_into_container(units / name, f"/etc/systemd/system/{name}")
+    drop_in = "/etc/systemd/system/strata-backup.service.d/container.conf"
+    host.container.copy_into_container(BACKUP_DROP_IN.encode(), drop_in)
+    host.sh("systemctl daemon-reload && systemctl enable --now strata-backup.timer")
+    assert host.property("strata-backup.timer", "ActiveState") == "active"
+    assert host.property("strata-backup.timer", "NextElapseUSecRealtime")
+    host.sh("systemctl start strata-backup || journalctl --no-pager -u strata-backup -n 20")
+    assert host.property("strata-backup", "Result") == "success"
+    listed = host.sh("/opt/strata/bin/strata controlplane backups /var/lib/strata-backup")
+    assert "default" in listed, listed
