@@ -17,10 +17,9 @@ from strata.core.goodput import DOWN, STEP, Goodput
 from strata.core.history import INTERVALS, SERIES_BYTES, Excerpt, Heat, JobHistory, Kind, Pace, percentile
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
-from strata.core.records import CheckpointRecord, CheckpointState, JobPhase, Phase, PoisonRecord
+from strata.core.records import JobPhase, Phase, PoisonRecord
 from strata.core.reported import MAX_NAMES
 from strata.core.stalls import kind_of
-from strata.core.txn import WatchBatch
 from strata.core.view import View
 from strata.observe import get_logger
 from strata.observe.metrics import Histogram
@@ -111,6 +110,12 @@ class JobCharts:
             return found
         return found.after(down_s, DOWN if down_s >= FRESH_S else self._phase)
 
+    def samples_per_s(self, now_s: float) -> float | None:
+        """Return how many samples the running generation uses a second; None if none runs, or if it reports none."""
+        if self.training is None or not self.training.samples or now_s - self._ran_s > FRESH_S:
+            return None
+        return self.samples.per_s(now_s)
+
     def _put(self, second: int, name: str, value: float) -> None:
         if name in self.history.names or not self.full:
             self.history.put(second, name, value, series_kind(name))
@@ -174,17 +179,13 @@ class JobCharts:
 
 
 class Charts:
-    """The charts of all jobs. `run` records; the view's batches come through `commits`."""
+    """The charts of all jobs. `run` records what ranks report."""
 
-    def __init__(
-        self, view: View, keys: ClusterKeys, *, unix_now: Callable[[], float], clock: Callable[[], float]
-    ) -> None:
-        self._clock = clock
+    def __init__(self, view: View, keys: ClusterKeys, *, unix_now: Callable[[], float]) -> None:
         self._view = view
         self._keys = keys
         self._unix_now = unix_now
         self._jobs: dict[str, JobCharts] = {}
-        self._opened: dict[str, float] = {}
         self._since_s = int(unix_now()) + 1
         """The first second that this replica recorded."""
         self._full = False
@@ -255,29 +256,10 @@ class Charts:
         """Take note of how long a round of a barrier was open."""
         self._charts(job).rounds.observe(seconds)
 
-    def commits(self, batch: WatchBatch) -> None:
-        """Take note of how long checkpoints that were open take to be committed."""
-        now_s = self._clock()
-        for event in batch.events:
-            key = event.kv.key
-            match self._keys.parts(key):
-                case ("jobs", job, "checkpoints", _, _):
-                    self._saw(job, key, now_s, deleted=event.deleted)
-                case _:
-                    pass
-
-    def _saw(self, job: str, key: str, now_s: float, *, deleted: bool) -> None:
-        try:
-            record = None if deleted else self._view.record(key, CheckpointRecord)
-        except PoisonRecord:
-            return
-        if record is not None and record.state in (CheckpointState.OPEN, CheckpointState.PREPARED):
-            self._opened.setdefault(key, now_s)
-            return
-        began_s = self._opened.pop(key, None)
-        if began_s is not None and record is not None and record.state is CheckpointState.COMMITTED:
-            second = int(self._unix_now())
-            self._charts(job).history.put(second, "commit_s", now_s - began_s, series_kind("commit_s"))
+    def committed(self, job: str, seconds: float) -> None:
+        """Take note of how long a checkpoint took to be committed."""
+        second = int(self._unix_now())
+        self._charts(job).history.put(second, "commit_s", seconds, series_kind("commit_s"))
 
     # -- between replicas
 

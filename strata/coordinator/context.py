@@ -15,6 +15,7 @@ from strata.coordinator.health import Health
 from strata.coordinator.leadership.deposition import Deposition
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.measures import Measures
+from strata.coordinator.reports.save_times import SaveTimes
 from strata.coordinator.view.invariant_audit import InvariantAudit
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
@@ -58,6 +59,7 @@ class ReplicaContext:
     unix_now: Callable[[], float]
     rng: random.Random
     charts: Charts
+    save_times: SaveTimes
     measures: Measures = field(default_factory=Measures)
     connections: ConnectionReport = field(default_factory=ConnectionReport)
 

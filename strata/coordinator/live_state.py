@@ -34,6 +34,8 @@ class SoftState:
     """Take note that somebody looks at a job, or at one of its ranks: then `heard` and `evidence` are known soon."""
     heard: Callable[[str, str, int], float | None]
     """Return when an incarnation of a job's worker was last heard, on the loop's clock; None if that is not known."""
+    member_ages: Callable[[str], Iterator[tuple[str, float]]]
+    """Yield each member of a job that this replica serves, and the seconds since it was last heard."""
     evidence: Callable[[str, int, int], RankEvidence | None]
     """Return what its host saw of a rank of a job's generation lately; None if that is not known."""
     violations: Callable[[str], Sequence[str]]

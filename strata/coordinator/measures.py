@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from strata.observe.metrics import Counter, Family, Histogram, counters, histograms
 
+SAVE_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 ROUND_BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0)
 
 
@@ -62,6 +63,29 @@ class Measures:
         )
         self.checkpoints: Family[Counter] = counters(
             "strata_checkpoints_total", "Checkpoints seen to reach a state.", "state"
+        )
+        self.phase_seconds: Family[Histogram] = histograms(
+            "strata_checkpoint_phase_seconds",
+            "How long a phase of a save took one rank, as the rank reported to this replica.",
+            *("backend", "type", "phase"),
+            bounds=SAVE_BOUNDS_S,
+        )
+        self.phase_bytes: Family[Counter] = counters(
+            "strata_checkpoint_phase_bytes_total",
+            "Bytes that went through a phase of a save of one rank, as the rank reported to this replica.",
+            *("backend", "type", "phase"),
+        )
+        self.save_seconds: Family[Histogram] = histograms(
+            "strata_checkpoint_save_seconds",
+            "From a checkpoint's begin until it was committed, for checkpoints seen to do both.",
+            *("backend", "type"),
+            bounds=SAVE_BOUNDS_S,
+        )
+        self.commit_seconds: Family[Histogram] = histograms(
+            "strata_checkpoint_commit_seconds",
+            "From the last rank's ack until the checkpoint was committed, for checkpoints seen to begin here.",
+            *("backend", "type"),
+            bounds=SAVE_BOUNDS_S,
         )
         self.removals: Family[Counter] = counters(
             "strata_member_removals_total", "Members that this replica removed, by reason.", "reason"

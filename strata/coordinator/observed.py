@@ -145,7 +145,7 @@ class Observed:
             tasks.create_task(self.lag.run(), name="loop lag")
             await self.context.mirror.started()
             self._chronicle.begin()
-            takers = (self._chronicle.take, self.context.charts.commits)
+            takers = (self._chronicle.take, self.context.save_times.take)
             leave = [self.context.mirror.subscribe(take) for take in takers]
             try:
                 await asyncio.get_running_loop().create_future()

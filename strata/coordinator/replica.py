@@ -36,6 +36,7 @@ from strata.coordinator.leadership.registration import Registration
 from strata.coordinator.measures import Measures
 from strata.coordinator.observed import Observed
 from strata.coordinator.peers.links import Dial
+from strata.coordinator.reports.save_times import SaveTimes
 from strata.coordinator.service import Service
 from strata.coordinator.view.invariant_audit import InvariantAudit
 from strata.coordinator.view.mirror import Mirror
@@ -133,6 +134,7 @@ class Replica:
             heartbeat=heartbeat,
             clock=clock,
         )
+        charts = Charts(mirror.view, keys, unix_now=unix_now)
         self.context = ReplicaContext(
             config=config,
             keys=keys,
@@ -158,7 +160,8 @@ class Replica:
             etcd_members=self._dry_runs.members,
             unix_now=unix_now,
             rng=rng,
-            charts=Charts(mirror.view, keys, unix_now=unix_now, clock=clock),
+            charts=charts,
+            save_times=SaveTimes(mirror.view, keys, measures, clock=clock, committed=charts.committed),
             measures=measures,
         )
         self.service = Service(self.context, dial)

@@ -77,6 +77,7 @@ class Service:
             devices=board.devices,
             look=self._interest.look,
             heard=board.heard,
+            member_ages=self.keeper.ages,
             evidence=board.evidence,
             violations=context.invariants.violations,
         )

@@ -51,7 +51,7 @@ def make_app(source: Source, *, authorizer: HttpAuthorizer) -> ASGIApp:
         return PlainTextResponse(f"{why or 'ready'}\n", 200 if ready else 503)
 
     async def metrics(request: Request) -> Response:
-        body, content_type = exposition.answer(request.headers.get("accept", ""))
+        body, content_type = await exposition.answer(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     plain = PlainPages(source)

@@ -6,23 +6,21 @@ them, and what is gone from the keyspace is gone from the answer.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from statistics import median
 from typing import Final
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
-from strata.coordinator.diagnosis import diagnose_world, world_devices
 from strata.core.job import JobView, job_names
 from strata.dashboard.choosing import shown_jobs
+from strata.dashboard.job_families import job_families
 from strata.dashboard.source import Source
 from strata.errors import StrataError
 from strata.observe.metrics import Counter, Family, Histogram
-from strata.v1.members_pb2 import DeviceStatus
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 Read = Callable[[Source, Sequence[str]], Samples]
@@ -96,129 +94,6 @@ def _etcd(read: Callable[..., float]) -> Read:
     return lambda source, _jobs: [((m.endpoint,), float(read(m))) for m in source.etcd_members()]
 
 
-def _diagnoses(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
-    """Yield what is wrong with jobs. Each rank is looked at once a scrape: there may be thousands."""
-    families = [GaugeMetricFamily(name, says, labels=("job",)) for name, says in DIAGNOSES]
-    findings = GaugeMetricFamily(FINDING, FINDING_SAYS, labels=("job", *FINDING_LABELS))
-    for name in jobs:
-        try:
-            job = JobView(source.view, source.keys.job(name))
-            world = job.world()
-            if world is None:
-                continue
-            said = source.soft.progress(name, world.head.generation, range(world.head.size))
-            found = diagnose_world(source.soft, job, said, world)
-        except StrataError:  # written by hand: a record, or the name itself
-            continue
-        usual_us = [each.median_step_us for each in said if each.median_step_us > 0]
-        step_s = median(usual_us) / 1e6 if usual_us else None
-        values = (
-            len(found.stalled),
-            len(found.slow),
-            len(found.sick),
-            len(found.held),
-            found.held_s,
-            step_s,
-        )
-        for family, value in zip(families, values, strict=True):
-            if value is not None:
-                family.add_metric((name,), float(value))
-        labels = (
-            (
-                each.kind,
-                each.rank_runs,
-                each.host,
-                "" if each.device is None else str(each.device),
-                each.cause[:MAX_CAUSE_CHARS],
-            )
-            for each in found.findings
-        )
-        for label in list(dict.fromkeys(labels))[:MAX_FINDINGS]:
-            findings.add_metric((name, *label), 1.0)
-    yield from (*families, findings)
-
-
-FINDING: Final = "strata_job_finding"
-FINDING_SAYS: Final = "1 for each thing that is wrong with the job; gone when it is not wrong any more."
-FINDING_LABELS: Final = ("kind", "rank", "host", "device", "cause")
-MAX_FINDINGS: Final = 20
-"""Of one job in one scrape."""
-MAX_CAUSE_CHARS: Final = 64
-
-
-DIAGNOSES: Final = (
-    (
-        "strata_job_stalled_ranks",
-        "Ranks of the job that have stood still for longer than their phase may take.",
-    ),
-    (
-        "strata_job_slow_ranks",
-        "Ranks of the job whose steps cost them 1.5 times what those of most others cost, or more.",
-    ),
-    ("strata_job_sick_devices", "Accelerators of the job that are not to be trained on."),
-    (
-        "strata_job_saves_held_ranks",
-        "Ranks of the job that train on and cannot save: the storage refuses for a reason that time may heal.",
-    ),
-    (
-        "strata_job_saves_held_seconds",
-        "For how long a rank of the job has not been able to save; 0 while all can.",
-    ),
-    (
-        "strata_job_step_seconds",
-        "How long a step of the job usually takes: the median of its ranks' medians.",
-    ),
-)
-
-
-def _devices(read: Callable[[DeviceStatus], float | None]) -> Read:
-    """Return a reader that has one value for each accelerator whose driver offers it."""
-
-    def samples(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
-        for name in jobs:
-            try:
-                world = JobView(source.view, source.keys.job(name)).world()
-            except StrataError:  # written by hand: a record, or the name itself
-                continue
-            if world is None:
-                continue
-            for worker, device in world_devices(source.soft, name, world):
-                if (value := read(device)) is not None:
-                    yield (name, worker, str(device.index)), float(value)
-
-    return samples
-
-
-def _offered(field: str, *, per: float = 1.0) -> Callable[[DeviceStatus], float | None]:
-    return lambda device: getattr(device, field) / per if device.HasField(field) else None  # type: ignore[arg-type]  # a field's name
-
-
-DEVICE_GAUGES: Final = (
-    (
-        "strata_device_utilization_ratio",
-        "How much of the last moments the accelerator was busy.",
-        _offered("utilization_percent", per=100),
-    ),
-    (
-        "strata_device_memory_used_bytes",
-        "Memory of the accelerator that is in use.",
-        _offered("memory_used_bytes"),
-    ),
-    ("strata_device_memory_bytes", "Memory that the accelerator has.", _offered("memory_total_bytes")),
-    ("strata_device_temperature_celsius", "Temperature of the accelerator.", _offered("temperature_c")),
-    ("strata_device_power_watts", "Power that the accelerator draws.", _offered("power_mw", per=1000)),
-    (
-        "strata_device_ecc_uncorrected",
-        "Uncorrectable memory errors of the accelerator since its driver was loaded.",
-        _offered("ecc_uncorrected"),
-    ),
-    (
-        "strata_device_fault",
-        "1 for an accelerator that is not to be trained on.",
-        lambda device: float(bool(device.fault)),
-    ),
-)
-
 GAUGES: Final = (
     _Gauge(
         "strata_build_info",
@@ -287,10 +162,6 @@ GAUGES: Final = (
         _jobs(_latest),
         labels=("job",),
     ),
-    *(
-        _Gauge(name, says, _devices(read), labels=("job", "worker", "device"))
-        for name, says, read in DEVICE_GAUGES
-    ),
     _Gauge(
         "strata_view_revision",
         "The etcd revision that this replica's view is at.",
@@ -336,29 +207,30 @@ class Exposition:
     """Answers scrapes for one replica, in the format that the scraper asks for."""
 
     def __init__(self, source: Source) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Replica(source))
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-
-    def answer(self, accept: str) -> tuple[bytes, str]:
-        """Return the body and its content type."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
-
-
-class _Replica(Collector):
-    def __init__(self, source: Source) -> None:
         self._source = source
+        self._process = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._process)
+        PlatformCollector(registry=self._process)
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
+    async def answer(self, accept: str) -> tuple[bytes, str]:
+        """Return the body and its content type.
 
-    def collect(self) -> Iterator[Metric]:
+        A cluster may have ten thousand members. So the loop, which serves barriers, has its turn after each family
+        and each job, and the text is made by another thread.
+        """
+        metrics: list[Metric] = []
+        for metric in self._collect():
+            if metric is not None:
+                metrics.append(metric)
+            await asyncio.sleep(0)
+        encode, content_type = choose_encoder(accept)
+        return await asyncio.to_thread(encode, _Collected(metrics)), content_type
+
+    def _collect(self) -> Iterator[Metric | None]:
         jobs = shown_jobs(self._source.view, self._source.keys)
         for gauge in GAUGES:
             yield gauge.collect(self._source, jobs)
-        yield from _diagnoses(self._source, jobs)
+        yield from job_families(self._source, jobs)
         yield CounterMetricFamily(
             "strata_audit_differences",
             "Keys that an audit found different in etcd and in the view: an event was lost. Must stay 0.",
@@ -366,17 +238,27 @@ class _Replica(Collector):
         )
         for family in (*self._source.measures.families(), self._source.connections.closed):
             yield _metric(family)
+        yield from self._process.collect()
+
+
+class _Collected(CollectorRegistry):
+    """What was collected already, as an encoder takes it."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        super().__init__(auto_describe=False)
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics
 
 
 def _metric(family: Family[Counter] | Family[Histogram]) -> Metric:
     counter = CounterMetricFamily(family.name, family.says, labels=family.labels)
     histogram = HistogramMetricFamily(family.name, family.says, labels=family.labels)
-    metric: Metric = counter
     for values, child in family.children.items():
         if isinstance(child, Counter):
             counter.add_metric(values, child.value)
             continue
-        metric = histogram
         buckets = [("+Inf" if math.isinf(bound) else str(bound), count) for bound, count in child.cumulated()]
         histogram.add_metric(values, buckets, child.sum)
-    return metric
+    return counter if family.kind is Counter else histogram

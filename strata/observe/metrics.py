@@ -59,14 +59,15 @@ class Histogram:
 class Family(Generic[C]):
     """The children of one metric by the values of its labels."""
 
-    __slots__ = ("_make", "children", "labels", "name", "says")
+    __slots__ = ("children", "kind", "labels", "name", "says")
 
-    def __init__(self, name: str, says: str, labels: Sequence[str], make: Callable[[], C]) -> None:
+    def __init__(self, name: str, says: str, labels: Sequence[str], kind: Callable[[], C]) -> None:
         self.name = name
         self.says = says
         self.labels = tuple(labels)
         self.children: dict[tuple[str, ...], C] = {}
-        self._make = make
+        self.kind = kind
+        """What makes a child."""
 
     def child(self, *values: str) -> C:
         """Return the child with these label values; it exists, at zero, from now on."""
@@ -74,7 +75,7 @@ class Family(Generic[C]):
             raise ValueError(f"{self.name} has the labels {self.labels}, not {values}")
         found = self.children.get(values)
         if found is None:
-            found = self.children[values] = self._make()
+            found = self.children[values] = self.kind()
         return found
 
 

@@ -409,6 +409,7 @@ class AckCheckpointRequest(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
     attempt: _builtins.str
@@ -418,6 +419,10 @@ class AckCheckpointRequest(_message.Message):
     def author(self) -> _common_pb2.Author: ...
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavePhase]:
+        """What this rank's part took; for metrics alone."""
+
     def __init__(
         self,
         *,
@@ -428,14 +433,49 @@ class AckCheckpointRequest(_message.Message):
         digest: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         token: _common_pb2.Token | None = ...,
+        phases: _abc.Iterable[Global___SavePhase] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "author", b"author", "digest", b"digest", "job", b"job", "size_bytes", b"size_bytes", "step", b"step", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "author", b"author", "digest", b"digest", "job", b"job", "phases", b"phases", "size_bytes", b"size_bytes", "step", b"step", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AckCheckpointRequest: _TypeAlias = AckCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class SavePhase(_message.Message):
+    """One phase of a save, of one rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    TOOK_US_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    phase: _builtins.str
+    """"snapshot": the trainer was held up while the state was copied. "write": the image was written until it
+    was durable. "copy": this rank's part was carried to a further storage.
+    """
+    backend: _builtins.str
+    """Of the storage that took the bytes: "file" or "s3"."""
+    took_us: _builtins.int
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        phase: _builtins.str = ...,
+        backend: _builtins.str = ...,
+        took_us: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "phase", b"phase", "size_bytes", b"size_bytes", "took_us", b"took_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SavePhase: _TypeAlias = SavePhase  # noqa: Y015
 
 @_typing.final
 class AckCheckpointResponse(_message.Message):
@@ -1198,6 +1238,7 @@ class ReportCopyRequest(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
     attempt: _builtins.str
@@ -1216,6 +1257,10 @@ class ReportCopyRequest(_message.Message):
     """
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
+    @_builtins.property
+    def phase(self) -> Global___SavePhase:
+        """With rank: what its part took; for metrics alone."""
+
     def __init__(
         self,
         *,
@@ -1231,10 +1276,11 @@ class ReportCopyRequest(_message.Message):
         host: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
         begun: _builtins.bool = ...,
+        phase: Global___SavePhase | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begun", b"begun", "digest", b"digest", "host", b"host", "host_only", b"host_only", "job", b"job", "rank", b"rank", "root", b"root", "sealed", b"sealed", "step", b"step", "tier", b"tier", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begun", b"begun", "digest", b"digest", "host", b"host", "host_only", b"host_only", "job", b"job", "phase", b"phase", "rank", b"rank", "root", b"root", "sealed", b"sealed", "step", b"step", "tier", b"tier", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from strata.core.ids import checked_id
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord
 from strata.core.save_hold import decide_hold_saves
+from strata.core.txn import Decision
 from strata.core.view import Entry
 from strata.errors import CheckpointNotFound, InvalidArgument, NotFound, StrataError, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
@@ -40,7 +41,8 @@ def catalog(context: ReplicaContext) -> Iterator[Row]:
         lambda job, wanted: core.decide_begin(job, wanted, now_unix_ms=int(context.unix_now() * 1000)),
         _shown(_of_author),
     )
-    yield changes("Checkpoints.AckCheckpoint", wire.ack_request, core.decide_ack, _shown(_of_author))
+    calls = CatalogCalls(context)
+    yield Row(method="Checkpoints.AckCheckpoint", answer=calls.ack)
     yield changes("Checkpoints.SealCheckpoint", wire.seal_request, core.decide_seal, _shown(_of_author))
     yield changes(
         "Checkpoints.AbortCheckpoint",
@@ -88,10 +90,9 @@ def catalog(context: ReplicaContext) -> Iterator[Row]:
         ),
         _shown(_named),
     )
-    yield changes("Checkpoints.ReportCopy", wire.copy_request, decide_report_copy, _shown(_named))
+    yield Row(method="Checkpoints.ReportCopy", answer=calls.report_copy)
     yield changes("Checkpoints.ReportDamage", wire.damage_report, decide_report_damage, _shown(_named))
     yield changes("Checkpoints.AdoptCheckpoint", wire.adopt_request, decide_adopt, _shown(_named))
-    calls = CatalogCalls(context)
     yield Row(method="Checkpoints.GetCheckpoint", answer=calls.get)
     yield Row(method="Checkpoints.ListCheckpoints", answer=calls.list)
     yield Row(method="Checkpoints.OpenCheckpoint", answer=calls.open)
@@ -127,6 +128,39 @@ class CatalogCalls:
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
+
+    async def ack(self, request: pb.AckCheckpointRequest, _identity: Identity | None) -> Any:
+        wanted = wire.ack_request(request)
+        job = await self._counted(request.job, request.phases, core.decide_ack, wanted, _of_author)
+        return pb.AckCheckpointResponse(**_show(job, _of_author(job, wanted)))
+
+    async def report_copy(self, request: pb.ReportCopyRequest, _identity: Identity | None) -> Any:
+        wanted = wire.copy_request(request)
+        phases = [request.phase] if request.HasField("phase") else []
+        job = await self._counted(request.job, phases, decide_report_copy, wanted, _named)
+        return pb.ReportCopyResponse(**_show(job, _named(job, wanted)))
+
+    async def _counted(
+        self,
+        name: str,
+        phases: Sequence[pb.SavePhase],
+        decide: Callable[[JobView, Any], Decision],
+        wanted: Any,
+        find: Callable[[JobView, Any], Entry[CheckpointRecord] | None],
+    ) -> JobView:
+        """Carry a decision out; count the phases once, if it wrote something: a request may come again."""
+        wrote = False
+
+        def deciding(job: JobView) -> Decision:
+            nonlocal wrote
+            decision = decide(job, wanted)
+            wrote |= decision.txn is not None
+            return decision
+
+        job = await settled(self._context, name, deciding)
+        if wrote and phases and (entry := find(job, wanted)) is not None:
+            self._context.save_times.reported(entry.record.type, phases)
+        return job
 
     async def get(self, request: pb.GetCheckpointRequest, _identity: Identity | None) -> Any:
         def find(job: JobView) -> Entry[CheckpointRecord] | None:

@@ -176,6 +176,18 @@ class Keeper:
                         age_ms=max(0, int(1000 * (now_s - transport.heard_s))),
                     )
 
+    def ages(self, job: str) -> Iterator[tuple[str, float]]:
+        """Yield each member that this replica serves, and the seconds since it was last heard; one that is away included."""
+        now_s = asyncio.get_running_loop().time()
+        for entry in self._context.job(job).workers():
+            if entry.record.served_by != self._context.instance:
+                continue
+            key, boot = (job, entry.name), entry.record.boot
+            transport = self._transports.get(key, {}).get(boot)
+            last_s = transport.heard_s if transport is not None else self._last.get((key, boot))
+            if last_s is not None:
+                yield entry.name, max(0.0, now_s - last_s)
+
     def hears(self, job: str, worker: str, boot: str) -> bool:
         """Tell whether this boot is at the door, registered or not, or was so lately that it may be back."""
         timing = self._context.timing

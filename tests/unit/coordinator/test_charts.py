@@ -127,7 +127,7 @@ def recording(unix_s: int) -> Charts:
         key=keys.job("job").spec, value=encode(JobSpec(min_workers=1, max_workers=1)), create_revision=1, mod_revision=1, version=1
     )  # fmt: skip
     view.apply(1, (Event(kv=spec),))
-    return Charts(view, keys, unix_now=lambda: unix_s, clock=lambda: 0.0)
+    return Charts(view, keys, unix_now=lambda: unix_s)
 
 
 def test_a_day_of_history_is_told_and_learned_in_pieces_that_hold_no_event_loop_up() -> None:

@@ -18,6 +18,7 @@ from strata.coordinator.live_state import SoftState
 from strata.coordinator.measures import Measures
 from strata.coordinator.observed import ReplicaState
 from strata.coordinator.reports.progress import ProgressBoard
+from strata.coordinator.reports.save_times import SaveTimes
 from strata.core import records
 from strata.core.arrivals import Arrival, BarrierBook
 from strata.core.authority import Identity
@@ -65,7 +66,12 @@ class Shown:
         self.refuses: StrataError | None = None
         self.etcd_asked = 0
         self.looked: list[tuple[str, int | None]] = []
-        self.charts = Charts(self.view, KEYS, unix_now=lambda: self.unix_s(), clock=lambda: 0.0)  # noqa: PLW0108
+        self.charts = Charts(self.view, KEYS, unix_now=lambda: self.unix_s())  # noqa: PLW0108
+        self.clock_s = 0.0
+        self.save_times = SaveTimes(
+            self.view, KEYS, self.measures, clock=lambda: self.clock_s, committed=self.charts.committed
+        )
+        self.ages: dict[str, Sequence[tuple[str, float]]] = {}
         self.phases = JobPhases(self.view, KEYS)
         self.board, self.book = ProgressBoard(), BarrierBook()
         self.etcd: Sequence[EtcdMember] = (
@@ -87,6 +93,7 @@ class Shown:
             devices=self.board.devices,
             look=lambda job, rank: self.looked.append((job, rank)),
             heard=self.board.heard,
+            member_ages=lambda job: iter(self.ages.get(job, ())),
             evidence=self.board.evidence,
             violations=lambda job: self.impossible.get(job, ()),
         )
@@ -110,7 +117,7 @@ class Shown:
     def _take(self, batch: WatchBatch) -> None:
         self.view.apply(batch.revision, batch.events)
         self.chronicle.take(batch)
-        self.charts.commits(batch)
+        self.save_times.take(batch)
 
     def remove(self, key: str) -> None:
         """Delete a key, as the watch would tell it."""

@@ -9,8 +9,8 @@ from strata.v1.members_pb2 import DeviceStatus, MemberDevices
 from tests.unit.dashboard.rig import KEYS, Shown
 
 
-def exposed(shown: Shown) -> dict[str, list[tuple[dict[str, str], float]]]:
-    body, _content_type = Exposition(shown).answer("")
+async def exposed(shown: Shown) -> dict[str, list[tuple[dict[str, str], float]]]:
+    body, _content_type = await Exposition(shown).answer("")
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(body.decode()):
         for sample in family.samples:
@@ -23,7 +23,7 @@ async def test_gauges_are_what_the_view_says_now() -> None:
     shown.lead()
     shown.job("a", members=3, slots=2)
     shown.arrive("a", "meet", [0], size=6)
-    metrics = exposed(shown)
+    metrics = await exposed(shown)
     assert metrics["strata_job_world_size"] == [({"job": "a"}, 6)]
     assert metrics["strata_job_members"] == [({"job": "a"}, 3)]
     assert metrics["strata_job_open_barriers"] == [({"job": "a"}, 1)]
@@ -38,7 +38,7 @@ async def test_a_job_that_cannot_be_read_spoils_no_scrape() -> None:
     shown.job("good", members=1)
     shown.put(KEYS.job("spoilt").head, b"{not json")
     shown.put(f"{KEYS.jobs}no name!/spec", b"{}")
-    assert exposed(shown)["strata_job_world_size"] == [({"job": "good"}, 1)]
+    assert (await exposed(shown))["strata_job_world_size"] == [({"job": "good"}, 1)]
 
 
 async def test_a_finding_names_rank_host_device_and_cause_as_its_sentence_does() -> None:
@@ -49,7 +49,7 @@ async def test_a_finding_names_rank_host_device_and_cause_as_its_sentence_does()
     member = MemberDevices(worker_id="w0", incarnation=shown.world("a").members[0].incarnation, devices=sick)
     shown.board.note_devices("a", member, own=True)
     found = shown.diagnosis("a").findings
-    labels = [labels for labels, _value in exposed(shown)["strata_job_finding"]]
+    labels = [labels for labels, _value in (await exposed(shown))["strata_job_finding"]]
     assert [each["device"] for each in labels] == ["0", "1"], "two devices are two findings"
     for finding, label in zip(found, labels, strict=True):
         assert finding.host == label["host"] == "h7"
@@ -64,11 +64,13 @@ async def test_histograms_are_cumulated() -> None:
     child = shown.measures.round_seconds.child()
     for value in (0.001, 0.03, 999.0):
         child.observe(value)
-    buckets = {labels["le"]: value for labels, value in exposed(shown)["strata_barrier_round_seconds_bucket"]}
+    buckets = {
+        labels["le"]: value for labels, value in (await exposed(shown))["strata_barrier_round_seconds_bucket"]
+    }
     assert (buckets["0.005"], buckets["0.05"], buckets["+Inf"]) == (1, 2, 3)
 
 
 async def test_label_values_are_escaped() -> None:
     shown = Shown()
     shown.version = 'a"b\\c\nd'
-    assert exposed(shown)["strata_build_info"][0][0]["version"] == 'a"b\\c\nd'
+    assert (await exposed(shown))["strata_build_info"][0][0]["version"] == 'a"b\\c\nd'
