@@ -55,11 +55,25 @@ class CheckpointMetadata:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavePhase:
+    """What one phase of one rank's save took; for metrics alone.
+
+    `phase`: "snapshot", "write" or "copy". `backend`: the scheme of the storage that took the bytes.
+    """
+
+    phase: str
+    backend: str
+    took_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointAck:
-    """One rank's part is durable: the digest of its manifest, and the bytes of its image."""
+    """One rank's part is durable: the digest of its manifest, the bytes of its image, and what that took."""
 
     digest: str
     size_bytes: int
+    phases: tuple[SavePhase, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

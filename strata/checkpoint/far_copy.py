@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from strata.checkpoint.catalog import SavePhase
 from strata.checkpoint.chunk_map import images_of, object_name
 from strata.checkpoint.copying import Piece, copy_image, known_pieces
 from strata.checkpoint.entries import OWN
@@ -29,6 +31,7 @@ from strata.checkpoint.marker import (
     read_rank_manifests,
     write_marker,
 )
+from strata.checkpoint.place import scheme_of
 from strata.checkpoint.sink import ObjectMissing, Storage, put
 from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError
 
@@ -56,10 +59,17 @@ class Report(Protocol):
     """
 
     def __call__(
-        self, replica: Replica, *, begun: bool = False, rank: int = 0, digest: str = "", sealed: bool = False
+        self,
+        replica: Replica,
+        *,
+        begun: bool = False,
+        rank: int = 0,
+        digest: str = "",
+        sealed: bool = False,
+        phase: SavePhase | None = None,
     ) -> None:
         """`begun`: something of it may lie there from now on. `digest`: the part of that rank lies there, whose
-        manifest it names. `sealed`: all of it does, and the marker; `digest` names the manifest.
+        manifest it names, and `phase` is what that took. `sealed`: all of it does, and the marker; `digest` names the manifest.
         """
         ...
 
@@ -105,8 +115,15 @@ class FarCopy:
         self._report(replica, begun=True)
         for part in manifest.parts:
             if part.rank % self._ranks == self._rank:
-                self._copy_part(folder, part)
-                self._report(replica, rank=part.rank, digest=part.digest)
+                begun_s = time.monotonic()
+                size_bytes = self._copy_part(folder, part)
+                phase = SavePhase(
+                    phase="copy",
+                    backend=scheme_of(self._far.uri),
+                    took_s=time.monotonic() - begun_s,
+                    size_bytes=size_bytes,
+                )
+                self._report(replica, rank=part.rank, digest=part.digest, phase=phase if size_bytes else None)
         if self._rank == 0:
             for name in self._near.list(folder):
                 if not name.startswith("rank-") and name != MARKER:
@@ -127,19 +144,25 @@ class FarCopy:
         except StorageError as error:
             log.warning("the other ranks are not told that step %d fails: %s", replica.step, error.message)
 
-    def _copy_part(self, folder: str, part: Part) -> None:
+    def _copy_part(self, folder: str, part: Part) -> int:
+        """Return how many bytes of images were carried: what lies there already is not."""
+        carried = 0
         manifest = read_rank_manifest(self._near, folder, part)
         for number, image in reversed(list(enumerate(images_of(folder, manifest)))):  # its own comes last
             known = known_pieces(manifest, number)
-            self._copy_image(object_name(folder, image), image.size_bytes, known, own=number == OWN)
+            name, size_bytes = object_name(folder, image), image.size_bytes
+            if self._copy_image(name, size_bytes, known, own=number == OWN):
+                carried += size_bytes
         self._copy_small(folder, part.manifest, part.digest)
+        return carried
 
     # -- objects
 
-    def _copy_image(self, name: str, size_bytes: int, known: Mapping[int, Piece], *, own: bool) -> None:
+    def _copy_image(self, name: str, size_bytes: int, known: Mapping[int, Piece], *, own: bool) -> bool:
+        """Return whether its bytes were carried: False if it lay there already, as it was saved."""
         there = self._is_there(name, size_bytes)
         if there and not own and self._far.exists(f"{name.rpartition('/')[0]}/{MARKER}"):
-            return
+            return False
         proven = self._proven.setdefault(name, set())
         if there:
             self._prove(name, [piece for piece in known.values() if piece not in proven])
@@ -147,6 +170,7 @@ class FarCopy:
             proven.clear()
             copy_image([self._near], self._far, name, size_bytes, known, self._check_open)
         proven.update(known.values())
+        return not there
 
     def _prove(self, name: str, unproven: Sequence[Piece]) -> None:
         """Read back what lies there already."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.catalog import CheckpointMetadata, SavePhase
 from strata.core.records import CheckpointType
 from strata.core.spans import timeout
 from strata.errors import CheckpointError, StrataError, Unavailable
@@ -49,6 +49,8 @@ class CheckpointInfo:
         self.bytes_written = 0
         self.compared_s = 0.0
         """How long it was hashed and compared with what the other ranks hold, in the background."""
+        self.phases: tuple[SavePhase, ...] = ()
+        """What the phases of this rank's part took, once it is durable."""
         self.cancelled = threading.Event()
         """Set by `cancel`; the writing thread looks at it."""
         self.gives_way = False

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -25,6 +26,7 @@ from strata.checkpoint.catalog import (
     Catalog,
     CheckpointAck,
     CheckpointMetadata,
+    SavePhase,
     SaveRequest,
 )
 from strata.checkpoint.composing import compose, identity_of, seal_of
@@ -40,6 +42,7 @@ from strata.checkpoint.manifest import (
 from strata.checkpoint.marker import read_manifest, read_rank_manifests, write_marker
 from strata.checkpoint.part import layout_of, write_part
 from strata.checkpoint.pipeline import DEFAULT_THREADS
+from strata.checkpoint.place import scheme_of
 from strata.checkpoint.save_retry import HoldOver, SaveRetry, first_taken
 from strata.checkpoint.sharing import Exchange, share_equal
 from strata.checkpoint.sink import OnStep, Storage, put, unobserved
@@ -211,7 +214,7 @@ class Saver:
         self, record: CheckpointMetadata, folder: str, snapshot: Snapshot, plan: Plan, info: CheckpointInfo
     ) -> tuple[CheckpointMetadata, Manifest | None]:
         own, digest = self.part(record, folder, snapshot, plan, info, rank=self.catalog.rank)
-        record = self.ack(record, own, digest)
+        record = self.ack(record, own, digest, info)
         if self.catalog.rank == 0:
             record = self._wait(record, lambda r: not r.missing, info)
             return self.commit(record, folder, info, acked={own.rank: digest}, written={digest: own})
@@ -228,16 +231,20 @@ class Saver:
         rank: int,
     ) -> tuple[RankManifest, str]:
         """Write the image and the manifest of `rank`; return the manifest and its digest once both are durable."""
-        own = self._write_image(record, folder, snapshot, plan, info, rank=rank)
+        own, written = self._write_image(record, folder, snapshot, plan, info, rank=rank)
         data = own.to_bytes()
         self._put(f"{folder}/{rank_manifest_name(rank)}", data, info, record)
         self._check_cancelled(info)
+        info.phases = (*_copied(snapshot, written.backend), written)
         return own, named_digest(data)
 
-    def ack(self, record: CheckpointMetadata, own: RankManifest, digest: str) -> CheckpointMetadata:
-        """Tell the catalog that this rank's part is durable."""
+    def ack(
+        self, record: CheckpointMetadata, own: RankManifest, digest: str, info: CheckpointInfo
+    ) -> CheckpointMetadata:
+        """Tell the catalog that this rank's part is durable, and what it took."""
         self.on_step("ack")
-        return self.catalog.ack(record, CheckpointAck(digest=digest, size_bytes=own.image_bytes))
+        ack = CheckpointAck(digest=digest, size_bytes=own.image_bytes, phases=info.phases)
+        return self.catalog.ack(record, ack)
 
     def commit(
         self,
@@ -275,7 +282,7 @@ class Saver:
         info: CheckpointInfo,
         *,
         rank: int,
-    ) -> RankManifest:
+    ) -> tuple[RankManifest, SavePhase]:
 
         def on_block(count_bytes: int) -> None:
             self._check_cancelled(info)
@@ -284,9 +291,10 @@ class Saver:
         self._check_cancelled(info)
         info.bytes_total = layout_of(snapshot, plan).size_bytes
 
-        def write(storage: Storage) -> RankManifest:
+        def write(storage: Storage) -> tuple[RankManifest, SavePhase]:
             info.bytes_written = 0
-            return write_part(
+            begun_s = time.monotonic()  # of the try that succeeds: a held save is measured by its hold
+            manifest = write_part(
                 storage,
                 folder,
                 snapshot,
@@ -296,10 +304,16 @@ class Saver:
                 threads=self.threads,
                 on_block=on_block,
             )
+            return manifest, SavePhase(
+                phase="write",
+                backend=scheme_of(storage.uri),
+                took_s=time.monotonic() - begun_s,
+                size_bytes=manifest.image_bytes,
+            )
 
-        manifest = self._first(info, record, *(partial(write, storage) for storage in tiers_of(self.storage)))
+        found = self._first(info, record, *(partial(write, storage) for storage in tiers_of(self.storage)))
         info.stage()
-        return manifest
+        return found
 
     # -- what the storage may refuse for a while
 
@@ -366,6 +380,14 @@ def _mark(
         except CheckpointCorrupt as error:
             raise StorageError(f"{storage.uri} has not all of it: {error.message}") from error
     write_marker(storage, folder, manifest, manifest_digest)
+
+
+def _copied(snapshot: Snapshot, backend: str) -> Iterator[SavePhase]:
+    """Yield the phase in which the state was copied, if it was; `backend` is where it was written to."""
+    if (took_s := snapshot.copy_s) is not None:
+        yield SavePhase(
+            phase="snapshot", backend=backend, took_s=took_s, size_bytes=snapshot.layout.size_bytes
+        )
 
 
 def _check_type(record: CheckpointMetadata, asked: CheckpointType, fit: Collection[CheckpointType]) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -62,6 +63,9 @@ class Snapshot:
     shares: Mapping[str, range] = field(default_factory=dict)
     mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     digests: Mapping[str, Sequence[str]] | None = None
+    begun_s: float | None = None
+    """When the copy was begun, on the monotonic clock; None where the state is written from where it lies."""
+    taken_s: float = 0.0
     on_hashed: Callable[[Mapping[str, Sequence[str]]], None] = unobserved
 
     def wait(self, size_bytes: int | None = None) -> None:
@@ -78,6 +82,11 @@ class Snapshot:
         with contextlib.suppress(CheckpointAborted):
             self.staging.wait()
         self.pending.wait()
+
+    @property
+    def copy_s(self) -> float | None:
+        """How long the trainer was held up by the copy; None if there is none."""
+        return None if self.begun_s is None else max(self.taken_s, self.staging.done_s) - self.begun_s
 
     @property
     def places(self) -> Mapping[str, Place]:
@@ -145,6 +154,7 @@ def take_snapshot(
     `ahead`: return before what lies in plain memory is copied, which the caller then does by
     `staging.run`, unless it was hashed.
     """
+    begun_s = time.monotonic()
     layout = _layout_of(flat)
     image = arena.take(layout.size_bytes)
     before, arena.held = arena.held, None
@@ -201,6 +211,8 @@ def take_snapshot(
         mesh=flat.mesh,
         shares=shares_of(flat),
         digests=known,
+        begun_s=begun_s,
+        taken_s=time.monotonic(),
         on_hashed=on_hashed,
     )
 

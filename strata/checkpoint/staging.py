@@ -7,6 +7,7 @@ is there; whoever writes the image waits for the bytes of a block before it touc
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from strata.checkpoint.pipeline import spread
@@ -29,6 +30,8 @@ class Staging:
         self._next = 0
         self._failed = False
         self._changed = threading.Condition()
+        self.done_s = 0.0
+        """When the last run was copied, on the monotonic clock; 0 before, and where nothing is to be copied."""
 
     def run(self, threads: int) -> None:
         """Copy all of it, by the calling thread and others; return when none of them copies any more.
@@ -73,4 +76,6 @@ class Staging:
             while self._next < len(self._ends) and self._copied[self._next]:
                 self._next += 1
             if self._next > before:
+                if self._next == len(self._ends):
+                    self.done_s = time.monotonic()
                 self._changed.notify_all()

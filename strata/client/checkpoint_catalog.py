@@ -15,7 +15,13 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
+from strata.checkpoint.catalog import (
+    CheckpointAck,
+    CheckpointMetadata,
+    CheckpointSeal,
+    SavePhase,
+    SaveRequest,
+)
 from strata.client.checkpoint_port import SessionPort
 from strata.core.checkpoints import folder_name
 from strata.core.records import CheckpointState
@@ -31,6 +37,7 @@ from strata.v1.checkpoints_pb2 import (
     ReportCopyRequest,
     SealCheckpointRequest,
 )
+from strata.v1.checkpoints_pb2 import SavePhase as SavePhaseMessage
 from strata.v1.common_pb2 import Author
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, from_wire
 from strata.wire.pages import whole
@@ -145,6 +152,7 @@ class CoordinatedCatalog:
             attempt=checkpoint.id,
             digest=ack.digest,
             size_bytes=ack.size_bytes,
+            phases=map(phase_message, ack.phases),
         )
         with _begun(checkpoint):
             return self._learn(self.ask(message).checkpoint)
@@ -277,12 +285,13 @@ class CoordinatedCatalog:
 
     # -- copies
 
-    def report_copy(self, **copy: Any) -> None:
-        """Say how far a copy in another storage is; the fields are those of `ReportCopyRequest`.
+    def report_copy(self, *, phase: SavePhase | None = None, **copy: Any) -> None:
+        """Say how far a copy in another storage is, and what it took; the fields are those of `ReportCopyRequest`.
 
         `Refused` or `CheckpointNotFound` when it is not wanted any more, `Unavailable` when nobody answers.
         """
-        self.ask(ReportCopyRequest(job=self._port.job, **copy), wait_s=REPORT_S)
+        took = phase_message(phase) if phase is not None else None
+        self.ask(ReportCopyRequest(job=self._port.job, phase=took, **copy), wait_s=REPORT_S)
 
     # -- inside
 
@@ -343,6 +352,15 @@ def _begun(checkpoint: CheckpointMetadata) -> Iterator[None]:
         raise CheckpointAborted(
             f"attempt {checkpoint.id} of step {checkpoint.step} was replaced or deleted"
         ) from None
+
+
+def phase_message(phase: SavePhase) -> SavePhaseMessage:
+    return SavePhaseMessage(
+        phase=phase.phase,
+        backend=phase.backend,
+        took_us=round(1e6 * phase.took_s),
+        size_bytes=phase.size_bytes,
+    )
 
 
 def metadata_of(message: Checkpoint) -> CheckpointMetadata:

@@ -50,6 +50,12 @@ def test_the_counts_are_those_of_the_traffic(busy: LocalCluster, nodes: Nodes, t
     after = [of(c.http) for c in busy.coordinators]
     job = {"job": nodes.job}
 
+    def of_saves(name: str, **labels: str) -> list[float]:
+        """Return what each replica has now: the module's cluster has had no other save of this kind."""
+        samples = [scrape(c.http) for c in busy.coordinators]
+        key = name, frozenset({"backend": "file", "type": "full", **labels}.items())
+        return [each.get(key, 0.0) for each in samples]
+
     def grown(name: str, **labels: str) -> list[float]:
         return [now(name, **labels) - then(name, **labels) for then, now in zip(before, after, strict=True)]
 
@@ -61,6 +67,19 @@ def test_the_counts_are_those_of_the_traffic(busy: LocalCluster, nodes: Nodes, t
     assert sum(grown("strata_barrier_round_seconds_count")) >= rounds
     assert grown("strata_checkpoints_total", state="committed") == [STEPS / EVERY] * 3
     assert grown("strata_checkpoints_total", state="aborted") == [0] * 3
+    saves = STEPS // EVERY
+    for phase in ("snapshot", "write"):
+        assert sum(of_saves("strata_checkpoint_phase_seconds_count", phase=phase)) == saves * RANKS
+        assert sum(of_saves("strata_checkpoint_phase_seconds_sum", phase=phase)) > 0
+        assert sum(of_saves("strata_checkpoint_phase_bytes_total", phase=phase)) > 0
+    for name in ("strata_checkpoint_save_seconds", "strata_checkpoint_commit_seconds"):
+        assert of_saves(f"{name}_count") == [saves] * 3, "each replica sees each"
+    for commit_s, save_s in zip(
+        of_saves("strata_checkpoint_commit_seconds_sum"),
+        of_saves("strata_checkpoint_save_seconds_sum"),
+        strict=True,
+    ):
+        assert 0 < commit_s <= save_s
     assert grown("strata_generations_total") == [1] * 3
     assert sum(grown("strata_member_removals_total", reason="left")) == 2
     assert sum(grown("strata_member_removals_total", reason="transport_failed")) == 0

@@ -1,8 +1,8 @@
 """What saves take: of each rank, as it reports with its ack; of whole checkpoints, as the watch shows them.
 
-begin ──▶ each rank: snapshot, write, ack ──▶ last ack ──▶ committed
-└───────────────────────── save ─────────────────────────────────┘
-                                                 └─── commit ────┘
+    begin ──▶ each rank: snapshot, write, ack ──▶ the last ack ──▶ committed
+
+`save` is all of it, `commit` from the last ack on.
 """
 
 from __future__ import annotations

@@ -302,17 +302,18 @@ class StrataWriter(StorageWriter):
                     f"this is rank {given.rank} of DCP's group, and rank {root.catalog.rank} of its job",
                     hint="save with the group of all ranks",
                 )
+            info = _info(record)
             values = {item.index: (item, planner.resolve_data(item)) for item in plan.items}
             own, digest = saver.part(
                 record,
                 root.catalog.folder(record),
                 snapshot_of(values.values(), tree=given.tree, arena=self._arena),
                 Plan(request=SaveRequest(step=record.step)),
-                _info(record),
+                info,
                 rank=given.rank,
             )
             if coordinated:
-                saver.ack(record, own, digest)
+                saver.ack(record, own, digest, info)
         except BaseException as error:
             if coordinated:  # else rank 0 gives it up when it begins the next
                 self._give_up(root, record, error)

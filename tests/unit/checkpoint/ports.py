@@ -18,6 +18,8 @@ from google.protobuf.message import Message
 
 from strata.coordinator.calls.checkpoints import catalog
 from strata.coordinator.calls.retention import retention
+from strata.coordinator.measures import Measures
+from strata.coordinator.reports.save_times import SaveTimes
 from strata.core import checkpoints as core
 from strata.core.arrivals import payload_limit
 from strata.core.job import JobView
@@ -179,6 +181,10 @@ class _Replica:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.mirror = self.executor = self.store = self
+        self.measures = Measures()
+        self.save_times = SaveTimes(
+            self.view, KEYS, self.measures, clock=lambda: 0.0, committed=lambda _job, _seconds: None
+        )
 
     @property
     def view(self) -> View:
