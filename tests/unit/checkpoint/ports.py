@@ -93,6 +93,7 @@ class Cluster:
         """Answer from this job's keys from now on."""
         self.job = job
         rows: Any = _Replica(job.store)
+        self.measures: Measures = rows.measures
         self._rows = {
             f"{row.method.partition('.')[2]}Request": row.answer for row in (*catalog(rows), *retention(rows))
         }

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client.parser import text_string_to_metric_families
 
+from strata.core.ids import WorkerId
+from strata.core.records import Ack, CheckpointState
 from strata.dashboard.exposition import Exposition
-from strata.v1.members_pb2 import DeviceStatus, MemberDevices
+from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress, TrainingReport
 from tests.unit.dashboard.rig import KEYS, Shown
+
+HEARTBEAT = "strata_worker_heartbeat_age_seconds"
 
 
 async def exposed(shown: Shown) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -57,6 +63,88 @@ async def test_a_finding_names_rank_host_device_and_cause_as_its_sentence_does()
         assert label["device"] in finding.text
         assert label["cause"] in finding.text
         assert (label["job"], label["kind"], label["rank"]) == ("a", "device", finding.rank_runs)
+
+
+async def test_a_member_s_heartbeat_age_ends_with_the_member() -> None:
+    shown = Shown()
+    shown.lead()
+    shown.job("a", members=2)
+    shown.ages["a"] = [("w0", 0.25), ("w1", 12.0)]
+    ages = {labels["worker"]: value for labels, value in (await exposed(shown))[HEARTBEAT]}
+    assert ages == {"w0": 0.25, "w1": 12.0}
+    shown.ages["a"] = [("w0", 0.5)]
+    assert (await exposed(shown))[HEARTBEAT] == [({"job": "a", "worker": "w0"}, 0.5)]
+    for key in [kv.key for kv in shown.view.walk(KEYS.job("a").root)]:
+        shown.remove(key)
+    assert HEARTBEAT not in await exposed(shown)
+
+
+async def test_samples_and_goodput_are_those_that_rank_0_reports() -> None:
+    shown = Shown()
+    shown.lead()
+    for name in ("told", "silent"):
+        shown.job(name, members=1)
+    for step in (1, 2, 3):
+        training = TrainingReport(samples=64 * step, goodput_s={"step": 3.0 * step, "save": 1.0 * step})
+        said = RankProgress(rank=0, step=step, phase="step", training=training)
+        shown.board.note("told", 1, [said], own=True)
+        shown.board.note("silent", 1, [RankProgress(rank=0, step=step, phase="step")], own=True)
+        shown.sample()
+        await asyncio.sleep(0.05)
+    metrics = await exposed(shown)
+    assert metrics["strata_job_samples"] == [({"job": "told"}, 192)]
+    ((labels, rate),) = metrics["strata_job_samples_per_second"]
+    assert labels == {"job": "told"}
+    assert 0 < rate <= 64 / 0.05
+    ((labels, ratio),) = metrics["strata_job_goodput_ratio"]
+    assert labels == {"job": "told"}
+    assert 0.7 < ratio < 0.8
+    spent = {each["cause"]: value for each, value in metrics["strata_job_time_seconds"]}
+    assert spent["save"] == 3.0
+    assert 9.0 <= spent["step"] < 10.0
+
+
+async def test_a_save_is_measured_from_its_begin_and_from_its_last_ack() -> None:
+    shown = Shown()
+    shown.lead()
+    shown.job("a", members=2)
+    shown.save("a", 5, CheckpointState.OPEN, ranks=2)
+    for rank, acked_s in enumerate((2.0, 3.0)):
+        shown.clock_s = acked_s
+        shown.put(
+            KEYS.job("a").ack(5, 1, "a5", rank),
+            Ack(digest="d", size_bytes=1, worker=WorkerId("w0"), incarnation=1),
+        )
+    shown.clock_s = 3.5
+    shown.save("a", 5, CheckpointState.COMMITTED, ranks=2)
+    labels = {"backend": "file", "type": "full"}
+    metrics = await exposed(shown)
+    assert metrics["strata_checkpoint_save_seconds_sum"] == [(labels, 3.5)]
+    assert metrics["strata_checkpoint_commit_seconds_sum"] == [(labels, 0.5)]
+    shown.save("a", 6, CheckpointState.OPEN, ranks=2)
+    shown.save("a", 6, CheckpointState.ABORTED, ranks=2)
+    shown.save("a", 7, CheckpointState.COMMITTED, ranks=2)  # it began before this replica did
+    assert (await exposed(shown))["strata_checkpoint_save_seconds_count"] == [(labels, 1)]
+
+
+async def test_a_scrape_of_many_jobs_lets_others_have_their_turn_after_each() -> None:
+    shown = Shown()
+    shown.lead()
+    jobs = 50
+    for number in range(jobs):
+        shown.job(f"job-{number}", members=2)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    serving = asyncio.create_task(other())
+    await exposed(shown)
+    serving.cancel()
+    assert turns > jobs
 
 
 async def test_histograms_are_cumulated() -> None:
