@@ -40,6 +40,13 @@ def doctor(
             metavar="ROOT",
         ),
     ] = None,
+    shared: Annotated[
+        bool,
+        typer.Option(
+            "--shared",
+            help="Leave a mark in each folder of --storage for an hour, and look for the marks of other hosts.",
+        ),
+    ] = False,
     as_json: Json = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout-s", min=0.1, help="Seconds for each question over the network.")
@@ -50,7 +57,7 @@ def doctor(
 ) -> None:
     """Check this machine and the cluster it reaches; say what to do about what is wrong.
 
-    It changes nothing but small files below --storage, which it removes. The exit status is 1 when a
+    It changes nothing but small files below --storage, which it removes; with --shared one stays for an hour. The exit status is 1 when a
     line says FAIL; WARN is no failure.
 
     Example: strata doctor --etcd 127.0.0.1:2379 --storage /mnt/checkpoints
@@ -71,7 +78,7 @@ def doctor(
         *certificates.servers(endpoints, credentials, timeout_s=timeout_s),
     ]
     for root in roots:
-        findings += storage_checks.storage(root)
+        findings += storage_checks.storage(root, marking=shared)
     members = _etcd_members(etcd, credentials, config)
     findings += coordinators.cluster(
         endpoints,

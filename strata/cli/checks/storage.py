@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
-import re
+import shlex
 import statistics
 import tempfile
 import time
@@ -24,6 +25,8 @@ from strata.checkpoint.opening import open_storage
 from strata.checkpoint.place import Place, S3Place, parse_place
 from strata.checkpoint.sink import Storage, write_whole
 from strata.cli.checks.finding import Finding, fail, ok, warn
+from strata.cli.checks.mounts import PAGE, Mount, mount_findings, mount_of
+from strata.cli.checks.shared_root import shared_findings
 from strata.core.lineage import lineage
 from strata.errors import StrataError
 from strata.observe.words import size
@@ -49,13 +52,10 @@ _CANNOT: Final = frozenset(
     }
 )
 """How a file system says that it does not have what it is asked for."""
-_NETWORK: Final = re.compile(
-    r"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|lustre|gpfs|beegfs|wekafs|panfs|pvfs2|orangefs|ocfs2|gfs2|virtiofs|fuse\..+"
-)
 
 
-def storage(where: str) -> Iterator[Finding]:
-    """Look at the root at a path or URI."""
+def storage(where: str, *, marking: bool = False) -> Iterator[Finding]:
+    """Look at the root at a path or URI; `marking`: leave a mark for other hosts in a folder, and look for theirs."""
     try:
         place = parse_place(where)
     except StrataError as error:
@@ -64,35 +64,31 @@ def storage(where: str) -> Iterator[Finding]:
     if isinstance(place, S3Place):
         yield from _bucket(place)
     else:
-        yield from _folder(place)
+        yield from _folder(place, marking=marking)
 
 
 # -- a folder
 
 
-def _folder(root: Path) -> Iterator[Finding]:
+def _folder(root: Path, *, marking: bool) -> Iterator[Finding]:
+    mount = mount_of(root)
     try:
         with tempfile.TemporaryDirectory(prefix=".strata-doctor-", dir=root) as name:
             folder = Path(name)
             lacking = [said for said, works in _ABILITIES.items() if not _does(works, folder)]
             sync_s = statistics.median(_sync_times(folder, SYNCS))
             direct = _has_direct(folder)
-        room, kind = os.statvfs(root), file_system(root)
+        room = os.statvfs(root)
     except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        hint = f"make room: {FULL_DISK}" if full else "make it, and let this user write there"
-        yield fail("storage", f"{root}: {error.strerror}", hint)
+        yield _unusable(root, mount, error)
         return
-    network = " over the network" if _NETWORK.fullmatch(kind) else ""
-    on = f"{kind or 'an unknown file system'}{network}"
+    kind = mount.kind if mount is not None else "an unknown file system"
+    on = f"{kind} over the network" if mount is not None and mount.network else kind
     if lacking:
-        hint = (
-            "a checkpoint could not be written safely there: use another file system, or mount it otherwise"
-        )
-        yield fail("storage", f"{root}: {on} cannot {' and cannot '.join(lacking)}", hint)
+        yield _lacking(f"{root}: {on} cannot {' and cannot '.join(lacking)}", root, mount)
     else:
         yield room_finding(
-            f"{root}: writable",
+            root,
             free_bytes=room.f_bavail * room.f_frsize,
             inodes=room.f_files,
             free_inodes=room.f_favail,
@@ -100,45 +96,66 @@ def _folder(root: Path) -> Iterator[Finding]:
     yield ok(
         "storage kind", f"{root}: {on}; direct I/O: {'yes' if direct else 'no, so the page cache is used'}"
     )
-    yield sync_finding(str(root), sync_s)
+    yield from mount_findings(root, mount)
+    yield sync_finding(root, sync_s)
+    yield from shared_findings(root, mount, marking=marking)
     yield from _whose(root)
 
 
-def room_finding(what: str, *, free_bytes: int, inodes: int, free_inodes: int) -> Finding:
+def _unusable(root: Path, mount: Mount | None, error: OSError) -> Finding:
+    """Say why nothing can be written there, and what to do first."""
+    path, says = shlex.quote(str(root)), f"{root}: {error.strerror}"
+    match error.errno:
+        case errno.ENOENT:
+            return fail("storage", says, "make it", f"mkdir -p {path}")
+        case errno.ENOSPC | errno.EDQUOT:
+            return fail("storage", says, f"make room: {FULL_DISK}", f"du -xsh {path}/*")
+        case errno.EACCES | errno.EPERM:
+            hint = "let this user write there: as root, or as its owner"
+            return fail("storage", says, hint, f"chown {os.geteuid()}:{os.getegid()} {path}")
+        case errno.EROFS if mount is not None:
+            point = shlex.quote(mount.point)
+            return fail("storage", says, "mount it for writing", f"mount -o remount,rw {point}")
+        case errno.ESTALE if mount is not None:
+            point = shlex.quote(mount.point)
+            return fail("storage", says, "mount it anew", f"umount -l {point}", f"mount {point}")
+        case _:
+            return fail("storage", says, "look at what is there", f"findmnt -T {path}", f"ls -ld {path}")
+
+
+def _lacking(says: str, root: Path, mount: Mount | None) -> Finding:
+    if mount is not None and mount.kind == "lustre" and not mount.options & {"flock", "localflock"}:
+        return fail("storage", says, f"mount it with flock: {PAGE}", *mount.again("flock"))
+    hint = (
+        "a checkpoint could not be written safely there: use another file system, or mount it otherwise:"
+        f" {PAGE}"
+    )
+    return fail("storage", says, hint, f"findmnt -T {shlex.quote(str(root))}")
+
+
+def room_finding(root: Path, *, free_bytes: int, inodes: int, free_inodes: int) -> Finding:
     """Judge the room; a file system that counts no inodes says 0 of 0."""
+    says, path = f"{root}: writable", shlex.quote(str(root))
     if free_bytes < ROOM_WANTED:
-        return warn(
-            "storage", f"{what}, {size(free_bytes)} free", f"that is little for checkpoints: {FULL_DISK}"
-        )
+        hint = f"that is little for checkpoints: {FULL_DISK}"
+        return warn("storage", f"{says}, {size(free_bytes)} free", hint, f"du -xsh {path}/*")
     if inodes and free_inodes < INODES_WANTED:
         hint = f"a checkpoint takes some files for each rank; remove files that nobody needs: {FULL_DISK}"
-        return warn("storage", f"{what}, {free_inodes} of {inodes} inodes free", hint)
-    return ok("storage", f"{what}, {size(free_bytes)} free")
+        told = f"{says}, {free_inodes} of {inodes} inodes free"
+        return warn("storage", told, hint, f"du -xs --inodes {path}/*")
+    return ok("storage", f"{says}, {size(free_bytes)} free")
 
 
-def sync_finding(what: str, median_s: float) -> Finding:
+def sync_finding(root: Path, median_s: float) -> Finding:
     """Judge how long a small file takes to be durable."""
-    says = f"{what}: a small file is durable after {1000 * median_s:.1f} ms (median of {SYNCS})"
+    says = f"{root}: a small file is durable after {1000 * median_s:.1f} ms (median of {SYNCS})"
     if median_s > SYNC_S:
         hint = "each save waits for some such syncs, and etcd must not share this disk: it elects anew when it is slow"
-        return warn("storage sync", says, hint)
+        probe = shlex.quote(f"{root}/.strata-probe.tmp")
+        return warn(
+            "storage sync", says, hint, f"dd if=/dev/zero of={probe} bs=4k count=50 oflag=dsync; rm {probe}"
+        )
     return ok("storage sync", says)
-
-
-def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return the type of the file system that `path` is on; "" if it cannot be found out."""
-    inside, best, kind = os.path.realpath(path), "", ""
-    with contextlib.suppress(OSError):
-        for line in mounts.read_text(errors="replace").splitlines():
-            before, _, after = line.partition(" - ")
-            fields = before.split()
-            if len(fields) < 5 or not after:
-                continue
-            point = re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), fields[4])
-            below = inside == point or inside.startswith(f"{point.rstrip('/')}/")
-            if below and len(point) >= len(best):  # the last of two at one point hides the other
-                best, kind = point, after.split()[0]
-    return kind
 
 
 def _does(works: Callable[[Path], None], folder: Path) -> bool:
@@ -157,7 +174,11 @@ def _link(folder: Path) -> None:
 
 
 def _rename(folder: Path) -> None:
-    _written(folder, "to-rename").rename(folder / "renamed")
+    """Rename one file over another, as an export replaces the file before it."""
+    there = _written(folder, "renamed")
+    _written(folder, "to-rename", b"y").replace(there)
+    if there.read_bytes() != b"y" or (folder / "to-rename").exists():
+        raise OSError(errno.EOPNOTSUPP, "a rename does not replace")
 
 
 def _sync(folder: Path) -> None:
@@ -179,15 +200,15 @@ def _lock(folder: Path) -> None:
 _ABILITIES: Final = {
     "sync files and folders (fsync)": _sync,
     "link files (link)": _link,
-    "rename files (rename)": _rename,
+    "replace files by renaming (rename)": _rename,
     "lock files (flock)": _lock,
 }
 
 
-def _written(folder: Path, name: str) -> Path:
+def _written(folder: Path, name: str, data: bytes = b"x" * 4096) -> Path:
     path = folder / name
     with path.open("wb") as file:
-        file.write(b"x" * 4096)
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     return path
@@ -203,10 +224,19 @@ def _sync_times(folder: Path, count: int) -> list[float]:
 
 
 def _has_direct(folder: Path) -> bool:
+    """Tell whether a page can be written past the page cache: some that take O_DIRECT refuse the write."""
     fd = open_direct(folder / "direct", os.O_WRONLY | os.O_CREAT)
-    if fd >= 0:
+    if fd < 0:
+        return False
+    try:
+        with mmap.mmap(-1, mmap.PAGESIZE) as page:  # direct I/O takes aligned memory alone
+            return os.write(fd, page) == len(page)
+    except OSError as error:
+        if error.errno in _CANNOT:
+            return False
+        raise
+    finally:
         os.close(fd)
-    return fd >= 0
 
 
 # -- a bucket
@@ -225,7 +255,7 @@ def _bucket(place: S3Place) -> Iterator[Finding]:
             with contextlib.suppress(StrataError):
                 bucket.delete(name)
     except StrataError as error:
-        yield fail("storage", f"{place.uri}: {error.message}", error.hint or "")
+        yield fail("storage", f"{place.uri}: {error.message}", error.hint or "", _listing(place))
         return
     yield ok("storage", f"{place.uri}: writable, uploads in parts work")
     if first and not second and getattr(bucket, "honours_conditions", None) is not False:
@@ -234,9 +264,20 @@ def _bucket(place: S3Place) -> Iterator[Finding]:
         yield warn(
             "storage writers",
             f"{place.uri}: the server does not honour If-None-Match",
-            "use the root with coordinators only: two processes without them may not notice each other",
+            f"use the root with coordinators only: two processes without them may not notice each other: {PAGE}",
+            f"aws s3api put-object --bucket {place.bucket} --key {shlex.quote(place.key('probe'))}"
+            f" --if-none-match '*'{_endpoint(place)}  # twice: the second must fail with 412",
         )
     yield from _whose(place)
+
+
+def _listing(place: S3Place) -> str:
+    """Return the command that asks the server with the same credentials."""
+    return f"aws s3 ls {shlex.quote(place.uri + '/')}{_endpoint(place)}"
+
+
+def _endpoint(place: S3Place) -> str:
+    return f" --endpoint-url {shlex.quote(place.endpoint_url)}" if place.endpoint_url else ""
 
 
 # -- whose it is
@@ -253,7 +294,8 @@ def _whose(place: Place) -> Iterator[Finding]:
         clusters = _clusters(found) if owner == roots.COORDINATED else ""
         yield ok("storage root", f"{uri}: {_mode(owner)}{clusters}, {_identity(roots.id_of(found))}")
     except StrataError as error:
-        yield fail("storage root", f"{uri}: {error.message}", error.hint or "")
+        look = _listing(place) if isinstance(place, S3Place) else f"ls -la {shlex.quote(uri)}"
+        yield fail("storage root", f"{uri}: {error.message}", error.hint or "", look)
 
 
 def _mode(owner: str) -> str:

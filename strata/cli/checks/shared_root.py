@@ -1,0 +1,101 @@
+"""Whether other hosts see the files of a storage root: each leaves a mark there, and looks for the others'.
+
+A mark is a small file with the name of its host and the path under which that host has the root. A run removes marks
+that are older than an hour by the clock of the file system, which made the times of all. Their names end as those of
+unfinished files do, so that no listing shows them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import socket
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from strata.checkpoint.local_file import sync_folder
+from strata.cli.checks.finding import Finding, ok, warn
+from strata.cli.checks.mounts import PAGE, Mount
+from strata.documents.parsing import NOTE, json_object
+from strata.documents.reading import read_regular
+from strata.errors import StrataError
+from strata.observe.words import age
+
+WHAT: Final = "storage shared"
+MARK_S: Final = 3600.0
+MAX_MARK_BYTES: Final = 4096
+MAX_MARKS: Final = 1000
+MAX_TOLD: Final = 4
+_PREFIX, _SUFFIX = ".strata-seen-", ".tmp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """Who left a mark, and for how long it has been there."""
+
+    host: str
+    root: str
+    age_s: float
+
+    def __str__(self) -> str:
+        return f"{self.host} ({age(1000 * self.age_s)} ago)"
+
+
+def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterator[Finding]:
+    """Tell whether other hosts see this root: by their marks if `marking`, else how to find out."""
+    command = f"strata doctor --shared --storage {shlex.quote(str(root))}"
+    if not marking:
+        if mount is not None and mount.network:
+            says = f"{root}: whether other hosts see the same files is proven by marks, a run on each host"
+            yield Finding(level="OK", what=WHAT, says=says, commands=(command,))
+        return
+    try:
+        others = _meet(root)
+    except OSError as error:
+        yield warn(WHAT, f"{root}: no mark can be left there: {error.strerror}", f"see {PAGE}", command)
+        return
+    if others:
+        told = ", ".join(map(str, others[:MAX_TOLD])) + (", …" if len(others) > MAX_TOLD else "")
+        yield ok(WHAT, f"{root}: the marks of {len(others)} others are seen here: {told}")
+        return
+    hint = f"run it on another host within an hour, then here again; NFS may show a new file a minute late: {PAGE}"
+    if mount is not None and not mount.network:
+        hint = f"{mount.kind} is a disk of this host, which no other host sees: {PAGE}"
+    yield warn(WHAT, f"{root}: no other host's mark is seen here", hint, command)
+
+
+def _meet(root: Path) -> list[_Mark]:
+    """Leave this host's mark; return those of others, the newest first."""
+    host, path = socket.gethostname(), str(root.absolute())
+    own = root / f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}"
+    with own.open("xb") as file:
+        file.write(json.dumps({"host": host, "root": path}).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(root)
+    now_s = own.stat().st_mtime  # the clock of the file system has made all marks' times
+    found = []
+    for each in sorted(root.glob(f"{_PREFIX}*{_SUFFIX}"))[:MAX_MARKS]:
+        if each == own or (mark := _read(each, now_s)) is None:
+            continue
+        if mark.age_s > MARK_S or (mark.host, mark.root) == (host, path):
+            with contextlib.suppress(OSError):  # another run removes it at this moment
+                each.unlink()
+        else:
+            found.append(mark)
+    return sorted(found, key=lambda mark: mark.age_s)
+
+
+def _read(path: Path, now_s: float) -> _Mark | None:
+    """Return the mark; None for one that goes at this moment, or that is none."""
+    try:
+        said = json_object(read_regular(path, most_bytes=MAX_MARK_BYTES).decode(), NOTE)
+        age_s = max(0.0, now_s - path.stat().st_mtime)
+        return _Mark(host=str(said["host"])[:64], root=str(said["root"]), age_s=age_s)
+    except (OSError, ValueError, KeyError, StrataError):
+        return None
