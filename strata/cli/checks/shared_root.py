@@ -31,6 +31,7 @@ MARK_S: Final = 3600.0
 MAX_MARK_BYTES: Final = 4096
 MAX_MARKS: Final = 1000
 MAX_TOLD: Final = 4
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _PREFIX, _SUFFIX = ".strata-seen-", ".tmp"
 
 
@@ -39,11 +40,13 @@ class _Mark:
     """Who left a mark, and for how long it has been there."""
 
     host: str
+    boot: str
+    """What tells two hosts of one name apart."""
     root: str
     age_s: float
 
     def __str__(self) -> str:
-        return f"{self.host} ({age(1000 * self.age_s)} ago)"
+        return f"{self.host[:64]} ({age(1000 * self.age_s)} ago)"
 
 
 def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterator[Finding]:
@@ -71,10 +74,10 @@ def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterat
 
 def _meet(root: Path) -> list[_Mark]:
     """Leave this host's mark; return those of others, the newest first."""
-    host, path = socket.gethostname(), str(root.absolute())
+    me = {"host": socket.gethostname(), "boot": _boot(), "root": str(root.absolute())}
     own = root / f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}"
     with own.open("xb") as file:
-        file.write(json.dumps({"host": host, "root": path}).encode())
+        file.write(json.dumps(me).encode())
         file.flush()
         os.fsync(file.fileno())
     sync_folder(root)
@@ -83,7 +86,8 @@ def _meet(root: Path) -> list[_Mark]:
     for each in sorted(root.glob(f"{_PREFIX}*{_SUFFIX}"))[:MAX_MARKS]:
         if each == own or (mark := _read(each, now_s)) is None:
             continue
-        if mark.age_s > MARK_S or (mark.host, mark.root) == (host, path):
+        mine = {"host": mark.host, "boot": mark.boot, "root": mark.root} == me
+        if mine or mark.age_s > MARK_S:
             with contextlib.suppress(OSError):  # another run removes it at this moment
                 each.unlink()
         else:
@@ -91,11 +95,18 @@ def _meet(root: Path) -> list[_Mark]:
     return sorted(found, key=lambda mark: mark.age_s)
 
 
+def _boot() -> str:
+    with contextlib.suppress(OSError, StrataError):
+        return read_regular(_BOOT, most_bytes=MAX_MARK_BYTES).decode().strip()
+    return ""
+
+
 def _read(path: Path, now_s: float) -> _Mark | None:
     """Return the mark; None for one that goes at this moment, or that is none."""
     try:
         said = json_object(read_regular(path, most_bytes=MAX_MARK_BYTES).decode(), NOTE)
         age_s = max(0.0, now_s - path.stat().st_mtime)
-        return _Mark(host=str(said["host"])[:64], root=str(said["root"]), age_s=age_s)
+        host, boot, root = (str(said[name]) for name in ("host", "boot", "root"))
+        return _Mark(host=host, boot=boot, root=root, age_s=age_s)
     except (OSError, ValueError, KeyError, StrataError):
         return None

@@ -177,7 +177,7 @@ def _rename(folder: Path) -> None:
     """Rename one file over another, as an export replaces the file before it."""
     there = _written(folder, "renamed")
     _written(folder, "to-rename", b"y").replace(there)
-    if there.read_bytes() != b"y" or (folder / "to-rename").exists():
+    if there.stat().st_size != 1 or (folder / "to-rename").exists():
         raise OSError(errno.EOPNOTSUPP, "a rename does not replace")
 
 

@@ -33,7 +33,7 @@ ALLOWED = {
     "integrations/torchrun/orphans.py": "/proc",
     "launch/etcd_http.py": "an etcd member that this process started",
     "launch/ports.py": "/proc",
-    "cli/checks/storage.py": "/proc",
+    "cli/checks/mounts.py": "/proc",
     "agent/stack_dump.py": "/proc, and what a rank's own process wrote",
     "agent/rank_process.py": "the kernel's, of a process",
     "launch/warm_program.py": "a line of the supervisor that started it",
