@@ -37,8 +37,8 @@ from strata.v1.checkpoints_pb2 import (
     ReportCopyRequest,
     SealCheckpointRequest,
 )
-from strata.v1.checkpoints_pb2 import SavePhase as SavePhaseMessage
 from strata.v1.common_pb2 import Author
+from strata.v1.common_pb2 import SavePhase as SavePhaseMessage
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, from_wire
 from strata.wire.pages import whole
 

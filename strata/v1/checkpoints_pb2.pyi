@@ -420,7 +420,7 @@ class AckCheckpointRequest(_message.Message):
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
-    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavePhase]:
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SavePhase]:
         """What this rank's part took; for metrics alone."""
 
     def __init__(
@@ -433,7 +433,7 @@ class AckCheckpointRequest(_message.Message):
         digest: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         token: _common_pb2.Token | None = ...,
-        phases: _abc.Iterable[Global___SavePhase] | None = ...,
+        phases: _abc.Iterable[_common_pb2.SavePhase] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -442,40 +442,6 @@ class AckCheckpointRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AckCheckpointRequest: _TypeAlias = AckCheckpointRequest  # noqa: Y015
-
-@_typing.final
-class SavePhase(_message.Message):
-    """One phase of a save, of one rank."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PHASE_FIELD_NUMBER: _builtins.int
-    BACKEND_FIELD_NUMBER: _builtins.int
-    TOOK_US_FIELD_NUMBER: _builtins.int
-    SIZE_BYTES_FIELD_NUMBER: _builtins.int
-    phase: _builtins.str
-    """"snapshot": the trainer was held up while the state was copied. "write": the image was written until it
-    was durable. "copy": this rank's part was carried to a further storage.
-    """
-    backend: _builtins.str
-    """Of the storage that took the bytes: "file" or "s3"."""
-    took_us: _builtins.int
-    size_bytes: _builtins.int
-    def __init__(
-        self,
-        *,
-        phase: _builtins.str = ...,
-        backend: _builtins.str = ...,
-        took_us: _builtins.int = ...,
-        size_bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "phase", b"phase", "size_bytes", b"size_bytes", "took_us", b"took_us"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SavePhase: _TypeAlias = SavePhase  # noqa: Y015
 
 @_typing.final
 class AckCheckpointResponse(_message.Message):
@@ -1258,7 +1224,7 @@ class ReportCopyRequest(_message.Message):
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
-    def phase(self) -> Global___SavePhase:
+    def phase(self) -> _common_pb2.SavePhase:
         """With rank: what its part took; for metrics alone."""
 
     def __init__(
@@ -1276,7 +1242,7 @@ class ReportCopyRequest(_message.Message):
         host: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
         begun: _builtins.bool = ...,
-        phase: Global___SavePhase | None = ...,
+        phase: _common_pb2.SavePhase | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

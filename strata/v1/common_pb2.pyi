@@ -133,3 +133,35 @@ class Author(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Author: _TypeAlias = Author  # noqa: Y015
+
+@_typing.final
+class SavePhase(_message.Message):
+    """A phase of a save, of one rank: "snapshot" (the copy of the state), "write" (the image, until it is durable) or
+    "copy" (to a further storage). backend: "file" or "s3".
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    TOOK_US_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    phase: _builtins.str
+    backend: _builtins.str
+    took_us: _builtins.int
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        phase: _builtins.str = ...,
+        backend: _builtins.str = ...,
+        took_us: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "phase", b"phase", "size_bytes", b"size_bytes", "took_us", b"took_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SavePhase: _TypeAlias = SavePhase  # noqa: Y015

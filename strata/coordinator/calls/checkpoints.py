@@ -26,6 +26,7 @@ from strata.core.txn import Decision
 from strata.core.view import Entry
 from strata.errors import CheckpointNotFound, InvalidArgument, NotFound, StrataError, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
+from strata.v1.common_pb2 import SavePhase
 from strata.wire import checkpoints as wire
 
 READER_TTL_S: Final = 60
@@ -143,7 +144,7 @@ class CatalogCalls:
     async def _counted(
         self,
         name: str,
-        phases: Sequence[pb.SavePhase],
+        phases: Sequence[SavePhase],
         decide: Callable[[JobView, Any], Decision],
         wanted: Any,
         find: Callable[[JobView, Any], Entry[CheckpointRecord] | None],

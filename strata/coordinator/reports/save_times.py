@@ -17,7 +17,7 @@ from strata.core.keys import ClusterKeys
 from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType, PoisonRecord
 from strata.core.txn import WatchBatch
 from strata.core.view import View
-from strata.v1.checkpoints_pb2 import SavePhase
+from strata.v1.common_pb2 import SavePhase
 
 PHASES: Final = frozenset({"snapshot", "write", "copy"})
 BACKENDS: Final = frozenset({"file", "s3"})

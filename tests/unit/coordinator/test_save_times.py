@@ -12,7 +12,8 @@ from strata.coordinator.reports.save_times import MAX_BYTES, MAX_REPORTED, SaveT
 from strata.core.keys import ClusterKeys
 from strata.core.records import CheckpointType
 from strata.core.view import View
-from strata.v1.checkpoints_pb2 import AckCheckpointRequest, SavePhase
+from strata.v1.checkpoints_pb2 import AckCheckpointRequest
+from strata.v1.common_pb2 import SavePhase
 from tests.unit.checkpoint.ranks import Ranks
 from tests.unit.coordinator.serving_rig import Cluster, Member, in_world
 
