@@ -64,7 +64,7 @@ def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterat
         return
     if others:
         told = ", ".join(map(str, others[:MAX_TOLD])) + (", …" if len(others) > MAX_TOLD else "")
-        yield ok(WHAT, f"{root}: the marks of {len(others)} others are seen here: {told}")
+        yield ok(WHAT, f"{root}: the marks of others are seen here: {told}")
         return
     hint = f"run it on another host within an hour, then here again; NFS may show a new file a minute late: {PAGE}"
     if mount is not None and not mount.network:

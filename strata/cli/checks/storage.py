@@ -266,18 +266,14 @@ def _bucket(place: S3Place) -> Iterator[Finding]:
             f"{place.uri}: the server does not honour If-None-Match",
             f"use the root with coordinators only: two processes without them may not notice each other: {PAGE}",
             f"aws s3api put-object --bucket {place.bucket} --key {shlex.quote(place.key('probe'))}"
-            f" --if-none-match '*'{_endpoint(place)}  # twice: the second must fail with 412",
+            " --if-none-match '*'  # twice: the second must fail with 412",
         )
     yield from _whose(place)
 
 
 def _listing(place: S3Place) -> str:
     """Return the command that asks the server with the same credentials."""
-    return f"aws s3 ls {shlex.quote(place.uri + '/')}{_endpoint(place)}"
-
-
-def _endpoint(place: S3Place) -> str:
-    return f" --endpoint-url {shlex.quote(place.endpoint_url)}" if place.endpoint_url else ""
+    return f"aws s3 ls {shlex.quote(place.uri + '/')}"
 
 
 # -- whose it is

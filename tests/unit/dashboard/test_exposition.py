@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -10,8 +11,10 @@ from strata.core.ids import WorkerId
 from strata.core.records import Ack, CheckpointState
 from strata.dashboard.exposition import Exposition
 from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress, TrainingReport
+from tests.conftest import ROOT
 from tests.unit.dashboard.rig import KEYS, Shown
 
+PAGE = ROOT / "docs" / "observability.md"
 HEARTBEAT = "strata_worker_heartbeat_age_seconds"
 
 
@@ -125,6 +128,18 @@ async def test_a_save_is_measured_from_its_begin_and_from_its_last_ack() -> None
     shown.save("a", 6, CheckpointState.ABORTED, ranks=2)
     shown.save("a", 7, CheckpointState.COMMITTED, ranks=2)  # it began before this replica did
     assert (await exposed(shown))["strata_checkpoint_save_seconds_count"] == [(labels, 1)]
+
+
+async def test_a_replica_without_traffic_has_each_counter_and_histogram_of_the_page_under_its_type() -> None:
+    """So that a dashboard finds it before the first save, say."""
+    body, _content_type = await Exposition(Shown()).answer("")
+    exposed = {
+        f"{family.name}_total" if family.type == "counter" else family.name: family.type
+        for family in text_string_to_metric_families(body.decode())
+    }
+    rows = re.findall(r"^\| `(strata_\w+)` \|[^|]*\| (\w+) \|", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) > 60
+    assert exposed.items() >= dict(rows).items()
 
 
 async def test_a_scrape_of_many_jobs_lets_others_have_their_turn_after_each() -> None:
