@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strata.checkpoint.catalog import SavePhase
+from strata.checkpoint.catalog import SavePhase, SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.far_copy import FarCopy, Replica
 from strata.checkpoint.local_storage import LocalStorage
@@ -19,7 +19,7 @@ from strata.checkpoint.tiers import TieredStorage
 from strata.core.records import CheckpointType
 from strata.errors import StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import SaveRequest, an_info, local_catalog, snapshot_of
+from tests.unit.checkpoint.saves import an_info, local_catalog, snapshot_of
 from tests.unit.checkpoint.test_tiers import Pair
 from tests.unit.checkpoint.writer_rig import LIMIT_S, Rig
 

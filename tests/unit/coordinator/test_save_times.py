@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
+from strata.checkpoint.catalog import SavePhase as CopyPhase
+from strata.checkpoint.marker import read_manifest
 from strata.coordinator.measures import Measures
 from strata.coordinator.reports.save_times import MAX_BYTES, MAX_REPORTED, SaveTimes, backend_of
 from strata.core.keys import ClusterKeys
@@ -93,6 +96,28 @@ def test_an_ack_that_comes_again_is_counted_once() -> None:
     ranks.save()
     assert lost
     assert sum(ranks.cluster.measures.phase_seconds.children[WRITE].counts) == 2
+
+
+def test_a_copy_in_the_second_storage_is_counted_once() -> None:
+    ranks = Ranks(1)
+    ranks.save()
+    catalog, record = ranks.catalogs[0], ranks.record
+    (digest,) = [
+        part.digest for part in read_manifest(ranks.near, ranks.folder, record.manifest_digest).parts
+    ]
+    where: dict[str, Any] = {
+        "step": record.step,
+        "attempt": record.id,
+        "tier": "replica",
+        "root": "s3://bucket/runs",
+    }
+    catalog.report_copy(**where, begun=True)
+    for _ in range(2):
+        phase = CopyPhase(phase="copy", backend="s3", took_s=2.0, size_bytes=1000)
+        catalog.report_copy(**where, rank=0, digest=digest, phase=phase)
+    copied = ("s3", "full", "copy")
+    assert ranks.cluster.measures.phase_bytes.children[copied].value == 1000
+    assert ranks.cluster.measures.phase_seconds.children[copied].sum == 2.0
 
 
 @in_world("r1", "r2", members=2)
