@@ -20,6 +20,7 @@ from strata.launch.local_cluster import LocalCluster
 from strata.v1.checkpoints_pb2 import CHECKPOINT_STATE_COMMITTED
 from tests.cluster_fixtures import Nodes, StartCluster, run_strata
 from tests.integration.test_training import check_samples
+from tests.polling import until
 from tests.processes import LIMIT_S, Record
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -72,10 +73,7 @@ class Drill:
         """Return once this step or a later one is committed."""
         self.record.wait("begun", count=2)
         with self._client() as client:
-            deadline = time.monotonic() + LIMIT_S
-            while max(self._committed(client), default=0) < step:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: max(self._committed(client), default=0) >= step)
 
     def before(self) -> Before:
         """Look at the catalog, as the last thing before etcd is lost."""
