@@ -252,7 +252,7 @@ def test_restore_drill_by_rebuild_without_a_snapshot(drill: Drill, _number: int)
 def test_restore_drill_under_agents_of_torchrun(
     start_cluster: StartCluster, nodes: Nodes, record: Record, tmp_path: Path, _number: int
 ) -> None:
-    drill = Drill(start_cluster(coordinators=3), nodes, record, tmp_path, by_torchrun=True)
+    drill = Drill(start_cluster(coordinators=2), nodes, record, tmp_path, by_torchrun=True)
     drill.train()
     drill.until_committed(2 * EVERY)
     drill.command("backup", "--to", str(drill.backups))
