@@ -49,7 +49,7 @@ def test_without_a_command_it_shows_them_all() -> None:
     assert all(command.split()[0] in said for command in COMMANDS)
     code, said = run_strata("--version")
     assert code == 0
-    assert said == f"strata {strata.__version__}\n"
+    assert said.strip() == f"strata {strata.__version__}"
 
 
 @pytest.mark.parametrize("command", READING)
