@@ -132,7 +132,7 @@ def test_a_job_that_does_not_exist_is_answered_by_those_that_do(server: UnarySer
 
 NO_JOB = {
     "coordinator", "dev", "status", "doctor", "jobs list", "checkpoints import",
-    *(name for name in every_command() if name.split()[0] in {"etcd", "controlplane"}),
+    *(name for name in every_command() if name.split()[0] in {"etcd", "controlplane", "coordinators"}),
     "certs ca", "certs renew", "certs show", "tokens list", "tokens revoke",
 }  # fmt: skip
 """Commands that are about no job, or about all of them."""
