@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
 
+import strata
 from strata.cli.exits import Exit, exit_code
 from strata.cli.output import print_error
 from strata.errors import StrataError
@@ -66,7 +67,7 @@ def assembled(only: str = "") -> typer.Typer:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"strata {metadata.version('strata-control')}")
+        typer.echo(f"strata {strata.__version__}")
         raise typer.Exit
 
 

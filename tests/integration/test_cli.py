@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import strata
 from strata.launch.local_cluster import LocalCluster
 from strata.launch.ports import free_port
 from tests.cluster_fixtures import Nodes, run_strata
@@ -48,7 +49,7 @@ def test_without_a_command_it_shows_them_all() -> None:
     assert all(command.split()[0] in said for command in COMMANDS)
     code, said = run_strata("--version")
     assert code == 0
-    assert said.startswith("strata ")
+    assert said.strip() == f"strata {strata.__version__}"
 
 
 @pytest.mark.parametrize("command", READING)
@@ -94,6 +95,7 @@ def test_what_is_shown_of_a_job_that_runs(
 
     status = said_as_json("status", *where)
     assert {r["replica"] for r in status["replicas"]} == {c.name for c in cluster.coordinators}
+    assert {r["version"] for r in status["replicas"]} == {strata.__version__}
     assert sum(r["leader"] for r in status["replicas"]) == 1
     assert all(r["ready"] for r in status["replicas"])
     assert [m["healthy"] for m in status["etcd"]] == [True]

@@ -105,7 +105,7 @@ class ClusterShelf:
                 step=checkpoint.step,
                 attempt=checkpoint.id,
                 reader=uuid.uuid4().hex,
-                who=f"strata checkpoints on {socket.gethostname()}",
+                who=f"strata checkpoints ({socket.gethostname()})",
             )
         )
 
