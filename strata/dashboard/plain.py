@@ -23,7 +23,7 @@ from strata.dashboard.api.ranks import ranks
 from strata.dashboard.api.saves import checkpoints
 from strata.dashboard.source import Source
 from strata.errors import InvalidArgument
-from strata.observe.words import age, printable, size
+from strata.observe.words import age, counted, printable, size
 
 STYLE: Final = (
     "body{font:14px/1.5 system-ui,sans-serif;margin:0 auto;max-width:70rem;padding:1rem;color-scheme:light dark}"
@@ -208,10 +208,10 @@ def _replica_rows(seen: model.Cluster) -> list[list[str]]:
     return [
         [
             each.replica + (" (this one)" if each.answered else ""),
-            "leader" if each.leader else "follower",
+            NONE if each.unreachable else "leader" if each.leader else "follower",
             "yes" if each.ready else each.reason or "no",
             each.address,
-            each.version,
+            each.version or NONE,
         ]
         for each in seen.replicas
     ]
@@ -238,8 +238,7 @@ def _job_facts(found: model.Job) -> list[str]:
     line, goodput = found.summary, found.goodput
     facts = [f"{line.phase}: {line.reason}" if line.reason else line.phase]
     facts.append(
-        f"generation {line.generation or NONE}, {line.ranks} ranks on {line.members} members"
-        + (f", {line.standbys} of them standbys" if line.standbys else "")
+        f"generation {line.generation or NONE}, {line.ranks} ranks, {counted(line.members, line.standbys)}"
     )
     if line.progress is not None:
         cells = _job_cells(line)

@@ -142,6 +142,7 @@ def _workers(
     workers: list[model.Worker] = []
     asked = all_asked(job)
     owner: dict[int, int] = {}
+    over = job.done(world.head.generation) if world is not None else set()
     for place in world.members if world is not None else ():
         entry = registered.pop((place.worker, place.incarnation), None)
         own = range(place.first_rank, place.first_rank + place.slots)
@@ -155,7 +156,8 @@ def _workers(
                 slots=place.slots,
                 first_rank=place.first_rank,
                 standby=False,
-                lost=entry is None,
+                lost=entry is None and not over.issuperset(own),
+                done=over.issuperset(own),
                 leaving=asked_notice(asked, place.worker, place.incarnation) is not None,
                 heartbeat_age_ms=_heard_ms(source, job, place.worker, place.incarnation, now_s),
             )

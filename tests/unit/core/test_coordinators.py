@@ -119,7 +119,9 @@ def test_a_forget_is_void_if_the_coordinator_came_back(store: Store) -> None:
     assert not store.execute(decision.txn).succeeded
 
 
-def test_one_that_an_older_release_registered_or_that_was_forgotten_is_listed_by_the_leader(store: Store) -> None:
+def test_one_that_an_older_release_registered_or_that_was_forgotten_is_listed_by_the_leader(
+    store: Store,
+) -> None:
     listed(store)
     store.delete(KEYS.replica("r2"))
     forget(store, "r2")
