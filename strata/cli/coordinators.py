@@ -16,6 +16,7 @@ from strata.cli.output import (
     Json,
     TimeoutS,
     print_json,
+    print_values,
     printable,
 )
 from strata.cli.status import show_coordinators
@@ -54,6 +55,7 @@ def forget_coordinator(
         str, typer.Argument(help="The coordinator's name.", autocompletion=complete_coordinators)
     ],
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
     credentials: Credentials,
@@ -69,4 +71,7 @@ def forget_coordinator(
 
     with CoordinatorClient.connect(endpoints, timeout_s=timeout_s, credentials=credentials) as client:
         client.call(ForgetCoordinatorRequest(replica=name))
+    if as_json:
+        print_values({"forgotten": name})
+        return
     sys.stdout.write(f"coordinator {printable(name)} is forgotten\n")

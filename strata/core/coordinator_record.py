@@ -1,4 +1,4 @@
-"""`P/coordinators/<replica>`: a coordinator that was registered, and that no operator has forgotten (PROTOCOLS 4.6)."""
+"""`P/coordinators/<replica>`: a coordinator that was registered, and that no operator has forgotten (PROTOCOLS 4.9)."""
 
 from __future__ import annotations
 

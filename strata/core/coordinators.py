@@ -1,4 +1,4 @@
-"""Which coordinators there are, and which of them are unreachable (PROTOCOLS 4.6).
+"""Which coordinators there are, and which of them are unreachable (PROTOCOLS 4.9).
 
 `P/replicas/<replica>` hangs from a lease and goes with its replica. The leader keeps a second key of the same
 name, `P/coordinators/<replica>`, without a lease. A coordinator that has only the second key is *unreachable*.

@@ -1,4 +1,4 @@
-"""Keeps the list of coordinators, so that one that is gone stays visible (PROTOCOLS 4.6).
+"""Keeps the list of coordinators, so that one that is gone stays visible (PROTOCOLS 4.9).
 
 It writes when a coordinator registers or its registration goes, and at no other time.
 """

@@ -31,7 +31,7 @@ def drawn(view: View, seen: Seen, size: Size = SMALL, *, now_s: float = 100.2) -
 
 def test_a_job_in_80_columns() -> None:
     assert drawn(View(job="gpt"), job_seen()) == [
-        "gpt  running  generation 4  8 ranks on 2 members + 1 standby   via coordinator-2",
+        "gpt  running  generation 4  8 ranks  3 members (1 standby)     via coordinator-2",
         "! rank 3 stands still at step 1207 (data) for 42 s",
         "! rank 6 cannot save step 1200: disk full on host gpu-host-001.rack-7",
         "step      1,204 of 10,000  epoch 2 ━━───────────────────  12.0 %  ETA 2 h 31 min",
