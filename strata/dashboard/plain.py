@@ -28,7 +28,11 @@ from strata.observe.words import age, counted, printable, size
 STYLE: Final = (
     "body{font:14px/1.5 system-ui,sans-serif;margin:0 auto;max-width:70rem;padding:1rem;color-scheme:light dark}"
     "header,footer{opacity:.75}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
-    "th,td{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top}.scroll{overflow-x:auto}"
+    "th,td{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top}.scroll{overflow-x:auto;"
+    "background:linear-gradient(to right,Canvas 50%,transparent) 0 0/2rem 100% local,"
+    "linear-gradient(to left,Canvas 50%,transparent) 100% 0/2rem 100% local,"
+    "linear-gradient(to right,GrayText,transparent) 0 0/.5rem 100% scroll,"
+    "linear-gradient(to left,GrayText,transparent) 100% 0/.5rem 100% scroll;background-repeat:no-repeat}"
     ".bad{border-left:3px solid #c33;padding-left:.6rem}"
 )
 POLICY: Final = (

@@ -43,7 +43,9 @@ def test_a_coordinator_that_is_gone_is_in_the_table_and_below_it_in_80_columns(
 
 def test_all_that_are_not_ready_are_named_with_the_reason() -> None:
     every = (*GONE[:2], replica(3, why="it is stopping"))
-    assert readiness(every) == "coordinator-2 unreachable for 14 s; coordinator-3: it is stopping; 1 of 3 ready"
+    assert (
+        readiness(every) == "coordinator-2 unreachable for 14 s; coordinator-3: it is stopping; 1 of 3 ready"
+    )
     assert readiness(GONE[:1]) == "1 of 1 ready"
 
 
@@ -73,5 +75,7 @@ def test_doctor_says_how_to_start_or_to_forget_one_that_is_gone() -> None:
 def test_doctor_names_coordinators_that_no_endpoint_leads_to() -> None:
     (found,) = left_out(GONE, {"coordinator-1"}, {"lb:50051"})
     assert found.says == "coordinator-3 (host3:50051): not among --endpoints"
-    assert not [*left_out(GONE, {"coordinator-1"}, {"host3:50051"})], "it is named, and does not answer just now"
+    assert not [*left_out(GONE, {"coordinator-1"}, {"host3:50051"})], (
+        "it is named, and does not answer just now"
+    )
     assert not [*left_out(GONE, {"coordinator-1", "coordinator-3"}, {"lb:50051"})]

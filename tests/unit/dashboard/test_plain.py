@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core.records import CheckpointState
+from strata.core.ids import BootId, WorkerId
+from strata.core.records import CheckpointState, Standbys, Worker
 from strata.dashboard.app import make_app
 from strata.errors import InvalidArgument
 from tests.unit.dashboard.http import Answer, ask
@@ -39,6 +40,18 @@ async def test_the_cluster_and_a_job_in_plain_text(shown: Shown) -> None:
     assert any(line.split()[:5] == ["sync", "1", "1", "of", "2"] for line in text.splitlines())
     assert "aborted" in text
     assert "\x1b" not in text, "a terminal obeys it"
+
+
+async def test_standbys_are_counted_among_the_members_once_and_tables_show_that_they_scroll(
+    shown: Shown,
+) -> None:
+    keys = KEYS.job("gpt")
+    shown.put(keys.worker("w2"), Worker(boot=BootId("b"), served_by=shown.instance, host="h", slots=1, pid=1))
+    shown.put(keys.standbys, Standbys(workers=(WorkerId("w2"),)))
+    text = (await look(shown, "/status/gpt")).body.decode()
+    assert "generation 1, 2 ranks, 3 members (1 standby)" in text
+    html = (await look(shown, "/status", HTML)).body.decode()
+    assert "100% local" in html, "a shade at the edge, over which the content moves"
 
 
 async def test_html_runs_nothing_and_escapes_all(shown: Shown) -> None:
