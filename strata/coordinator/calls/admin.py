@@ -78,10 +78,13 @@ class AdminCalls:
             cluster=context.keys.cluster,
             leader=leader.record.replica if leader is not None else "",
             leader_epoch=leader.create_revision if leader is not None else 0,
-            replicas=[
-                *(self._replica(entry, leader=entry.record.instance == instance) for entry in replicas),
-                *(self._gone(name, record) for name, record in unreachable(view, context.keys).items()),
-            ],
+            replicas=sorted(
+                [
+                    *(self._replica(entry, leader=entry.record.instance == instance) for entry in replicas),
+                    *(self._gone(name, record) for name, record in unreachable(view, context.keys).items()),
+                ],
+                key=lambda each: each.replica,
+            ),
             etcd=[_member(member) for member in context.etcd_members()],
             jobs=len(job_names(view, context.keys)),
             sessions=self._sessions(),

@@ -48,7 +48,7 @@ def cluster(source: Source, etcd: Sequence[Member]) -> model.Cluster:
         etcd_silence_ms=int(1000 * min(source.etcd_silence_s(), 1e9)),
         audit_differences=source.audit_differences(),
         alarms=tuple(_alarms(source, members)),
-        replicas=tuple(_replicas(source)),
+        replicas=tuple(sorted(_replicas(source), key=lambda each: each.replica)),
         etcd=members,
         jobs_total=len(phases),
         jobs_by_phase=dict(Counter(phases.values())),

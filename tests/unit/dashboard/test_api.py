@@ -167,7 +167,9 @@ async def test_a_member_whose_ranks_are_done_is_done_and_not_lost(shown: Shown) 
         shown.put(keys.done_rank(1, rank), RankDone(worker=WorkerId("w")))
     for worker in ("w0", "w1"):
         shown.remove(keys.worker(worker))
-    ended, lost = (await get(shown, "jobs/gpt/ranks")).workers
+    ranks = await get(shown, "jobs/gpt/ranks")
+    ended, lost = ranks.workers
+    assert [ranks.phases[phase] for phase in ranks.phase] == ["done", "done", "done", ""]
     assert (ended.done, ended.lost) == (True, False)
     assert (lost.done, lost.lost) == (False, True), "one of its two ranks was not done"
 
