@@ -424,6 +424,17 @@ def test_a_job_name_stays_within_its_part_of_the_path() -> None:
     assert client.asked[0] == "/jobs/a%2Fb"
 
 
+@pytest.mark.parametrize(("how", "style"), [("done", "dim"), ("lost", "bold red"), ("standby", "")])
+def test_a_member_that_has_ended_is_grey_and_one_that_was_lost_red(how: str, style: str) -> None:
+    whole = plain(looked.ranks(4))
+    whole["workers"][0][how] = True
+    seen = replace(job_seen(), ranks=whole)
+    lines = frame(View(job="gpt"), seen, LARGE, now_s=100.2, now_ms=NOW_MS).lines
+    row = next(each for each in lines if each.plain.startswith("    0"))
+    at = row.plain.index("node-0")
+    assert [str(span.style) for span in row.spans if span.start == at] == ([style] if style else [])
+
+
 def test_what_cannot_be_read_leaves_what_was_there_and_says_why() -> None:
     news = threading.Event()
     client = Answers(jobs_gpt=Unavailable("no coordinator answered within 2 s"))
