@@ -180,8 +180,8 @@ JOB_HEADS: Final = (
     "checkpoint",
     "why",
 )
-REPLICA_HEADS: Final = ("coordinator", "role", "ready", "address", "version")
-ETCD_HEADS: Final = ("member", "role", "version", "database", "healthy")
+REPLICA_HEADS: Final = ("coordinator", "role", "ready", "address", "version", "")
+ETCD_HEADS: Final = ("member", "role", "version", "database", "healthy", "")
 EVENT_HEADS: Final = ("at (UTC)", "what", "job", "")
 
 
@@ -213,9 +213,10 @@ def _replica_rows(seen: model.Cluster) -> list[list[str]]:
         [
             each.replica + (" (this one)" if each.answered else ""),
             NONE if each.unreachable else "leader" if each.leader else "follower",
-            "yes" if each.ready else each.reason or "no",
+            "yes" if each.ready else "no",
             each.address,
             each.version or NONE,
+            "" if each.ready else each.reason,
         ]
         for each in seen.replicas
     ]
@@ -228,7 +229,8 @@ def _etcd_rows(seen: model.Cluster) -> list[list[str]]:
             "leader" if each.leader else "member",
             each.version or NONE,
             size(each.db_size_bytes),
-            "yes" if each.healthy else each.error[:160] or "no",
+            "yes" if each.healthy else "no",
+            each.error[:160],
         ]
         for each in seen.etcd
     ]

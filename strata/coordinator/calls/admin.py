@@ -19,7 +19,7 @@ from strata.core.job import job_names
 from strata.core.leadership import leader_of
 from strata.core.txn import Decision
 from strata.core.view import Entry, View
-from strata.errors import QuotaExceeded, Unavailable
+from strata.errors import PermissionDenied, QuotaExceeded, Unavailable
 from strata.observe import get_logger, words
 from strata.v1 import admin_pb2
 
@@ -93,8 +93,13 @@ class AdminCalls:
         )
 
     async def forget_coordinator(
-        self, request: admin_pb2.ForgetCoordinatorRequest, _identity: Identity | None
+        self, request: admin_pb2.ForgetCoordinatorRequest, identity: Identity | None
     ) -> admin_pb2.ForgetCoordinatorResponse:
+        if identity is not None and identity.jobs:
+            raise PermissionDenied(
+                f"{identity} is limited to jobs, and coordinators belong to none",
+                hint="ask an operator of the whole cluster",
+            )
         keys, name, known = self._context.keys, checked_id("replica", request.replica), False
 
         def decide(view: View) -> Decision:

@@ -80,8 +80,10 @@ async def test_an_operator_forgets_one_that_is_gone_and_no_other(f: Cluster) -> 
     await lost.crash()
     await leader.see(lambda view: view.get(KEYS.replica(lost.name)) is None)
     viewer = Identity(cluster="default", role=Role.VIEWER, id="v")
-    with pytest.raises(PermissionDenied):
-        await forget(leader, lost.name, viewer)
+    limited = Identity(cluster="default", role=Role.OPERATOR, id="o", jobs=frozenset({"j"}))
+    for may_not in (viewer, limited):
+        with pytest.raises(PermissionDenied):
+            await forget(leader, lost.name, may_not)
     await forget(leader, lost.name, Identity(cluster="default", role=Role.OPERATOR, id="o"))
     await asyncio.sleep(40)
     assert lost.name not in await status(leader)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from strata.coordinator.etcd_members import EtcdMember
+from strata.core.coordinator_record import Coordinator
 from strata.core.ids import BootId, WorkerId
 from strata.core.records import CheckpointState, Standbys, Worker
 from strata.dashboard.app import make_app
@@ -52,6 +54,18 @@ async def test_standbys_are_counted_among_the_members_once_and_tables_show_that_
     assert "generation 1, 2 ranks, 3 members (1 standby)" in text
     html = (await look(shown, "/status", HTML)).body.decode()
     assert "100% local" in html, "a shade at the edge, over which the content moves"
+
+
+async def test_a_reason_widens_no_column_but_the_last(shown: Shown) -> None:
+    shown.etcd = (EtcdMember(endpoint="e1:2379", error="failed to connect " * 20),)
+    shown.put(KEYS.coordinator("r2"), Coordinator(address="h2:50051", unreachable_since_unix_ms=1))
+    text = (await look(shown, "/status")).body.decode()
+    (row,) = [line for line in text.splitlines() if line.startswith("  r2 ")]
+    assert row.split()[:5] == ["r2", "\N{EN DASH}", "no", "h2:50051", "\N{EN DASH}"]
+    assert "unreachable for " in row
+    (row,) = [line for line in text.splitlines() if line.startswith("  e1:2379 ")]
+    assert row.split()[:6] == ["e1:2379", "member", "\N{EN DASH}", "0", "B", "no"]
+    assert "failed to connect failed" in row
 
 
 async def test_html_runs_nothing_and_escapes_all(shown: Shown) -> None:
