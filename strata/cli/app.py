@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "coordinator": "strata.cli.coordinator:coordinator",
     "run": "strata.cli.run:run",
     "status": "strata.cli.status:status",
+    "coordinators": "strata.cli.coordinators:app",
     "top": "strata.cli.top.command:top",
     "members": "strata.cli.members:members",
     "barriers": "strata.cli.barriers:barriers",

@@ -19,7 +19,7 @@ from strata.cli.output import (
     print_json,
     print_table,
 )
-from strata.cli.status import job_row, phase_name, print_troubles
+from strata.cli.status import JOB_COLUMNS, job_row, phase_name, print_troubles
 from strata.config import Credentials
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def list_jobs(
         return
     print_table(
         f"{len(jobs)} jobs",
-        ("JOB", "PHASE", "GENERATION", "RANKS", "WORKERS", "STANDBYS", "LATEST STEP"),
+        JOB_COLUMNS,
         map(job_row, jobs),
         empty="no job yet: start one with strata run -- python train.py",
     )
@@ -94,7 +94,7 @@ def show_job(
             ("trouble", job.trouble or "none is known"),
             ("generation", world.generation or "-"),
             ("ranks", world.size),
-            ("members", f"{job.workers} ({len(job.standbys)} standby)"),
+            ("members", f"{job.workers} ({len(job.standbys)} standby)" if job.standbys else job.workers),
             ("needs", f"{spec.min_workers} to {spec.max_workers} members, settles for {spec.settle_s:g} s"),
             ("fails after", _limits(spec)),
             *([("asked to stop", _notice(job.notice))] if job.HasField("notice") else []),

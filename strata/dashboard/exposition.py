@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from strata.coordinator.diagnosis import diagnose_world, world_devices
+from strata.core.coordinators import unreachable
 from strata.core.job import JobView, job_names
 from strata.dashboard.choosing import shown_jobs
 from strata.dashboard.source import Source
@@ -94,6 +95,19 @@ def _phases(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ..
 
 def _etcd(read: Callable[..., float]) -> Read:
     return lambda source, _jobs: [((m.endpoint,), float(read(m))) for m in source.etcd_members()]
+
+
+def _replicas_ready(source: Source, _jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for state in source.replicas():
+        yield (state.entry.name,), float(state.ready)
+    for name in unreachable(source.view, source.keys):
+        yield (name,), 0.0
+
+
+def _replicas_unreachable_s(source: Source, _jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name, record in unreachable(source.view, source.keys).items():
+        since_s = record.unreachable_since_unix_ms / 1000
+        yield (name,), max(0.0, source.unix_now() - since_s) if since_s else 0.0
 
 
 def _diagnoses(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
@@ -264,6 +278,18 @@ GAUGES: Final = (
         "strata_replicas",
         "Registered replicas, this one included.",
         _one(lambda s: len(s.view.names(s.keys.replicas))),
+    ),
+    _Gauge(
+        "strata_replica_ready",
+        "1 for a replica that is ready as this one sees it, 0 for another; gone once an operator has forgotten it.",
+        _replicas_ready,
+        labels=("replica",),
+    ),
+    _Gauge(
+        "strata_replica_unreachable_seconds",
+        "For how long a replica has not been registered that was; without a sample for one that is.",
+        _replicas_unreachable_s,
+        labels=("replica",),
     ),
     _Gauge("strata_jobs", "Jobs in the keyspace.", _one(lambda s: len(job_names(s.view, s.keys)))),
     _Gauge("strata_job_phase", "1 for the phase that the job is in.", _phases, labels=("job", "phase")),
