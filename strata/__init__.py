@@ -78,6 +78,9 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        globals()[name] = import_module("importlib.metadata").version("strata-control")
+        return globals()[name]
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -44,3 +44,5 @@ from strata.training.run import Run as Run
 from strata.training.starting import init as init
 from strata.training.world import TrainingWorld as TrainingWorld
 from strata.v1.recovery_pb2 import RecoveryResponse as RecoveryResponse
+
+__version__: str

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from tenacity import retry, retry_if_exception_type, wait_fixed
+
 from strata.core.store import Compacted, Store
 from strata.core.txn import Event, Range, RangeResult, prefix_end, read_prefix
 from strata.errors import StrataError, Unavailable
@@ -107,12 +109,7 @@ class Observer:
         """Wait until everything is recorded that etcd holds now; False when that takes too long."""
         try:
             async with asyncio.timeout(CATCH_UP_S):
-                target = None
-                while target is None:
-                    try:
-                        target = (await self._store.read(Range(key=f"{self._prefix}leader"))).revision
-                    except Unavailable:
-                        await asyncio.sleep(RETRY_S)
+                target = (await self._read(Range(key=f"{self._prefix}leader"))).revision
                 while self._reached < target:
                     self._moved.clear()
                     await self._moved.wait()
@@ -156,15 +153,15 @@ class Observer:
         if records:
             self._writer.write(*records)
 
+    @retry(retry=retry_if_exception_type(Unavailable), wait=wait_fixed(RETRY_S))
+    async def _read(self, request: Range) -> RangeResult:
+        """Read; ask again until etcd answers."""
+        return await self._store.read(request)
+
     async def _list(self, why: str, revision: int = 0) -> None:
         """Record everything there is now, or was at `revision`; what is known of keys begins anew."""
         t0 = self._clock()
-        found: RangeResult | None = None
-        while found is None:
-            try:
-                found = await self._store.read(replace(read_prefix(self._prefix), revision=revision))
-            except Unavailable:
-                await asyncio.sleep(RETRY_S)
+        found = await self._read(replace(read_prefix(self._prefix), revision=revision))
         now = self._clock()
         self.seen.revision = revision or found.revision
         self.seen.keys = {kv.key: (kv.create_revision, kv.mod_revision) for kv in found.kvs}

@@ -23,7 +23,7 @@ from strata.agent.carrying import Carrier
 from strata.agent.environment import Place
 from strata.agent.rank_process import RankProcess
 from strata.core.exit_codes import PREEMPTED
-from strata.errors import InvalidArgument, Refused, StaleGeneration
+from strata.errors import ClusterRestored, InvalidArgument, Refused, StaleGeneration, StrataError
 from strata.observe import get_logger
 from strata.session.served import End, Handler, Session
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
@@ -334,7 +334,13 @@ class _RankHandler(Carrier):
     async def call(self, call: Call) -> Reply:
         if call.HasField("stop_job") and not self._relay.may_ask_to_stop(self.generation):
             raise StaleGeneration(f"this node's ranks of generation {self.generation} are being ended")
-        return await super().call(call)
+        try:
+            return await super().call(call)
+        except ClusterRestored as error:
+            raise _ended_by(error) from error
+
+    def _refuse(self, arrival: Arrival, error: StrataError) -> None:
+        super()._refuse(arrival, _ended_by(error) if isinstance(error, ClusterRestored) else error)
 
     async def leave(self, leave: Leave) -> None:
         log.debug("rank.detached", rank=self.rank, generation=self.generation, reason=leave.reason)
@@ -344,3 +350,10 @@ class _RankHandler(Carrier):
 
     def ended(self, end: End) -> None:
         self._relay._detached(self, end)  # the relay's other half
+
+
+def _ended_by(error: ClusterRestored) -> StaleGeneration:
+    """Return what a restored control plane means to a rank: its generation has ended, and its agent ends the rank."""
+    return StaleGeneration(
+        error.message, hint="worlds begin anew; the agent joins again and starts its ranks"
+    )

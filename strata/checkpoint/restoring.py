@@ -16,7 +16,15 @@ from strata.checkpoint.inline import is_array
 from strata.checkpoint.parts import copy_of, distributed_of, is_distributed, is_in_place, like
 from strata.checkpoint.sharding import Box
 from strata.checkpoint.state import Json, children, has_state, join, unflatten
-from strata.checkpoint.tensors import TensorSpec, build, check_fits, copy_in, spec_of
+from strata.checkpoint.tensors import (
+    TensorSpec,
+    build,
+    check_fits,
+    class_text,
+    copy_in,
+    spec_of,
+    wrapping_hint,
+)
 from strata.errors import CheckpointError
 
 _KINDS: Final = {
@@ -117,13 +125,10 @@ def _check(saved: Saved, key: str, target: Any, tree: Json) -> None:
     elif has_state(target):
         _check_state(saved, key, target.state_dict(), tree)
     elif children(tree) is not None or _is_bytes(tree) != isinstance(target, bytes | bytearray):
-        hint = (
-            "what torch's own planner pickled is loaded through DCP, with that planner"
-            if _is_bytes(tree)
-            else ""
-        )
+        pickled = "what torch's own planner pickled is loaded through DCP, with that planner"
         raise CheckpointError(
-            f"{key} was saved as {_kind(tree)}, and is a {type(target).__name__} here", hint=hint
+            f"{key} was saved as {_kind(tree)}, and is {class_text(target)} here",
+            hint=pickled if _is_bytes(tree) else wrapping_hint(target),
         )
 
 

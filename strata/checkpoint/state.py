@@ -29,7 +29,7 @@ from strata.checkpoint import inline
 from strata.checkpoint.entries import Shard
 from strata.checkpoint.parts import Distributed, distributed_of
 from strata.checkpoint.replication import Replica, Replication
-from strata.checkpoint.tensors import TensorSpec, bytes_spec, identity, spec_of
+from strata.checkpoint.tensors import TensorSpec, bytes_spec, class_text, identity, spec_of, wrapping_hint
 from strata.errors import CheckpointCorrupt, CheckpointError
 
 Json = Any
@@ -106,10 +106,12 @@ class Flat:
             if self.replication is not None:
                 self.replication.look_at(key, value)
             return self.add(key, value.state_dict())
+        wrapping = wrapping_hint(value)
+        what = class_text(value) if wrapping else f"a {type(value).__module__}.{type(value).__qualname__}"
         raise CheckpointError(
-            f"{key or 'the state'} is a {type(value).__module__}.{type(value).__qualname__},"
-            " which cannot be saved",
-            hint="give it state_dict() and load_state_dict(), or turn it into plain values or bytes",
+            f"{key or 'the state'} is {what}, which cannot be saved",
+            hint=wrapping
+            or "give it state_dict() and load_state_dict(), or turn it into plain values or bytes",
         )
 
     def _add_mapping(self, key: str, value: Mapping[Any, Any]) -> Json:

@@ -177,6 +177,22 @@ def _fill(address: int, data: memoryview) -> None:
     spread(len(parts), lambda number: fill(*parts[number]), threads=COPY_THREADS)
 
 
+def class_text(value: object) -> str:
+    """Return what a value is, in words that its user knows: JAX's own class of arrays is no public one."""
+    return "a bare JAX array" if _is_of_jax(value) else f"a {type(value).__name__}"
+
+
+def wrapping_hint(value: object) -> str | None:
+    """Return what to do about a value that only a wrapper of it can be saved or restored; None for any other."""
+    if not _is_of_jax(value):
+        return None
+    return "wrap the tree that holds it: Pytree(tree), from strata.integrations.jax import Pytree"
+
+
+def _is_of_jax(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] in {"jax", "jaxlib"}
+
+
 def check_fits(key: str, target: object, spec: TensorSpec, *, written: bool = True) -> None:
     """Raise `CheckpointError`, naming `key`, unless the saved tensor can be copied into `target`.
 
@@ -184,7 +200,10 @@ def check_fits(key: str, target: object, spec: TensorSpec, *, written: bool = Tr
     """
     here = spec_of(key, target)
     if here is None:
-        raise CheckpointError(f"{key} was saved as a tensor {spec}, and is a {type(target).__name__} here")
+        raise CheckpointError(
+            f"{key} was saved as a tensor {spec}, and is {class_text(target)} here",
+            hint=wrapping_hint(target),
+        )
     if (here.dtype, here.shape) != (spec.dtype, spec.shape):
         raise CheckpointError(f"{key} was saved as {spec}, and is {here} here")
     if written and _is_numpy(target) and not target.flags.writeable:  # type: ignore[attr-defined]  # an ndarray

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
 
+import strata
 from strata.cli.exits import Exit, exit_code
 from strata.cli.output import print_error
 from strata.errors import StrataError
@@ -19,6 +20,7 @@ COMMANDS: Final = {
     "coordinator": "strata.cli.coordinator:coordinator",
     "run": "strata.cli.run:run",
     "status": "strata.cli.status:status",
+    "coordinators": "strata.cli.coordinators:app",
     "top": "strata.cli.top.command:top",
     "members": "strata.cli.members:members",
     "barriers": "strata.cli.barriers:barriers",
@@ -66,7 +68,7 @@ def assembled(only: str = "") -> typer.Typer:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"strata {metadata.version('strata-control')}")
+        typer.echo(f"strata {strata.__version__}")
         raise typer.Exit
 
 

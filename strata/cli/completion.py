@@ -35,6 +35,15 @@ def complete_datasets(context: typer.Context, incomplete: str) -> list[str]:
     return _known(context, incomplete, names)
 
 
+def complete_coordinators(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the unreachable coordinators whose names begin like this: no other can be forgotten."""
+
+    def names(client: CoordinatorClient) -> Iterable[str]:
+        return (each.replica for each in client.status().replicas if each.unreachable)
+
+    return _known(context, incomplete, names)
+
+
 def _known(
     context: typer.Context, incomplete: str, names: Callable[[CoordinatorClient], Iterable[str]]
 ) -> list[str]:

@@ -42,7 +42,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 SETTLED = ("endpoints", "job")
-"""Parameters that a file may set, too. The default in a command's signature is that of the setting."""
+"""Parameters that a file may set, too. The default in a command's signature counts when nothing else does."""
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -53,6 +53,7 @@ def connecting(command: C) -> C:
     own = [_optional(p) for p in taken.parameters.values() if p.name not in {"credentials", "config"}]
     reads_file = "config" in taken.parameters
     settled = [p.name for p in own if p.name in SETTLED]
+    defaults = {p.name: p.default for p in taken.parameters.values() if p.name == "job"}
     ours = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in OPTIONS.items()
@@ -63,7 +64,7 @@ def connecting(command: C) -> C:
         path = given.pop("config")
         said = {f"credentials.{name}": given.pop(name) for name in OPTIONS if name != "config"}
         said |= {name: given.pop(name) for name in settled}
-        found = ClientConfig.load(flags=said, env=os.environ, path=path)
+        found = ClientConfig.load(flags=said, env=os.environ, path=path, defaults=defaults)
         if "endpoints" in settled:
             given["endpoints"] = ",".join(found.endpoints)
         if "job" in settled:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wait_fixed
+
 from strata.cli.etcd_view import PROBE_S, ClusterState, look
 from strata.core.etcd_quorum import Peer, may_stall, next_to_defragment, voters
 from strata.errors import Refused, Unavailable
@@ -123,17 +125,14 @@ async def _wait_for_compaction(store: EtcdStore, peer: Peer, timeout_s: float) -
 
 async def _defragment_one(store: EtcdStore, peer: Peer, timeout_s: float) -> MemberStatus:
     """Return the member's status once it answers and knows a leader again."""
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(Unavailable) | retry_if_result(lambda status: not status.leader_id),
+        wait=wait_fixed(POLL_S),
+    )
     try:
         await store.cluster.defragment(peer.endpoint, timeout_s=timeout_s)
         async with asyncio.timeout(timeout_s):
-            while True:
-                try:
-                    status = await store.cluster.status(peer.endpoint, timeout_s=PROBE_S)
-                except Unavailable:
-                    status = None
-                if status is not None and status.leader_id:
-                    return status
-                await asyncio.sleep(POLL_S)
+            return await retrying(store.cluster.status, peer.endpoint, timeout_s=PROBE_S)
     except (Unavailable, TimeoutError) as error:
         why = error.message if isinstance(error, Unavailable) else "it knows no leader"
         raise Unavailable(

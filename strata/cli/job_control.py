@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from strata.cli import jobs
-from strata.cli.completion import complete_jobs
-from strata.cli.credentials import connecting
+from strata.cli.named_job import Name, on_job
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
     DEFAULT_TIMEOUT_S,
@@ -38,7 +37,6 @@ app = jobs.app
 
 POLL_S: Final = 0.5
 
-Name = Annotated[str, typer.Argument(help="The job's name.", autocompletion=complete_jobs)]
 Wait = Annotated[
     bool, typer.Option("--wait", help="Return when it has come about; shows what happens on stderr.")
 ]
@@ -57,11 +55,15 @@ DEFAULT_GRACE_S: Final = 60.0
 
 
 @app.command("scale")
-@connecting
+@on_job
 def scale(
     name: Name,
-    least: Annotated[int, typer.Option("--min", min=0, help="Members it needs; 0: as it is.")] = 0,
-    most: Annotated[int, typer.Option("--max", min=0, help="Members it takes; 0: as it is.")] = 0,
+    min_workers: Annotated[
+        int, typer.Option("--min-workers", min=0, help="Members it needs; 0: as it is.")
+    ] = 0,
+    max_workers: Annotated[
+        int, typer.Option("--max-workers", min=0, help="Members it takes at most; 0: as it is.")
+    ] = 0,
     wait: Wait = False,
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
     as_json: Json = False,
@@ -71,16 +73,16 @@ def scale(
 ) -> None:
     """Change how many members a job needs and takes. Its world grows or shrinks by itself.
 
-    Example: strata jobs scale gpt --min 2 --max 6
+    Example: strata jobs scale --job gpt --min-workers 2 --max-workers 6
     """
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 
-    if not least and not most:
-        raise typer.BadParameter("say --min, --max, or both")
+    if not min_workers and not max_workers:
+        raise typer.BadParameter("say --min-workers, --max-workers, or both")
     with CoordinatorClient.connect(
         endpoints, job=name, timeout_s=timeout_s, credentials=credentials
     ) as client:
-        job = client.scale(min_workers=least, max_workers=most)
+        job = client.scale(min_workers=min_workers, max_workers=max_workers)
         if wait:
             job = _follow(client, _fits)
     if as_json:
@@ -95,7 +97,7 @@ def _fits(job: Job) -> bool:
 
 
 @app.command("pause")
-@connecting
+@on_job
 def pause(
     name: Name,
     reason: Reason = "",
@@ -110,13 +112,13 @@ def pause(
 ) -> None:
     """Have all ranks save and stop. The members stay, and wait until the job is resumed.
 
-    Example: strata jobs pause gpt --reason "the file server moves" --wait
+    Example: strata jobs pause --job gpt --reason "the file server moves" --wait
     """
     _stop("pause", name, (), reason, grace_s, now, wait, endpoints, as_json, timeout_s, credentials)
 
 
 @app.command("preempt")
-@connecting
+@on_job
 def preempt(
     name: Name,
     reason: Reason = "",
@@ -131,16 +133,21 @@ def preempt(
 ) -> None:
     """Have all ranks save one common step and leave, with their strata run, by exit code 75.
 
-    Example: strata jobs preempt gpt --grace-s 120
+    Example: strata jobs preempt --job gpt --grace-s 120
     """
     _stop("preempt", name, (), reason, grace_s, now, wait, endpoints, as_json, timeout_s, credentials)
 
 
 @app.command("drain")
-@connecting
+@on_job
 def drain(
     name: Name,
-    workers: Annotated[list[str], typer.Argument(help="Who shall leave, by worker id.")],
+    workers: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="WORKER", help="Who shall leave, by worker id. Without --job the first is the job."
+        ),
+    ],
     reason: Reason = "",
     grace_s: GraceS = DEFAULT_GRACE_S,
     now: Now = False,
@@ -153,14 +160,14 @@ def drain(
 ) -> None:
     """Have all ranks save, and some members leave by exit code 75; the others go on without them.
 
-    Example: strata jobs drain gpt node-3 --reason "its fan is broken"
+    Example: strata jobs drain node-3 --job gpt --reason "its fan is broken"
     """
     named = tuple(workers)
     _stop("drain", name, named, reason, grace_s, now, wait, endpoints, as_json, timeout_s, credentials)
 
 
 @app.command("resume")
-@connecting
+@on_job
 def resume(
     name: Name,
     wait: Wait = False,
@@ -172,7 +179,7 @@ def resume(
 ) -> None:
     """Let a paused job train again, from its latest checkpoint.
 
-    Example: strata jobs resume gpt
+    Example: strata jobs resume --job gpt
     """
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 
@@ -189,7 +196,7 @@ def resume(
 
 
 @app.command("delete")
-@connecting
+@on_job
 def delete(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -201,7 +208,7 @@ def delete(
 ) -> None:
     """Forget a job without members: its history, its catalog, its datasets. Files of checkpoints stay.
 
-    Example: strata jobs delete gpt
+    Example: strata jobs delete --job gpt
     """
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 

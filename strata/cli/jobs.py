@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.completion import complete_jobs
 from strata.cli.credentials import connecting
+from strata.cli.named_job import Name, on_job
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
     DEFAULT_TIMEOUT_S,
@@ -19,7 +19,7 @@ from strata.cli.output import (
     print_json,
     print_table,
 )
-from strata.cli.status import job_row, phase_name, print_troubles
+from strata.cli.status import JOB_COLUMNS, job_row, phase_name, print_troubles
 from strata.config import Credentials
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def list_jobs(
         return
     print_table(
         f"{len(jobs)} jobs",
-        ("JOB", "PHASE", "GENERATION", "RANKS", "WORKERS", "STANDBYS", "LATEST STEP"),
+        JOB_COLUMNS,
         map(job_row, jobs),
         empty="no job yet: start one with strata run -- python train.py",
     )
@@ -61,9 +61,9 @@ def list_jobs(
 
 
 @app.command("show")
-@connecting
+@on_job
 def show_job(
-    name: Annotated[str, typer.Argument(help="The job's name.", autocompletion=complete_jobs)],
+    name: Name,
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
     as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
@@ -72,7 +72,7 @@ def show_job(
 ) -> None:
     """Show one job: its phase and why, its limits, its world, what it restores from.
 
-    Example: strata jobs show gpt
+    Example: strata jobs show --job gpt
     """
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 
@@ -94,7 +94,7 @@ def show_job(
             ("trouble", job.trouble or "none is known"),
             ("generation", world.generation or "-"),
             ("ranks", world.size),
-            ("members", f"{job.workers} ({len(job.standbys)} standby)"),
+            ("members", f"{job.workers} ({len(job.standbys)} standby)" if job.standbys else job.workers),
             ("needs", f"{spec.min_workers} to {spec.max_workers} members, settles for {spec.settle_s:g} s"),
             ("fails after", _limits(spec)),
             *([("asked to stop", _notice(job.notice))] if job.HasField("notice") else []),
@@ -128,9 +128,9 @@ def _notice(notice: StopNotice) -> str:
 
 
 @app.command("history")
-@connecting
+@on_job
 def history(
-    name: Annotated[str, typer.Argument(help="The job's name.", autocompletion=complete_jobs)],
+    name: Name,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many; 0: all that are kept.")] = 20,
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
     as_json: Json = False,
@@ -140,7 +140,7 @@ def history(
 ) -> None:
     """Show why each generation of a job began, the newest first.
 
-    Example: strata jobs history gpt
+    Example: strata jobs history --job gpt
     """
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 

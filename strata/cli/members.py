@@ -26,6 +26,7 @@ from strata.cli.output import (
 from strata.config import Credentials
 
 if TYPE_CHECKING:
+    from strata.client import CoordinatorClient
     from strata.v1.members_pb2 import DeviceStatus, Member, RankProgress
     from strata.v1.worlds_pb2 import WorldMember
 
@@ -57,8 +58,9 @@ def members(
             print_json(listed)
             return
         world = client.world()
+        ended = _ended(client, listed, world.members)
     places = {(m.worker_id, m.incarnation): m for m in world.members}
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for member in listed:
         place = places.get((member.worker_id, member.incarnation))
         heard = min((r.age_ms for r in member.ranks), default=None)
@@ -73,6 +75,8 @@ def members(
                 member.incarnation,
             )
         )
+    here = len(rows)
+    rows += [(m.worker_id, "-", _ranks_of(m), "-", "done", "-", m.incarnation) for m in ended]
     generation = world.world.generation or "none"
     print_table(
         f"job {job}: generation {generation}, {world.world.size} ranks"
@@ -80,6 +84,7 @@ def members(
         ("MEMBER", "HOST", "RANKS", "STEP", "PHASE", "HEARD", "INCARNATION"),
         rows,
         empty=f"job {job} has no members",
+        dim_from=here,
     )
     if devices:
         _show_devices(listed)
@@ -87,11 +92,26 @@ def members(
         _show_stacks(listed)
 
 
+def _ended(
+    client: CoordinatorClient, listed: Sequence[Member], world: Sequence[WorldMember]
+) -> list[WorldMember]:
+    """Return the members of a finished job's last generation that have ended; none for another job."""
+    from strata.v1.worlds_pb2 import JOB_PHASE_DONE  # noqa: PLC0415  # grpc only when a command needs it
+
+    here = {(member.worker_id, member.incarnation) for member in listed}
+    ended = [member for member in world if (member.worker_id, member.incarnation) not in here]
+    return ended if ended and client.job_status().phase == JOB_PHASE_DONE else []
+
+
+def _ranks_of(place: WorldMember) -> str:
+    return ranks(range(place.first_rank, place.first_rank + place.slots))
+
+
 def _ranks(member: Member, place: WorldMember | None) -> str:
     """Return which ranks a member runs, and whether it was asked to leave."""
     if place is None:
         return "leaving" if member.leaving else "standby"
-    mine = ranks(range(place.first_rank, place.first_rank + place.slots))
+    mine = _ranks_of(place)
     return f"{mine}, leaving" if member.leaving else mine
 
 

@@ -72,8 +72,15 @@ def print_values(document: Any) -> None:
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print rows under their columns, or the sentence `empty` when there are none.
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    empty: str,
+    dim_from: int = 1 << 30,
+) -> None:
+    """Print rows under their columns, or the sentence `empty` when there are none; grey ones from row `dim_from` on.
 
     Nothing is cut to the width of a terminal: a path or an id is of use only whole.
     """
@@ -87,7 +94,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for number, line in enumerate(lines):
         padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
         text = "  ".join(padded).rstrip()
-        console.print(text, style="" if number else "bold", markup=False, soft_wrap=True)
+        style = "bold" if number == 0 else "dim" if number > dim_from else ""
+        console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def print_error(error: StrataError) -> None:

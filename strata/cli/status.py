@@ -26,9 +26,11 @@ from strata.cli.output import (
 from strata.config import Credentials
 
 if TYPE_CHECKING:
-    from strata.v1.admin_pb2 import GetStatusResponse
+    from strata.v1.admin_pb2 import GetStatusResponse, ReplicaStatus
     from strata.v1.worlds_pb2 import Job
 
+JOB_COLUMNS = ("JOB", "PHASE", "GENERATION", "RANKS", "MEMBERS", "LATEST STEP")
+"""What `job_row` returns."""
 _EVERY_S = 2.0
 _PLAIN = (None, "", "dumb", "unknown")
 _CLEAR = "\x1b[H\x1b[J"
@@ -61,31 +63,18 @@ def status(
             if as_json:
                 print_json(answer)
             else:
-                _show(answer, jobs)
+                show_status(answer, jobs)
             if not watch:
                 return
             sys.stdout.flush()
             time.sleep(_EVERY_S)
 
 
-def _show(answer: GetStatusResponse, jobs: Sequence[Job]) -> None:
+def show_status(answer: GetStatusResponse, jobs: Sequence[Job]) -> None:
+    """Print the coordinators, etcd's members and the jobs, with what is wrong with each below its table."""
     if answer.outage:
         sys.stdout.write(f"{printable(answer.outage)}\n\n")
-    print_table(
-        f"cluster {answer.cluster}: leader {answer.leader or 'none at the moment'}",
-        ("COORDINATOR", "ADDRESS", "ROLE", "READY", "VERSION"),
-        (
-            (
-                replica.replica,
-                replica.address,
-                "leader" if replica.leader else "follower",
-                "yes" if replica.ready else replica.not_ready_reason or "no",
-                replica.version,
-            )
-            for replica in answer.replicas
-        ),
-        empty="no coordinator is registered",
-    )
+    show_coordinators(answer)
     print_table(
         "",
         ("ETCD", "ROLE", "HEALTHY", "VERSION", "DATA"),
@@ -93,21 +82,61 @@ def _show(answer: GetStatusResponse, jobs: Sequence[Job]) -> None:
             (
                 member.endpoint,
                 "leader" if member.leader else "member",
-                "yes" if member.healthy else member.error or "no",
-                member.version,
+                "yes" if member.healthy else "no",
+                member.version or "-",
                 size(member.db_size_bytes),
             )
             for member in answer.etcd
         ),
         empty="etcd did not answer",
     )
+    for member in answer.etcd:
+        if member.error:
+            sys.stdout.write(f"{printable(member.endpoint)}: {printable(member.error)}\n")
     print_table(
         "",
-        ("JOB", "PHASE", "GENERATION", "RANKS", "WORKERS", "STANDBYS", "LATEST STEP"),
+        JOB_COLUMNS,
         map(job_row, jobs),
         empty="no job yet: start one with strata run -- python train.py",
     )
     print_troubles(jobs)
+
+
+def show_coordinators(answer: GetStatusResponse) -> None:
+    """Print the coordinators, and below them why some are not ready."""
+    print_table(
+        f"cluster {answer.cluster}: leader {answer.leader or 'none at the moment'}",
+        ("COORDINATOR", "ADDRESS", "ROLE", "READY", "VERSION"),
+        (
+            (
+                replica.replica,
+                replica.address or "-",
+                "-" if replica.unreachable else "leader" if replica.leader else "follower",
+                "yes" if replica.ready else "no",
+                replica.version or "-",
+            )
+            for replica in answer.replicas
+        ),
+        empty="no coordinator is registered",
+    )
+    if not all(replica.ready for replica in answer.replicas):
+        sys.stdout.write(f"{printable(readiness(answer.replicas))}\n")
+    for replica in answer.replicas:
+        if replica.unreachable:
+            name = printable(replica.replica)
+            sys.stdout.write(f"  start it, or remove it: strata coordinators forget {name}\n")
+
+
+def readiness(replicas: Sequence[ReplicaStatus]) -> str:
+    """Return which coordinators are not ready and why, and how many are: `c2 unreachable for 14 s; 2 of 3 ready`."""
+    parts = [
+        f"{each.replica} {each.not_ready_reason}"
+        if each.unreachable
+        else f"{each.replica}: {each.not_ready_reason or 'not ready'}"
+        for each in replicas
+        if not each.ready
+    ]
+    return "; ".join([*parts, f"{sum(each.ready for each in replicas)} of {len(replicas)} ready"])
 
 
 def print_troubles(jobs: Iterable[Job]) -> None:
@@ -128,8 +157,7 @@ def job_row(job: Job) -> tuple[object, ...]:
         phase_name(job),
         job.world.generation or "-",
         job.world.size,
-        job.workers,
-        len(job.standbys),
+        f"{job.workers} ({len(job.standbys)} standby)" if job.standbys else job.workers,
         job.latest_step if job.has_latest else "-",
     )
 

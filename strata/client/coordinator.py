@@ -16,10 +16,10 @@ from google.protobuf.message import Message
 from strata.client import arguments, loop
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.unary import ATTEMPT_S, UnaryClient
-from strata.config import Credentials
+from strata.config import Credentials, LibraryConfig
 from strata.core.ids import WorkerId, checked_id
 from strata.core.registration import DEFAULT_JOB, bare_registration
-from strata.errors import InvalidArgument, NotFound
+from strata.errors import ConfigError, InvalidArgument, NotFound
 from strata.v1.admin_pb2 import GetResourceRequest, GetStatusRequest, GetStatusResponse
 from strata.v1.barriers_pb2 import ListBarriersRequest, ListBarriersResponse
 from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointRequest, ListCheckpointsRequest
@@ -101,18 +101,32 @@ class CoordinatorClient:
     @classmethod
     def connect(
         cls,
-        endpoints: str | Iterable[str],
+        endpoints: str | Iterable[str] | None = None,
         *,
-        job: str = DEFAULT_JOB,
+        job: str | None = None,
         timeout_s: float = 10.0,
         credentials: Credentials | None = None,
     ) -> Self:
         """Return a client of the coordinators at `endpoints`: "a:50051,b:50051,c:50051".
 
-        Without `credentials` those of the environment and of strata.toml count.
+        Without `endpoints`, STRATA_ENDPOINTS or `endpoints` in strata.toml names them, and STRATA_JOB or `job`
+        there the job, which is "default" otherwise. Without `credentials` those of the environment and of
+        strata.toml count. `ConfigError` when nothing names a coordinator.
         """
-        own = Credentials.load(env=os.environ) if credentials is None else credentials
-        return cls(parse_endpoints(endpoints, own), job=job, timeout_s=timeout_s, credentials=own)
+        if endpoints is None:
+            found = LibraryConfig.load(env=os.environ)
+            if not found.endpoints:
+                raise ConfigError(
+                    "nothing names a coordinator",
+                    hint="set STRATA_ENDPOINTS, or `endpoints` in strata.toml, or pass them:"
+                    ' CoordinatorClient.connect("host:50051")',
+                )
+            endpoints, job = found.endpoints, found.job if job is None else job
+            own = found.credentials if credentials is None else credentials
+        else:
+            own = Credentials.load(env=os.environ) if credentials is None else credentials
+        where = parse_endpoints(endpoints, own)
+        return cls(where, job=DEFAULT_JOB if job is None else job, timeout_s=timeout_s, credentials=own)
 
     def __enter__(self) -> Self:
         return self

@@ -55,14 +55,14 @@ class DatasetAssignment:
 class DatasetRegistry:
     """A blocking client of a job's datasets, for any thread.
 
-    Takes the endpoints of `CoordinatorClient.connect`, and raises what its calls raise.
+    Takes the endpoints and the job of `CoordinatorClient.connect`, and raises what its calls raise.
     """
 
     def __init__(
         self,
-        coordinator_url: str | Iterable[str],
+        coordinator_url: str | Iterable[str] | None = None,
         *,
-        job: str = DEFAULT_JOB,
+        job: str | None = None,
         timeout_s: float = 10.0,
         credentials: Credentials | None = None,
     ) -> None:

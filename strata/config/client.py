@@ -30,11 +30,16 @@ class ClientConfig:
 
     @classmethod
     def load(
-        cls, *, flags: Mapping[str, Any] | None = None, env: Mapping[str, str], path: Path | None = None
+        cls,
+        *,
+        flags: Mapping[str, Any] | None = None,
+        env: Mapping[str, str],
+        path: Path | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> ClientConfig:
-        """Return what flags, environment and the file at `path` or its default say."""
+        """Return what flags, environment and the file at `path` or its default say, else `defaults`."""
         body, name = read_file(path)
-        return load(cls, flags=flags, env=env, file=body, file_name=name)
+        return load(cls, flags=flags, env=env, file=body, file_name=name, defaults=defaults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

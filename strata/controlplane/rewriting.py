@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
 from strata.core.keys import ClusterKeys
 from strata.core.lineage import lineage, successor
 from strata.core.records import ClusterUid, PoisonRecord, Replica, decode, encode
@@ -198,18 +200,19 @@ class Rewriting:
 
     async def _write(self, batch: Sequence[Operation]) -> None:
         txn = Txn(compares=(self._fence(),), success=tuple(batch))
-        for last in (*[False] * (TRIES - 1), True):
-            try:
-                result = await self._store.execute(txn)
-            except Unavailable:
-                if last:
-                    raise
-                await self._sleep(PAUSE_S)  # it may have taken effect: the same once more changes nothing
-                continue
-            if not result.succeeded:
-                self._check_mine(await read_keyspace(self._store, self._keys))
-                raise Conflict("P/restoring changed and is ours: run it again")
-            return
+        written = False
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(Unavailable),
+            stop=stop_after_attempt(TRIES),
+            wait=wait_fixed(PAUSE_S),
+            sleep=self._sleep,
+            reraise=True,
+        ):
+            with attempt:  # it may have taken effect: the same once more changes nothing
+                written = (await self._store.execute(txn)).succeeded
+        if not written:
+            self._check_mine(await read_keyspace(self._store, self._keys))
+            raise Conflict("P/restoring changed and is ours: run it again")
 
     # -- the last transaction
 

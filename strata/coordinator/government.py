@@ -8,6 +8,7 @@ from typing import Final
 
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.controllers.compaction import Compaction
+from strata.coordinator.controllers.coordinators import CoordinatorList
 from strata.coordinator.controllers.datasets import Datasets
 from strata.coordinator.controllers.housekeeping import Housekeeping
 from strata.coordinator.controllers.loop import Controller, drive
@@ -86,6 +87,7 @@ class Government:
             ),
             Datasets(keys=keys, mirror=mirror, fence=fence),
             housekeeping,
+            CoordinatorList(keys=keys, mirror=mirror, fence=fence, unix_now=context.unix_now),
             RetentionController(keys=keys, mirror=mirror, fence=fence, unix_now=context.unix_now),
             Compaction(
                 store=store,

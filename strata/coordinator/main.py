@@ -15,9 +15,9 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from typing import Final
 
+import strata
 from strata.config import CoordinatorConfig, split_address
 from strata.coordinator.descriptors import raise_limit
 from strata.coordinator.etcd_access import check_versions, connected, member_statuses
@@ -138,7 +138,7 @@ def _replica(
         renewals=renewals,
         ask_members=lambda: member_statuses(store),
         probe=tcp_probe,
-        version=metadata.version("strata-control"),
+        version=strata.__version__,
         page=page,
         resources=resources,
     )

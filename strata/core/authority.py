@@ -130,6 +130,7 @@ _OPERATE: Final = Rule(roles=frozenset({_C, _O}))
 _PEERS: Final = Rule(roles=frozenset({_C}))
 
 RULES: Final[Mapping[str, Rule]] = {
+    "Admin.ForgetCoordinator": _OPERATE,
     "Admin.GetResource": _READ,
     "Admin.GetStatus": _READ,
     "Barriers.WaitBarrier": _OWN,

@@ -23,9 +23,14 @@ Epoch = NewType("Epoch", int)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 
+def is_id(value: object) -> bool:
+    """Tell whether `value` may name something in a key."""
+    return isinstance(value, str) and _ID.match(value) is not None
+
+
 def checked_id(what: str, value: str) -> str:
     """Return `value` if it may name a `what` in a key; else raise `InvalidArgument`."""
-    if not isinstance(value, str) or not _ID.match(value):
+    if not is_id(value):
         shown = repr(value[:140]) if isinstance(value, str) else type(value).__name__
         raise InvalidArgument(
             f"{shown} cannot name a {what}",

@@ -60,6 +60,12 @@ class ClusterKeys:
     def replica(self, replica: str) -> str:
         return self.replicas + checked_id("replica", replica)
 
+    coordinators = _Fixed("coordinators/")
+
+    def coordinator(self, replica: str) -> str:
+        """Return the key that stays when the one of `replica` goes with its lease."""
+        return self.coordinators + checked_id("replica", replica)
+
     jobs = _Fixed("jobs/")
 
     def job(self, job: str) -> JobKeys:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
+from strata.core.coordinators import unreachable
 from strata.core.job import JobView, job_names
 from strata.dashboard.choosing import shown_jobs
 from strata.dashboard.job_families import job_families
@@ -94,6 +95,19 @@ def _etcd(read: Callable[..., float]) -> Read:
     return lambda source, _jobs: [((m.endpoint,), float(read(m))) for m in source.etcd_members()]
 
 
+def _replicas_ready(source: Source, _jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for state in source.replicas():
+        yield (state.entry.name,), float(state.ready)
+    for name in unreachable(source.view, source.keys):
+        yield (name,), 0.0
+
+
+def _replicas_unreachable_s(source: Source, _jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name, record in unreachable(source.view, source.keys).items():
+        since_s = record.unreachable_since_unix_ms / 1000
+        yield (name,), max(0.0, source.unix_now() - since_s) if since_s else 0.0
+
+
 GAUGES: Final = (
     _Gauge(
         "strata_build_info",
@@ -139,6 +153,18 @@ GAUGES: Final = (
         "strata_replicas",
         "Registered replicas, this one included.",
         _one(lambda s: len(s.view.names(s.keys.replicas))),
+    ),
+    _Gauge(
+        "strata_replica_ready",
+        "1 for a replica that is ready as this one sees it, 0 for another; gone once an operator has forgotten it.",
+        _replicas_ready,
+        labels=("replica",),
+    ),
+    _Gauge(
+        "strata_replica_unreachable_seconds",
+        "For how long a replica has not been registered that was; without a sample for one that is.",
+        _replicas_unreachable_s,
+        labels=("replica",),
     ),
     _Gauge("strata_jobs", "Jobs in the keyspace.", _one(lambda s: len(job_names(s.view, s.keys)))),
     _Gauge("strata_job_phase", "1 for the phase that the job is in.", _phases, labels=("job", "phase")),

@@ -23,12 +23,16 @@ from strata.dashboard.api.ranks import ranks
 from strata.dashboard.api.saves import checkpoints
 from strata.dashboard.source import Source
 from strata.errors import InvalidArgument
-from strata.observe.words import age, printable, size
+from strata.observe.words import age, counted, printable, size
 
 STYLE: Final = (
     "body{font:14px/1.5 system-ui,sans-serif;margin:0 auto;max-width:70rem;padding:1rem;color-scheme:light dark}"
     "header,footer{opacity:.75}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
-    "th,td{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top}.scroll{overflow-x:auto}"
+    "th,td{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top}.scroll{overflow-x:auto;"
+    "background:linear-gradient(to right,Canvas 50%,transparent) 0 0/2rem 100% local,"
+    "linear-gradient(to left,Canvas 50%,transparent) 100% 0/2rem 100% local,"
+    "linear-gradient(to right,GrayText,transparent) 0 0/.5rem 100% scroll,"
+    "linear-gradient(to left,GrayText,transparent) 100% 0/.5rem 100% scroll;background-repeat:no-repeat}"
     ".bad{border-left:3px solid #c33;padding-left:.6rem}"
 )
 POLICY: Final = (
@@ -176,8 +180,8 @@ JOB_HEADS: Final = (
     "checkpoint",
     "why",
 )
-REPLICA_HEADS: Final = ("coordinator", "role", "ready", "address", "version")
-ETCD_HEADS: Final = ("member", "role", "version", "database", "healthy")
+REPLICA_HEADS: Final = ("coordinator", "role", "ready", "address", "version", "")
+ETCD_HEADS: Final = ("member", "role", "version", "database", "healthy", "")
 EVENT_HEADS: Final = ("at (UTC)", "what", "job", "")
 
 
@@ -208,10 +212,11 @@ def _replica_rows(seen: model.Cluster) -> list[list[str]]:
     return [
         [
             each.replica + (" (this one)" if each.answered else ""),
-            "leader" if each.leader else "follower",
-            "yes" if each.ready else each.reason or "no",
+            NONE if each.unreachable else "leader" if each.leader else "follower",
+            "yes" if each.ready else "no",
             each.address,
-            each.version,
+            each.version or NONE,
+            "" if each.ready else each.reason,
         ]
         for each in seen.replicas
     ]
@@ -224,7 +229,8 @@ def _etcd_rows(seen: model.Cluster) -> list[list[str]]:
             "leader" if each.leader else "member",
             each.version or NONE,
             size(each.db_size_bytes),
-            "yes" if each.healthy else each.error[:160] or "no",
+            "yes" if each.healthy else "no",
+            each.error[:160],
         ]
         for each in seen.etcd
     ]
@@ -238,8 +244,7 @@ def _job_facts(found: model.Job) -> list[str]:
     line, goodput = found.summary, found.goodput
     facts = [f"{line.phase}: {line.reason}" if line.reason else line.phase]
     facts.append(
-        f"generation {line.generation or NONE}, {line.ranks} ranks on {line.members} members"
-        + (f", {line.standbys} of them standbys" if line.standbys else "")
+        f"generation {line.generation or NONE}, {line.ranks} ranks, {counted(line.members, line.standbys)}"
     )
     if line.progress is not None:
         cells = _job_cells(line)

@@ -17,11 +17,11 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from strata.documents.parsing import SMALL_CONFIG, json_object, text
 from strata.documents.reading import read_regular
@@ -30,13 +30,13 @@ from strata.launch.etcd_binary import EtcdBinary, find_etcd
 from strata.launch.etcd_http import EtcdTls, MemberStatus
 from strata.launch.etcd_member import EtcdMember, MemberPlan
 from strata.launch.placement import HOST, Placement
+from strata.launch.polling import until
 from strata.launch.ports import free_ports
 
 _PLAN = "cluster.json"
 _CLIENT_PORT, _PEER_PORT = 2379, 2380
 """etcd's own, for a member that has a network namespace for itself."""
 _ATTEMPTS = 3
-_POLL_S = 0.02
 _CAUSES = {
     "no space left on device": "free some space, or put the data elsewhere (--data)",
     "disk quota exceeded": "the quota is used up; put the data elsewhere (--data)",
@@ -44,8 +44,6 @@ _CAUSES = {
     "permission denied": "check who owns the folder, or put the data elsewhere (--data)",
 }
 """What an etcd that ended may have said, and what to do about it."""
-
-_T = TypeVar("_T")
 
 
 class EtcdCluster:
@@ -163,7 +161,7 @@ class EtcdCluster:
                 waiting.pop(0)
             return True
 
-        if not _until(all_healthy, timeout_s):
+        if not until(all_healthy, timeout_s):
             raise Unavailable(
                 f"etcd {waiting[0].name} is not healthy after {timeout_s} s:\n{waiting[0].child.tail()}"
             )
@@ -173,7 +171,7 @@ class EtcdCluster:
 
         Frozen members do not count, even while the others still believe in one.
         """
-        found = _until(self.leader_now, timeout_s)
+        found = until(self.leader_now, timeout_s)
         if found is None:
             raise Unavailable(f"no etcd member leads after {timeout_s} s")
         return found
@@ -316,11 +314,3 @@ def _new_plan(folder: Path, places: Sequence[Placement]) -> tuple[list[MemberPla
     stored = {"members": [asdict(plan) for plan in plans], "token": token}
     (folder / _PLAN).write_text(json.dumps(stored, indent=1))
     return plans, token
-
-
-def _until(condition: Callable[[], _T], timeout_s: float) -> _T:
-    """Return the first true answer of `condition`, or the last one when the time is over."""
-    deadline = time.monotonic() + timeout_s
-    while not (answer := condition()) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    return answer

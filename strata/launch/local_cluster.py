@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +26,7 @@ from strata.launch.etcd_binary import EtcdBinary
 from strata.launch.etcd_cluster import EtcdCluster
 from strata.launch.etcd_http import EtcdTls
 from strata.launch.placement import HOST, Placement
+from strata.launch.polling import until
 from strata.launch.ports import free_ports, is_free
 from strata.v1.admin_pb2 import GetStatusResponse
 
@@ -66,27 +66,27 @@ class LocalCoordinator:
 
     def wait_ready(self, timeout_s: float) -> GetStatusResponse:
         """Return its status once it answers; `Unavailable` with the end of its log after that."""
-        deadline = time.monotonic() + timeout_s
-        while True:
+
+        def ready() -> GetStatusResponse | None:
             answer = GetStatusResponse()
             with (
-                contextlib.suppress(Unavailable),  # not yet: what follows decides for how long
+                contextlib.suppress(Unavailable),
                 CoordinatorClient.connect(
                     self.address, timeout_s=1.0, credentials=self._credentials
                 ) as client,
             ):
                 answer = client.status()
-            ready = any(r.replica == self.name and r.ready for r in answer.replicas)
             if self.child.poll() is not None:  # then it was somebody else who answered
                 raise Unavailable(f"{self.name} {self.child.describe()}:\n{self.child.tail()}", hint="")
-            if ready:
-                return answer
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"{self.name} was not ready within {timeout_s:g} s:\n{self.child.tail()}",
-                    hint=f"its log is {self.log}",
-                )
-            time.sleep(_POLL_S)
+            return answer if any(r.replica == self.name and r.ready for r in answer.replicas) else None
+
+        answer = until(ready, timeout_s, every_s=_POLL_S)
+        if answer is None:
+            raise Unavailable(
+                f"{self.name} was not ready within {timeout_s:g} s:\n{self.child.tail()}",
+                hint=f"its log is {self.log}",
+            )
+        return answer
 
     def _spawn(self) -> Child:
         return Child.start(self._arguments, name=self.name, log=self.log)
@@ -221,18 +221,16 @@ class LocalCluster:
 
     def leader(self, *, timeout_s: float = 30.0) -> LocalCoordinator:
         """Return the coordinator that leads, once one does; `Unavailable` after the limit."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                name = self.status(timeout_s=2.0).leader
-            except Unavailable:
-                name = ""
-            for coordinator in self.coordinators:
-                if coordinator.name == name and coordinator.child.poll() is None:
-                    return coordinator
-            if time.monotonic() > deadline:
-                raise Unavailable(f"no coordinator led within {timeout_s:g} s")
-            time.sleep(_POLL_S)
+        found = until(self._leader_now, timeout_s, every_s=_POLL_S)
+        if found is None:
+            raise Unavailable(f"no coordinator led within {timeout_s:g} s")
+        return found
+
+    def _leader_now(self) -> LocalCoordinator | None:
+        with contextlib.suppress(Unavailable):
+            name = self.status(timeout_s=2.0).leader
+            return next((c for c in self.coordinators if c.name == name and c.child.poll() is None), None)
+        return None
 
     def stop(self) -> None:
         """End every process in order: coordinators first, so that the leader can resign."""

@@ -24,6 +24,19 @@ def age(milliseconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} d"
 
 
+def counted(members: int, standbys: int) -> str:
+    """Return how many members there are, of which standbys are some: `3 members (1 standby)`."""
+    among = f" ({standbys} standby)" if standbys else ""
+    return f"{members} member{'' if members == 1 else 's'}{among}"
+
+
+def unreachable(since_unix_ms: int, now_unix_s: float) -> str:
+    """Return `unreachable for 14 s`; without a time while no leader has noted one (0)."""
+    if not since_unix_ms:
+        return "unreachable"
+    return f"unreachable for {age(max(0.0, 1000 * now_unix_s - since_unix_ms))}"
+
+
 def size(count: int) -> str:
     """Return a number of bytes in the unit that fits."""
     value = float(count)

@@ -4,6 +4,7 @@
       --restart=in_process  come back to `TrainingOrchestrator.train`, which begins again in it
     a standalone process    leave the job, and end with 75: nobody starts it again
       whose job is done     nothing is left to do: the program ends with 0 (`Run.failed`)
+      whose control plane was restored    end with 75: no newer world is told to it
 
 Before a standalone process has handed out a batch it adopts newer worlds instead.
 """
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NoReturn, Protocol
 
 from strata.core.exit_codes import PREEMPTED, REFUSED
-from strata.errors import JobDone, Refused, StaleGeneration, StaleIncarnation, StrataError
+from strata.errors import ClusterRestored, JobDone, Refused, StaleGeneration, StaleIncarnation, StrataError
 from strata.training.group import abort_group
 from strata.training.peers import Peers
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
@@ -44,6 +45,7 @@ ORPHAN_S: Final = 0.5
 """How long a rank whose agent has ended has to raise that."""
 ASK_S: Final = 5.0
 """How long coordinators have to take note that this member leaves."""
+RESTORED: Final = "ended with code 75: the control plane was restored; start the program again, it goes on from the newest checkpoint (%s)"
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
 
 log: Final = logging.getLogger("strata.training")
@@ -251,7 +253,11 @@ class StandaloneEnding:
         self._closed = False
         self._leaves_because = ""
         self.armed = False
-        self._forget = peers.observe_world(self._on_world), end_with_agent(peers)
+        self._forget = (
+            peers.observe_world(self._on_world),
+            end_with_agent(peers),
+            peers.observe_end(self._on_end),
+        )
 
     @property
     def leaves(self) -> bool:
@@ -275,6 +281,8 @@ class StandaloneEnding:
             return
         if isinstance(error, JobDone):
             self._refuse_done()
+        if isinstance(error, ClusterRestored) and not is_interactive():
+            self._wait_over(PATIENCE_S)
         if self._peers.world_size == 1:
             return
         log.warning("waiting whether another rank was lost: %s: %s", type(error).__name__, error)
@@ -333,6 +341,20 @@ class StandaloneEnding:
         self._leave(update)
         self._gone()
 
+    def _on_end(self, error: StrataError) -> None:
+        """End this process with its generation if the session ended because the control plane was restored, armed or not."""
+        with self._lock:
+            if not isinstance(error, ClusterRestored) or self._closed or self._over.is_set():
+                return
+            if is_interactive():
+                return  # the error is raised there
+            self._over.set()
+        threading.Thread(target=self._end_restored, args=(error,), name="strata-over", daemon=True).start()
+
+    def _end_restored(self, error: ClusterRestored) -> None:
+        log.error(RESTORED, error.message)
+        self._gone()
+
     def _asked(self, update: WorldUpdate) -> str:
         """Return why a notice that still holds has this member leave, "" when none does."""
         notice = update.notice
@@ -382,10 +404,16 @@ def nothing_to_do_where_done(*, standalone: bool = True) -> Iterator[None]:
 def told_where_refused(*, standalone: bool = True) -> Iterator[None]:
     """End the program with 4, and one sentence, where its job does not take it, as `strata run` does.
 
-    A job that another run finished does not. Only of a `standalone` process: a rank is let in by its agent.
+    A job that another run finished does not. End it with 75 if the control plane was restored before the job had a place for it.
+    Only of a `standalone` process: a rank is let in by its agent.
     """
     try:
         yield
+    except ClusterRestored as error:
+        if not standalone or is_interactive():
+            raise
+        log.error(RESTORED, error.message)  # noqa: TRY400  # as below
+        raise SystemExit(PREEMPTED) from error
     except Refused as error:
         if not standalone or type(error) is not Refused:  # a narrower one tells a program what to do
             raise

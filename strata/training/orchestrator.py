@@ -19,7 +19,7 @@ from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, LibraryConfig, TrainingConfig
 from strata.config.training import PREEMPT_MEMBER
 from strata.core.goodput import Ledger
-from strata.errors import BarrierBroken, Preempted, Refused, StaleGeneration
+from strata.errors import BarrierBroken, ClusterRestored, Preempted, Refused, StaleGeneration
 from strata.training.alike import Sampling, as_rank_0
 from strata.training.at_exit import close_at_exit
 from strata.training.beginning import begin
@@ -175,7 +175,7 @@ class TrainingOrchestrator:
             ending.over(error)
             raise
         except BaseException as error:
-            if isinstance(error, BarrierBroken):  # a rank is lost: a newer world is on its way
+            if isinstance(error, BarrierBroken | ClusterRestored):  # a newer world is on its way
                 ending.failed(error)
             if not self._in_process:  # there, whether it is a failure is not known yet
                 code = error.code if isinstance(error, Preempted) else 1

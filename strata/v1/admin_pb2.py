@@ -25,25 +25,30 @@ _sym_db = _symbol_database.Default()
 from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15strata/v1/admin.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"\xa3\x01\n\rReplicaStatus\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06leader\x18\x06 \x01(\x08\x12\r\n\x05ready\x18\x07 \x01(\x08\x12\x18\n\x10not_ready_reason\x18\x08 \x01(\t\"v\n\nEtcdStatus\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07healthy\x18\x03 \x01(\x08\x12\x0e\n\x06leader\x18\x04 \x01(\x08\x12\x15\n\rdb_size_bytes\x18\x05 \x01(\x03\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"3\n\x10GetStatusRequest\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"C\n\x12GetResourceRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"D\n\x13GetResourceResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\x81\x02\n\x11GetStatusResponse\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x03\x12*\n\x08replicas\x18\x04 \x03(\x0b\x32\x18.strata.v1.ReplicaStatus\x12#\n\x04\x65tcd\x18\x05 \x03(\x0b\x32\x15.strata.v1.EtcdStatus\x12\x0c\n\x04jobs\x18\x06 \x01(\x05\x12\x10\n\x08sessions\x18\x07 \x01(\x05\x12\x13\n\x0b\x61nswered_by\x18\x08 \x01(\t\x12\x1f\n\x05token\x18\t \x01(\x0b\x32\x10.strata.v1.Token\x12\x0e\n\x06outage\x18\n \x01(\t2\x9d\x01\n\x05\x41\x64min\x12\x46\n\tGetStatus\x12\x1b.strata.v1.GetStatusRequest\x1a\x1c.strata.v1.GetStatusResponse\x12L\n\x0bGetResource\x12\x1d.strata.v1.GetResourceRequest\x1a\x1e.strata.v1.GetResourceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15strata/v1/admin.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"\xdb\x01\n\rReplicaStatus\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06leader\x18\x06 \x01(\x08\x12\r\n\x05ready\x18\x07 \x01(\x08\x12\x18\n\x10not_ready_reason\x18\x08 \x01(\t\x12\x13\n\x0bunreachable\x18\t \x01(\x08\x12!\n\x19unreachable_since_unix_ms\x18\n \x01(\x03\"v\n\nEtcdStatus\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07healthy\x18\x03 \x01(\x08\x12\x0e\n\x06leader\x18\x04 \x01(\x08\x12\x15\n\rdb_size_bytes\x18\x05 \x01(\x03\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"3\n\x10GetStatusRequest\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"L\n\x18\x46orgetCoordinatorRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"<\n\x19\x46orgetCoordinatorResponse\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"C\n\x12GetResourceRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"D\n\x13GetResourceResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\x81\x02\n\x11GetStatusResponse\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x03\x12*\n\x08replicas\x18\x04 \x03(\x0b\x32\x18.strata.v1.ReplicaStatus\x12#\n\x04\x65tcd\x18\x05 \x03(\x0b\x32\x15.strata.v1.EtcdStatus\x12\x0c\n\x04jobs\x18\x06 \x01(\x05\x12\x10\n\x08sessions\x18\x07 \x01(\x05\x12\x13\n\x0b\x61nswered_by\x18\x08 \x01(\t\x12\x1f\n\x05token\x18\t \x01(\x0b\x32\x10.strata.v1.Token\x12\x0e\n\x06outage\x18\n \x01(\t2\xfd\x01\n\x05\x41\x64min\x12\x46\n\tGetStatus\x12\x1b.strata.v1.GetStatusRequest\x1a\x1c.strata.v1.GetStatusResponse\x12L\n\x0bGetResource\x12\x1d.strata.v1.GetResourceRequest\x1a\x1e.strata.v1.GetResourceResponse\x12^\n\x11\x46orgetCoordinator\x12#.strata.v1.ForgetCoordinatorRequest\x1a$.strata.v1.ForgetCoordinatorResponseB\x14Z\x12strata/v1;stratav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'strata.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z\022strata/v1;stratav1'
   _globals['_REPLICASTATUS']._serialized_start=61
-  _globals['_REPLICASTATUS']._serialized_end=224
-  _globals['_ETCDSTATUS']._serialized_start=226
-  _globals['_ETCDSTATUS']._serialized_end=344
-  _globals['_GETSTATUSREQUEST']._serialized_start=346
-  _globals['_GETSTATUSREQUEST']._serialized_end=397
-  _globals['_GETRESOURCEREQUEST']._serialized_start=399
-  _globals['_GETRESOURCEREQUEST']._serialized_end=466
-  _globals['_GETRESOURCERESPONSE']._serialized_start=468
-  _globals['_GETRESOURCERESPONSE']._serialized_end=536
-  _globals['_GETSTATUSRESPONSE']._serialized_start=539
-  _globals['_GETSTATUSRESPONSE']._serialized_end=796
-  _globals['_ADMIN']._serialized_start=799
-  _globals['_ADMIN']._serialized_end=956
+  _globals['_REPLICASTATUS']._serialized_end=280
+  _globals['_ETCDSTATUS']._serialized_start=282
+  _globals['_ETCDSTATUS']._serialized_end=400
+  _globals['_GETSTATUSREQUEST']._serialized_start=402
+  _globals['_GETSTATUSREQUEST']._serialized_end=453
+  _globals['_FORGETCOORDINATORREQUEST']._serialized_start=455
+  _globals['_FORGETCOORDINATORREQUEST']._serialized_end=531
+  _globals['_FORGETCOORDINATORRESPONSE']._serialized_start=533
+  _globals['_FORGETCOORDINATORRESPONSE']._serialized_end=593
+  _globals['_GETRESOURCEREQUEST']._serialized_start=595
+  _globals['_GETRESOURCEREQUEST']._serialized_end=662
+  _globals['_GETRESOURCERESPONSE']._serialized_start=664
+  _globals['_GETRESOURCERESPONSE']._serialized_end=732
+  _globals['_GETSTATUSRESPONSE']._serialized_start=735
+  _globals['_GETSTATUSRESPONSE']._serialized_end=992
+  _globals['_ADMIN']._serialized_start=995
+  _globals['_ADMIN']._serialized_end=1248
 # @@protoc_insertion_point(module_scope)

@@ -31,6 +31,8 @@ class ReplicaStatus(_message.Message):
     LEADER_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     NOT_READY_REASON_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     instance: _builtins.str
     address: _builtins.str
@@ -40,6 +42,10 @@ class ReplicaStatus(_message.Message):
     ready: _builtins.bool
     """Filled in by the replica that answers, for itself and for the peers it hears."""
     not_ready_reason: _builtins.str
+    unreachable: _builtins.bool
+    """It was registered, is not any more, and nobody has forgotten it. It is never ready then."""
+    unreachable_since_unix_ms: _builtins.int
+    """When a leader saw that its registration was gone; 0 if none has yet."""
     def __init__(
         self,
         *,
@@ -51,10 +57,12 @@ class ReplicaStatus(_message.Message):
         leader: _builtins.bool = ...,
         ready: _builtins.bool = ...,
         not_ready_reason: _builtins.str = ...,
+        unreachable: _builtins.bool = ...,
+        unreachable_since_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "http_address", b"http_address", "instance", b"instance", "leader", b"leader", "not_ready_reason", b"not_ready_reason", "ready", b"ready", "replica", b"replica", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "http_address", b"http_address", "instance", b"instance", "leader", b"leader", "not_ready_reason", b"not_ready_reason", "ready", b"ready", "replica", b"replica", "unreachable", b"unreachable", "unreachable_since_unix_ms", b"unreachable_since_unix_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -113,6 +121,49 @@ class GetStatusRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
+
+@_typing.final
+class ForgetCoordinatorRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetCoordinatorRequest: _TypeAlias = ForgetCoordinatorRequest  # noqa: Y015
+
+@_typing.final
+class ForgetCoordinatorResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetCoordinatorResponse: _TypeAlias = ForgetCoordinatorResponse  # noqa: Y015
 
 @_typing.final
 class GetResourceRequest(_message.Message):

@@ -45,6 +45,11 @@ class AdminStub(object):
                 request_serializer=strata_dot_v1_dot_admin__pb2.GetResourceRequest.SerializeToString,
                 response_deserializer=strata_dot_v1_dot_admin__pb2.GetResourceResponse.FromString,
                 _registered_method=True)
+        self.ForgetCoordinator = channel.unary_unary(
+                '/strata.v1.Admin/ForgetCoordinator',
+                request_serializer=strata_dot_v1_dot_admin__pb2.ForgetCoordinatorRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_admin__pb2.ForgetCoordinatorResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -64,6 +69,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetCoordinator(self, request, context):
+        """Takes a coordinator that is unreachable off the list of coordinators; refused while it is registered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetResource,
                     request_deserializer=strata_dot_v1_dot_admin__pb2.GetResourceRequest.FromString,
                     response_serializer=strata_dot_v1_dot_admin__pb2.GetResourceResponse.SerializeToString,
+            ),
+            'ForgetCoordinator': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetCoordinator,
+                    request_deserializer=strata_dot_v1_dot_admin__pb2.ForgetCoordinatorRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_admin__pb2.ForgetCoordinatorResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +150,33 @@ class Admin(object):
             '/strata.v1.Admin/GetResource',
             strata_dot_v1_dot_admin__pb2.GetResourceRequest.SerializeToString,
             strata_dot_v1_dot_admin__pb2.GetResourceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetCoordinator(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Admin/ForgetCoordinator',
+            strata_dot_v1_dot_admin__pb2.ForgetCoordinatorRequest.SerializeToString,
+            strata_dot_v1_dot_admin__pb2.ForgetCoordinatorResponse.FromString,
             options,
             channel_credentials,
             insecure,

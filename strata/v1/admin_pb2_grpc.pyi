@@ -36,6 +36,8 @@ class AdminStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
     GetResource: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetResourceRequest, _admin_pb2.GetResourceResponse]
     """A resource of the HTTP API, for those who reach this port only."""
+    ForgetCoordinator: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetCoordinatorRequest, _admin_pb2.ForgetCoordinatorResponse]
+    """Takes a coordinator that is unreachable off the list of coordinators; refused while it is registered."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -45,6 +47,8 @@ class AdminAsyncStub(AdminStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
     GetResource: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetResourceRequest, _admin_pb2.GetResourceResponse]  # type: ignore[assignment]
     """A resource of the HTTP API, for those who reach this port only."""
+    ForgetCoordinator: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetCoordinatorRequest, _admin_pb2.ForgetCoordinatorResponse]  # type: ignore[assignment]
+    """Takes a coordinator that is unreachable off the list of coordinators; refused while it is registered."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Admin: the cluster itself."""
@@ -63,5 +67,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetResourceResponse, _abc.Awaitable[_admin_pb2.GetResourceResponse]]:
         """A resource of the HTTP API, for those who reach this port only."""
+
+    @_abc_1.abstractmethod
+    def ForgetCoordinator(
+        self,
+        request: _admin_pb2.ForgetCoordinatorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ForgetCoordinatorResponse, _abc.Awaitable[_admin_pb2.ForgetCoordinatorResponse]]:
+        """Takes a coordinator that is unreachable off the list of coordinators; refused while it is registered."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

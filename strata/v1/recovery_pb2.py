@@ -27,13 +27,14 @@ from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
 from strata.v1 import worlds_pb2 as strata_dot_v1_dot_worlds__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18strata/v1/recovery.proto\x12\tstrata.v1\x1a\x1bstrata/v1/checkpoints.proto\x1a\x16strata/v1/common.proto\x1a\x16strata/v1/worlds.proto\"y\n\x0fRecoveryRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"0\n\rDatasetShards\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0e\n\x06shards\x18\x02 \x03(\x05\"\xa0\x02\n\x10RecoveryResponse\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12)\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x15.strata.v1.Checkpoint\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\r\n\x05ranks\x18\x05 \x03(\x05\x12(\n\x06shards\x18\x06 \x03(\x0b\x32\x18.strata.v1.DatasetShards\x12\x1f\n\x05token\x18\x07 \x01(\x0b\x32\x10.strata.v1.Token\x12\x30\n\x0frank_recoveries\x18\x08 \x03(\x0b\x32\x17.strata.v1.RankRecovery\x12\x17\n\x0fnext_page_token\x18\t \x01(\t\"G\n\x0cRankRecovery\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x10\n\x08manifest\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t2R\n\x08Recovery\x12\x46\n\x0bGetRecovery\x12\x1a.strata.v1.RecoveryRequest\x1a\x1b.strata.v1.RecoveryResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18strata/v1/recovery.proto\x12\tstrata.v1\x1a\x1bstrata/v1/checkpoints.proto\x1a\x16strata/v1/common.proto\x1a\x16strata/v1/worlds.proto\"y\n\x0fRecoveryRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"0\n\rDatasetShards\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0e\n\x06shards\x18\x02 \x03(\x05\"\xa0\x02\n\x10RecoveryResponse\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12)\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x15.strata.v1.Checkpoint\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\r\n\x05ranks\x18\x05 \x03(\x05\x12(\n\x06shards\x18\x06 \x03(\x0b\x32\x18.strata.v1.DatasetShards\x12\x1f\n\x05token\x18\x07 \x01(\x0b\x32\x10.strata.v1.Token\x12\x30\n\x0frank_recoveries\x18\x08 \x03(\x0b\x32\x17.strata.v1.RankRecovery\x12\x17\n\x0fnext_page_token\x18\t \x01(\t\"G\n\x0cRankRecovery\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x10\n\x08manifest\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t2R\n\x08Recovery\x12\x46\n\x0bGetRecovery\x12\x1a.strata.v1.RecoveryRequest\x1a\x1b.strata.v1.RecoveryResponseB\x14Z\x12strata/v1;stratav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'strata.v1.recovery_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z\022strata/v1;stratav1'
   _globals['_RECOVERYREQUEST']._serialized_start=116
   _globals['_RECOVERYREQUEST']._serialized_end=237
   _globals['_DATASETSHARDS']._serialized_start=239

@@ -25,13 +25,14 @@ _sym_db = _symbol_database.Default()
 from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15strata/v1/watch.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"L\n\x0cWatchRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\"f\n\x08KeyEvent\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64\x65leted\x18\x03 \x01(\x08\x12\x17\n\x0f\x63reate_revision\x18\x04 \x01(\x03\x12\x14\n\x0cmod_revision\x18\x05 \x01(\x03\"e\n\rWatchResponse\x12\x0e\n\x06resync\x18\x01 \x01(\x08\x12#\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x13.strata.v1.KeyEvent\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token2E\n\x05Watch\x12<\n\x05Watch\x12\x17.strata.v1.WatchRequest\x1a\x18.strata.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15strata/v1/watch.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"L\n\x0cWatchRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\"f\n\x08KeyEvent\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64\x65leted\x18\x03 \x01(\x08\x12\x17\n\x0f\x63reate_revision\x18\x04 \x01(\x03\x12\x14\n\x0cmod_revision\x18\x05 \x01(\x03\"e\n\rWatchResponse\x12\x0e\n\x06resync\x18\x01 \x01(\x08\x12#\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x13.strata.v1.KeyEvent\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token2E\n\x05Watch\x12<\n\x05Watch\x12\x17.strata.v1.WatchRequest\x1a\x18.strata.v1.WatchResponse0\x01\x42\x14Z\x12strata/v1;stratav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'strata.v1.watch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z\022strata/v1;stratav1'
   _globals['_WATCHREQUEST']._serialized_start=60
   _globals['_WATCHREQUEST']._serialized_end=136
   _globals['_KEYEVENT']._serialized_start=138

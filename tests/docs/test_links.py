@@ -47,3 +47,44 @@ def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One, two\n[a](gone.md) [b](#one-two) [c](page.md#three) [d](other:x)\n")
     assert dead_links(page) == ["gone.md", "page.md#three"]
+
+
+# -- a link that names a thing leads to the page about it
+
+NAMING = re.compile(r"(?<!!)\[`([^`\]]+)`\]\(([^)\s]+)\)")
+
+
+def headed(page: Path) -> set[str]:
+    """The names of code in a page's headings: what it documents."""
+    return {
+        name
+        for line in re.findall(r"^#+ .+$", prose(page), re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", line)
+    }
+
+
+def misled(page: Path, documented: dict[Path, set[str]]) -> list[str]:
+    """The links of a page that name a thing, where another page than the one they lead to has it in a heading."""
+    found = []
+    for text, link in NAMING.findall(prose(page)):
+        name = text.partition(" --")[0]
+        homes = [home for home, names in documented.items() if name in names]
+        path = link.partition("#")[0]
+        if homes and ((page.parent / path).resolve() if path else page) not in homes:
+            found.append(f"{text} -> {link}")
+    return found
+
+
+def test_a_link_that_names_a_thing_leads_to_the_page_about_it() -> None:
+    documented = {page: headed(page) for page in PAGES}
+    assert [(page.name, link) for page in PAGES for link in misled(page, documented)] == []
+
+
+def test_a_link_to_another_page_is_noticed(tmp_path: Path) -> None:
+    home, page = tmp_path / "training.md", tmp_path / "run.md"
+    home.write_text("# A training: `strata.init`\n")
+    page.write_text(
+        "[`strata.init`](client.md) [`strata.init`](training.md#x) [`other`](client.md) [here](#y)\n"
+    )
+    documented = {each: headed(each) for each in (home, page)}
+    assert misled(page, documented) == ["strata.init -> client.md"]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+import strata
 from strata import errors
+from strata.cli.app import assembled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,6 +67,19 @@ def test_importing_strata_imports_no_grpc() -> None:
     heavy = ["grpc", "google.protobuf", "torch", "numpy"]
     loaded = python(f"import sys, strata; print([name for name in {heavy} if name in sys.modules])")
     assert loaded.strip() == "[]"
+
+
+def test_the_version_is_the_packages_and_is_read_when_it_is_asked_for() -> None:
+    code = (
+        "import sys, strata; before = 'importlib.metadata' in sys.modules;"
+        "print(before, strata.__version__, strata.__version__ == vars(strata)['__version__'])"
+    )
+    assert python(code).split() == ["False", metadata.version("strata-control"), "True"]
+
+
+def test_the_command_line_says_the_same_version() -> None:
+    done = CliRunner().invoke(assembled("status"), ["--version"])
+    assert (done.exit_code, done.output) == (0, f"strata {strata.__version__}\n")
 
 
 def test_error_codes_are_one_each() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import strata
 from strata.config import TrainingConfig, settings
+from strata.data.sampler import ElasticSampler
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -115,3 +118,37 @@ def test_every_setting_is_named() -> None:
         name for row in re.findall(r"^\| .*$", PAGE, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
     assert names <= table
+
+
+@pytest.mark.parametrize("name", inspect.signature(strata.init).parameters)
+def test_every_argument_of_init_is_explained(name: str) -> None:
+    prose = re.sub(r"^```.*?^```", "", PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert re.search(rf"`(?:strata\.init\()?{name}(?:=[^`]*)?`", prose), (
+        f"no text of the page says what {name} does"
+    )
+
+
+def test_a_weighted_loss_has_another_scale_than_the_loss_as_the_page_says() -> None:
+    assert "Log the loss as it was before that" in PAGE
+    assert "with\n`accumulate=4` about a quarter" in PAGE
+    whole, halved = (
+        [piece.weight for piece in ElasticSampler(62, global_batch=31, most=most).pieces(0, size, done=0)]
+        for most, size in ((8, 1), (8, 2))
+    )
+    assert whole[:4] == pytest.approx([0.25] * 4, rel=0.15)
+    assert whole[:2] != halved[:2], "the scale changes with the world"
+
+
+def test_data_is_the_loader_of_steps_and_state_is_saved_and_restored(tmp_path: Path) -> None:
+    code = f"""
+import strata
+for _ in range(2):
+    own = {{"seen": 0}}
+    run = strata.init(data=[1, 2, 3], state=own, storage_path={str(tmp_path / "root")!r})
+    print(own["seen"], end=" ")
+    for number in run.steps():
+        own["seen"] += number
+    run.close()
+    print(own["seen"])
+"""
+    assert run(code, tmp_path) == "0 6\n6 6\n"

@@ -6,9 +6,8 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from strata.launch.local_cluster import LocalCluster
 from strata_chaos.history import History
 from strata_chaos.judge import Result, judge
 from tests.cluster_fixtures import ROOT, StartCluster
+from tests.polling import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -80,15 +80,8 @@ def work_done(run: Path, before: Counter[str]) -> Counter[str]:
         found = counted(run)
         return all(found[op] - before[op] >= wanted for op, wanted in ENOUGH.items())
 
-    wait_until(enough, lambda: f"there is not enough to judge: {found}")
+    until(enough, lambda: f"there is not enough to judge: {found}", limit_s=LIMIT_S)
     return found
-
-
-def wait_until(met: Callable[[], bool], what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not met():
-        assert time.monotonic() < deadline, what()
-        time.sleep(POLL_S)
 
 
 def kill_leader(cluster: LocalCluster) -> None:

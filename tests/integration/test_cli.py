@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import strata
 from strata.launch.local_cluster import LocalCluster
 from strata.launch.ports import free_port
 from tests.cluster_fixtures import Nodes, run_strata
-from tests.processes import Record
+from tests.processes import LIMIT_S, Record
 
 READING = (
     "status",
@@ -48,7 +51,7 @@ def test_without_a_command_it_shows_them_all() -> None:
     assert all(command.split()[0] in said for command in COMMANDS)
     code, said = run_strata("--version")
     assert code == 0
-    assert said.startswith("strata ")
+    assert said.strip() == f"strata {strata.__version__}"
 
 
 @pytest.mark.parametrize("command", READING)
@@ -94,6 +97,7 @@ def test_what_is_shown_of_a_job_that_runs(
 
     status = said_as_json("status", *where)
     assert {r["replica"] for r in status["replicas"]} == {c.name for c in cluster.coordinators}
+    assert {r["version"] for r in status["replicas"]} == {strata.__version__}
     assert sum(r["leader"] for r in status["replicas"]) == 1
     assert all(r["ready"] for r in status["replicas"])
     assert [m["healthy"] for m in status["etcd"]] == [True]
@@ -129,6 +133,16 @@ def test_what_is_shown_of_a_job_that_runs(
     assert code == 0
     assert "no checkpoint yet" in text
     assert a.child.poll() is None
+
+
+def test_the_members_of_a_finished_job_are_done(cluster: LocalCluster, nodes: Nodes) -> None:
+    where = ("-e", cluster.endpoints, "--job", nodes.job)
+    words = ("--endpoints", cluster.endpoints, "--job", nodes.job, "--worker-id", "a", "--slots", "2")
+    assert nodes.strata("run", *words, "--", sys.executable, "-c", "").join(LIMIT_S) == 0
+    code, text = run_strata("members", *where)
+    assert code == 0
+    assert re.search(r"^a +- +0-1 +- +done ", text, re.MULTILINE), text
+    assert said_as_json("members", *where) == [], "it lists who is there"
 
 
 def test_endpoints_and_job_come_from_the_environment(cluster: LocalCluster) -> None:

@@ -18,6 +18,7 @@ from strata.v1.worlds_pb2 import GetWorldRequest
 from tests.cluster_fixtures import StartCluster, restart_all
 from tests.integration.test_client import LIMIT_S, Trainers
 from tests.integration.test_fork import Program, program
+from tests.polling import until
 
 DETECT_S = 2.0
 NOISE_S = 4.0
@@ -55,15 +56,6 @@ def serving(trainers: Trainers, client: RankClient) -> LocalCoordinator:
     welcome = client._session.welcome
     assert welcome is not None
     return next(c for c in trainers.cluster.coordinators if c.name == welcome.replica)
-
-
-def until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> float:
-    """Return the seconds until `condition` held."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < limit_s, "it never came about"
-        time.sleep(0.005)
-    return time.monotonic() - began
 
 
 @pytest.mark.journey

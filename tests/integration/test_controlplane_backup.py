@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from strata.launch.ports import free_port
 from tests.cluster_fixtures import run_strata
 from tests.etcd_fixtures import StartEtcd
 from tests.integration.gate import gated
+from tests.polling import until
 from tests.processes import Record, Talker
 
 LIMIT_S = 60.0
@@ -79,10 +79,7 @@ def snapshot_status(etcd_bin: Path, database: Path) -> dict[str, Any]:
 
 def file_in(folder: Path) -> None:
     """Return once there is a file in a folder that need not be there yet."""
-    deadline = time.monotonic() + LIMIT_S
-    while not (folder.is_dir() and any(folder.iterdir())):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: folder.is_dir() and any(folder.iterdir()), limit_s=LIMIT_S)
 
 
 @contextlib.asynccontextmanager

@@ -7,9 +7,8 @@ import contextlib
 import json
 import shutil
 import subprocess
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from strata.etcd import EtcdStore
 from strata.launch.local_cluster import LocalCluster
 from strata.v1 import checkpoints_pb2 as pb
 from tests.cluster_fixtures import StartCluster
+from tests.polling import until
 from tests.processes import LIMIT_S
 from tests.s3_stub import StubS3, serving
 
@@ -189,13 +189,6 @@ class Lost:
         self.served(said["uid"])
         (mine,) = [job for job in said["jobs"] if job["name"] == self.job]
         return mine, said
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.02)
 
 
 @pytest.fixture

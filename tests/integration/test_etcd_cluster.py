@@ -17,6 +17,7 @@ from strata.launch.etcd_cluster import EtcdCluster
 from strata.launch.etcd_http import EtcdHttp
 from strata.launch.ports import free_ports
 from tests.certificates import etcd_identity
+from tests.polling import until
 
 if TYPE_CHECKING:
     from tests.etcd_fixtures import StartEtcd
@@ -112,8 +113,7 @@ signal.pause()
     assert all(EtcdHttp(url).healthy() for _, url in members)
     parent.kill()
     parent.communicate()
-    ended = module._until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid, _ in members), 10.0)
-    assert ended
+    until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid, _ in members), limit_s=10.0)
     assert not any(EtcdHttp(url).healthy() for _, url in members)
 
 

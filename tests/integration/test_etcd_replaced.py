@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,8 +24,8 @@ from strata.core.txn import Delete, Operation, Put, Txn
 from strata.etcd import EtcdStore
 from strata.launch.local_cluster import LocalCluster, LocalCoordinator
 from strata.v1.worlds_pb2 import GetWorldRequest
-from tests.cluster_fixtures import StartCluster
-from tests.processes import LIMIT_S
+from tests.cluster_fixtures import RANKS, Nodes, StartCluster
+from tests.processes import LIMIT_S, Record
 
 KEYS = ClusterKeys("default")
 NOTICED_S = 5.0
@@ -193,3 +194,21 @@ def test_a_replica_that_starts_on_an_older_snapshot_says_so_to_members_that_know
     etcd.apply(Put(key=KEYS.uid, value=encode(ClusterUid(uid=successor(uid, 1, "77aa")))))
     with pytest.raises(errors.ClusterRestored):
         rank.call(GetWorldRequest(job=job), timeout_s=LIMIT_S)
+
+
+def test_a_standalone_training_ends_with_75_once_the_control_plane_was_restored(
+    cluster: LocalCluster, etcd: Etcd, nodes: Nodes, record: Record, job: str, tmp_path: Path
+) -> None:
+    given = {"STRATA_ENDPOINTS": cluster.endpoints, "STRATA_JOB": job}
+    words = (sys.executable, str(RANKS / "standalone.py"), "step", str(tmp_path / "storage"))
+    program = nodes.start(*words, name="w", env=given)
+    record.wait_one("steps")
+    with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
+        uid = client.world().token.uid
+    restoring = encode(Restoring(who="a test", since_unix_ms=0))
+    etcd.apply(Put(key=KEYS.restoring, value=restoring), Delete(key=KEYS.uid))
+    until(lambda: not any(ready(each)[0] for each in cluster.coordinators), LIMIT_S)
+    now = encode(ClusterUid(uid=successor(uid, 1, "77aa")))
+    etcd.apply(Put(key=KEYS.uid, value=now), Delete(key=KEYS.restoring))
+    assert program.join() == 75
+    record.wait_line("start the program again, it goes on from the newest checkpoint")

@@ -21,6 +21,7 @@ from strata.errors import CheckpointNotFound
 from strata.launch.local_cluster import LocalCluster
 from tests.cluster_fixtures import ROOT, Nodes
 from tests.integration.test_cli_checkpoints import Commands
+from tests.polling import until
 from tests.processes import Record, Talker
 from tests.s3_stub import StubS3, serving
 from tests.small_disk import Need, SmallDisk, mounted
@@ -178,10 +179,7 @@ def test_a_lower_keep_count_makes_room_on_a_full_disk(
     held_at = training.latest()
     commands = Commands(cluster.endpoints, nodes.job)
     assert "what stays: the 2 newest" in commands.run("retention", "--keep-count", 2)
-    deadline = time.monotonic() + LIMIT_S
-    while "it is to be deleted" not in commands.run("gc"):
-        assert time.monotonic() < deadline, "the leader marks nothing"
-        time.sleep(0.2)  # another process: until the leader has looked at what stays
+    until(lambda: "it is to be deleted" in commands.run("gc"), "the leader marks nothing", limit_s=LIMIT_S)
     training.wait_committed(beyond=held_at)
     training.ends_well()
 
@@ -241,21 +239,19 @@ def test_a_signal_ends_the_wait_for_a_last_save_that_is_held(
     nodes: Nodes, record: Record, disk: SmallDisk, tmp_path: Path
 ) -> None:
     """Of a process that trains alone: there is no supervisor to end it."""
-    until = tmp_path / "over"
-    arguments = ("--storage", str(disk.folder / "checkpoints"), "--until", str(until))
+    over = tmp_path / "over"
+    arguments = ("--storage", str(disk.folder / "checkpoints"), "--until", str(over))
     alone = nodes.start(
         *(sys.executable, str(ROOT / "tests" / "ranks" / "held.py"), *arguments),
         name="alone",
         env={"STRATA_TRAIN_SAVE_EVERY_STEPS": str(EVERY_STEPS), "STRATA_TRAIN_PREEMPT_GRACE_S": "2"},
     )
     record.wait("step", count=EVERY_STEPS + 1)
-    deadline = time.monotonic() + LIMIT_S
-    while not list(disk.folder.glob(f"checkpoints/step-*/{MARKER}")):  # else there is no step to say it of
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    # else there is no step to say it of
+    until(lambda: any(disk.folder.glob(f"checkpoints/step-*/{MARKER}")), limit_s=LIMIT_S)
     disk.fill()
     record.wait_line("no checkpoint since step", limit_s=LIMIT_S)
-    until.touch()
+    over.touch()
     record.wait("step", count=2 * EVERY_STEPS + 1)
     time.sleep(1.0)
     alone.signal(signal.SIGTERM)

@@ -133,12 +133,12 @@ def test_a_job_is_scaled_up_and_down(play: Play) -> None:
     play.join("w-1", max_workers=1)
     play.join("w-2")
     play.until(lambda job: job.world.members == 1)
-    assert "takes 1 to 2 members" in typed(play, "scale", "--max", "2", "--wait")
+    assert "takes 1 to 2 members" in typed(play, "scale", "--max-workers", "2", "--wait")
     assert play.until(lambda job: job.world.members == 2).world.reason == "1 more members have settled"
-    down = as_json(play, "scale", "--max", "1", "--wait")
+    down = as_json(play, "scale", "--max-workers", "1", "--wait")
     assert down["world"]["members"] == 1
     assert play.until(lambda job: list(job.standbys) == ["w-2"]).spec.max_workers == 1
-    assert "must be" in typed(play, "scale", "--min", "3", code=2)
+    assert "must be" in typed(play, "scale", "--min-workers", "3", code=2)
     typed(play, "scale", code=2)
     history = as_json(play, "history")
     assert [each["world"]["members"] for each in history] == [1, 2, 1]

@@ -20,7 +20,9 @@ from strata.launch.local_cluster import LocalCluster
 from strata.v1.checkpoints_pb2 import CHECKPOINT_STATE_COMMITTED
 from tests.cluster_fixtures import Nodes, StartCluster, run_strata
 from tests.integration.test_training import check_samples
+from tests.polling import until
 from tests.processes import LIMIT_S, Record
+from tests.torchrun_agents import agent
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -42,15 +44,25 @@ class Before:
 
 
 class Drill:
-    """A cluster with a training of two nodes, its backups and its storage."""
+    """A cluster with a training of two nodes, its backups and its storage. `by_torchrun`: two agents of torchrun."""
 
-    def __init__(self, cluster: LocalCluster, nodes: Nodes, record: Record, folder: Path) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        nodes: Nodes,
+        record: Record,
+        folder: Path,
+        *,
+        by_torchrun: bool = False,
+    ) -> None:
         self.cluster = cluster
         self.record = record
         self.storage = folder / "storage"
         self.backups = folder / "backups"
         self.older = folder / "older"
         self.backups.mkdir()
+        self._folder = folder
+        self._by_torchrun = by_torchrun
         self._nodes = nodes
         self._members = cluster.etcd.members
 
@@ -60,22 +72,33 @@ class Drill:
         """Start two nodes; after the first time, again."""
         for node in ("a", "b"):
             arguments = ("--storage", str(self.storage), "--epochs", str(EPOCHS), "--every", str(EVERY))
+            training = ("training", *arguments, "--pace-s", "0.05")
+            env = {"STRATA_TRAIN_KEEP_COUNT": "0"}
+            if self._by_torchrun:
+                agent(
+                    self._nodes,
+                    self.cluster.endpoints,
+                    self._folder,
+                    *training,
+                    name=node,
+                    nnodes="2",
+                    options=("--max-restarts=1",),
+                    env=env,
+                )
+                continue
             self._nodes.run(
                 self.cluster.endpoints,
-                *("training", *arguments, "--pace-s", "0.05"),
+                *training,
                 node=node,
                 options=("--min-workers", "2"),
-                env={"STRATA_TRAIN_KEEP_COUNT": "0"},
+                env=env,
             )
 
     def until_committed(self, step: int) -> None:
         """Return once this step or a later one is committed."""
         self.record.wait("begun", count=2)
         with self._client() as client:
-            deadline = time.monotonic() + LIMIT_S
-            while max(self._committed(client), default=0) < step:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: max(self._committed(client), default=0) >= step)
 
     def before(self) -> Before:
         """Look at the catalog, as the last thing before etcd is lost."""
@@ -220,3 +243,22 @@ def test_restore_drill_by_rebuild_without_a_snapshot(drill: Drill, _number: int)
     drill.lose_etcd()
     drill.command("rebuild", "--storage", str(drill.storage), "--yes")
     drill.goes_on(before, time.monotonic())
+
+
+@pytest.mark.usefixtures("torch_installed")
+@pytest.mark.parametrize("_number", range(DRILLS))
+def test_restore_drill_under_agents_of_torchrun(
+    start_cluster: StartCluster, nodes: Nodes, record: Record, tmp_path: Path, _number: int
+) -> None:
+    drill = Drill(start_cluster(coordinators=2), nodes, record, tmp_path, by_torchrun=True)
+    drill.train()
+    drill.until_committed(2 * EVERY)
+    drill.command("backup", "--to", str(drill.backups))
+    drill.until_committed(5 * EVERY)
+    before = drill.before()
+    drill.lose_etcd()
+    drill.command("restore", "--from", str(drill.backups), "--storage", str(drill.storage), "--yes")
+    drill.goes_on(before, time.monotonic())
+    begun = [event for event in record.of("begun") if event["generation"] > before.generation]
+    assert {event["restarts"] for event in begun} == {"0"}, "torchrun counted a restart"
+    assert len(record.of("controlplane.restored")) == 2, "each agent joined again once"

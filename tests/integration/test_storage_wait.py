@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from strata.errors import CheckpointNotFound
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE
 from tests.cluster_fixtures import ROOT, Nodes
-from tests.processes import LIMIT_S, Talker
+from tests.polling import until
+from tests.processes import Talker
 from tests.small_disk import Need, SmallDisk, mounted
 
 QUICK = ("--settle-s", "0.2")
@@ -38,10 +38,7 @@ class Job:
         self.arguments = ("--storage", str(disk.folder / "checkpoints"), "--pace-s", "0.05")
         first = self.start()
         with self.client() as client:
-            end = time.monotonic() + LIMIT_S
-            while not _has_saved(client):
-                assert time.monotonic() < end, "no checkpoint came about"
-                time.sleep(0.1)
+            until(lambda: _has_saved(client), "no checkpoint came about")
         first.signal(signal.SIGTERM)
         assert first.join() == PREEMPTED
         disk.fill()

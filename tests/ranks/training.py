@@ -65,6 +65,7 @@ def train(orchestrator: strata.TrainingOrchestrator, options: argparse.Namespace
         world=world.size,
         worker=world.worker_id,
         failure_s=run.saves.failure_s,
+        restarts=os.environ.get("TORCHELASTIC_RESTART_COUNT"),
         frozen=sorted({int(number) for number in state.get("frozen", ())}),
     )
     sampler = strata.ElasticSampler(LENGTH, global_batch=GLOBAL_BATCH, seed=3)

@@ -5,7 +5,7 @@ import { balance } from "../src/pages/data/balance";
 import { isSlow, label, named, rankRows } from "../src/pages/ranks/rank-rows";
 
 const worker = (worker_id: string, first_rank: number | null, slots = 2) => ({
-  worker_id, first_rank, slots, incarnation: 1, host: `host-of-${worker_id}`, pid: 1, standby: first_rank === null, lost: false, leaving: false, heartbeat_age_ms: 40,
+  worker_id, first_rank, slots, incarnation: 1, host: `host-of-${worker_id}`, pid: 1, standby: first_rank === null, lost: false, done: false, leaving: false, heartbeat_age_ms: 40,
 });
 const device = (worker_id: string, index: number): Device => ({
   worker_id, index, name: "", uuid: `${worker_id}${index}`, utilization_percent: 90, memory_used_bytes: null, memory_total_bytes: null,
@@ -25,6 +25,12 @@ describe("rows of ranks", () => {
     expect(rows.map((row) => row.device?.uuid ?? null)).toEqual(["a0", "a1", null, null]);
     expect(rows[1]).toMatchObject({ host: "host-of-a", phase: "save", relative: 0.5, heartbeatMs: 40 });
     expect(rows[3]).toMatchObject({ host: "", heartbeatMs: null });
+  });
+
+  it("says whose member has ended with its ranks", () => {
+    const ended = { ...worker("b", 2), host: "", done: true };
+    const rows = rankRows({ ...RANKS, workers: [worker("a", 0), ended] }, undefined, []);
+    expect(rows.map((row) => [row.done, row.lost])).toEqual([[false, false], [false, false], [true, false], [false, false]]);
   });
 
   it("names no device where a member has fewer than slots", () => {

@@ -3,7 +3,7 @@ import { bases, order, pauseMs } from "../src/live/replicas";
 
 const R = ["", "http://r2", "http://r3"];
 const replica = (http_url: string) => ({
-  replica: "r", address: "", http_url, version: "", leader: false, ready: true, reason: "", answered: false,
+  replica: "r", address: "", http_url, version: "", leader: false, ready: true, reason: "", answered: false, unreachable: false, unreachable_since_unix_ms: null,
 });
 
 describe("which replica comes next", () => {

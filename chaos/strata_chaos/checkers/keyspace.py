@@ -45,6 +45,8 @@ def _cluster(parts: list[str]) -> Key:
             return Key(single, "", ())
         case ["replicas", name]:
             return Key("replica", "", (name,))
+        case ["coordinators", name]:
+            return Key("coordinator", "", (name,))
         case ["ops", name]:
             return Key("op", "", (name,))
         case ["jobs", job, *rest]:

@@ -25,7 +25,7 @@ RULES: Final = {
 
 _PROCESSES: Final = frozenset(
     {"leader", "replica", "worker", "chunk", "outcome", "arrived", "payloads", "floor", "standbys"}
-    | {"failed", "done", "stopped", "held", "notice", "reshape", "reader", "rewind"}
+    | {"coordinator", "failed", "done", "stopped", "held", "notice", "reshape", "reader", "rewind"}
 )
 """What speaks of processes, which a restore takes away and nobody else may write until it has ended."""
 

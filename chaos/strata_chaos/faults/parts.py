@@ -9,12 +9,12 @@ import contextlib
 import os
 import select
 import signal
-import time
 from typing import Protocol
 
 from strata.launch.children import Child
 from strata.launch.etcd_member import EtcdMember
 from strata.launch.local_cluster import LocalCoordinator
+from strata.launch.polling import until
 from strata_chaos.roster import Target, stat_of
 
 _GONE_S = 5.0
@@ -128,9 +128,7 @@ class WorkloadPart:
 
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
-        deadline = time.monotonic() + _GONE_S
-        while self._target.alive and not self.frozen()[0] and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        until(lambda: not self._target.alive or self.frozen()[0], _GONE_S, every_s=_POLL_S)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any, Final
 
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
+
 from strata.checkpoint import root
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.marker import NAME as MARKER
@@ -103,7 +105,7 @@ class ClusterShelf:
                 step=checkpoint.step,
                 attempt=checkpoint.id,
                 reader=uuid.uuid4().hex,
-                who=f"strata checkpoints on {socket.gethostname()}",
+                who=f"strata checkpoints ({socket.gethostname()})",
             )
         )
 
@@ -152,26 +154,21 @@ class ClusterShelf:
         answer: GetRetentionResponse = self.client.call_whole(GetRetentionRequest(job=self.client.job))
         return answer
 
+    @retry(retry=retry_if_exception_type(Conflict), stop=stop_after_attempt(KEEP_TRIES), reraise=True)
     def keep(self, keep: Keep, *, tier: str, who: str) -> None:
         """Set other rules, for all tiers or for one; what else the policy says stands.
 
         What somebody else sets meanwhile stands too: `Conflict` when that goes on and on.
         """
-        for last in (*[False] * (KEEP_TRIES - 1), True):
-            found = self.rules()
-            after = Retention(keep=found.retention.keep if tier else keep, who=who)
-            for name, rules in found.retention.tiers.items():
-                after.tiers[name].CopyFrom(rules)
-            if tier:
-                after.tiers[tier].CopyFrom(keep)
-            request = SetRetentionRequest(job=self.client.job, retention=after, if_revision=found.revision)
-            try:
-                self.client.call(request)
-            except Conflict:
-                if last:
-                    raise
-            else:
-                return
+        found = self.rules()
+        after = Retention(keep=found.retention.keep if tier else keep, who=who)
+        for name, rules in found.retention.tiers.items():
+            after.tiers[name].CopyFrom(rules)
+        if tier:
+            after.tiers[tier].CopyFrom(keep)
+        self.client.call(
+            SetRetentionRequest(job=self.client.job, retention=after, if_revision=found.revision)
+        )
 
     def generation(self) -> int:
         """Return the job's current generation, 0 before the first."""

@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from strata.cli.checks.etcd import RESTORE_AGAIN, etcd_version
 from strata.cli.checks.finding import Finding, fail, ok, warn
 from strata.cli.checks.machine import NTP
 from strata.cli.etcd_remedies import UNKNOWN, Connection, restore_commands
+from strata.cli.status import readiness
 from strata.client import CoordinatorClient, parse_endpoints
 from strata.config import Credentials
 from strata.core.lineage import RESTORING, THE_WAY_BACK, WENT_BACK
 from strata.core.registration import DEFAULT_JOB
 from strata.errors import StrataError, Unavailable
+
+if TYPE_CHECKING:
+    from strata.v1.admin_pb2 import ReplicaStatus
 
 OFFSET_S: Final = 1.0
 """How far two clocks may be apart."""
@@ -26,6 +30,13 @@ PROBES: Final = 3
 """How often a clock is read; the quickest answer counts."""
 GO_BACK: Final = (
     "on a host that reaches etcd, the first command that applies: docs/operate/README.md says which"
+)
+FORGET: Final = "start it again, see docs/operate/lost-coordinator.md; or, if it will not come back:"
+UNKNOWN_ENDPOINT: Final = (
+    "correct --endpoints (strata status shows the addresses), or start a coordinator there"
+)
+LEFT_OUT: Final = (
+    "add their addresses: who knows one endpoint only finds no coordinator when that one is down"
 )
 LOST: Final = (
     "on its host: systemctl restart strata-coordinator@NAME, see docs/operate/lost-coordinator.md;"
@@ -61,23 +72,30 @@ def cluster(
         return
     if status.outage:
         yield fail("writes", status.outage, "")
-    ready = [replica for replica in status.replicas if replica.ready]
-    if len(ready) < len(status.replicas):
-        sick = "; ".join(f"{r.replica}: {r.not_ready_reason}" for r in status.replicas if not r.ready)
-        yield warn("coordinators", f"{len(ready)} of {len(status.replicas)} ready: {sick}", "see their logs")
-    else:
-        yield ok("coordinators", f"{len(ready)} of {len(status.replicas)} ready")
+    yield judged_readiness(status.replicas)
     if status.leader:
         yield ok("leader", f"{status.leader}, epoch {status.leader_epoch}")
     else:
         yield fail("leader", "nobody leads", "do the coordinators reach a majority of etcd?")
-    versions = {replica.version for replica in status.replicas} | {metadata.version("strata-control")}
+    versions = {r.version for r in status.replicas if not r.unreachable} | {
+        metadata.version("strata-control")
+    }
     if len(versions) > 1:
         yield warn("versions", ", ".join(sorted(versions)), "update the older ones")
     if alone:
         for member in status.etcd:
             yield etcd_version(member.endpoint, member.version, member.error)
-    yield from _each(endpoints, own, timeout_s, connection, roots)
+    yield from _each(endpoints, own, timeout_s, connection, roots, status.replicas)
+
+
+def judged_readiness(replicas: Sequence[ReplicaStatus]) -> Finding:
+    """Judge whether all coordinators are ready, those that are gone among them."""
+    says, gone = readiness(replicas), [each.replica for each in replicas if each.unreachable]
+    if gone:
+        return warn("coordinators", says, FORGET, *(f"strata coordinators forget {name}" for name in gone))
+    if all(each.ready for each in replicas):
+        return ok("coordinators", says)
+    return warn("coordinators", says, "see their logs")
 
 
 # -- a cluster whose etcd went back
@@ -164,15 +182,18 @@ def _each(
     timeout_s: float,
     connection: Connection,
     roots: Sequence[str],
+    replicas: Sequence[ReplicaStatus],
 ) -> Iterator[Finding]:
-    """Ask each endpoint by itself: one that is lost, or suspended, is not seen by the others for long."""
+    """Ask each endpoint by itself: which coordinator is there, and what does its clock say."""
     readings: list[ClockReading] = []
+    answered: set[str] = set()
+    known = {each.address for each in replicas}
     for endpoint in parse_endpoints(endpoints, own):
         try:
             with CoordinatorClient(
                 (endpoint,), job=DEFAULT_JOB, timeout_s=timeout_s, credentials=own
             ) as client:
-                client.status()
+                answered.add(client.status().answered_by)
                 with contextlib.suppress(StrataError):  # it answers; one without an HTTP API tells no time
                     readings.append(read_clock(lambda: client.resource("/cluster")))
         except Unavailable as error:
@@ -180,7 +201,23 @@ def _each(
                 yield suspended(f"coordinator {endpoint}", error.message, connection, roots)
             else:
                 why = error.message.partition(f"{endpoint}: ")[2] or error.message
-                yield warn(f"coordinator {endpoint}", f"{endpoint} does not answer: {why}", LOST)
+                stranger = "" if str(endpoint) in known else ", and no coordinator is known at this address"
+                hint = UNKNOWN_ENDPOINT if stranger else LOST
+                yield warn(f"coordinator {endpoint}", f"{endpoint} does not answer{stranger}: {why}", hint)
         except StrataError as error:
             yield warn(f"coordinator {endpoint}", error.message, error.hint or "")
+    yield from left_out(replicas, answered, {str(each) for each in parse_endpoints(endpoints, own)})
     yield from clock_findings(readings)
+
+
+def left_out(
+    replicas: Sequence[ReplicaStatus], answered: Collection[str], endpoints: Collection[str]
+) -> Iterator[Finding]:
+    """Name the coordinators that run and that none of the endpoints leads to."""
+    left = [
+        f"{each.replica} ({each.address})"
+        for each in replicas
+        if not each.unreachable and each.replica not in answered and each.address not in endpoints
+    ]
+    if left:
+        yield warn("endpoints", f"{', '.join(left)}: not among --endpoints", LEFT_OUT)

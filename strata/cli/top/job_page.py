@@ -13,7 +13,7 @@ from strata.cli.top.lines import BAD, BOLD, DIM, GOOD, LABEL, WARN, Part, labell
 from strata.cli.top.ranks import Order
 from strata.cli.top.seen import Resource, Seen
 from strata.observe.bars import bar, shares, sparkline
-from strata.observe.words import age, figure, percent, size, span
+from strata.observe.words import age, counted, figure, percent, size, span
 
 PHASES: Final = {"running": GOOD, "failed": BAD, "stopping": WARN, "paused": WARN, "waiting": WARN}
 MIN_RANKS: Final = 5
@@ -45,13 +45,12 @@ def title(seen: Seen) -> tuple[Part, ...]:
     if seen.detail is None:
         return ((seen.job or "", BOLD),)
     job = seen.detail["summary"]
-    members = f"{job['members']} member{'' if job['members'] == 1 else 's'}"
-    standbys = f" + {job['standbys']} standby" if job["standbys"] else ""
+    members = counted(job["members"], job["standbys"])
     return (
         (job["name"], BOLD),
         "  ",
         (job["phase"], PHASES.get(job["phase"], "")),
-        f"  generation {job['generation']}  {job['ranks']} ranks on {members}{standbys}",
+        f"  generation {job['generation']}  {job['ranks']} ranks  {members}",
     )
 
 

@@ -114,7 +114,8 @@ def _columns(jobs: tuple[Resource, ...]) -> list[Column]:
         return percent(value)
 
     phase = cell(of("phase"), style=lambda _at, value: PHASES.get(value, ""))
-    world = cell(lambda at: f"{jobs[at]['ranks']}/{jobs[at]['members']}" if jobs[at]["ranks"] else None)
+    members = [job["members"] - job["standbys"] for job in jobs]
+    world = cell(lambda at: f"{jobs[at]['ranks']}/{members[at]}" if jobs[at]["ranks"] else None)
     saved = cell(of("checkpoint_step"), lambda value: f"{value:,}")
     rate = cell(progress("steps_per_s"), figure)
     goodput = cell(of("goodput_ratio"), good, lambda _at, v: WARN if v < 0.8 else "")

@@ -122,7 +122,9 @@ def _columns(ranks: Resource) -> list[Column]:
 
     def lost(rank: int, _value: object) -> str:
         worker = _worker(ranks, rank)
-        return BAD if worker is not None and worker["lost"] else ""
+        if worker is None or not (worker["lost"] or worker.get("done")):
+            return ""
+        return BAD if worker["lost"] else DIM
 
     def score(_rank: int, value: float) -> str:
         return BAD if value < VERY_SLOW else WARN if value < SLOW else ""

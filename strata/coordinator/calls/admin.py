@@ -12,12 +12,18 @@ from strata.coordinator.etcd_members import EtcdMember
 from strata.coordinator.peers.registry import UNHEARD
 from strata.core import records
 from strata.core.authority import Identity
-from strata.core.ids import InstanceId
+from strata.core.coordinator_record import Coordinator
+from strata.core.coordinators import decide_forget, is_known, unreachable
+from strata.core.ids import InstanceId, checked_id
 from strata.core.job import job_names
 from strata.core.leadership import leader_of
-from strata.core.view import Entry
-from strata.errors import QuotaExceeded, Unavailable
+from strata.core.txn import Decision
+from strata.core.view import Entry, View
+from strata.errors import PermissionDenied, QuotaExceeded, Unavailable
+from strata.observe import get_logger, words
 from strata.v1 import admin_pb2
+
+log = get_logger()
 
 RESOURCE_BYTES: Final = ANSWER_BYTES - 64
 """Leaves room for what is around it in a message."""
@@ -45,6 +51,7 @@ class AdminCalls:
 
     def rows(self) -> Iterator[Row]:
         yield Row(method="Admin.GetStatus", answer=self.get_status, waits=False)
+        yield Row(method="Admin.ForgetCoordinator", answer=self.forget_coordinator)
         yield Row(method="Admin.GetResource", answer=self.get_resource, waits=False)
 
     async def get_resource(
@@ -71,12 +78,47 @@ class AdminCalls:
             cluster=context.keys.cluster,
             leader=leader.record.replica if leader is not None else "",
             leader_epoch=leader.create_revision if leader is not None else 0,
-            replicas=[self._replica(entry, leader=entry.record.instance == instance) for entry in replicas],
+            replicas=sorted(
+                [
+                    *(self._replica(entry, leader=entry.record.instance == instance) for entry in replicas),
+                    *(self._gone(name, record) for name, record in unreachable(view, context.keys).items()),
+                ],
+                key=lambda each: each.replica,
+            ),
             etcd=[_member(member) for member in context.etcd_members()],
             jobs=len(job_names(view, context.keys)),
             sessions=self._sessions(),
             answered_by=context.replica,
             outage=context.outage(),
+        )
+
+    async def forget_coordinator(
+        self, request: admin_pb2.ForgetCoordinatorRequest, identity: Identity | None
+    ) -> admin_pb2.ForgetCoordinatorResponse:
+        if identity is not None and identity.jobs:
+            raise PermissionDenied(
+                f"{identity} is limited to jobs, and coordinators belong to none",
+                hint="ask an operator of the whole cluster",
+            )
+        keys, name, known = self._context.keys, checked_id("replica", request.replica), False
+
+        def decide(view: View) -> Decision:
+            nonlocal known
+            known = known or is_known(view, keys, name)
+            return decide_forget(view, keys, name, known=known)
+
+        await self._context.executor.settle(decide)
+        log.info("coordinator_forgotten", coordinator=name)
+        return admin_pb2.ForgetCoordinatorResponse()
+
+    def _gone(self, name: str, record: Coordinator) -> admin_pb2.ReplicaStatus:
+        since_unix_ms = record.unreachable_since_unix_ms
+        return admin_pb2.ReplicaStatus(
+            replica=name,
+            address=record.address,
+            not_ready_reason=words.unreachable(since_unix_ms, self._context.unix_now()),
+            unreachable=True,
+            unreachable_since_unix_ms=since_unix_ms,
         )
 
     def _replica(self, entry: Entry[records.Replica], *, leader: bool) -> admin_pb2.ReplicaStatus:

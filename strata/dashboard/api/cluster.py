@@ -10,12 +10,14 @@ from typing import Final
 from strata.coordinator.etcd_members import EtcdMember as Member
 from strata.coordinator.job_phases import phase_of
 from strata.core.checkpoints import newest
+from strata.core.coordinators import unreachable
 from strata.core.etcd_version import EtcdVersion, judge
 from strata.core.job import JobView
 from strata.core.records import JobPhase, Standbys
 from strata.dashboard.api import model
 from strata.dashboard.source import Source
 from strata.errors import StrataError
+from strata.observe import words
 
 PAGE: Final = 200
 OVER: Final = frozenset({"done", "failed"})
@@ -46,7 +48,7 @@ def cluster(source: Source, etcd: Sequence[Member]) -> model.Cluster:
         etcd_silence_ms=int(1000 * min(source.etcd_silence_s(), 1e9)),
         audit_differences=source.audit_differences(),
         alarms=tuple(_alarms(source, members)),
-        replicas=tuple(_replicas(source)),
+        replicas=tuple(sorted(_replicas(source), key=lambda each: each.replica)),
         etcd=members,
         jobs_total=len(phases),
         jobs_by_phase=dict(Counter(phases.values())),
@@ -69,6 +71,13 @@ def _alarms(source: Source, etcd: Sequence[model.EtcdMember]) -> Iterator[str]:
             f"{source.audit_differences()} keys of this replica's view differed from etcd. They were repaired; please"
             " report it."
         )
+    gone = unreachable(source.view, source.keys)
+    if gone:
+        ready = sum(state.ready for state in source.replicas())
+        yield (
+            f"{', '.join(gone)} unreachable; {ready} of {len(source.replicas()) + len(gone)} coordinators ready. Start"
+            f" it again, or remove it from the list: strata coordinators forget {next(iter(gone))}"
+        )
     yield from sorted({member.warning for member in etcd if member.warning})
 
 
@@ -84,6 +93,20 @@ def _replicas(source: Source) -> Iterator[model.Replica]:
             ready=state.ready,
             reason=state.reason,
             answered=record.instance == source.instance,
+        )
+    for name, gone in unreachable(source.view, source.keys).items():
+        since_unix_ms = gone.unreachable_since_unix_ms
+        yield model.Replica(
+            replica=name,
+            address=gone.address,
+            http_url="",
+            version="",
+            leader=False,
+            ready=False,
+            reason=words.unreachable(since_unix_ms, source.unix_now()),
+            answered=False,
+            unreachable=True,
+            unreachable_since_unix_ms=since_unix_ms or None,
         )
 
 

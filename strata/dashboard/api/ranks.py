@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from strata.coordinator.diagnosis import world_devices
 from strata.coordinator.reports.progress import Reported
@@ -12,6 +13,9 @@ from strata.core.stopping import all_asked, asked_notice
 from strata.dashboard.api import model
 from strata.dashboard.source import Source
 from strata.v1.members_pb2 import DeviceStatus, RankLog
+
+DONE: Final = "done"
+"""The phase of a rank that ended with exit code 0, whatever it said before."""
 
 
 def ranks(source: Source, name: str) -> model.Ranks:
@@ -25,7 +29,11 @@ def ranks(source: Source, name: str) -> model.Ranks:
     said = [reports.get(rank) for rank in range(size)]
     found = source.diagnosis(name).scores if world is not None else {}
     scores = [found.get(rank) for rank in range(size)]
-    phases = sorted({each.phase for each in said if each is not None} | {""})
+    over = job.done(world.head.generation) if world is not None else set()
+    doing = [
+        DONE if rank in over else each.phase if each is not None else "" for rank, each in enumerate(said)
+    ]
+    phases = sorted({*doing, ""})
     index = {phase: number for number, phase in enumerate(phases)}
     return model.Ranks(
         generation=world.head.generation if world is not None else 0,
@@ -34,7 +42,7 @@ def ranks(source: Source, name: str) -> model.Ranks:
         worker=tuple(owner.get(rank, -1) for rank in range(size)),
         step=tuple(None if each is None else each.step for each in said),
         phases=tuple(phases),
-        phase=tuple(index[each.phase if each is not None else ""] for each in said),
+        phase=tuple(index[each] for each in doing),
         heard_ms=tuple(None if each is None else _age_ms(each, now_s) for each in said),
         stalled_ms=tuple(
             max(1, _age_ms(each, now_s)) if each is not None and each.stalled else 0 for each in said
@@ -142,6 +150,7 @@ def _workers(
     workers: list[model.Worker] = []
     asked = all_asked(job)
     owner: dict[int, int] = {}
+    over = job.done(world.head.generation) if world is not None else set()
     for place in world.members if world is not None else ():
         entry = registered.pop((place.worker, place.incarnation), None)
         own = range(place.first_rank, place.first_rank + place.slots)
@@ -155,7 +164,8 @@ def _workers(
                 slots=place.slots,
                 first_rank=place.first_rank,
                 standby=False,
-                lost=entry is None,
+                lost=entry is None and not over.issuperset(own),
+                done=over.issuperset(own),
                 leaving=asked_notice(asked, place.worker, place.incarnation) is not None,
                 heartbeat_age_ms=_heard_ms(source, job, place.worker, place.incarnation, now_s),
             )

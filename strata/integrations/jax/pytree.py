@@ -36,7 +36,7 @@ class Pytree:
             key = _key(path)
             if key in found:
                 raise CheckpointError(f"two leaves of the pytree have the path {key}")
-            found[key] = _saved(leaf)
+            found[key] = _saved(leaf, key)
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -55,12 +55,13 @@ class DeviceArray:
     """An array on several devices, of which this process may have a part."""
 
     array: jax.Array
+    path: str
 
     def __strata_parts__(self) -> Distributed:
         array, here = self.array, jax.process_index()
         name = np.dtype(array.dtype).name
         if name not in DTYPES:
-            raise CheckpointError(f"an array of {name} cannot be saved")
+            raise CheckpointError(f"{self.path} of a Pytree is an array of {name}, which cannot be saved")
         holders: dict[Box, list[int]] = {}
         devices: Mapping[Any, Any] = array.sharding.devices_indices_map(array.shape)
         for device, index in devices.items():
@@ -92,14 +93,14 @@ class DeviceArray:
         return jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
 
 
-def _saved(leaf: Any) -> Any:
+def _saved(leaf: Any, path: str) -> Any:
     if not isinstance(leaf, jax.Array):
         return leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return _saved(jax.random.key_data(leaf))
+        return _saved(jax.random.key_data(leaf), path)
     if leaf.is_fully_addressable and len(leaf.sharding.device_set) == 1:
         return np.asarray(leaf)
-    return DeviceArray(leaf)
+    return DeviceArray(leaf, path)
 
 
 def _restored(leaf: Any, value: Any) -> Any:

@@ -13,6 +13,8 @@ import concurrent.futures
 import os
 import socket
 import sys
+import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final, Self
 
@@ -36,6 +38,7 @@ from strata.config import Credentials, TrainingConfig
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import (
     ClusterReplaced,
+    ClusterRestored,
     ConfigError,
     Conflict,
     InvalidArgument,
@@ -60,6 +63,10 @@ REACH_S: Final = 30.0
 MAX_UNREACHABLE: Final = 3
 OPEN_TIMEOUT: Final = timedelta(seconds=REACH_S)
 STORE_TIMEOUT: Final = timedelta(seconds=300)
+RELEASE_S: Final = 10.0
+"""How long the session of a member that another one follows may take to end."""
+MAX_PAUSE_S: Final = 30.0
+"""The longest pause before an agent joins again, if the control plane is restored again and again."""
 
 log = get_logger()
 
@@ -125,8 +132,7 @@ class StrataRendezvous(RendezvousHandler):
         failure = find_failure()
         if self._running is None:
             self._know_workers()
-            self._running = self._loop.submit(self._member.run())
-            self._loop.at_stop(self._member.leave)
+            self._run_member()
         tries = 0
         while True:
             self._server = None
@@ -198,9 +204,19 @@ class StrataRendezvous(RendezvousHandler):
             self._settings, self._member = settings, AgentMember(settings)
 
     def _join(self, failure: RankFailure | None) -> tuple[Place, Met]:
-        """Return where this agent's workers stand next; errors as torch's."""
+        """Return where this agent's workers stand next; errors as torch's.
+
+        If the control plane was restored, this agent joins again as another member.
+        """
+        pauses = growing_pauses()
         try:
-            return self._loop.call(self._member.join(failure, self._open_store))
+            while True:
+                try:
+                    return self._loop.call(self._member.join(failure, self._open_store))
+                except ClusterRestored as error:
+                    log.warning("controlplane.restored", reason=error.message, next="this agent joins again")
+                    time.sleep(next(pauses))
+                    self._replace_member()
         except Spare as error:
             self._spare = True
             raise RendezvousGracefulExitError(str(error)) from None
@@ -212,6 +228,21 @@ class StrataRendezvous(RendezvousHandler):
                 self._spare = True  # late in a run that is done: nothing is left to do
                 raise RendezvousGracefulExitError(error.message) from None
             raise as_torchs(error, attempt=self._settings.attempt) from error
+
+    def _run_member(self) -> None:
+        self._running = self._loop.submit(self._member.run())
+        self._loop.at_stop(self._member.leave)
+
+    def _replace_member(self) -> None:
+        """Be another member from now on, with a boot of its own. The workers of the one before have ended."""
+        before, running = self._member, self._running
+        assert running is not None
+        self._loop.forget_at_stop(before.leave)
+        self._loop.soon(before.release)
+        concurrent.futures.wait((running,), RELEASE_S)
+        running.cancel()
+        self._member = AgentMember(self._settings)
+        self._run_member()
 
     def _preempt(self, why: str) -> None:
         """Begin to stop all ranks together; called by a signal's handler."""
@@ -265,6 +296,15 @@ class StrataRendezvous(RendezvousHandler):
             else:
                 os.environ[name] = value
         self._before.clear()
+
+
+def growing_pauses() -> Iterator[float]:
+    """Yield how long an agent waits before it joins again: not at all after one restore, ever longer if it meets more of them."""
+    yield 0.0
+    pause_s = 1.0
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
 
 def as_torchs(error: StrataError, *, attempt: int) -> RendezvousError:

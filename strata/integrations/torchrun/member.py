@@ -186,9 +186,14 @@ class AgentMember:
             self.stopped = self._has_stopped(failure) or self.asked_to_leave is not None
             if not self.outdated:
                 self._report_end(self.place, failure)
+        self.release()
         await self._session.agent.leave_once_told(
             "its workers are done" if self._finishing else "the agent ends"
         )
+
+    def release(self) -> None:
+        """Let `run` end once the session has: the workers have ended. In the loop."""
+        self._session.release()
 
     async def close(self) -> None:
         """Have every agent of the job leave, without a save; return once they are asked."""

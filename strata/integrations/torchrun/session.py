@@ -20,6 +20,7 @@ from strata.agent.run_folder import run_folder
 from strata.agent.serving import AgentObserver, serving_ranks_of
 from strata.client import MemberSession
 from strata.config import HealthConfig, load
+from strata.errors import ClusterRestored
 from strata.integrations.torchrun import orphans
 from strata.integrations.torchrun.settings import AgentSettings
 from strata.integrations.torchrun.workers import Workers
@@ -64,6 +65,7 @@ class AgentSession:
         self.workers = Workers()
         self._news = asyncio.Event()
         self._trouble: Exception | None = None
+        self._released = asyncio.Event()
 
     @property
     def world(self) -> WorldUpdate | None:
@@ -83,7 +85,7 @@ class AgentSession:
     async def run(self) -> None:
         """Hold the session, and the socket that workers attach at, until the agent leaves.
 
-        What ended it, or kept it from beginning, is in `error` then.
+        What ended it, or kept it from beginning, is in `error` then. After `ClusterRestored` the socket stays until `release`.
         """
         session = asyncio.create_task(self.upward.run(), name="session")
         connected = asyncio.create_task(self.upward.wait_connected())
@@ -123,7 +125,17 @@ class AgentSession:
             ):
                 self.workers.relay = relay
                 self._news.set()
-                await session
+                try:
+                    await session
+                except ClusterRestored:
+                    # the workers run until torch's agent ends them; without this socket they would fail before
+                    self._news.set()
+                    await self._released.wait()
+                    raise
+
+    def release(self) -> None:
+        """Close the socket of a session that has ended: no worker is attached any more, or none is to be. In the loop."""
+        self._released.set()
 
     def set_place(self, place: Place | None) -> None:
         """Let in the workers of `place` from now on, and no others."""

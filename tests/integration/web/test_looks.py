@@ -96,6 +96,27 @@ def test_no_page_is_wider_than_a_phone(operator: Replicas, browser: Browser) -> 
         assert wide <= PHONE[0], path
 
 
+def test_on_a_phone_running_jobs_come_first_and_a_table_that_is_cut_has_a_shade(
+    operator: Replicas, browser: Browser
+) -> None:
+    look(browser, PHONE, "light")
+    browser.open(operator.origins[0])
+    browser.wait("the jobs", lambda: "ablation-01" in browser.text())
+    text = browser.text()
+    assert text.index("gpt") < text.index("ablation-01"), "what is done does not bury what runs"
+    assert browser.run("return document.querySelector('table') === null"), (
+        "jobs are cards, which do not scroll"
+    )
+    browser.open(operator.origins[0] + "/cluster")
+    browser.wait("the page", lambda: "answers you" in browser.text())
+    shade, wide, shown = browser.run(
+        "const at = document.querySelector('[aria-label=Replicas]');"
+        "return [getComputedStyle(at).backgroundImage, at.scrollWidth, at.clientWidth]"
+    )
+    assert wide > shown
+    assert shade.count("linear-gradient") == 4
+
+
 def test_the_switch_of_colours_beats_the_system(operator: Replicas, browser: Browser) -> None:
     look(browser, DESKTOP, "light")
     browser.open(operator.origins[0])

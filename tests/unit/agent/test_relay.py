@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strata.errors import InvalidArgument, Refused, StaleGeneration, StrataError
+from strata.errors import ClusterRestored, InvalidArgument, Refused, StaleGeneration, StrataError
 from strata.session.served import serve
 from strata.testing.links import pair
 from strata.testing.virtual_time import in_virtual_time
@@ -127,6 +127,19 @@ async def test_calls_are_answered_by_who_is_above_and_refusals_stay_themselves()
         link.send(up(call={"id": 13}))
         assert isinstance(unpack((await news(link)).reply.error), InvalidArgument)
         assert len(it.upstream.asked) == 2
+
+
+@in_virtual_time()
+async def test_a_restored_control_plane_ends_the_generation_of_a_rank() -> None:
+    async with node() as it:
+        link = await it.attached(2)
+        link.send(arrivals(2))
+        await asyncio.sleep(0.1)
+        it.upstream.arrived[0][1].set_exception(ClusterRestored("it was restored"))
+        assert type(unpack((await news(link)).arrival_refused.error)) is StaleGeneration
+        it.upstream.answer = ClusterRestored("it was restored")
+        link.send(up(call={"id": 12, "get_world": {"job": "j"}}))
+        assert type(unpack((await news(link)).reply.error)) is StaleGeneration
 
 
 @in_virtual_time()

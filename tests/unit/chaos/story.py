@@ -381,6 +381,7 @@ def good_run(storage: Path) -> Story:
     story.txn((f"{ROOT}leader", None))
     epoch = story.txn((f"{ROOT}leader", {"instance": "B", "replica": "c2", "address": "b"}))
     story.txn((f"{ROOT}replicas/c2", {"instance": "B", "address": "b"}))
+    story.txn((f"{ROOT}coordinators/c2", {"address": "b", "epoch": epoch}))
     story.sample()
     story.txn((f"{JOB}workers/w0", worker("b0", "B", 10)))
     story.line("fleet", 5, "process.kill", args={"pid": 11, "worker": "w1"})

@@ -20,6 +20,7 @@ from strata.checkpoint.replicator import Replicator
 from strata.checkpoint.sink import ObjectMissing, Storage, put
 from strata.checkpoint.tiers import TieredStorage
 from strata.errors import CheckpointCorrupt, StorageError, StrataError
+from tests.polling import until
 from tests.unit.checkpoint.memory_storage import MemorySource
 from tests.unit.checkpoint.ranks import STEP, Ranks
 from tests.unit.checkpoint.test_tiers import LIMIT_S, STATE, Pair, image_of, of
@@ -316,10 +317,7 @@ def test_a_checkpoint_that_retention_took_while_its_copy_was_half_made_is_nobody
     replica, both = of_two(pair), TieredStorage(pair.near, pair.far)
     ranks = ranks_of(pair, "1", near=both, others_s=1.0)
     ranks[0].add(replica)
-    deadline = time.monotonic() + LIMIT_S
-    while not pair.far.exists(f"{replica.folder}/{GLOBAL_NAME}"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: pair.far.exists(f"{replica.folder}/{GLOBAL_NAME}"))
     for name in [name for name in pair.near.objects if name.startswith(replica.folder)]:
         del pair.near.objects[name]
     ranks[1].add(replica)

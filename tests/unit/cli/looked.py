@@ -37,7 +37,7 @@ def summary(name: str = "gpt", phase: str = "running", **more: Any) -> model.Job
         "reason": "all 2 members are here",
         "generation": 4,
         "ranks": 8,
-        "members": 2,
+        "members": 3,
         "standbys": 1,
         "min_workers": 2,
         "max_workers": 3,

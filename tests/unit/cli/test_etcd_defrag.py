@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from strata.cli.etcd_defrag import Defragmentation, Freed, defragment
 from strata.cli.etcd_remedies import Connection
 from strata.cli.etcd_view import look
 from strata.errors import NotFound, Refused, Unavailable
-from strata.etcd import Alarm
+from strata.etcd import Alarm, MemberStatus
 from tests.unit.cli.fake_etcd import FakeCluster
 
 ETCD = Connection(endpoints=("h1:2379",))
@@ -22,6 +23,7 @@ ETCD = Connection(endpoints=("h1:2379",))
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_defrag, "SETTLE_S", 0.001)
+    monkeypatch.setattr(etcd_defrag, "POLL_S", 0.001)
 
 
 async def defragmented(
@@ -30,6 +32,7 @@ async def defragmented(
     member: str | None = None,
     compact: bool = False,
     stall_all: bool = False,
+    timeout_s: float = 0.05,
     after_each: Callable[[asyncio.Event], None] = lambda _interrupted: None,
 ) -> Defragmentation:
     done, interrupted = Defragmentation(), asyncio.Event()
@@ -43,7 +46,7 @@ async def defragmented(
         member=member,
         compact=compact,
         stall_all=stall_all,
-        timeout_s=0.05,
+        timeout_s=timeout_s,
         interrupted=interrupted,
         report=lambda _text: None,
         report_freed=report_freed,
@@ -108,6 +111,36 @@ async def test_a_member_that_does_not_come_back_in_time() -> None:
     cluster.failing = {"defragment": [Unavailable("no answer")]}
     with pytest.raises(Unavailable, match=r"etcd-2 is not back 0\.05 s after"):
         await defragmented(cluster)
+
+
+class Starting(FakeCluster):
+    """A member that was defragmented answers these before it is back: an error, or a status without a leader."""
+
+    def __init__(self, *answers: Unavailable | None) -> None:
+        super().__init__()
+        self.answers = list(answers)
+
+    async def status(self, endpoint: str, *, timeout_s: float | None = None) -> MemberStatus:
+        status = await super().status(endpoint, timeout_s=timeout_s)
+        if not self.answers:
+            return status
+        if (error := self.answers.pop(0)) is not None:
+            raise error
+        return replace(status, leader_id=0)
+
+
+async def test_a_member_is_back_once_it_answers_and_knows_a_leader() -> None:
+    cluster = Starting(Unavailable("starting"), None, None)
+    (freed,) = (await defragmented(cluster, member="etcd-2", timeout_s=30.0)).freed
+    assert freed.member == "etcd-2"
+    assert not cluster.answers
+
+
+async def test_a_member_that_knows_no_leader_in_time_is_not_back() -> None:
+    cluster = Starting(*[None] * 10_000)
+    with pytest.raises(Unavailable, match=r"etcd-2 is not back .*: it knows no leader") as raised:
+        await defragmented(cluster, member="etcd-2")
+    assert "strata etcd status" in raised.value.hint
 
 
 async def test_nothing_is_compacted_where_defragmentation_is_refused() -> None:

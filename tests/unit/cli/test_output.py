@@ -24,6 +24,19 @@ def test_brackets_and_colons_are_text(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.splitlines() == ["[bold]t[/bold]", "A       B", "[red]x  :100:"]
 
 
+def test_rows_that_are_over_are_grey_on_a_terminal_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [("a", "train"), ("b", "done")]
+    print_table("t", ("MEMBER", "PHASE"), rows, empty="", dim_from=1)
+    assert "\x1b" not in capsys.readouterr().out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    print_table("t", ("MEMBER", "PHASE"), rows, empty="", dim_from=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:] == ["a       train", "\x1b[2mb       done\x1b[0m"]
+
+
 def test_an_empty_table_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("title", ("A",), [], empty="no barrier [open]")
     assert capsys.readouterr().out == "no barrier [open]\n"

@@ -31,7 +31,7 @@ def drawn(view: View, seen: Seen, size: Size = SMALL, *, now_s: float = 100.2) -
 
 def test_a_job_in_80_columns() -> None:
     assert drawn(View(job="gpt"), job_seen()) == [
-        "gpt  running  generation 4  8 ranks on 2 members + 1 standby   via coordinator-2",
+        "gpt  running  generation 4  8 ranks  3 members (1 standby)     via coordinator-2",
         "! rank 3 stands still at step 1207 (data) for 42 s",
         "! rank 6 cannot save step 1200: disk full on host gpu-host-001.rack-7",
         "step      1,204 of 10,000  epoch 2 ━━───────────────────  12.0 %  ETA 2 h 31 min",
@@ -422,6 +422,17 @@ def test_a_job_name_stays_within_its_part_of_the_path() -> None:
     client.more["jobs_a%2Fb_history"] = plain(looked.history(2))
     look(client.resource, "a/b")
     assert client.asked[0] == "/jobs/a%2Fb"
+
+
+@pytest.mark.parametrize(("how", "style"), [("done", "dim"), ("lost", "bold red"), ("standby", "")])
+def test_a_member_that_has_ended_is_grey_and_one_that_was_lost_red(how: str, style: str) -> None:
+    whole = plain(looked.ranks(4))
+    whole["workers"][0][how] = True
+    seen = replace(job_seen(), ranks=whole)
+    lines = frame(View(job="gpt"), seen, LARGE, now_s=100.2, now_ms=NOW_MS).lines
+    row = next(each for each in lines if each.plain.startswith("    0"))
+    at = row.plain.index("node-0")
+    assert [str(span.style) for span in row.spans if span.start == at] == ([style] if style else [])
 
 
 def test_what_cannot_be_read_leaves_what_was_there_and_says_why() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,8 @@ from strata.v1.datasets_pb2 import (
     Dataset,
     GetAssignmentRequest,
     GetAssignmentResponse,
+    ListDatasetsRequest,
+    ListDatasetsResponse,
     RegisterDatasetRequest,
     RegisterDatasetResponse,
     Shards,
@@ -310,3 +313,59 @@ def test_registering_a_dataset(server: UnaryServer) -> None:
         for uri in ("{", "{0}", "{nope}", "{shard.nope}", "{shard:q}"):
             with pytest.raises(errors.ConfigError):
                 registry.register("train", shards=8, uri=uri)
+
+
+# -- where its coordinators come from
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A process that nothing tells of coordinators."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("STRATA_ENDPOINTS", "STRATA_JOB", "STRATA_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_without_endpoints_the_environment_names_coordinators_and_job(
+    server: UnaryServer, bare: pytest.MonkeyPatch
+) -> None:
+    bare.setenv("STRATA_ENDPOINTS", server.address)
+    with CoordinatorClient.connect() as client:
+        assert client.status().answered_by == "one"
+        assert client.job == "default"
+    bare.setenv("STRATA_JOB", "gpt")
+    with CoordinatorClient.connect() as client, DatasetRegistry() as registry:
+        assert client.job == "gpt"
+        server.answers[ListDatasetsRequest] = lambda _: ListDatasetsResponse()
+        assert registry.datasets() == []
+        assert server.asked_for(ListDatasetsRequest)[0].job == "gpt"
+    with CoordinatorClient.connect(job="bert") as client:
+        assert client.job == "bert"
+
+
+def test_without_the_environment_the_file_names_them(server: UnaryServer, bare: pytest.MonkeyPatch) -> None:
+    Path("strata.toml").write_text(f'endpoints = ["{server.address}"]\njob = "of-the-file"\n')
+    with CoordinatorClient.connect() as client:
+        assert (client.status().answered_by, client.job) == ("one", "of-the-file")
+    bare.setenv("STRATA_JOB", "of-the-environment")
+    with CoordinatorClient.connect() as client:
+        assert client.job == "of-the-environment"
+
+
+def test_endpoints_that_are_passed_count_alone(server: UnaryServer, bare: pytest.MonkeyPatch) -> None:
+    bare.setenv("STRATA_ENDPOINTS", "127.0.0.1:1")
+    bare.setenv("STRATA_JOB", "gpt")
+    with CoordinatorClient.connect(server.address) as client:
+        assert (client.status().answered_by, client.job) == ("one", "default")
+
+
+def test_where_nothing_names_a_coordinator_the_error_says_what_to_set(bare: pytest.MonkeyPatch) -> None:
+    with pytest.raises(errors.ConfigError, match="nothing names a coordinator") as told:
+        CoordinatorClient.connect()
+    assert told.value.hint == (
+        "set STRATA_ENDPOINTS, or `endpoints` in strata.toml, or pass them:"
+        ' CoordinatorClient.connect("host:50051")'
+    )
+    with pytest.raises(errors.ConfigError, match="no coordinator endpoint is given"):
+        CoordinatorClient.connect("")

@@ -8,7 +8,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from strata.controlplane.rewriting import Keyspace, Rewriting, batches, differences, read_keyspace
+from strata.controlplane.rewriting import (
+    PAUSE_S,
+    TRIES,
+    Keyspace,
+    Rewriting,
+    batches,
+    differences,
+    read_keyspace,
+)
 from strata.core.keys import ClusterKeys
 from strata.core.records import ClusterUid, Leader, decode, encode
 from strata.core.restoring_record import Restoring
@@ -37,6 +45,7 @@ class Rig:
             self.store.execute(Txn(success=(Put(key=key, value=value),)))
         self.count = 0
         self.between: Callable[[int, Txn], None] = lambda _count, _txn: None
+        self.slept: list[float] = []
 
     def rewriting(self, me: Restoring = ME) -> Rewriting:
         client = self.store.client()
@@ -48,7 +57,11 @@ class Rig:
             return await execute(txn)
 
         client.execute = watched  # type: ignore[method-assign]  # so that a test comes between
-        return Rewriting(client, KEYS, me, sleep=_no_sleep)
+        return Rewriting(client, KEYS, me, sleep=self._sleep)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await asyncio.sleep(0)
 
     def put(self, key: str, value: bytes = b"late") -> None:
         self.store.execute(Txn(success=(Put(key=key, value=value),)))
@@ -64,10 +77,6 @@ class Rig:
 
     async def restoring(self) -> Restoring | None:
         return (await read_keyspace(self.store.client(), KEYS)).restoring
-
-
-async def _no_sleep(_seconds: float) -> None:
-    await asyncio.sleep(0)
 
 
 async def restore(rig: Rig, me: Restoring = ME, *, chance: str = "77") -> ClusterUid:
@@ -147,6 +156,30 @@ def test_an_unclear_answer_is_followed_by_the_same_transaction_or_by_a_look(at: 
         assert (await rewriting.finish("bbbb", 5, "77")).uid == "bbbb.5.77"
         assert await rig.keys() == WANTED
         assert await rig.restoring() is None
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [(Unavailable("silent", hint=""), TRIES), (Refused("no"), 1), (asyncio.CancelledError(), 1)],
+)
+def test_a_batch_is_tried_again_only_while_etcd_does_not_answer(error: BaseException, tries: int) -> None:
+    async def work() -> None:
+        rig = Rig()
+
+        def fail(count: int, _txn: Txn) -> None:
+            if count > 1:
+                raise error
+
+        rig.between = fail
+        rewriting = rig.rewriting()
+        await rewriting.begin(await rig.look())
+        with pytest.raises(type(error)) as raised:
+            await rewriting.bring(WANTED)
+        assert raised.value is error
+        assert rig.count == 1 + tries
+        assert rig.slept == [PAUSE_S] * (tries - 1)
 
     run(work)
 

@@ -12,6 +12,7 @@ import pytest
 from strata.core import backup_record as b
 from strata.core import checkpoint_records as c
 from strata.core import records as r
+from strata.core.coordinator_record import Coordinator
 from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.records import decode, encode
@@ -39,6 +40,9 @@ EXAMPLES: dict[str, Any] = {
     KEYS.leader: r.Leader(instance=R1, replica=ReplicaId("c1"), address="10.0.0.1:50051"),
     KEYS.replica("c1"): r.Replica(
         instance=R1, address="10.0.0.1:50051", http_address="10.0.0.1:8080", version="0.1.0"
+    ),
+    KEYS.coordinator("c2"): Coordinator(
+        address="10.0.0.2:50051", epoch=42, unreachable_since_unix_ms=1767225600000
     ),
     JOB.spec: r.JobSpec(min_workers=2, max_workers=3),
     JOB.phase: r.JobPhase(
@@ -227,6 +231,7 @@ def _made_by(name: str) -> list[str]:
     """Return the example key that the builder `name` makes, if it makes a key and not a folder."""
     arguments: dict[str, tuple[Any, ...]] = {
         "replica": ("c1",),
+        "coordinator": ("c2",),
         "worker": ("node-0",),
         "members_chunk": (3, 42, 0),
         "failed_rank": (3, 9),

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from strata.config import CoordinatorConfig, Credentials
 from strata.core.authority import Role
+from strata.core.coordinator_record import Coordinator
 from strata.core.ids import BootId, WorkerId
 from strata.core.job import JobView
 from strata.core.records import (
@@ -22,6 +23,7 @@ from strata.core.records import (
     DatasetSpec,
     GenerationRecord,
     Origin,
+    RankDone,
     StopAction,
     StopNotice,
     Worker,
@@ -144,6 +146,32 @@ async def test_what_ranks_say(shown: Shown) -> None:
     assert [(missing.rank, missing.worker_id, missing.step) for missing in sync.missing] == [(2, "w1", 12), (3, "w1", None)]  # fmt: skip
     assert (await get(shown, "jobs/gpt/devices")).devices[0].fault == "Xid 79"
     assert (await get(shown, "jobs/gpt/ranks/1")).worker_id == "w0"
+
+
+async def test_a_coordinator_that_is_gone_stays_with_the_time_and_an_alarm(shown: Shown) -> None:
+    record = Coordinator(address="h2:50051", unreachable_since_unix_ms=1_699_999_986_000)
+    shown.put(KEYS.coordinator("r2"), record)
+    shown.put(KEYS.coordinator("r1"), Coordinator(address="h1:50051", unreachable_since_unix_ms=1))
+    cluster = await get(shown, "cluster")
+    here, gone = cluster.replicas
+    assert (here.replica, here.ready, here.unreachable) == ("r1", True, False), "it is registered"
+    assert (gone.replica, gone.address, gone.ready, gone.unreachable) == ("r2", "h2:50051", False, True)
+    assert (gone.reason, gone.unreachable_since_unix_ms) == ("unreachable for 14 s", 1_699_999_986_000)
+    assert cluster.alarms[0].startswith("r2 unreachable; 1 of 2 coordinators ready.")
+    assert "strata coordinators forget r2" in cluster.alarms[0]
+
+
+async def test_a_member_whose_ranks_are_done_is_done_and_not_lost(shown: Shown) -> None:
+    keys = KEYS.job("gpt")
+    for rank in (0, 1, 2):
+        shown.put(keys.done_rank(1, rank), RankDone(worker=WorkerId("w")))
+    for worker in ("w0", "w1"):
+        shown.remove(keys.worker(worker))
+    ranks = await get(shown, "jobs/gpt/ranks")
+    ended, lost = ranks.workers
+    assert [ranks.phases[phase] for phase in ranks.phase] == ["done", "done", "done", ""]
+    assert (ended.done, ended.lost) == (True, False)
+    assert (lost.done, lost.lost) == (False, True), "one of its two ranks was not done"
 
 
 async def test_the_log_of_a_rank_is_not_known_until_its_agent_answers(shown: Shown) -> None:

@@ -7,6 +7,7 @@ import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from strata.core.coordinator_record import Coordinator
 from strata.core.ids import WorkerId
 from strata.core.records import Ack, CheckpointState
 from strata.dashboard.exposition import Exposition
@@ -39,6 +40,17 @@ async def test_gauges_are_what_the_view_says_now() -> None:
     assert metrics["strata_job_phase"] == [({"job": "a", "phase": "running"}, 1)]
     assert metrics["strata_sessions"] == [({}, 7)]
     assert "strata_job_latest_step" not in metrics, "there is none"
+
+
+async def test_a_replica_that_is_gone_is_not_ready_and_says_for_how_long() -> None:
+    shown = Shown()
+    shown.lead()
+    assert "strata_replica_unreachable_seconds" not in await exposed(shown)
+    shown.put(KEYS.coordinator("r2"), Coordinator(unreachable_since_unix_ms=1_699_999_986_000))
+    metrics = await exposed(shown)
+    assert metrics["strata_replica_ready"] == [({"replica": "r1"}, 1), ({"replica": "r2"}, 0)]
+    assert metrics["strata_replica_unreachable_seconds"] == [({"replica": "r2"}, 14)]
+    assert metrics["strata_replicas"] == [({}, 1)]
 
 
 async def test_a_job_that_cannot_be_read_spoils_no_scrape() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core.records import CheckpointState
+from strata.coordinator.etcd_members import EtcdMember
+from strata.core.coordinator_record import Coordinator
+from strata.core.ids import BootId, WorkerId
+from strata.core.records import CheckpointState, Standbys, Worker
 from strata.dashboard.app import make_app
 from strata.errors import InvalidArgument
 from tests.unit.dashboard.http import Answer, ask
@@ -39,6 +42,30 @@ async def test_the_cluster_and_a_job_in_plain_text(shown: Shown) -> None:
     assert any(line.split()[:5] == ["sync", "1", "1", "of", "2"] for line in text.splitlines())
     assert "aborted" in text
     assert "\x1b" not in text, "a terminal obeys it"
+
+
+async def test_standbys_are_counted_among_the_members_once_and_tables_show_that_they_scroll(
+    shown: Shown,
+) -> None:
+    keys = KEYS.job("gpt")
+    shown.put(keys.worker("w2"), Worker(boot=BootId("b"), served_by=shown.instance, host="h", slots=1, pid=1))
+    shown.put(keys.standbys, Standbys(workers=(WorkerId("w2"),)))
+    text = (await look(shown, "/status/gpt")).body.decode()
+    assert "generation 1, 2 ranks, 3 members (1 standby)" in text
+    html = (await look(shown, "/status", HTML)).body.decode()
+    assert "100% local" in html, "a shade at the edge, over which the content moves"
+
+
+async def test_a_reason_widens_no_column_but_the_last(shown: Shown) -> None:
+    shown.etcd = (EtcdMember(endpoint="e1:2379", error="failed to connect " * 20),)
+    shown.put(KEYS.coordinator("r2"), Coordinator(address="h2:50051", unreachable_since_unix_ms=1))
+    text = (await look(shown, "/status")).body.decode()
+    (row,) = [line for line in text.splitlines() if line.startswith("  r2 ")]
+    assert row.split()[:5] == ["r2", "\N{EN DASH}", "no", "h2:50051", "\N{EN DASH}"]
+    assert "unreachable for " in row
+    (row,) = [line for line in text.splitlines() if line.startswith("  e1:2379 ")]
+    assert row.split()[:6] == ["e1:2379", "member", "\N{EN DASH}", "0", "B", "no"]
+    assert "failed to connect failed" in row
 
 
 async def test_html_runs_nothing_and_escapes_all(shown: Shown) -> None:

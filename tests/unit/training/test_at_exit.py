@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.polling import until
 
 LIMIT_S = 60.0
 PROGRAM = """
@@ -145,10 +146,7 @@ def test_a_fork_of_the_program_ends_as_it_likes_and_no_daemonic_child_outlives_i
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (ended.returncode, ended.stderr.count("NOT DONE")) == (1, 1), ended.stderr
     stat = Path(f"/proc/{ended.stdout.strip()}/stat")
-    deadline = time.monotonic() + LIMIT_S
-    while stat.exists() and ") Z" not in stat.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not stat.exists() or ") Z" in stat.read_text(), limit_s=LIMIT_S)
 
 
 LOST = """

@@ -9,13 +9,14 @@ import threading
 import pytest
 from google.protobuf.message import Message
 
-from strata.errors import JobDone, StaleGeneration, StaleIncarnation, StrataError
+from strata.errors import ClusterRestored, JobDone, StaleGeneration, StaleIncarnation, StrataError
 from strata.training.ending import (
     InProcessEnding,
     NeverEnds,
     StandaloneEnding,
     SupervisedEnding,
     end_with_agent,
+    told_where_refused,
 )
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 from strata.v1.worlds_pb2 import (
@@ -31,6 +32,7 @@ from strata.v1.worlds_pb2 import (
 from tests.unit.training.room import LIMIT_S, Room, RoomRank
 
 STALE = StaleGeneration("the world is generation 2")
+RESTORED = ClusterRestored("this client began with cluster L; a:1 serves L.2.77aa")
 
 
 def hear(room: Room, generation: int, *, done: bool = False) -> None:
@@ -85,8 +87,10 @@ def test_in_an_interactive_session_nothing_ends_the_process(
     assert not gone.ran.wait(0.05)
     ending.over(STALE)
     assert peers.left is not None, "so that it may call strata.init again"
-    for callback in tuple(room.end_observers):
-        callback(StaleIncarnation("the agent has ended"))
+    for ended in (StaleIncarnation("the agent has ended"), RESTORED):
+        for callback in tuple(room.end_observers):
+            callback(ended)
+        ending.failed(ended)
     assert not gone.ran.wait(0.05)
 
 
@@ -220,6 +224,42 @@ def test_a_failure_that_a_lost_peer_caused_is_none_of_its_own() -> None:
     hear(room, 2)
     assert gone.ran.wait(LIMIT_S)
     assert waits.is_alive(), "it waits for the end of its process"
+
+
+@pytest.mark.parametrize("armed", [True, False])
+def test_a_standalone_process_ends_with_75_once_the_control_plane_was_restored(
+    armed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    room, gone = Room(1), Gone()
+    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    if armed:
+        ending.arm()
+    waits = threading.Thread(target=ending.failed, args=(RESTORED,), daemon=True)
+    waits.start()
+    for callback in tuple(room.end_observers):
+        callback(RESTORED)
+    assert gone.ran.wait(LIMIT_S)
+    assert waits.is_alive(), "it waits for the end of its process"
+    assert "start the program again, it goes on from the newest checkpoint" in caplog.text
+
+
+def test_one_that_waits_for_its_first_world_ends_with_75_as_well() -> None:
+    with pytest.raises(SystemExit) as raised, told_where_refused():
+        raise RESTORED
+    assert raised.value.code == 75
+    with pytest.raises(ClusterRestored), told_where_refused(standalone=False):
+        raise RESTORED
+
+
+def test_a_process_that_is_done_is_not_ended_by_a_restore() -> None:
+    room, gone = Room(1), Gone()
+    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    callbacks = tuple(room.end_observers)
+    ending.close()
+    assert not room.end_observers
+    for callback in callbacks:
+        callback(RESTORED)
+    assert not gone.ran.wait(0.05)
 
 
 DONE = JobDone("job j is done: all 1 ranks are done")

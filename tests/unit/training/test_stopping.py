@@ -21,6 +21,7 @@ from strata.v1.worlds_pb2 import (
     STOP_ACTION_SCALE,
     StopNotice,
 )
+from tests.polling import until
 from tests.unit.training.room import LIMIT_S, Room
 from tests.unit.training.trainers import (
     Trainer,
@@ -194,10 +195,7 @@ def test_a_rank_that_waits_for_the_common_save_says_so(
     others_agree(room, 1)
     assert decided(trainer) == 1
     end.set()
-    deadline = time.monotonic() + LIMIT_S
-    while "save 0 s" not in trainer.peers.phases:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: "save 0 s" in trainer.peers.phases)
     room.next_world()
     joined([trainer])
     assert isinstance(trainer.ended_by, StaleGeneration)

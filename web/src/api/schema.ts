@@ -797,7 +797,7 @@ export interface components {
         };
         /**
          * Replica
-         * @description One registered coordinator.
+         * @description One coordinator: registered, or unreachable and not forgotten.
          */
         Replica: {
             address: string;
@@ -809,6 +809,16 @@ export interface components {
             ready: boolean;
             reason: string;
             replica: string;
+            /**
+             * @description It was registered, and is not any more.
+             * @default false
+             */
+            unreachable: boolean;
+            /**
+             * @description When a leader saw that it was gone; None if it is not, or if none has seen it yet.
+             * @default null
+             */
+            unreachable_since_unix_ms: number | null;
             version: string;
         };
         /** Series */
@@ -821,6 +831,11 @@ export interface components {
          * @description One registered member, and the last of its signs of life.
          */
         Worker: {
+            /**
+             * @description All its ranks are done.
+             * @default false
+             */
+            done: boolean;
             /** @description None for a standby. */
             first_rank: number | null;
             heartbeat_age_ms: number | null;
@@ -828,7 +843,7 @@ export interface components {
             incarnation: number;
             /** @description It was asked to leave. */
             leaving: boolean;
-            /** @description It has a place in this generation, and is not registered any more. */
+            /** @description It has a place in this generation, is not registered any more, and its ranks are not done. */
             lost: boolean;
             pid: number;
             slots: number;

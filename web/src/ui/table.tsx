@@ -8,7 +8,7 @@ export function Table<T extends object>({ label, columns, rows, keyOf, sort, fix
 }) {
   const sorted = useSorted(columns, rows, keyOf, sort);
   return (
-    <div className="relative overflow-x-auto" tabIndex={0} role="region" aria-label={label}>
+    <div className="scrolls relative overflow-x-auto" tabIndex={0} role="region" aria-label={label}>
       <table className="table" aria-label={label}>
         <thead>
           <tr>

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One registered coordinator."""
+    """One coordinator: registered, or unreachable and not forgotten."""
 
     replica: str
     address: str
@@ -19,6 +19,10 @@ class Replica:
     reason: str
     answered: bool
     """Whether this is the replica that answers."""
+    unreachable: bool = False
+    """It was registered, and is not any more."""
+    unreachable_since_unix_ms: int | None = None
+    """When a leader saw that it was gone; None if it is not, or if none has seen it yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

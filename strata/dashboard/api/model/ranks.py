@@ -18,10 +18,12 @@ class Worker:
     """None for a standby."""
     standby: bool
     lost: bool
-    """It has a place in this generation, and is not registered any more."""
+    """It has a place in this generation, is not registered any more, and its ranks are not done."""
     leaving: bool
     """It was asked to leave."""
     heartbeat_age_ms: int | None
+    done: bool = False
+    """All its ranks are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

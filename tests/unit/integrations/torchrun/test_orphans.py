@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from strata.integrations.torchrun import orphans
 from strata.launch.children import Child
+from tests.polling import until
 from tests.processes import LIMIT_S, gone
 
 AGENT = """
@@ -152,8 +152,4 @@ def test_only_a_child_of_this_process_is_ended_or_what_is_above_a_grandchild() -
 
 def only_child(pid: int) -> int:
     """Return the child of a process, once there is one."""
-    until = time.monotonic() + LIMIT_S
-    while not (found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    return int(found[0])
+    return int(until(lambda: Path(f"/proc/{pid}/task/{pid}/children").read_text().split())[0])

@@ -18,7 +18,7 @@ export function ClusterPage() {
 
 function Content({ cluster }: { cluster: Cluster }) {
   const ready = cluster.replicas.filter((each) => each.ready).length;
-  const versions = new Set(cluster.replicas.map((each) => each.version));
+  const versions = new Set(cluster.replicas.filter((each) => !each.unreachable).map((each) => each.version));
   return (
     <>
       <div className="grid gap-2">

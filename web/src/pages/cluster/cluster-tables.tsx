@@ -1,5 +1,5 @@
 import type { Cluster } from "../../api/types";
-import { bytes } from "../../format/format";
+import { bytes, NONE } from "../../format/format";
 import type { Column } from "../../ui/sorting";
 import { Table } from "../../ui/table";
 import { State } from "../../ui/tone";
@@ -9,12 +9,12 @@ type Member = Cluster["etcd"][number];
 
 const REPLICAS: readonly Column<Replica>[] = [
   { id: "replica", header: "Replica", cell: (each) => <span className="font-medium">{each.replica}{each.answered && <span className="ml-2 font-normal text-soft">answers you</span>}</span> },
-  { id: "ready", header: "State", cell: (each) => <State tone={each.ready ? "good" : "warn"}>{each.ready ? "ready" : "not ready"}</State> },
-  { id: "leader", header: "Role", cell: (each) => (each.leader ? "leader" : "follower") },
+  { id: "ready", header: "State", cell: (each) => <State tone={each.ready ? "good" : each.unreachable ? "bad" : "warn"}>{each.ready ? "ready" : each.unreachable ? each.reason : "not ready"}</State> },
+  { id: "leader", header: "Role", cell: (each) => (each.unreachable ? NONE : each.leader ? "leader" : "follower") },
   { id: "address", header: "Address", cell: (each) => each.address },
-  { id: "http", header: "Dashboard", cell: (each) => (each.http_url ? <a className="link" href={each.http_url}>{each.http_url}</a> : "–") },
-  { id: "version", header: "Version", cell: (each) => each.version },
-  { id: "reason", header: "", wrap: true, cell: (each) => each.reason },
+  { id: "http", header: "Dashboard", cell: (each) => (each.http_url ? <a className="link" href={each.http_url}>{each.http_url}</a> : NONE) },
+  { id: "version", header: "Version", cell: (each) => each.version || NONE },
+  { id: "reason", header: "", wrap: true, cell: (each) => !each.unreachable && each.reason },
 ];
 
 const MEMBERS: readonly Column<Member>[] = [

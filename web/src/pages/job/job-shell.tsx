@@ -47,7 +47,7 @@ function PhaseLine({ job: { summary, findings } }: { job: Job }) {
     <span className="flex flex-wrap items-baseline gap-x-3 text-soft">
       <span className="text-ink"><State tone={toneOf(summary.phase, findings)}>{summary.phase}</State></span>
       {summary.generation > 0 && <span>generation {summary.generation}</span>}
-      {summary.members > 0 && <span>{plural(summary.ranks, "rank")} on {plural(summary.members, "member")}{summary.standbys > 0 && `, ${summary.standbys} standby`}</span>}
+      {summary.members > 0 && <span>{plural(summary.ranks, "rank")}, {plural(summary.members, "member")}{summary.standbys > 0 && ` (${summary.standbys} standby)`}</span>}
       {summary.reason && <span>{summary.reason}</span>}
     </span>
   );

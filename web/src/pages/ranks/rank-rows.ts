@@ -9,6 +9,7 @@ export interface RankRow {
   readonly host: string;
   readonly workerId: string;
   readonly lost: boolean;
+  readonly done: boolean;
   readonly step: number | null;
   readonly behind: number;
   readonly phase: string;
@@ -47,6 +48,7 @@ export function rankRows(ranks: Ranks, devices: Devices | undefined, findings: r
       host: worker?.host ?? "",
       workerId: worker?.worker_id ?? "",
       lost: worker?.lost ?? false,
+      done: worker?.done ?? false,
       step,
       behind: step === null ? 0 : furthest - step,
       phase: ranks.phases[ranks.phase[rank] ?? -1] ?? "",
