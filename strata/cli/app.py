@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "dev": "strata.cli.dev:dev",
     "coordinator": "strata.cli.coordinator:coordinator",
     "run": "strata.cli.run:run",
+    "logs": "strata.cli.logs:logs",
     "status": "strata.cli.status:status",
     "top": "strata.cli.top.command:top",
     "members": "strata.cli.members:members",

@@ -1,9 +1,9 @@
-"""This command's own output, which several ranks and the agent share: whole lines, each with the name of who wrote it.
+r"""This command's own output, which several ranks and the agent share: whole lines, each with the name of who wrote it.
 
 A rank's output arrives in pieces. `Lines` holds the beginning of a line until its end is there, so that a line of one rank
 never stands within a line of another. `Console` puts the prefix before each line.
 
-A line ends with `\\n`, `\\r\\n` or a lone `\\r`, with which progress bars (tqdm) draw the same line again. All of them are
+A line ends with `\n`, `\r\n` or a lone `\r`, with which progress bars (tqdm) draw the same line again. All of them are
 passed on as they are.
 """
 
@@ -64,6 +64,8 @@ class Console:
         self.fd = fd
         self.terminal = os.isatty(fd)
         self._colours = self.terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+        self.gone = False
+        """Whether something could not be written, and was lost."""
         self._lock = threading.Lock()
         self._writer: object = None
         """Who wrote last."""
@@ -121,6 +123,7 @@ class Console:
             except BlockingIOError:  # somebody who shares it has made it so
                 select.select([], [self.fd], [])
             except OSError:
+                self.gone = True
                 return
 
 

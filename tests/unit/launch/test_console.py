@@ -28,7 +28,7 @@ class Piped:
         return self._read[0]
 
     def _listen(self) -> None:
-        with open(self._ours, "rb") as file:
+        with os.fdopen(self._ours, "rb") as file:
             self._read.append(file.read())
 
 
@@ -131,9 +131,7 @@ def test_on_a_terminal_another_line_takes_the_place_of_a_progress_bar() -> None:
         os.close(ours)
         os.close(theirs)
     assert shown == (
-        b"\x1b[K[rank 0]  1%\r\x1b[K[rank 0]  2%"
-        b"\r\x1b[K\x1b[K[rank 1] loss 3\r\n"
-        b"\x1b[K[rank 0]  3%\r\n"
+        b"\x1b[K[rank 0]  1%\r\x1b[K[rank 0]  2%\r\x1b[K\x1b[K[rank 1] loss 3\r\n\x1b[K[rank 0]  3%\r\n"
     ), shown
 
 
