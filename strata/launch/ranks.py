@@ -315,13 +315,14 @@ class RankGroup:
             self._renew(rank)
             return
         own = f"{child.describe()}: {said}" if said and code > 0 else child.describe()
+        words = {"stderr": lines} if code != 0 and (lines := _last_words(process)) else {}
+        _, short = self._as_asked(rank, code, self._doomed.get(rank, child.describe() if words else own))
         code, reason = self._as_asked(rank, code, self._doomed.get(rank, own))
         self._program.logs.ended(rank, process.log, reason)
         age_s = asyncio.get_running_loop().time() - process.started_s
         failed = code > 0 and code != PREEMPTED and rank not in self._doomed
         early = failed and age_s < EARLY_S and rank not in self._stepped
-        facts = {"stderr": words} if code != 0 and (words := _last_words(process)) else {}
-        log.info("rank.ended", rank=rank, pid=child.pid, code=code, reason=reason, **facts)
+        log.info("rank.ended", rank=rank, pid=child.pid, code=code, reason=short, **words)
         if code == 0:
             self._finished.add(rank)
         self._on_exit(self.place.generation, rank, code, reason, early)
@@ -343,7 +344,8 @@ class RankGroup:
 def _last_words(process: RankProcess) -> list[str]:
     """Return the last lines that a process wrote to stderr; of one that writes into a file by itself, the file's last."""
     if process.output is not None:
-        lines = process.output.last_words().decode(errors="replace").splitlines()
+        lines = process.output.last_words().decode(errors="replace").split("\n")
+        lines = [line.rstrip().rpartition("\r")[2] for line in lines]  # of a progress bar the newest state
     else:
         lines = last_lines(process.log.file) if process.log is not None else []
     said = [printable(_ESCAPES.sub("", line).expandtabs().rstrip()) for line in lines if line.strip()]
