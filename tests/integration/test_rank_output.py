@@ -190,9 +190,8 @@ def test_logs_shows_and_follows_the_files_of_ranks_and_needs_no_coordinator(
     cluster: LocalCluster, job: str, script: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     script.write_text(GROWS)
-    words = run_words(
-        cluster, job, script, f"--log-dir={tmp_path / 'logs'}", "--tee", "|", str(tmp_path / "go")
-    )
+    options = (f"--log-dir={tmp_path / 'logs'}", "--tee")
+    words = run_words(cluster, job, script, *options, arguments=(str(tmp_path / "go"),))
     running = subprocess.Popen(
         [*STRATA, *words],
         env=environment,
