@@ -35,6 +35,13 @@ class Wires:
             reader.start()
             self._readers.append(reader)
 
+    async def hear(self, words: bytes) -> None:
+        """Return once these words have come on stdout."""
+        deadline = time.monotonic() + LIMIT_S
+        while words not in bytes(self.heard[0]):
+            assert time.monotonic() < deadline, f"{words!r} did not come"
+            await asyncio.sleep(0.02)
+
     def whole(self) -> tuple[bytes, bytes]:
         """Return all that was written, once nobody writes any more."""
         for _, theirs in self._ends:
@@ -105,10 +112,7 @@ os.write(1, b"the rank\\n")
     assert took_s < ENDED_S
     wires.outputs.wait()
     go.touch()
-    deadline = time.monotonic() + LIMIT_S
-    while b"still here" not in bytes(wires.heard[0]):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+    await wires.hear(b"still here")
     assert wires.whole()[0] == b"[rank 3] the rank\n[rank 3] still here\n"
 
 
@@ -154,8 +158,7 @@ os.write(1, b"two\\n")
     argv = (sys.executable, "-I", "-S", "-c", script)
     child, output = wires.outputs.start(argv, name="rank", env=dict(os.environ))
     output.begin(1, None)
-    while b"one" not in bytes(wires.heard[0]):
-        await asyncio.sleep(0.02)
+    await wires.hear(b"one")
     output.move(0)
     go.touch()
     await child.join_async(LIMIT_S)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from strata.launch.children import Child
+from strata.launch.console import Console
+from strata.launch.rank_output import RankOutputs
 from strata.launch.script_imports import libraries_of
 from strata.launch.starting import ColdStarter, Starter
 from strata.launch.warm import WarmStarter, uses_init
@@ -265,3 +267,26 @@ def test_what_prepares_nothing_leaves_nothing_out(folder: Path, harmless: str) -
     (folder / "train.py").write_text(f"import os, sys\n{harmless}\nimport torch\n")
     found = libraries_of(folder / "train.py", folder)
     assert (found.modules, found.left_out) == (["torch"], [])
+
+
+async def test_what_a_warm_process_writes_while_it_imports_is_shown_as_the_ranks_own(folder: Path) -> None:
+    (folder / "chatty.py").write_text("import sys\nprint('imported', file=sys.stderr)")
+    (folder / "train.py").write_text("import chatty\nprint('trains')")
+    ends = os.pipe(), os.pipe()
+    outputs = RankOutputs(*(Console(theirs, {}) for _, theirs in ends))
+    command = (sys.executable, "train.py")
+    inherited = {**os.environ, "PYTHONPATH": str(folder)}
+    starter = WarmStarter.of(command, modules=("chatty",), inherited=inherited, outputs=outputs)
+    assert starter is not None
+    starter.prepare(1)
+    said_hello(starter)
+    started = starter.start(inherited, name="rank 2")
+    assert started.warm
+    assert started.output is not None
+    started.output.begin(2, None)
+    assert await started.child.join_async(LIMIT_S) == 0
+    await started.output.passed_on()
+    for (ours, theirs), shown in zip(ends, (b"[rank 2] trains\n", b"[rank 2] imported\n"), strict=True):
+        os.close(theirs)
+        assert os.read(ours, 4096) == shown
+        os.close(ours)
