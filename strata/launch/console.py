@@ -76,10 +76,10 @@ class Console:
         self._before_others = b""
         """What anybody else has to write first, so that its line begins on one of its own."""
 
-    def prefix(self, rank: int) -> bytes:
-        """Return what stands before a rank's lines."""
-        name = b"[rank %d]" % rank
-        if self._colours:
+    def prefix(self, rank: int | None) -> bytes:
+        """Return what stands before a rank's lines, or before those of a warm process."""
+        name = b"[warm]" if rank is None else b"[rank %d]" % rank
+        if self._colours and rank is not None:
             name = b"\x1b[%dm%s\x1b[0m" % (_COLOURS[rank % len(_COLOURS)], name)
         return (ERASE if self.terminal else b"") + name + b" "
 

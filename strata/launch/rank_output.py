@@ -46,23 +46,28 @@ class RankOutput:
         self._streams = {stdout: outputs.stdout, stderr: outputs.stderr}
         self._stderr = stderr
         self._lines = {fd: Lines() for fd in self._streams}
-        self._rank = 0
+        self._rank: int | None = None
         self._file: BinaryIO | None = None
         self._tail = b""
         self._ended = False
         self._passed_on = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def listen(self) -> None:
+        """Pass on what the process writes, from now on, though it is no rank yet."""
+        self._thread = threading.Thread(target=self._run, name="strata-rank-output", daemon=True)
+        self._thread.start()
+
     def begin(self, rank: int, file: Path | None) -> None:
-        """Pass on what the process writes, and wrote before, as output of this rank; into `file` as well."""
+        """Pass on what the process writes as output of this rank; into `file` as well."""
         self._rank = rank
         if file is not None:
             try:
                 self._file = file.open("ab", buffering=0)
             except OSError as error:
                 raise ConfigError(f"cannot write the ranks' output to {file}: {error.strerror}") from error
-        self._thread = threading.Thread(target=self._run, name="strata-rank-output", daemon=True)
-        self._thread.start()
+        if self._thread is None:
+            self.listen()
 
     def move(self, rank: int) -> None:
         """Its lines are those of another rank from now on."""
@@ -81,11 +86,6 @@ class RankOutput:
         """Return once all is passed on, if the process has ended; at once while it runs."""
         if self._thread is not None and self._child.poll() is not None:
             self._passed_on.wait()
-
-    def drop(self) -> None:
-        """Close its pipes; the process never became a rank."""
-        if self._thread is None:
-            self._close()
 
     def last_words(self) -> bytes:
         """Return the last of what the process wrote to stderr."""
@@ -162,8 +162,8 @@ class RankOutputs:
         self._prefix = prefix
         self._all: list[RankOutput] = []
 
-    def prefix(self, console: Console, rank: int) -> bytes:
-        """Return what stands before a rank's lines."""
+    def prefix(self, console: Console, rank: int | None) -> bytes:
+        """Return what stands before a rank's lines; None is a process that waits to be one."""
         return console.prefix(rank) if self._prefix else b""
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -179,7 +179,7 @@ class RankOutputs:
         env: Mapping[str, str],
         pass_fds: Sequence[int] = (),
     ) -> tuple[Child, RankOutput]:
-        """Start a process whose output is read once it is a rank; `OSError` when it cannot be started."""
+        """Start a process whose output is read once it is asked for; `OSError` when it cannot be started."""
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
             ends = []
             for _ in (STDOUT, STDERR):

@@ -55,14 +55,12 @@ class _Spare:
                     return True
             except OSError:
                 pass  # it has said nothing yet, or is gone
-        self.close()
+        self.child.kill()
         return False
 
     def close(self) -> None:
         self.child.kill()
         self.link.close()
-        if self.output is not None:
-            self.output.drop()
 
 
 class WarmStarter:
@@ -159,6 +157,7 @@ class WarmStarter:
                     child, output = self._outputs.start(
                         argv, name="warm", env=self._environment, pass_fds=[descriptor]
                     )
+                    output.listen()
                 else:
                     child = Child.start(argv, name="warm", env=self._environment, pass_fds=[descriptor])
             except OSError:

@@ -170,9 +170,14 @@ async def test_what_never_became_a_rank_leaves_no_descriptor(wires: Wires) -> No
     before = descriptors()
     for _ in range(5):
         child, output = wires.outputs.start(("sleep", "100"), name="spare", env=dict(os.environ))
+        output.listen()
         child.kill()
-        output.drop()
         await child.join_async(LIMIT_S)
+        await output.passed_on()
     with pytest.raises(OSError, match="no program"):
         wires.outputs.start(("no-such-program",), name="spare", env=dict(os.environ))
-    assert descriptors() == before
+    wires.outputs.wait()
+    deadline = time.monotonic() + LIMIT_S
+    while descriptors() != before:
+        assert time.monotonic() < deadline
+        await asyncio.to_thread(time.sleep, 0.02)

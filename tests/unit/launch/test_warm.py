@@ -269,7 +269,7 @@ def test_what_prepares_nothing_leaves_nothing_out(folder: Path, harmless: str) -
     assert (found.modules, found.left_out) == (["torch"], [])
 
 
-async def test_what_a_warm_process_writes_while_it_imports_is_shown_as_the_ranks_own(folder: Path) -> None:
+async def test_what_a_warm_process_writes_before_it_is_a_rank_is_shown_as_such(folder: Path) -> None:
     (folder / "chatty.py").write_text("import sys\nprint('imported', file=sys.stderr)")
     (folder / "train.py").write_text("import chatty\nprint('trains')")
     ends = os.pipe(), os.pipe()
@@ -280,13 +280,13 @@ async def test_what_a_warm_process_writes_while_it_imports_is_shown_as_the_ranks
     assert starter is not None
     starter.prepare(1)
     said_hello(starter)
+    assert os.read(ends[1][0], 4096) == b"[warm] imported\n"
     started = starter.start(inherited, name="rank 2")
     assert started.warm
     assert started.output is not None
     started.output.begin(2, None)
     assert await started.child.join_async(LIMIT_S) == 0
     await started.output.passed_on()
-    for (ours, theirs), shown in zip(ends, (b"[rank 2] trains\n", b"[rank 2] imported\n"), strict=True):
-        os.close(theirs)
-        assert os.read(ours, 4096) == shown
-        os.close(ours)
+    assert os.read(ends[0][0], 4096) == b"[rank 2] trains\n"
+    for end in (*ends[0], *ends[1]):
+        os.close(end)
