@@ -41,7 +41,7 @@ def logs(
     ] = None,
     prefix: Annotated[
         bool | None,
-        typer.Option("--prefix/--no-prefix", help="Put [rank 3] before each line. (for several ranks)"),
+        typer.Option("--prefix/--no-prefix", help="Put the rank before each line. (for several ranks)"),
     ] = None,
     log_dir: Annotated[
         Path | None,

@@ -71,7 +71,7 @@ def run(
         bool | None,
         typer.Option(
             "--prefix/--no-prefix",
-            help="Show ranks' lines with [rank 3] before each, or have ranks write by themselves. (prefix)",
+            help="Show ranks' lines with the rank before each; or ranks write here by themselves. (prefix)",
         ),
     ] = None,
     timeout_s: Annotated[
