@@ -13,7 +13,7 @@ import typer
 from strata.cli.interrupts import INTERRUPTED
 from strata.config import RunConfig
 from strata.core.ids import checked_id
-from strata.errors import NotFound
+from strata.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
     from strata.launch.console import Console
@@ -25,7 +25,10 @@ READ_BYTES: Final = 64 << 10
 
 
 def logs(
-    job: Annotated[str, typer.Argument(help="The job.", envvar="STRATA_JOB")],
+    job_: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="The job.", envvar="STRATA_JOB", show_envvar=True)
+    ] = None,
+    job: Annotated[str | None, typer.Option("--job", "-j", help="The same.")] = None,
     rank: Annotated[
         list[int] | None, typer.Option("--rank", min=0, help="Of this rank only; may be given again. (all)")
     ] = None,
@@ -57,7 +60,10 @@ def logs(
     """
     from strata.launch.console import STDOUT, Console  # noqa: PLC0415
 
-    folder = _folder(checked_id("job", job), log_dir, config)
+    wanted = job or job_
+    if not wanted:
+        raise ConfigError("no job is named", hint="strata logs JOB")
+    folder = _folder(checked_id("job", wanted), log_dir, config)
     shown = _Shown(
         folder,
         Console(STDOUT, os.environ),
@@ -66,7 +72,7 @@ def logs(
         prefix=prefix if prefix is not None else len(rank or ()) != 1,
     )
     if not shown.files() and not follow:
-        raise _nothing(shown, job, folder)
+        raise _nothing(shown, wanted, folder)
     shown.show(lines if lines is not None or not follow else FOLLOWED_LINES)
     if follow:
         try:

@@ -60,7 +60,7 @@ def run(
         Path | None,
         typer.Option(
             "--log-dir",
-            help="A folder for the ranks' output, a file each; strata logs reads them. (they write where this command does)",
+            help="A folder for the ranks' output, a file each; strata logs reads them. (they are shown here)",
         ),
     ] = None,
     tee: Annotated[

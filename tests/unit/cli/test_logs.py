@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from strata.cli.logs import logs
-from strata.errors import InvalidArgument, NotFound, StrataError
+from strata.errors import ConfigError, InvalidArgument, NotFound, StrataError
 from strata.launch.rank_logs import leave_link
 
 
@@ -39,7 +39,7 @@ def shown(capfdbinary: pytest.CaptureFixture[bytes], **options: object) -> bytes
         "prefix": None,
         "log_dir": None,
     }
-    logs(**{"job": "gpt", "config": None, **given, **options})  # type: ignore[arg-type]
+    logs(**{"job_": "gpt", "config": None, **given, **options})  # type: ignore[arg-type]
     return capfdbinary.readouterr().out
 
 
@@ -58,6 +58,9 @@ def test_of_each_rank_the_newest_process_is_shown_with_its_rank(
 def test_one_rank_is_shown_as_it_wrote(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert shown(capfdbinary, rank=[1]) == b"a\nb\n 1%\r 2%\nlast"
     assert shown(capfdbinary, rank=[0], prefix=True) == b"[rank 0] zero one\n"
+    assert shown(capfdbinary, rank=[0], job="gpt", job_=None) == b"zero one\n"
+    with pytest.raises(ConfigError, match="no job is named"):
+        shown(capfdbinary, job_=None)
 
 
 @pytest.mark.parametrize(
