@@ -285,7 +285,7 @@ async def _connected(
         if left_s <= 0:
             connected.cancel()
             raise Unavailable(
-                f"no coordinator answered at {where} within {config.timeout_s:g} s: {why}",
+                f"no coordinator at {where} has taken this node in within {config.timeout_s:g} s: {why}",
                 hint="check --endpoints and that coordinators run: strata doctor; --timeout-s waits longer (0: for ever)",
             )
         log.warning("coordinators.unreachable", endpoints=where, reason=why, waited_s=round(waited_s))

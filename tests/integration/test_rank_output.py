@@ -243,6 +243,6 @@ def test_a_node_that_no_coordinator_answers_says_so_every_ten_seconds_and_ends_w
     assert run.returncode == 3
     assert f"coordinators.unreachable endpoints={endpoints} reason=" in run.stderr
     error, hint = run.stderr.splitlines()[-2:]
-    assert error.startswith(f"error: no coordinator answered at {endpoints} within 11 s: ")
+    assert error.startswith(f"error: no coordinator at {endpoints} has taken this node in within 11 s: ")
     assert "Connection refused" in error
     assert "strata doctor" in hint
