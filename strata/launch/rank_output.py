@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import select
+import sys
+import termios
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +52,8 @@ class RankOutput:
         self._rank: int | None = None
         self._file: BinaryIO | None = None
         self._tail = b""
-        self._ended = False
+        self._owed: dict[int, int] | None = None
+        """How many bytes its pipes held at its end, and still hold, each; None while it runs."""
         self._passed_on = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -98,28 +102,28 @@ class RankOutput:
         while self._streams:
             ready = {fd for fd, _ in poll.poll(self._patience_ms())}
             if self._end in ready:
-                self._ended = True
                 poll.unregister(self._end)
+                self._owed = {fd: _readable(fd) for fd in self._streams}
             elif not ready:
-                for fd, lines in self._lines.items():
-                    self._pass_on(fd, lines.rest())
-                if self._ended:
-                    self._passed_on.set()
+                self._pass_on_rest()
             for fd in (each for each in list(self._streams) if each in ready):
                 if not self._read(fd):
                     poll.unregister(fd)
+            if self._owed is not None and not any(self._owed.values()) and not self.over:
+                self._pass_on_rest()
+                self._passed_on.set()
         self._close()
 
     def _patience_ms(self) -> int | None:
         """Return how long to wait for more before all that is held is passed on; None for as long as it takes."""
-        if self._ended and not self._passed_on.is_set():
-            return 0
         held = any(lines.holds and self._streams[fd].terminal for fd, lines in self._lines.items())
         return int(HELD_S * 1000) if held else None
 
     def _read(self, fd: int) -> bool:
         """Pass on some of a stream; False at its end."""
         data = os.read(fd, READ_BYTES)
+        if self._owed is not None:
+            self._owed[fd] = max(0, self._owed[fd] - len(data)) if data else 0
         if fd == self._stderr:
             self._tail = (self._tail + data)[-TAIL_BYTES:]
         if data:
@@ -130,6 +134,10 @@ class RankOutput:
         del self._streams[fd], self._lines[fd]
         os.close(fd)
         return False
+
+    def _pass_on_rest(self) -> None:
+        for fd, lines in self._lines.items():
+            self._pass_on(fd, lines.rest())
 
     def _pass_on(self, fd: int, data: bytes) -> None:
         if data:
@@ -143,7 +151,9 @@ class RankOutput:
                 left = left[self._file.write(left) :]
         except OSError as error:
             log.warning("rank.output_lost", rank=self._rank, reason=f"{error.strerror}: its file ends here")
-            self._file = None
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
     def _close(self) -> None:
         for fd in (*self._streams, self._end):
@@ -152,6 +162,11 @@ class RankOutput:
         if self._file is not None:
             self._file.close()
         self._passed_on.set()
+
+
+def _readable(pipe: int) -> int:
+    """Return how many bytes a pipe holds."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4), sys.byteorder)
 
 
 class RankOutputs:

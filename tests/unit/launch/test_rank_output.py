@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 import time
@@ -114,6 +115,28 @@ os.write(1, b"the rank\\n")
     go.touch()
     await wires.hear(b"still here")
     assert wires.whole()[0] == b"[rank 3] the rank\n[rank 3] still here\n"
+
+
+async def test_nor_is_one_that_never_stops_writing(wires: Wires, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    script = f"""
+import os
+if os.fork() == 0:
+    os.setsid()
+    open({str(file)!r}, "w").write(str(os.getpid()))
+    while True:
+        os.write(1, b"still here\\n")
+while not (os.path.exists({str(file)!r}) and open({str(file)!r}).read()):
+    pass
+os.write(1, b"the rank\\n")
+"""
+    try:
+        _, _, took_s = await to_its_end(wires, script)
+        assert took_s < ENDED_S
+        await asyncio.wait_for(asyncio.to_thread(wires.outputs.wait), LIMIT_S)
+        await wires.hear(b"[rank 3] the rank\n")
+    finally:
+        os.kill(int(await asyncio.to_thread(file.read_text)), signal.SIGKILL)
 
 
 async def test_whoever_does_not_read_holds_up_neither_the_agent_nor_loses_a_line() -> None:
