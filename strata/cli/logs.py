@@ -84,7 +84,7 @@ def logs(
 
 def _folder(job: str, log_dir: Path | None, config: Path | None) -> Path:
     """Return the folder of a job's output: what is given, else what an agent left a link to."""
-    from strata.launch.rank_logs import link_of  # noqa: PLC0415
+    from strata.launch.rank_logs import jobs_here, link_of  # noqa: PLC0415
 
     given = RunConfig.load(flags={"log_dir": log_dir}, env=os.environ, path=config).log_dir
     folder = given / job if given is not None else link_of(job, os.environ)
@@ -94,8 +94,10 @@ def _folder(job: str, log_dir: Path | None, config: Path | None) -> Path:
         raise NotFound(
             f"there is no folder {folder}", hint="give strata run and strata logs the same --log-dir"
         )
+    others = ", ".join(jobs_here(os.environ))
     raise NotFound(
-        f"no ranks of job {job} have written files on this host, as this user",
+        f"no ranks of job {job} have written files on this host, as this user"
+        + (f"; those of {others} have" if others else ""),
         hint="give strata run --log-dir DIR; if it had that, give it here, too",
     )
 

@@ -60,6 +60,14 @@ def link_of(job: str, env: Mapping[str, str]) -> Path:
     return Path(state) / "strata" / "logs" / socket.gethostname() / job  # a home may be shared by hosts
 
 
+def jobs_here(env: Mapping[str, str]) -> list[str]:
+    """Return the jobs whose folders of output this user's agents left links to on this host."""
+    try:
+        return sorted(each.name for each in link_of("job", env).parent.iterdir() if each.is_dir())
+    except OSError:
+        return []
+
+
 def leave_link(job: str, folder: Path, env: Mapping[str, str]) -> None:
     """Have `strata logs` find the folder of a job's output; where that cannot be, it has to be told."""
     link = link_of(job, env)

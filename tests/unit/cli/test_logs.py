@@ -88,6 +88,7 @@ def test_the_folder_may_be_named(
         ({"rank": [7]}, "it has ranks 0, 1"),
         ({"generation": 9}, "it has ranks 0, 1"),
         ({"job": "other"}, "strata run --log-dir"),
+        ({"job": "other"}, "those of gpt have"),
     ],
 )
 @pytest.mark.usefixtures("folder")
