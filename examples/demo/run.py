@@ -88,7 +88,15 @@ class Demo:
         for number, log in enumerate(self.feed.logs, 1):
             command = [sys.executable, "-m", "strata", "run"]
             command += ["--endpoints", cluster.endpoints, "--job", JOB, "--worker-id", f"node-{number}"]
-            command += ["--min-workers", str(NODES), "--address", "127.0.0.1", "--log-format", "json"]
+            command += [
+                "--min-workers",
+                str(NODES),
+                "--address",
+                "127.0.0.1",
+                "--log-format",
+                "json",
+                "--no-prefix",
+            ]
             command += ["--", sys.executable, str(HERE / "train.py")]
             command += ["--epochs", str(self.epochs), "--batch", str(BATCH)]
             command += ["--save-every", str(SAVE_EVERY), "--storage", str(self.folder / "checkpoints")]

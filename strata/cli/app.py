@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "dev": "strata.cli.dev:dev",
     "coordinator": "strata.cli.coordinator:coordinator",
     "run": "strata.cli.run:run",
+    "logs": "strata.cli.logs:logs",
     "status": "strata.cli.status:status",
     "coordinators": "strata.cli.coordinators:app",
     "top": "strata.cli.top.command:top",

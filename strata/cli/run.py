@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Annotated
@@ -61,8 +60,23 @@ def run(
         Path | None,
         typer.Option(
             "--log-dir",
-            help="A folder for the ranks' output, a file each. (they write where this command does)",
+            help="A folder for the ranks' output, a file each; strata logs reads them. (they are shown here)",
         ),
+    ] = None,
+    tee: Annotated[
+        bool | None,
+        typer.Option("--tee", help="With --log-dir: show the ranks' output here as well."),
+    ] = None,
+    prefix: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix/--no-prefix",
+            help="Show ranks' lines with the rank before each; or ranks write here by themselves. (prefix)",
+        ),
+    ] = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option("--timeout-s", help="Seconds to wait for a first coordinator; 0: for ever. [300]"),
     ] = None,
     stop_grace_s: Annotated[
         float | None,
@@ -136,18 +150,21 @@ def run(
     key_file: TlsKeyFile = None,
     token_file: TokenFile = None,
     insecure: Insecure = None,
-    log_format: Annotated[str | None, typer.Option("--log-format", help="auto, json or plain.")] = None,
+    log_format: Annotated[
+        str | None, typer.Option("--log-format", help="plain, json, or auto: json on a pipe. (plain)")
+    ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file.")] = None,
 ) -> None:
     """Join a job, run its ranks on this node, and start them again when the world changes.
 
-    One a node. The exit status is 0 when the job is done (or was, for a late node of the same run), 4 when its name
+    One a node. The exit status is 0 when the job is done (or was, for a late node of the same run), 3 when no coordinator
+    answered within --timeout-s, 4 when its name
     belongs to another run or command, 75 when this node was preempted and shall be
     requeued, 78 when the job has failed for good, and 128 + n when signal n stopped it.
 
     Example: strata run --job gpt --slots 8 --min-workers 2 -- python train.py
     """
-    from strata.launch.run import run_supervisor  # noqa: PLC0415  # grpc only when it is needed
+    from strata.launch.run import run as run_node  # noqa: PLC0415  # grpc only when it is needed
 
     flags = {
         "endpoints": endpoints,
@@ -161,6 +178,9 @@ def run(
         "max_fruitless_generations": max_fruitless_generations,
         "address": address,
         "log_dir": log_dir,
+        "tee": tee,
+        "prefix": prefix,
+        "timeout_s": timeout_s,
         "stop_grace_s": stop_grace_s,
         "max_generations": max_generations,
         "restart_grace_s": restart_grace_s,
@@ -184,4 +204,4 @@ def run(
         "log.format": log_format,
     }
     settings = RunConfig.load(flags=flags, env=os.environ, path=config)
-    raise typer.Exit(asyncio.run(run_supervisor(settings, command)))
+    raise typer.Exit(run_node(settings, command))

@@ -75,6 +75,15 @@ class RunConfig:
         default=None,
         doc="a folder for the ranks' output, a file each; the pages of ranks show its last lines",
     )
+    tee: bool = setting("run.tee", default=False, doc="show what goes into log_dir here as well")
+    prefix: bool = setting(
+        "run.prefix",
+        default=True,
+        doc="show ranks' lines with the rank before each; else ranks write where this command does by themselves",
+    )
+    timeout_s: float = setting(
+        "run.timeout_s", default=300.0, doc="how long to wait for a first coordinator; 0: for ever"
+    )
     stop_grace_s: float = setting(
         "run.stop_grace_s", default=30.0, doc="from SIGTERM to SIGKILL when the run is stopped"
     )
@@ -149,10 +158,11 @@ class RunConfig:
             )
         if self.preempt_grace_s <= 0:
             raise ConfigError("--preempt-grace-s must be above 0", hint="a save needs time")
-        for name in ("settle_s", "stop_grace_s", "restart_grace_s", "warm_after_s"):
+        for name in ("settle_s", "stop_grace_s", "restart_grace_s", "warm_after_s", "timeout_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} cannot be negative")
         check_preempt("--preempt", self.preempt)
+        self._check_output()
         if self.join_timeout_s < 1:
             raise ConfigError("run.join_timeout_s must be at least 1 second")
         if self.max_fruitless_generations < 1:
@@ -169,13 +179,18 @@ class RunConfig:
         if self.max_generations < 0:
             raise ConfigError("--max-generations cannot be negative")
 
+    def _check_output(self) -> None:
+        if self.tee and self.log_dir is None:
+            raise ConfigError("--tee needs a folder to write to as well", hint="give --log-dir, too")
+
     @classmethod
     def load(cls, *, flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None = None) -> RunConfig:
         """Return the configuration of flags, environment and the file at `path` or its default.
 
-        What none of them says is as the scheduler has it that started this process, if one did.
+        What none of them says is as the scheduler has it that started this process, if one did. Logs are plain text
+        unless somebody asks for JSON: they stand between the ranks' lines.
         """
         body, name = read_file(path)
         found = allocation(env)
-        defaults = found.defaults() if found is not None else {}
+        defaults = {"log.format": "plain", **(found.defaults() if found is not None else {})}
         return load(cls, flags=flags, env=env, file=body, file_name=name, defaults=defaults)

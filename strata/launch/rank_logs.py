@@ -4,11 +4,19 @@ A crashed rank's last lines are wanted when its process is gone, and often when 
 newest two files of each rank are remembered, with how their processes ended, for as long as the agent lives.
 
 Nothing removes a file: whose it is, and for how long it is wanted, only its owner knows.
+
+An agent leaves a link to the folder where its user finds it on this host by the job's name (`link_of`), so that
+`strata logs` needs neither the folder nor a coordinator.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -19,6 +27,55 @@ from strata.errors import ConfigError
 
 REMEMBERED: Final = 2
 """Of each rank: the process that runs or ended last, and the one before it."""
+
+_NAME: Final = re.compile(r"generation-(\d+)-rank-(\d+)\.log")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogFile:
+    """A file of one rank's output."""
+
+    rank: int
+    generation: int
+    path: Path
+
+
+def files_in(folder: Path) -> list[LogFile]:
+    """Return the files of ranks' output in a job's folder, by rank and generation; none if it is not there."""
+    try:
+        found = [(_NAME.fullmatch(entry.name), entry) for entry in folder.iterdir()]
+    except OSError:
+        return []
+    return sorted(LogFile(int(match[2]), int(match[1]), entry) for match, entry in found if match is not None)
+
+
+def newest(files: Iterable[LogFile]) -> dict[int, LogFile]:
+    """Return the file of each rank's newest process."""
+    return {each.rank: each for each in sorted(files)}
+
+
+def link_of(job: str, env: Mapping[str, str]) -> Path:
+    """Return where an agent of this user leaves a link to the folder of a job's output on this host."""
+    state = env.get("XDG_STATE_HOME") or Path(env.get("HOME") or "~").expanduser() / ".local" / "state"
+    return Path(state) / "strata" / "logs" / socket.gethostname() / job  # a home may be shared by hosts
+
+
+def jobs_here(env: Mapping[str, str]) -> list[str]:
+    """Return the jobs whose folders of output this user's agents left links to on this host."""
+    try:
+        return sorted(each.name for each in link_of("job", env).parent.iterdir() if each.is_dir())
+    except OSError:
+        return []
+
+
+def leave_link(job: str, folder: Path, env: Mapping[str, str]) -> None:
+    """Have `strata logs` find the folder of a job's output; where that cannot be, it has to be told."""
+    link = link_of(job, env)
+    new = link.with_name(f".{job}-{os.getpid()}")
+    with contextlib.suppress(OSError):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        new.symlink_to(folder.resolve())
+        new.replace(link)
 
 
 class RankLogs:
@@ -31,7 +88,11 @@ class RankLogs:
     @classmethod
     def of_run(cls, config: RunConfig) -> Self:
         """Return those of a run."""
-        return cls(config.log_dir / checked_id("job", config.job) if config.log_dir else None)
+        if config.log_dir is None:
+            return cls()
+        folder = config.log_dir / checked_id("job", config.job)
+        leave_link(config.job, folder, os.environ)
+        return cls(folder)
 
     def new(self, generation: int, rank: int) -> RankLog | None:
         """Return where a new process's output goes, in a folder that is there; `ConfigError` if that cannot be made."""

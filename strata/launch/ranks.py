@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,15 +15,17 @@ from typing import Final
 
 from strata.agent.environment import Place, rank_environment
 from strata.agent.stack_dump import dump_stacks
-from strata.client.inspection import RankLog
+from strata.client.inspection import RankLog, last_lines
 from strata.config.run import PROCESS
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import ConfigError
 from strata.launch.children import Child
 from strata.launch.rank_logs import RankLogs
+from strata.launch.rank_output import RankOutput
 from strata.launch.starting import RANK_LOG, Starter
 from strata.launch.warm_program import LAST_WORDS
 from strata.observe import get_logger
+from strata.observe.words import printable
 
 log = get_logger()
 
@@ -32,6 +35,10 @@ _CANNOT_RUN = 127
 EARLY_S: Final = 30.0
 """A process that fails by itself within so long, and before a step, has not begun: imports of torch take a part of it."""
 MAX_LAST_WORDS: Final = 300
+LAST_LINES: Final = 8
+"""Of what a rank wrote to stderr, when it has failed."""
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 Exited = Callable[[int, int, int, str, bool], None]
 """Called when a rank ends itself: (generation, rank, exit code or minus the signal, reason, whether it was early)."""
@@ -46,6 +53,8 @@ class RankProcess:
     started_s: float
     """When it was started, by the event loop's clock."""
     log: RankLog | None = None
+    output: RankOutput | None = None
+    """Its output, if that goes through this process."""
     dumping: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by whoever asks for its stacks: they all come in one file."""
 
@@ -61,6 +70,8 @@ class Program:
     restart: str = PROCESS
     logs: RankLogs = field(default_factory=RankLogs)
     """Where each rank's output goes, a file each; without a folder, where this process's goes."""
+    piped: bool = False
+    """Whether output goes through this process, which writes the files then; else ranks do that themselves."""
 
 
 class RankGroup:
@@ -103,6 +114,8 @@ class RankGroup:
             process = adopted.get(local_rank)
             if process is not None:
                 process.child.name = f"rank {rank}"
+                if process.output is not None:
+                    process.output.move(rank)
                 self._awaited.add(rank)
                 self._has(rank, process)
                 log.info("rank.goes_on", rank=rank, pid=process.child.pid, generation=self.place.generation)
@@ -124,9 +137,9 @@ class RankGroup:
             stacks=str(stacks),
             restart=self._program.restart,
         )
-        output = self._program.logs.new(self.place.generation, rank)
-        if output is not None:
-            environment[RANK_LOG] = str(output.file)
+        log_file = self._program.logs.new(self.place.generation, rank)
+        if log_file is not None and not self._program.piped:
+            environment[RANK_LOG] = str(log_file.file)
         try:
             started = self._program.starter.start(environment, name=f"rank {rank}")
         except OSError as error:
@@ -136,8 +149,14 @@ class RankGroup:
             ) from error
         child, warm = started.child, {"warm": True} if started.warm else {}
         log.info("rank.started", rank=rank, pid=child.pid, generation=self.place.generation, **warm)
+        if started.output is not None:
+            started.output.begin(rank, log_file.file if log_file is not None else None)
         return RankProcess(
-            child=child, stacks=stacks, started_s=asyncio.get_running_loop().time(), log=output
+            child=child,
+            stacks=stacks,
+            started_s=asyncio.get_running_loop().time(),
+            log=log_file,
+            output=started.output,
         )
 
     def _has(self, rank: int, process: RankProcess) -> None:
@@ -284,6 +303,8 @@ class RankGroup:
     async def _watch(self, rank: int, process: RankProcess) -> None:
         child = process.child
         code = await child.join_async()
+        if process.output is not None:
+            await process.output.passed_on()
         process.stacks.unlink(missing_ok=True)
         said = _exit_message(process.stacks)
         self._program.logs.ended(rank, process.log, child.describe())
@@ -294,12 +315,14 @@ class RankGroup:
             self._renew(rank)
             return
         own = f"{child.describe()}: {said}" if said and code > 0 else child.describe()
+        words = {"stderr": lines} if code != 0 and (lines := _last_words(process)) else {}
+        _, short = self._as_asked(rank, code, self._doomed.get(rank, child.describe() if words else own))
         code, reason = self._as_asked(rank, code, self._doomed.get(rank, own))
         self._program.logs.ended(rank, process.log, reason)
         age_s = asyncio.get_running_loop().time() - process.started_s
         failed = code > 0 and code != PREEMPTED and rank not in self._doomed
         early = failed and age_s < EARLY_S and rank not in self._stepped
-        log.info("rank.ended", rank=rank, pid=child.pid, code=code, reason=reason)
+        log.info("rank.ended", rank=rank, pid=child.pid, code=code, reason=short, **words)
         if code == 0:
             self._finished.add(rank)
         self._on_exit(self.place.generation, rank, code, reason, early)
@@ -316,6 +339,17 @@ class RankGroup:
             self._has(rank, self._new(self.place.ranks.index(rank)))
         except ConfigError as error:
             self._on_exit(self.place.generation, rank, _CANNOT_RUN, error.message, False)
+
+
+def _last_words(process: RankProcess) -> list[str]:
+    """Return the last lines that a process wrote to stderr; of one that writes into a file by itself, the file's last."""
+    if process.output is not None:
+        lines = process.output.last_words().decode(errors="replace").split("\n")
+        lines = [line.rstrip().rpartition("\r")[2] for line in lines]  # of a progress bar the newest state
+    else:
+        lines = last_lines(process.log.file) if process.log is not None else []
+    said = [printable(_ESCAPES.sub("", line).expandtabs().rstrip()) for line in lines if line.strip()]
+    return [line[:MAX_LAST_WORDS] for line in said[-LAST_LINES:]]
 
 
 def _exit_message(stacks: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import signal
@@ -27,9 +28,11 @@ from strata.config import RunConfig
 from strata.config.scheduler import allocation
 from strata.core.exit_codes import PREEMPTED
 from strata.core.ids import checked_id
-from strata.errors import ClusterRestored, ConfigError, JobDone
+from strata.errors import ClusterRestored, ConfigError, JobDone, Unavailable
 from strata.launch.command import check_command, describe, job_name
+from strata.launch.console import ConsoleText, consoles
 from strata.launch.exit_status import of_signal
+from strata.launch.rank_output import RankOutputs
 from strata.launch.run_progress import Listening, RunProgress, shown
 from strata.launch.starting import ColdStarter, Starter
 from strata.launch.stopping import PREEMPT_SIGNALS
@@ -42,19 +45,35 @@ from strata.v1.worlds_pb2 import JobSpec
 log = get_logger()
 
 STDERR: Final = 2
+SAY_S: Final = 10.0
+"""How often a node says that no coordinator answers, before the first one has."""
 RANKS_SOCKET: Final = "ranks.sock"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
-async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
+def run(config: RunConfig, command: Sequence[str]) -> int:
+    """Run `run_supervisor`; return once all is passed on that its ranks wrote."""
+    stdout, stderr = consoles(os.environ)
+    configure(fmt=config.log.format, level=config.log.level, stream=ConsoleText(stderr))
+    piped = config.tee or (config.prefix and config.log_dir is None)
+    outputs = RankOutputs(stdout, stderr, prefix=config.prefix) if piped else None
+    try:
+        return asyncio.run(run_supervisor(config, command, outputs))
+    finally:
+        if outputs is not None:
+            outputs.wait()
+
+
+async def run_supervisor(
+    config: RunConfig, command: Sequence[str], outputs: RankOutputs | None = None
+) -> int:
     """Return the exit status of `strata run`; raise the `StrataError` that ended its session.
 
     That is 0, with a warning, when the job was done before this node of the same run came.
 
-    Waits for coordinators as long as it takes; a signal ends that too. If the control plane is restored meanwhile, the node
-    joins again by itself.
+    Waits for the first welcome of a coordinator for `config.timeout_s`, after that for coordinators as long as it
+    takes; a signal ends that too. If the control plane is restored meanwhile, the node joins again by itself.
     """
-    configure(fmt=config.log.format, level=config.log.level)
     check_command(command)
     if (found := allocation(os.environ)) is not None:
         log.info("run.scheduled", by=found.scheduler, members=found.members, restarts=found.restarts)
@@ -75,14 +94,16 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     await _storage_takes_saves(config, job, endpoints, asked)
     while True:
         try:
-            return await _member(config, command, worker_id, endpoints, devices, asked, sole=sole)
+            return await _member(
+                config, command, worker_id, endpoints, devices, asked, sole=sole, outputs=outputs
+            )
         except JobDone as error:  # the others finished without this node: nothing is left to do
             log.warning("job.done_before", reason=error.message, hint=error.hint)
             return 0
         except ClusterRestored as error:
             log.warning("controlplane.restored", reason=error.message, next="this node joins again")
             # the backup may be older than the job's being taken up; and what was begun anew is not begun anew again
-            config = replace(config, resume=config.resume or config.new, new=False)
+            config = replace(config, resume=config.resume or config.new, new=False, timeout_s=0.0)
             heard()
 
 
@@ -95,6 +116,7 @@ async def _member(
     asked: asyncio.Future[int],
     *,
     sole: bool,
+    outputs: RankOutputs | None,
 ) -> int:
     """Be one member, with a boot of its own, until the job ends or `asked`; return the exit status.
 
@@ -143,9 +165,9 @@ async def _member(
     serve_session = asyncio.create_task(session.run(), name="session")
     try:
         with run_folder() as folder:
-            if not await _connected(session, serve_session, asked):
+            if not await _connected(session, serve_session, asked, config):
                 return PREEMPTED if asked.result() in PREEMPT_SIGNALS else of_signal(asked.result())
-            run = _run(config, command, agent, session, observer, progress, folder, devices, asked)
+            run = _run(config, command, agent, session, observer, progress, folder, devices, asked, outputs)
             supervise = asyncio.create_task(run, name="supervisor")
             try:
                 await asyncio.wait({supervise, serve_session}, return_when=asyncio.FIRST_COMPLETED)
@@ -170,12 +192,18 @@ async def _run(
     folder: Path,
     devices: OpenDevices | None,
     asked: asyncio.Future[int],
+    outputs: RankOutputs | None,
 ) -> int:
     assert session.welcome is not None
     await agent.address()  # before a world waits for it
     agent.socket, agent.detect_s = folder / RANKS_SOCKET, session.welcome.detect_s
     supervisor = Supervisor(
-        config, _starter(config, command), agent, folder=folder, will_heed=partial(uses_init, command)
+        config,
+        _starter(config, command, outputs),
+        agent,
+        folder=folder,
+        will_heed=partial(uses_init, command),
+        outputs=outputs,
     )
     async with (
         shown(progress, STDERR, wanted=config.status_line and config.log.format != "json"),
@@ -227,22 +255,40 @@ async def _storage_takes_saves(
         await unary.close()
 
 
-def _starter(config: RunConfig, command: Sequence[str]) -> Starter:
+def _starter(config: RunConfig, command: Sequence[str], outputs: RankOutputs | None) -> Starter:
     if not config.warm:
-        return ColdStarter(command)
-    warm = WarmStarter.of(command, modules=config.warm_imports, inherited=os.environ)
+        return ColdStarter(command, outputs)
+    inherited = outputs.environment(os.environ) if outputs is not None else os.environ
+    warm = WarmStarter.of(command, modules=config.warm_imports, inherited=inherited, outputs=outputs)
     if warm is None and config.warm_imports:
         log.warning("warm.impossible", reason="the command is not `python script.py` or `python -m module`")
-    return warm or ColdStarter(command)
+    return warm or ColdStarter(command, outputs)
 
 
 async def _connected(
-    session: MemberSession, serve_session: asyncio.Task[None], asked: asyncio.Future[int]
+    session: MemberSession, serve_session: asyncio.Task[None], asked: asyncio.Future[int], config: RunConfig
 ) -> bool:
-    """Return True once a coordinator has welcomed us, False when asked to stop before."""
+    """Return True once a coordinator has welcomed us, False when asked to stop before.
+
+    `Unavailable` after `config.timeout_s`, unless that is 0. It says every `SAY_S` for what it waits.
+    """
     connected = asyncio.create_task(session.wait_connected())
     first: tuple[asyncio.Future[Any], ...] = (connected, serve_session, asked)
-    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    left_s = config.timeout_s or math.inf
+    where = ", ".join(config.endpoints)
+    while not (await asyncio.wait(first, timeout=min(SAY_S, left_s), return_when=asyncio.FIRST_COMPLETED))[0]:
+        why = session.last_trouble.message if session.last_trouble is not None else "no answer"
+        waited_s = clock() - began_s
+        left_s = (config.timeout_s or math.inf) - waited_s
+        if left_s <= 0:
+            connected.cancel()
+            raise Unavailable(
+                f"no coordinator at {where} has taken this node in within {config.timeout_s:g} s: {why}",
+                hint="check --endpoints and that coordinators run: strata doctor; --timeout-s waits longer (0: for ever)",
+            )
+        log.warning("coordinators.unreachable", endpoints=where, reason=why, waited_s=round(waited_s))
     if asked.done() and not connected.done():
         connected.cancel()
         return False

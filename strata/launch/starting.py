@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from strata.launch.children import Child
+from strata.launch.rank_output import RankOutput, RankOutputs
 
 RANK_LOG: Final = "STRATA_RANK_LOG"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A process that runs the command, and whether it had imported before."""
+    """A process that runs the command, whether it had imported before, and its output if that is passed on."""
 
     child: Child
     warm: bool
+    output: RankOutput | None = None
 
 
 class Starter(Protocol):
@@ -37,12 +39,16 @@ class Starter(Protocol):
 
 
 class ColdStarter:
-    """Starts each process from nothing."""
+    """Starts each process from nothing. Without `outputs` it writes where this process does, or into its file."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], outputs: RankOutputs | None = None) -> None:
         self._command = tuple(command)
+        self._outputs = outputs
 
     def start(self, environment: Mapping[str, str], *, name: str) -> Started:
+        if self._outputs is not None:
+            child, output = self._outputs.start(self._command, name=name, env=environment)
+            return Started(child=child, warm=False, output=output)
         log = environment.get(RANK_LOG)
         child = Child.start(self._command, name=name, env=environment, log=Path(log) if log else None)
         return Started(child=child, warm=False)

@@ -35,6 +35,7 @@ from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import Unavailable
 from strata.launch import exit_status
 from strata.launch.rank_logs import RankLogs
+from strata.launch.rank_output import RankOutputs
 from strata.launch.ranks import Program, RankGroup, inherited_environment
 from strata.launch.slots import Slots
 from strata.launch.starting import Starter
@@ -60,21 +61,27 @@ class Supervisor:
         *,
         folder: Path,
         will_heed: Callable[[], bool] = lambda: False,
+        outputs: RankOutputs | None = None,
     ) -> None:
-        """`will_heed` tells whether the command is such that its ranks will heed notices once they run."""
+        """`will_heed` tells whether the command is such that its ranks will heed notices once they run.
+
+        `outputs` is what `starter` has, if ranks' output goes through this process.
+        """
         self._config = config
         self._agent = agent
         self._worker_id = agent.config.worker_id
         self._will_heed = will_heed
         self._have_heeded = False
         self._reports = agent.reports
+        inherited = inherited_environment()
         self._slots = Slots(
             Program(
                 starter=starter,
-                inherited=inherited_environment(),
+                inherited=outputs.environment(inherited) if outputs is not None else inherited,
                 folder=folder,
                 restart=config.restart,
                 logs=RankLogs.of_run(config),
+                piped=outputs is not None,
             ),
             count=config.slots,
             prepare_after_s=config.warm_after_s,

@@ -25,6 +25,7 @@ from strata.agent.environment import common_environment
 from strata.launch import warm_program
 from strata.launch.children import Child
 from strata.launch.python_command import PythonCommand, python_command, source_of
+from strata.launch.rank_output import RankOutput, RankOutputs
 from strata.launch.script_imports import Libraries, libraries_of
 from strata.launch.starting import ColdStarter, Started
 from strata.observe import get_logger
@@ -42,6 +43,7 @@ _TORCH = ("torch._dynamo",)
 class _Spare:
     child: Child
     link: socket.socket
+    output: RankOutput | None
 
     def becomes(self, line: bytes) -> bool:
         """Tell it its place; False, and it is ended, unless it lives and is our program."""
@@ -71,21 +73,29 @@ class WarmStarter:
         modules: Sequence[str],
         *,
         inherited: Mapping[str, str],
+        outputs: RankOutputs | None = None,
     ) -> None:
+        self._outputs = outputs
         self._interpreter = (python.program, *python.flags, warm_program.__file__)
         at_once = (*self._interpreter, warm_program.AT_ONCE, "", *python.target, *python.arguments)
-        self._cold = ColdStarter(command if _is_script(python.program) else at_once)
+        self._cold = ColdStarter(command if _is_script(python.program) else at_once, outputs)
         self._work = (",".join(modules), *python.target, *python.arguments)
         self._environment = common_environment(inherited)
         self._spares: list[_Spare] = []
 
     @classmethod
     def of(
-        cls, command: Sequence[str], *, modules: Sequence[str], inherited: Mapping[str, str]
+        cls,
+        command: Sequence[str],
+        *,
+        modules: Sequence[str],
+        inherited: Mapping[str, str],
+        outputs: RankOutputs | None = None,
     ) -> Self | None:
         """Return a starter for `command`; None when it is not a Python script or module.
 
-        `modules` are imported besides those that the script is found to import.
+        `modules` are imported besides those that the script is found to import. Without `outputs` a process writes
+        where this one does, or into its file.
         """
         python = python_command(command)
         if python is None:
@@ -101,7 +111,7 @@ class WarmStarter:
             names += _STRATA
         if any(name.partition(".")[0] == "torch" for name in names):
             names += _TORCH
-        return cls(command, python, names, inherited=inherited)
+        return cls(command, python, names, inherited=inherited, outputs=outputs)
 
     def start(self, environment: Mapping[str, str], *, name: str) -> Started:
         """Return a process that becomes the command in this environment."""
@@ -110,7 +120,7 @@ class WarmStarter:
             spare = self._spares.pop(0)
             if spare.becomes(line):
                 spare.child.name = name
-                return Started(child=spare.child, warm=True)
+                return Started(child=spare.child, warm=True, output=spare.output)
         return self._cold.start(environment, name=name)
 
     def prepare(self, count: int) -> int:
@@ -141,13 +151,20 @@ class WarmStarter:
         with theirs:
             descriptor = theirs.fileno()
             argv = (*self._interpreter, str(descriptor), *self._work)
+            output = None
             try:
-                child = Child.start(argv, name="warm", env=self._environment, pass_fds=[descriptor])
+                if self._outputs is not None:
+                    child, output = self._outputs.start(
+                        argv, name="warm", env=self._environment, pass_fds=[descriptor]
+                    )
+                    output.listen()
+                else:
+                    child = Child.start(argv, name="warm", env=self._environment, pass_fds=[descriptor])
             except OSError:
                 ours.close()
                 raise
         log.debug("warm.started", pid=child.pid)
-        return _Spare(child, ours)
+        return _Spare(child, ours, output)
 
 
 def uses_init(command: Sequence[str]) -> bool:

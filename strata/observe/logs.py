@@ -10,11 +10,11 @@ import contextlib
 import logging
 import os
 import sys
-from typing import Any, TextIO, cast
+from typing import Any, Protocol, TextIO, cast
 
 import structlog
 from structlog.dev import ConsoleRenderer, plain_traceback
-from structlog.typing import FilteringBoundLogger, Processor
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from strata.errors import redacted
 
@@ -26,19 +26,36 @@ def get_logger() -> Logger:
     return cast("Logger", structlog.get_logger())
 
 
-def configure(*, fmt: str = "auto", level: str = "info", stream: TextIO | None = None) -> None:
+class LogStream(Protocol):
+    """What a log needs of a stream."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool: ...
+
+
+def configure(*, fmt: str = "auto", level: str = "info", stream: LogStream | None = None) -> None:
     """Send logs of `level` and above to `stream` (stderr) as `json`, `plain`, or by its kind.
 
     A line that cannot be written is lost, and harms nobody: whoever read stderr has gone, or the
     disk is full, and what was to be told goes on.
     """
-    out: TextIO | None = sys.stderr if stream is None else stream  # None, too: stderr was closed
+    out: LogStream | None = sys.stderr if stream is None else stream  # None, too: stderr was closed
     terminal = out is not None and out.isatty()
     plain = fmt == "plain" or (fmt == "auto" and terminal)
     colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    # a person looks at the end of it, and files may last for days
+    stamp = "iso" if not plain else "%H:%M:%SZ" if terminal else "%Y-%m-%dT%H:%M:%SZ"
     renderer: list[Processor] = (
         # not rich's traceback, which shows local variables: a secret may be one
-        [ConsoleRenderer(colors=colours, exception_formatter=plain_traceback)]
+        [
+            _lines_below,
+            ConsoleRenderer(
+                0, colors=colours, exception_formatter=plain_traceback, pad_level=False, sort_keys=False
+            ),
+        ]
         if plain
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
@@ -46,7 +63,7 @@ def configure(*, fmt: str = "auto", level: str = "info", stream: TextIO | None =
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.TimeStamper(fmt=stamp, utc=True),
             *renderer,
             _redact,
         ],
@@ -54,6 +71,14 @@ def configure(*, fmt: str = "auto", level: str = "info", stream: TextIO | None =
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Unfailing(out))),
         cache_logger_on_first_use=False,
     )
+
+
+def _lines_below(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Put the lines that a rank wrote last below what is said of it, each on a line of its own."""
+    lines = event.pop("stderr", ())
+    if lines:
+        event["stack"] = "\n".join(f"    {line}" for line in lines)
+    return event
 
 
 def _redact(_logger: object, _method: str, line: Any) -> str:
@@ -64,7 +89,7 @@ def _redact(_logger: object, _method: str, line: Any) -> str:
 class _Unfailing:
     """What a logger needs of a stream, if there is one; errors of the system, or that it is closed, are dropped."""
 
-    def __init__(self, stream: TextIO | None) -> None:
+    def __init__(self, stream: LogStream | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -41,6 +42,11 @@ while not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
 client.close()
 """
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Return this process's, with the links to folders of output where only this test finds them."""
+    return {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
 
 
 def evidence(client: CoordinatorClient, job: str) -> Any:
@@ -92,7 +98,9 @@ def test_each_rank_writes_into_its_own_file_and_a_look_shows_its_end(
         str(stop),
     ]
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(tmp_path)
+        ) as running,
         CoordinatorClient.connect(cluster.endpoints, job=job) as client,
     ):
         try:
@@ -119,7 +127,9 @@ def test_what_a_rank_wrote_before_it_crashed_is_shown_beside_what_its_next_proce
     command = [sys.executable, "-m", "strata", "run", f"--endpoints={cluster.endpoints}", f"--job={job}"]
     command += ["--slots=2", f"--log-dir={logs}", "--", sys.executable]
     with (
-        subprocess.Popen([*command, str(script), str(stop)], stderr=subprocess.DEVNULL) as running,
+        subprocess.Popen(
+            [*command, str(script), str(stop)], stderr=subprocess.DEVNULL, env=environment(tmp_path)
+        ) as running,
         CoordinatorClient.connect(cluster.endpoints, job=job) as client,
     ):
         try:

@@ -8,7 +8,7 @@ import pytest
 
 from strata.client.inspection import RankLog
 from strata.errors import ConfigError
-from strata.launch.rank_logs import RankLogs
+from strata.launch.rank_logs import RankLogs, files_in, leave_link, link_of, newest
 
 
 def names(folder: Path) -> list[str]:
@@ -54,3 +54,28 @@ def test_without_a_folder_there_are_no_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot write the ranks' output"):
         RankLogs(tmp_path / "file" / "job").new(1, 0)
+
+
+def test_an_agent_leaves_a_link_to_the_newest_folder_of_a_job_and_its_files_are_found(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        leave_link("job", tmp_path / name, env)
+    assert link_of("job", env).resolve() == tmp_path / "new"
+    assert link_of("job", {"HOME": "/home/u"}).is_relative_to("/home/u/.local/state/strata/logs")
+    for stem in (
+        "generation-000001-rank-00000",
+        "generation-000002-rank-00000",
+        "generation-1000000-rank-00010",
+    ):
+        (tmp_path / "new" / f"{stem}.log").touch()
+    (tmp_path / "new" / "notes.txt").touch()
+    files = files_in(link_of("job", env))
+    assert [(each.rank, each.generation) for each in files] == [(0, 1), (0, 2), (10, 1_000_000)]
+    assert [(each.rank, each.generation) for each in newest(files).values()] == [(0, 2), (10, 1_000_000)]
+    assert files_in(tmp_path / "nowhere") == []
+
+
+def test_where_no_link_can_be_left_the_ranks_run_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    leave_link("job", tmp_path, {"XDG_STATE_HOME": str(tmp_path / "file")})

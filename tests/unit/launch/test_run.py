@@ -33,3 +33,17 @@ async def test_names_that_no_cluster_knows_are_refused(config: RunConfig) -> Non
 def test_a_job_goes_on_or_begins_anew_and_not_both() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         RunConfig(new=True, resume=True)
+
+
+def test_logs_stand_between_ranks_lines_as_plain_text_unless_somebody_asks_for_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert RunConfig.load(flags={}, env={}).log.format == "plain"
+    assert RunConfig.load(flags={}, env={"STRATA_LOG_FORMAT": "json"}).log.format == "json"
+    assert RunConfig.load(flags={"log.format": "auto"}, env={}).log.format == "auto"
+
+
+def test_a_second_place_for_output_needs_a_first() -> None:
+    with pytest.raises(ConfigError, match="--tee needs a folder"):
+        RunConfig(tee=True)

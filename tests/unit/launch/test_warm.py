@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from strata.launch.children import Child
+from strata.launch.console import Console
+from strata.launch.rank_output import RankOutputs
 from strata.launch.script_imports import libraries_of
 from strata.launch.starting import ColdStarter, Starter
 from strata.launch.warm import WarmStarter, uses_init
@@ -265,3 +267,26 @@ def test_what_prepares_nothing_leaves_nothing_out(folder: Path, harmless: str) -
     (folder / "train.py").write_text(f"import os, sys\n{harmless}\nimport torch\n")
     found = libraries_of(folder / "train.py", folder)
     assert (found.modules, found.left_out) == (["torch"], [])
+
+
+async def test_what_a_warm_process_writes_before_it_is_a_rank_is_shown_as_such(folder: Path) -> None:
+    (folder / "chatty.py").write_text("import sys\nprint('imported', file=sys.stderr)")
+    (folder / "train.py").write_text("import chatty\nprint('trains')")
+    ends = os.pipe(), os.pipe()
+    outputs = RankOutputs(*(Console(theirs, {}) for _, theirs in ends))
+    command = (sys.executable, "train.py")
+    inherited = {**os.environ, "PYTHONPATH": str(folder)}
+    starter = WarmStarter.of(command, modules=("chatty",), inherited=inherited, outputs=outputs)
+    assert starter is not None
+    starter.prepare(1)
+    said_hello(starter)
+    assert os.read(ends[1][0], 4096) == b"[warm] imported\n"
+    started = starter.start(inherited, name="rank 2")
+    assert started.warm
+    assert started.output is not None
+    started.output.begin(2, None)
+    assert await started.child.join_async(LIMIT_S) == 0
+    await started.output.passed_on()
+    assert os.read(ends[0][0], 4096) == b"[rank 2] trains\n"
+    for end in (*ends[0], *ends[1]):
+        os.close(end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 
@@ -89,3 +90,17 @@ def test_without_a_stderr_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stderr", None)
     configure()
     get_logger().info("leadership_taken", epoch=7)
+
+
+def test_what_a_rank_wrote_last_stands_below_in_plain_text_and_is_a_list_in_json() -> None:
+    said = {"rank": 1, "code": 9, "stderr": ["Traceback:", "  File x", "token=http://u:secret@h"]}
+    plain, body = io.StringIO(), io.StringIO()
+    configure(fmt="plain", stream=plain)
+    get_logger().info("rank.ended", **said)
+    configure(fmt="json", stream=body)
+    get_logger().info("rank.ended", **said)
+    first, *below = plain.getvalue().splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \[info\] rank\.ended rank=1 code=9", first)
+    assert below[:2] == ["    Traceback:", "      File x"]
+    assert "secret" not in plain.getvalue()
+    assert json.loads(body.getvalue())["stderr"][:2] == ["Traceback:", "  File x"]

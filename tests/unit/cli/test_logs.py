@@ -1,0 +1,107 @@
+"""`strata logs`: what is shown of a folder with the files of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strata.cli.logs import logs
+from strata.errors import ConfigError, InvalidArgument, NotFound, StrataError
+from strata.launch.rank_logs import leave_link
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The output of job `gpt`, as an agent left it on this host."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("STRATA_RUN_LOG_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    made = tmp_path / "logs" / "gpt"
+    made.mkdir(parents=True)
+    leave_link("gpt", made, {"XDG_STATE_HOME": str(tmp_path / "state")})
+    write(made, 1, 0, b"zero one\n")
+    write(made, 1, 1, b"one one\n")
+    write(made, 2, 1, b"a\nb\n 1%\r 2%\nlast")
+    return made
+
+
+def write(folder: Path, generation: int, rank: int, data: bytes) -> None:
+    (folder / f"generation-{generation:06d}-rank-{rank:05d}.log").write_bytes(data)
+
+
+def shown(capfdbinary: pytest.CaptureFixture[bytes], **options: object) -> bytes:
+    given = {
+        "rank": None,
+        "follow": False,
+        "lines": None,
+        "generation": None,
+        "prefix": None,
+        "log_dir": None,
+    }
+    logs(**{"job_": "gpt", "config": None, **given, **options})  # type: ignore[arg-type]
+    return capfdbinary.readouterr().out
+
+
+@pytest.mark.usefixtures("folder")
+def test_of_each_rank_the_newest_process_is_shown_with_its_rank(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    assert shown(capfdbinary) == (
+        b"[rank 0] zero one\n[rank 1] a\n[rank 1] b\n[rank 1]  1%\r[rank 1]  2%\n[rank 1] last"
+    )
+    assert shown(capfdbinary, generation=1) == b"[rank 0] zero one\n[rank 1] one one\n"
+    assert shown(capfdbinary, prefix=False, generation=1) == b"zero one\none one\n"
+
+
+@pytest.mark.usefixtures("folder")
+def test_one_rank_is_shown_as_it_wrote(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert shown(capfdbinary, rank=[1]) == b"a\nb\n 1%\r 2%\nlast"
+    assert shown(capfdbinary, rank=[0], prefix=True) == b"[rank 0] zero one\n"
+    assert shown(capfdbinary, rank=[0], job="gpt", job_=None) == b"zero one\n"
+    with pytest.raises(ConfigError, match="no job is named"):
+        shown(capfdbinary, job_=None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "end"), [(0, b""), (1, b"last"), (2, b" 1%\r 2%\nlast"), (99, b"a\nb\n 1%\r 2%\nlast")]
+)
+@pytest.mark.usefixtures("folder")
+def test_the_last_lines_are_shown(capfdbinary: pytest.CaptureFixture[bytes], lines: int, end: bytes) -> None:
+    assert shown(capfdbinary, rank=[1], lines=lines) == end
+
+
+def test_the_folder_may_be_named(
+    capfdbinary: pytest.CaptureFixture[bytes], folder: Path, tmp_path: Path
+) -> None:
+    moved = folder.parent.rename(tmp_path / "moved")
+    with pytest.raises(NotFound, match="no ranks of job gpt have written files on this host"):
+        shown(capfdbinary)
+    assert shown(capfdbinary, rank=[0], log_dir=moved) == b"zero one\n"
+    with pytest.raises(NotFound, match="there is no folder"):
+        shown(capfdbinary, log_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": [7]}, "it has ranks 0, 1"),
+        ({"generation": 9}, "it has ranks 0, 1"),
+        ({"job": "other"}, "strata run --log-dir"),
+        ({"job": "other"}, "those of gpt have"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_what_is_not_there_is_said_with_what_is(
+    capfdbinary: pytest.CaptureFixture[bytes], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(NotFound) as refused:
+        shown(capfdbinary, **options)
+    assert message in str(refused.value)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_jobs_name_leads_nowhere_else(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    with pytest.raises(StrataError) as refused:
+        shown(capfdbinary, job="../gpt")
+    assert isinstance(refused.value, InvalidArgument)

@@ -1,0 +1,162 @@
+"""The console that ranks and the agent share: whole lines, a prefix before each, progress bars, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import pty
+import random
+import threading
+
+import pytest
+
+from strata.launch.console import MAX_LINE, Console, ConsoleText, Lines
+
+
+class Piped:
+    """A console on a pipe, and what was written to it, which a thread reads as it comes."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = os.pipe()
+        self.console = Console(self.theirs, {})
+        self._read: list[bytes] = []
+        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader.start()
+
+    def written(self) -> bytes:
+        os.close(self.theirs)
+        self._reader.join(10)
+        return self._read[0]
+
+    def _listen(self) -> None:
+        with os.fdopen(self._ours, "rb") as file:
+            self._read.append(file.read())
+
+
+def through(*pieces: bytes) -> bytes:
+    """Return what a console on a pipe gets of a rank that writes `pieces`."""
+    piped, lines = Piped(), Lines()
+    for piece in pieces:
+        piped.console.write(lines, b"[rank 3] ", lines.feed(piece))
+    piped.console.write(lines, b"[rank 3] ", lines.rest())
+    return piped.written()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ((b"one\ntwo\n",), b"[rank 3] one\n[rank 3] two\n"),
+        ((b"o", b"n", b"e\ntw", b"o\n"), b"[rank 3] one\n[rank 3] two\n"),
+        ((b"last without an end",), b"[rank 3] last without an end"),
+        ((b"\n\n",), b"[rank 3] \n[rank 3] \n"),
+        ((b"dos\r", b"\nend\r\n"), b"[rank 3] dos\r\n[rank 3] end\r\n"),
+        ((b"\r 1%", b"\r 2%", b"\r 3%\n"), b"[rank 3]  1%\r[rank 3]  2%\r[rank 3]  3%\n"),
+        ((b"1%\r", b"2%\r", b"done\n"), b"[rank 3] 1%\r[rank 3] 2%\r[rank 3] done\n"),
+        ((b"\0\xff\x1b[2\n\xfe",), b"[rank 3] \0\xff\x1b[2\n[rank 3] \xfe"),
+        ((), b""),
+    ],
+)
+def test_each_line_of_a_rank_has_its_prefix(pieces: tuple[bytes, ...], shown: bytes) -> None:
+    assert through(*pieces) == shown
+
+
+def test_however_a_stream_is_cut_its_lines_are_the_same() -> None:
+    rng = random.Random(7)
+    whole = b"".join(
+        rng.choice([b"word", b"\n", b"\r\n", b"\r", b"\xff\0", b"x" * 3000]) for _ in range(2000)
+    )
+    expected = through(whole)
+    for _ in range(20):
+        cuts = sorted(rng.sample(range(len(whole)), 60))
+        pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+        assert through(*pieces) == expected
+
+
+def test_a_line_without_an_end_is_passed_on_in_parts_and_whole() -> None:
+    lines, size = Lines(), 0
+    for _ in range(100):
+        passed = lines.feed(b"x" * 10_000)
+        size += len(passed)
+        assert not passed or len(passed) > MAX_LINE
+    assert size + len(lines.rest()) == 1_000_000
+    assert through(*(b"y" * 50_000 for _ in range(5)), b"\n") == b"[rank 3] " + b"y" * 250_000 + b"\n"
+
+
+def test_lines_of_several_ranks_never_stand_within_one_another() -> None:
+    piped = Piped()
+
+    def rank(number: int) -> None:
+        lines, prefix = Lines(), piped.console.prefix(number)
+        for line in range(500):
+            text = b"%d of %d " % (line, number) + b"z" * 5000 + b"\n"
+            for at in range(0, len(text), 1700):
+                piped.console.write(lines, prefix, lines.feed(text[at : at + 1700]))
+
+    ranks = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    written = piped.written()
+    for number in range(4):
+        mine = [line for line in written.splitlines() if line.startswith(b"[rank %d] " % number)]
+        assert mine == [b"[rank %d] %d of %d " % (number, n, number) + b"z" * 5000 for n in range(500)]
+
+
+def test_a_begun_line_is_ended_before_another_writer_begins_its_own() -> None:
+    piped = Piped()
+    one, other = object(), object()
+    piped.console.write(one, b"[rank 0] ", b"begun")
+    piped.console.write(other, b"[rank 1] ", b"whole\n")
+    piped.console.write(one, b"[rank 0] ", b" and ended\n")
+    piped.console.write(one, b"[rank 0] ", b"50 %\r")
+    ConsoleText(piped.console).write("the agent speaks\n")
+    assert piped.written() == (
+        b"[rank 0] begun\n[rank 1] whole\n[rank 0]  and ended\n[rank 0] 50 %\r\nthe agent speaks\n"
+    )
+
+
+def test_on_a_terminal_another_line_takes_the_place_of_a_progress_bar() -> None:
+    ours, theirs = pty.openpty()
+    try:
+        console = Console(theirs, {"NO_COLOR": "1"})
+        one, other = object(), object()
+        console.write(one, console.prefix(0), b"\r 1%")
+        console.write(one, console.prefix(0), b"\r 2%")
+        console.write(other, console.prefix(1), b"loss 3\n")
+        console.write(one, console.prefix(0), b"\r 3%\n")
+        shown = b""
+        while b" 3%" not in shown:
+            shown += os.read(ours, 4096)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert shown == (
+        b"\x1b[K[rank 0]  1%\r\x1b[K[rank 0]  2%\r\x1b[K\x1b[K[rank 1] loss 3\r\n\x1b[K[rank 0]  3%\r\n"
+    ), shown
+
+
+def test_prefixes_have_colours_on_a_terminal_that_wants_them() -> None:
+    ours, theirs = pty.openpty()
+    try:
+        assert Console(theirs, {"TERM": "xterm"}).prefix(3) == b"\x1b[K\x1b[35m[rank 3]\x1b[0m "
+        assert Console(theirs, {"TERM": "dumb"}).prefix(3) == b"\x1b[K[rank 3] "
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    piped = Piped()
+    assert piped.console.prefix(3) == b"[rank 3] "
+    piped.written()
+
+
+def test_what_nobody_reads_any_more_is_dropped() -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    Console(theirs, {}).write(object(), b"", b"to nobody\n")
+    os.close(theirs)
+
+
+def test_a_descriptor_that_does_not_block_loses_nothing() -> None:
+    piped = Piped()
+    os.set_blocking(piped.theirs, False)
+    piped.console.write(object(), b"", b"x" * 1_000_000)
+    assert piped.written() == b"x" * 1_000_000

@@ -1,0 +1,206 @@
+"""What ranks write goes through the agent: nothing is lost, nobody waits for what never comes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from strata.launch.children import Child
+from strata.launch.console import Console
+from strata.launch.rank_output import ENDED_S, RankOutputs
+
+LIMIT_S = 20.0
+
+
+class Wires:
+    """The two pipes that stand for this command's output, read as it comes unless nobody shall."""
+
+    def __init__(self, *, read: bool = True) -> None:
+        self._ends = [os.pipe(), os.pipe()]
+        self.outputs = RankOutputs(*(Console(theirs, {}) for _, theirs in self._ends))
+        self.heard: list[bytearray] = [bytearray(), bytearray()]
+        self._readers: list[threading.Thread] = []
+        if read:
+            self.read()
+
+    def read(self) -> None:
+        for (ours, _), heard in zip(self._ends, self.heard, strict=True):
+            reader = threading.Thread(target=self._listen, args=(ours, heard), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+
+    async def hear(self, words: bytes) -> None:
+        """Return once these words have come on stdout."""
+        deadline = time.monotonic() + LIMIT_S
+        while words not in bytes(self.heard[0]):
+            assert time.monotonic() < deadline, f"{words!r} did not come"
+            await asyncio.sleep(0.02)
+
+    def whole(self) -> tuple[bytes, bytes]:
+        """Return all that was written, once nobody writes any more."""
+        for _, theirs in self._ends:
+            os.close(theirs)
+        for reader in self._readers:
+            reader.join(LIMIT_S)
+        return bytes(self.heard[0]), bytes(self.heard[1])
+
+    @staticmethod
+    def _listen(fd: int, heard: bytearray) -> None:
+        while data := os.read(fd, 65536):
+            heard += data
+        os.close(fd)
+
+
+@pytest.fixture
+def wires() -> Wires:
+    return Wires()
+
+
+async def to_its_end(
+    wires: Wires, script: str, *, rank: int = 3, file: Path | None = None
+) -> tuple[Child, bytes, float]:
+    """Run Python; return it, its last words, and how long they took to be passed on after its end."""
+    argv = (sys.executable, "-I", "-S", "-c", script)
+    child, output = wires.outputs.start(argv, name="rank", env=dict(os.environ))
+    output.begin(rank, file)
+    await child.join_async(LIMIT_S)
+    began = time.monotonic()
+    await output.passed_on()
+    return child, output.last_words(), time.monotonic() - began
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_both_streams_arrive_whole_and_in_order(wires: Wires) -> None:
+    script = """
+import os, sys
+for n in range(20000):
+    print(n)
+sys.stdout.flush()
+os.write(2, b"garbage \\xff\\0" + b"y" * 200000 + b"\\nno end")
+"""
+    _, last, _ = await to_its_end(wires, script)
+    out, err = wires.whole()
+    assert out == b"".join(b"[rank 3] %d\n" % n for n in range(20000))
+    assert err == b"[rank 3] garbage \xff\0" + b"y" * 200000 + b"\n[rank 3] no end"
+    assert last.endswith(b"yyy\nno end")
+
+
+async def test_a_process_that_a_rank_left_behind_is_not_waited_for_and_may_go_on_writing(
+    wires: Wires, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    script = f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    while not os.path.exists({str(go)!r}):
+        time.sleep(0.02)
+    os.write(1, b"still here\\n")
+    os._exit(0)
+os.write(1, b"the rank\\n")
+"""
+    _, _, took_s = await to_its_end(wires, script)
+    assert took_s < ENDED_S
+    wires.outputs.wait()
+    go.touch()
+    await wires.hear(b"still here")
+    assert wires.whole()[0] == b"[rank 3] the rank\n[rank 3] still here\n"
+
+
+async def test_nor_is_one_that_never_stops_writing(wires: Wires, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    script = f"""
+import os
+if os.fork() == 0:
+    os.setsid()
+    open({str(file)!r}, "w").write(str(os.getpid()))
+    while True:
+        os.write(1, b"still here\\n")
+while not (os.path.exists({str(file)!r}) and open({str(file)!r}).read()):
+    pass
+os.write(1, b"the rank\\n")
+"""
+    try:
+        _, _, took_s = await to_its_end(wires, script)
+        assert took_s < ENDED_S
+        await asyncio.wait_for(asyncio.to_thread(wires.outputs.wait), LIMIT_S)
+        await wires.hear(b"[rank 3] the rank\n")
+    finally:
+        os.kill(int(await asyncio.to_thread(file.read_text)), signal.SIGKILL)
+
+
+async def test_whoever_does_not_read_holds_up_neither_the_agent_nor_loses_a_line() -> None:
+    wires = Wires(read=False)
+    script = "import os\nfor n in range(12000): os.write(1, b'%06d\\n' % n)"
+    argv = (sys.executable, "-I", "-S", "-c", script)
+    child, output = wires.outputs.start(argv, name="rank", env=dict(os.environ))
+    output.begin(0, None)
+    await child.join_async(LIMIT_S)  # what it wrote is in the pipes and in the thread
+    began = time.monotonic()
+    await output.passed_on()
+    assert time.monotonic() - began < ENDED_S + 1.0
+    wires.read()
+    await asyncio.to_thread(wires.outputs.wait)
+    assert wires.whole()[0] == b"".join(b"[rank 0] %06d\n" % n for n in range(12000))
+
+
+async def test_the_file_has_what_the_rank_wrote_as_it_is(wires: Wires, tmp_path: Path) -> None:
+    file = tmp_path / "rank.log"
+    file.write_bytes(b"before\n")
+    await to_its_end(wires, "import os\nos.write(1, b'1%\\r2%\\nend')", file=file)
+    assert file.read_bytes() == b"before\n1%\r2%\nend"
+    assert wires.whole()[0] == b"[rank 3] 1%\r[rank 3] 2%\n[rank 3] end"
+
+
+async def test_a_full_disk_ends_the_file_and_not_the_output(wires: Wires) -> None:
+    await to_its_end(
+        wires, "import os\nos.write(1, b'one\\n')\nos.write(1, b'two\\n')", file=Path("/dev/full")
+    )
+    assert wires.whole()[0] == b"[rank 3] one\n[rank 3] two\n"
+
+
+async def test_a_process_that_becomes_another_rank_has_its_name(wires: Wires, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = f"""
+import os, time
+os.write(1, b"one\\n")
+while not os.path.exists({str(go)!r}):
+    time.sleep(0.02)
+os.write(1, b"two\\n")
+"""
+    argv = (sys.executable, "-I", "-S", "-c", script)
+    child, output = wires.outputs.start(argv, name="rank", env=dict(os.environ))
+    output.begin(1, None)
+    await wires.hear(b"one")
+    output.move(0)
+    go.touch()
+    await child.join_async(LIMIT_S)
+    await output.passed_on()
+    assert wires.whole()[0] == b"[rank 1] one\n[rank 0] two\n"
+
+
+async def test_what_never_became_a_rank_leaves_no_descriptor(wires: Wires) -> None:
+    before = descriptors()
+    for _ in range(5):
+        child, output = wires.outputs.start(("sleep", "100"), name="spare", env=dict(os.environ))
+        output.listen()
+        child.kill()
+        await child.join_async(LIMIT_S)
+        await output.passed_on()
+    with pytest.raises(OSError, match="no program"):
+        wires.outputs.start(("no-such-program",), name="spare", env=dict(os.environ))
+    wires.outputs.wait()
+    deadline = time.monotonic() + LIMIT_S
+    while descriptors() != before:
+        assert time.monotonic() < deadline
+        await asyncio.to_thread(time.sleep, 0.02)
