@@ -100,6 +100,9 @@ class Node:
 
     def rank_stepped(self, rank: int, generation: int) -> None: ...
 
+    def rank_cannot_go_on(self, rank: int, generation: int, reason: str) -> None:
+        self.lasting.append((rank, generation, reason))
+
     def rank_stopped(self, rank: int, generation: int) -> None:
         self.stopped.append((rank, generation))
 
