@@ -1,7 +1,7 @@
 """How an error of Strata's that ends a program is shown: its message last, below the program's own frames alone.
 
-What stands between them (Strata's frames, those of libraries that it called, the errors that led to this one) says
-nothing to whoever has to mend the program. The log has it at the level debug.
+What stands between them (Strata's frames, those of libraries that it called, errors within these that led to this one)
+says nothing to whoever has to mend the program. The log has it at the level debug.
 """
 
 from __future__ import annotations
@@ -35,23 +35,37 @@ def _brief(show: Callable[..., Any]) -> Callable[..., Any]:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
         if isinstance(error, StrataError):
             log.debug("%s", error, exc_info=(kind, error, trace))
-            error.__cause__, error.__suppress_context__ = None, True
-            trace = users_frames(trace)
-            error = error.with_traceback(trace)
+            _shorten(error.with_traceback(trace))
+            trace = error.__traceback__
         return show(kind, error, trace)
 
     hook.is_brief = True  # type: ignore[attr-defined]  # a mark of ours
     return hook
 
 
-def users_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return the frames of `trace` that are the program's own; from the first of Strata's on, libraries' are not."""
+def _shorten(error: BaseException, *, called: bool = False) -> None:
+    """Leave the program's own frames of an error and of those that led to it, and of the latter those that have any."""
+    error.__traceback__ = users_frames(error.__traceback__, called=called)
+    led = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    while led is not None:
+        _shorten(led, called=True)
+        if led.__traceback__ is not None:
+            break
+        led = led.__cause__
+    error.__cause__ = led  # which hides the context, too
+
+
+def users_frames(trace: TracebackType | None, *, called: bool = False) -> TracebackType | None:
+    """Return the frames of `trace` that are the program's own.
+
+    From the first of Strata's on, those of libraries are not; if `called`, Strata's were before these.
+    """
     kept: list[TracebackType] = []
-    inside = False
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        inside = inside or name.startswith(_OWN)
-        if not (name.startswith(_OWN) or (inside and name.startswith(_LIBRARIES))):
+        own = name.startswith(_OWN)
+        called = called or own
+        if not own and not (called and name.startswith((*_LIBRARIES, "<frozen "))):
             kept.append(trace)
         trace = trace.tb_next
     shown = None

@@ -77,6 +77,7 @@ class Node:
         self.evicted: list[tuple[int, int]] = []
         self.attachments: list[tuple[int, int]] = []
         self.stopped: list[tuple[int, int]] = []
+        self.lasting: list[tuple[int, int, str]] = []
         self.processes: list[tuple[int, int, RankProcess]] = []
         self.relay = Relay(
             self.upstream,
