@@ -326,7 +326,9 @@ def test_so_many_tries_a_job_has_whose_ranks_fail_early_or_later(
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_job_whose_rank_ends_with_78_is_not_tried_again_until_the_next_run(store: Store, saved: bool) -> None:
+def test_a_job_whose_rank_ends_with_78_is_not_tried_again_until_the_next_run(
+    store: Store, saved: bool
+) -> None:
     """Nor is `--resume` needed then: whoever runs it again has mended it."""
     epoch = unfinished(store) if saved else trains(store)
     if saved:
@@ -356,7 +358,13 @@ def test_a_newcomer_whose_rank_ends_with_78_fails_no_job(store: Store, epoch: in
     (newcomer,) = [member for member in world.members if member.worker == "w1"]
     store.settle(
         lambda job: decide_rank_exit(
-            job, WorkerId("w1"), newcomer.incarnation, world.head.generation, newcomer.first_rank, 78, "its disk"
+            job,
+            WorkerId("w1"),
+            newcomer.incarnation,
+            world.head.generation,
+            newcomer.first_rank,
+            78,
+            "its disk",
         )
     )
     carry_out(store, epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,15 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from strata.errors import Conflict, JobDone, Refused, StaleGeneration, StrataError
+from strata.errors import (
+    CheckpointError,
+    Conflict,
+    JobDone,
+    Refused,
+    StaleGeneration,
+    StorageError,
+    StrataError,
+)
 from strata.training.orchestrator import TrainingOrchestrator
 from strata.training.starting import init
 from strata.v1.members_pb2 import TrainingReport
@@ -29,6 +38,7 @@ class Lone(Port):
     detect_s: float = 0.0
     rejoined: int = 0
     ended: str = ""
+    code: int = -1
 
     def check(self) -> None:
         newest = self.cluster.job.author(0).generation
@@ -82,7 +92,7 @@ class Lone(Port):
         return lambda: None
 
     def close(self, *, code: int = 0, reason: str = "") -> None:
-        self.ended = reason
+        self.code, self.ended = code, reason
 
 
 @pytest.fixture
@@ -235,6 +245,35 @@ def test_a_job_that_is_done_while_it_trains_ends_the_program_with_0(
     assert ended.value.code == 0
     assert "nothing is left to do: job j is done: every rank ended with 0" in caplog.text
     assert lone.ended, "it has left"
+
+
+def test_a_state_that_does_not_fit_is_reported_as_what_another_try_would_meet_again(
+    orchestrator: TrainingOrchestrator, lone: Lone
+) -> None:
+    with orchestrator.init(state={"w": np.zeros(1)}) as run:
+        for _ in run.steps([1, 2]):
+            pass
+    lone.rejoin()
+    for state, why in (
+        ({"w": np.zeros(2)}, "w was saved as float64[1], and is float64[2] here"),
+        ({"v": np.zeros(1)}, "v is not in the checkpoint"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(why)):
+            orchestrator.init(state=dict(state))
+        assert lone.code == 78
+        assert why in lone.ended
+
+
+def test_what_may_go_away_by_itself_is_reported_as_any_failure(
+    orchestrator: TrainingOrchestrator, lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **_settings: object) -> None:
+        raise StorageError("cannot read x: Too many open files")
+
+    monkeypatch.setattr("strata.client.checkpoints.CheckpointManager.restore", refused)
+    with pytest.raises(StorageError):
+        orchestrator.init(state={})
+    assert lone.code == 1
 
 
 def test_what_ends_a_run_takes_its_traces_away(orchestrator: TrainingOrchestrator) -> None:
