@@ -203,7 +203,7 @@ def ends(child: Child) -> tuple[int, str]:
     return code, said
 
 
-def test_without_etcd_it_waits_says_so_once_and_gives_up(
+def test_without_etcd_it_waits_says_so_and_gives_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STRATA_ETCD_WAIT_S", "5")
