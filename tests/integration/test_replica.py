@@ -203,9 +203,7 @@ def ends(child: Child) -> tuple[int, str]:
     return code, said
 
 
-def test_without_etcd_it_waits_says_so_and_gives_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_etcd_it_waits_says_so_and_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATA_ETCD_WAIT_S", "5")
     nowhere = free_address()
     code, said = ends(coordinator(tmp_path / "log", f"--etcd={nowhere}", f"--listen={free_address()}"))

@@ -37,6 +37,8 @@ def test_every_package_that_a_coordinator_imports_is_of_the_base_or_asked_for() 
 def test_one_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     extras.check_server()
     monkeypatch.setattr(extras, "SERVER_MODULES", ("grpc_health", "no_such_package"))
-    with pytest.raises(ConfigError, match="a coordinator needs no_such_package: not installed here") as caught:
+    with pytest.raises(
+        ConfigError, match="a coordinator needs no_such_package: not installed here"
+    ) as caught:
         extras.check_server()
     assert caught.value.hint == 'pip install "strata-control[server]"'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from google.protobuf.message import Message
 
 from strata.errors import (
     CheckpointError,
+    ConfigError,
     Conflict,
     JobDone,
     Refused,
@@ -262,6 +264,26 @@ def test_a_state_that_does_not_fit_is_reported_as_what_another_try_would_meet_ag
             orchestrator.init(state=dict(state))
         assert lone.code == 78
         assert why in lone.ended
+
+
+def test_one_that_goes_on_in_its_process_does_not_wait_whether_the_generation_has_ended(
+    orchestrator: TrainingOrchestrator, lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone.is_standalone = False
+    monkeypatch.setenv("STRATA_RESTART", "in_process")
+    monkeypatch.setenv("STRATA_IN_PROCESS", "0")  # put back after the test
+    monkeypatch.setattr("strata.training.orchestrator.OVER_S", 60.0)
+    wrong = ConfigError("no such bucket")
+
+    def refused(*_: object, **_settings: object) -> None:
+        raise wrong
+
+    monkeypatch.setattr("strata.client.checkpoints.CheckpointManager.restore", refused)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="no such bucket"):
+        orchestrator.train(lambda it: it.init(state={}))
+    assert time.monotonic() - began < 30
+    assert (lone.code, lone.ended) == (78, "ConfigError: no such bucket")
 
 
 def test_what_may_go_away_by_itself_is_reported_as_any_failure(
