@@ -33,6 +33,8 @@ class StrataError(Exception):
 
     code: ClassVar[str] = "STRATA"
     retryable: ClassVar[bool] = False
+    lasting: bool = False
+    """Whether the same program meets it again, however often it is started: somebody has to mend something first."""
     default_hint: ClassVar[str] = ""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -49,12 +51,14 @@ class ConfigError(StrataError):
     """The configuration or the environment is wrong; nothing was started."""
 
     code = "CONFIG"
+    lasting = True
 
 
 class InvalidArgument(StrataError):
     """The request itself is malformed: no state of the cluster would make it right."""
 
     code = "INVALID_ARGUMENT"
+    lasting = True
 
 
 class NotFound(StrataError):
@@ -174,32 +178,39 @@ class BarrierTimeout(BarrierBroken):
 class StorageError(StrataError):
     """Reading or writing a storage root failed.
 
-    `transient` says in a few words what time may heal ("disk full"); "" where only somebody can.
+    `transient` says in a few words what time may heal ("disk full"); "" where only somebody can. It is `lasting`
+    where it is known to be about a right, a name or a setting.
     """
 
     code = "STORAGE"
 
-    def __init__(self, message: str, *, hint: str | None = None, transient: str = "") -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, transient: str = "", lasting: bool = False
+    ) -> None:
         super().__init__(message, hint=hint)
         self.transient = transient
+        self.lasting = lasting
 
 
 class CheckpointError(StrataError):
     """A checkpoint could not be saved or restored."""
 
     code = "CHECKPOINT"
+    lasting = True
 
 
 class CheckpointNotFound(CheckpointError):
     """No checkpoint of that description exists."""
 
     code = "CHECKPOINT_NOT_FOUND"
+    lasting = False
 
 
 class CheckpointCorrupt(CheckpointError):
     """The bytes read differ from the bytes saved; they were not handed out."""
 
     code = "CHECKPOINT_CORRUPT"
+    lasting = False
 
 
 class CheckpointIncomplete(CheckpointCorrupt):
@@ -212,6 +223,7 @@ class CheckpointAborted(CheckpointError):
     """The save was given up before it was complete; `latest` is unchanged."""
 
     code = "CHECKPOINT_ABORTED"
+    lasting = False
 
 
 class JobDone(Refused):

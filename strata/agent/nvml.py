@@ -28,7 +28,7 @@ def load_library() -> Any:
     try:
         return importlib.import_module("pynvml")
     except ImportError:
-        raise NoDevicesError("pynvml is not installed: pip install 'strata-control[gpu]'") from None
+        raise NoDevicesError('pynvml is not installed: pip install "strata-control[gpu]"') from None
 
 
 class NvmlReader:

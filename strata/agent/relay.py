@@ -22,7 +22,7 @@ from strata.agent import carrying
 from strata.agent.carrying import Carrier
 from strata.agent.environment import Place
 from strata.agent.rank_process import RankProcess
-from strata.core.exit_codes import PREEMPTED
+from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import ClusterRestored, InvalidArgument, Refused, StaleGeneration, StrataError
 from strata.observe import get_logger
 from strata.session.served import End, Handler, Session
@@ -92,6 +92,10 @@ class Ranks(Protocol):
 
     def rank_stepped(self, rank: int, generation: int) -> None:
         """Take note that a rank has made a step."""
+        ...
+
+    def rank_cannot_go_on(self, rank: int, generation: int, reason: str) -> None:
+        """Take note that a rank is about to end for a reason that another try would meet again."""
         ...
 
     def rank_stopped(self, rank: int, generation: int) -> None:
@@ -326,9 +330,12 @@ class _RankHandler(Carrier):
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:
         mine = (rank_exit.rank, rank_exit.generation) == (self.rank, self.generation)
-        if not mine or rank_exit.code != PREEMPTED:
+        if not mine or rank_exit.code not in {PREEMPTED, DO_NOT_REQUEUE}:
             raise Refused("a rank's end is reported by the supervisor that waits for its process")
-        self._relay.ranks.rank_stopped(self.rank, self.generation)
+        if rank_exit.code == PREEMPTED:
+            self._relay.ranks.rank_stopped(self.rank, self.generation)
+        else:
+            self._relay.ranks.rank_cannot_go_on(self.rank, self.generation, rank_exit.reason)
         return Reply(token=self.upstream.token)
 
     async def call(self, call: Call) -> Reply:

@@ -267,7 +267,10 @@ def _imported(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ConfigError(f"this format needs {name}, which is not installed here") from error
+        raise ConfigError(
+            f"this format needs {name}, which is not installed here",
+            hint=f"pip install {name}, or choose another format",
+        ) from error
 
 
 def _is_below(path: str, key: str) -> bool:

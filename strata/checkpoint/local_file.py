@@ -38,6 +38,10 @@ _HINTS: Final = {
     errno.ELOOP: "a link in the path leads to itself",
     errno.EIO: "the device failed; look into the kernel's log",
 }
+_LASTING: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP, errno.ENAMETOOLONG, errno.ELOOP}
+)
+"""What is about a right, a name or a setting."""
 _WRITING: Final = frozenset({"create", "write", "begin", "finish"})
 """What makes its own folders: if one cannot be made, it is no object that is missing."""
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
@@ -290,7 +294,9 @@ def as_storage_error(verb: str, path: Path) -> Iterator[None]:
             f"cannot {verb} {path}: {found}", hint="somebody else made it; move it away"
         ) from error
     except OSError as error:
-        hint = _HINTS.get(error.errno or 0)
         raise StorageError(
-            f"cannot {verb} {path}: {error.strerror}", hint=hint, transient=of_errno(error.errno)
+            f"cannot {verb} {path}: {error.strerror}",
+            hint=_HINTS.get(error.errno or 0),
+            transient=of_errno(error.errno),
+            lasting=error.errno in _LASTING,
         ) from error

@@ -106,10 +106,12 @@ def allocate(size_bytes: int, *, inherited: bool) -> memoryview:
     try:
         block = mmap.mmap(-1, room + lead, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise CheckpointError(
+        full = CheckpointError(
             f"there is no memory for {size_bytes} bytes: {error}",
             hint="give the process more memory, or spread the state over more ranks",
-        ) from error
+        )
+        full.lasting = False  # who holds it now may end
+        raise full from error
     for advice in (_MADV_HUGEPAGE,) if inherited else (_MADV_HUGEPAGE, _MADV_WIPEONFORK):
         with contextlib.suppress(OSError):  # a kernel without it
             block.madvise(advice)

@@ -34,7 +34,7 @@ def open_storage(
     except ImportError as error:
         raise ConfigError(
             f"checkpoints in S3 need {error.name or 'boto3 and obstore'}",
-            hint="pip install 'strata-control[s3]'",
+            hint='pip install "strata-control[s3]"',
         ) from error
     return S3Storage(
         place,

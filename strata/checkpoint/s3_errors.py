@@ -39,6 +39,10 @@ _CREDENTIALS: Final = frozenset(
         "TokenRefreshRequired",
     }
 )
+_RENEWED: Final = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "RequestTimeTooSkewed", "TokenRefreshRequired"}
+)
+"""Of these, what a process that is started anew may not meet again: it reads its credentials, and the clock, afresh."""
 _ELSEWHERE: Final = frozenset(
     {"301", "307", "AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect"}
 )
@@ -56,8 +60,16 @@ _HINTS: Final = {
 class S3Error(StorageError):
     """The server, or the way to it, failed. `reason` is its code, or the status as text."""
 
-    def __init__(self, message: str, *, reason: str, hint: str | None = None, transient: str = "") -> None:
-        super().__init__(message, hint=hint, transient=transient)
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str,
+        hint: str | None = None,
+        transient: str = "",
+        lasting: bool = False,
+    ) -> None:
+        super().__init__(message, hint=hint, transient=transient, lasting=lasting)
         self.reason = reason
 
 
@@ -91,7 +103,7 @@ def storage_error(verb: str, what: str, code: str, status: int) -> StorageError:
     said = f"{code or 'an error'} ({status})" if status else code
     message = f"cannot {verb} {what}: the server says {said}"
     if code == "NoSuchBucket":
-        return S3Error(message, reason=code, hint=_HINTS["bucket"])
+        return S3Error(message, reason=code, hint=_HINTS["bucket"], lasting=True)
     if code in _MISSING or (status == 404 and not code):
         # what is written is not there yet: then its upload is gone, or the server is confused
         return (
@@ -100,11 +112,12 @@ def storage_error(verb: str, what: str, code: str, status: int) -> StorageError:
     if code in {"PreconditionFailed", "412"} or status == 412:
         return Taken(message)
     if code in _CREDENTIALS or status == 401:
-        return S3Error(message, reason=code, hint=_HINTS["credentials"])
+        lasting = code not in _RENEWED
+        return S3Error(message, reason=code, hint=_HINTS["credentials"], lasting=lasting)
     if code in _ELSEWHERE or status in {301, 307}:
-        return S3Error(message, reason=code, hint=_HINTS["elsewhere"])
+        return S3Error(message, reason=code, hint=_HINTS["elsewhere"], lasting=True)
     if status == 403 or code == "AccessDenied":
-        return S3Error(message, reason=code or "403", hint=_HINTS["refused"])
+        return S3Error(message, reason=code or "403", hint=_HINTS["refused"], lasting=True)
     transient = of_answer(code, status)
     busy = _HINTS["busy"] if transient or status >= 500 else None
     return S3Error(message, reason=code or str(status), hint=busy, transient=transient)

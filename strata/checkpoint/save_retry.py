@@ -144,7 +144,7 @@ class SaveRetry:
         hold = self.hold
         assert hold is not None, "only what is held is given up"
         told = no_checkpoint(hold, committed_step=self.committed_step)
-        log.error("%s: step %d is not tried any longer: %s", told, hold.step, error.message)
+        log.error("%s: step %d is not tried any longer: %s", told, hold.step, error)
         if self.on_over is None:
             raise error
         self.on_over(told)

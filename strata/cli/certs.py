@@ -180,5 +180,5 @@ def _need_library() -> None:
     except ImportError:
         raise ConfigError(
             "certificates are made with the library `cryptography`, which is not installed",
-            hint="pip install 'strata-control[server]'",
+            hint='pip install "strata-control[server]"',
         ) from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strata.cli.credentials import TlsCaFile, TlsCertFile, TlsKeyFile, TokenFile
+from strata.cli.extras import check_server
 from strata.config import CoordinatorConfig, split_address
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def coordinator(
 
     Example: strata coordinator --etcd e1:2379,e2:2379,e3:2379 --listen 127.0.0.1:50051
     """
+    check_server()
     from strata.coordinator.main import serve  # noqa: PLC0415  # the server extra
 
     flags = {

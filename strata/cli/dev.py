@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from strata.cli.extras import check_server
 from strata.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def dev(
 
     Example: strata dev --etcd-members 3 --coordinators 3
     """
+    check_server()  # or each coordinator says it in its log
     # each command pays for its own imports only
     from strata.core.timing import Timing  # noqa: PLC0415
     from strata.launch.etcd_binary import find_etcd  # noqa: PLC0415

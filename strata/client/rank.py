@@ -23,7 +23,7 @@ from strata.client.progress_reports import MakeTraining, ProgressReports
 from strata.client.seat import Seat, placed
 from strata.client.session import LEAVE_S
 from strata.client.terms import UNTOLD_S
-from strata.core.exit_codes import PREEMPTED, is_success
+from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED, is_success
 from strata.core.save_hold import SaveHold
 from strata.core.stragglers import StepWindow
 from strata.errors import JobDone, JobFailed, Preempted, Refused, StaleGeneration, StrataError, Unavailable
@@ -372,7 +372,8 @@ class RankClient:
         """End this client; the last one of its rank in this process ends the session. Idempotent.
 
         Under `strata run` the supervisor learns from the process's own end how the rank fared; only that it
-        stopped as it was asked to (75) is said here: the program may end with another code after that.
+        stopped as it was asked to (75), or that another try would meet the same (78), is said here: the program may end
+        with another code after that.
         A standalone process says it here: with code 0 its rank is done, with 75 it stopped as it was asked
         to; it waits a minute for coordinators that are away. Otherwise, and when the process ends without this,
         the member leaves its world, which ends the generation for the others.
@@ -400,13 +401,18 @@ class RankClient:
         self._reports.send()
         self._seat.users -= 1
         last, member = not self._seat.users, self._seat.owns_member
-        tells = last and code in {0, PREEMPTED} if member else code == PREEMPTED
+        tells = last and code in {0, PREEMPTED} if member else code in {PREEMPTED, DO_NOT_REQUEUE}
         told = True
         if tells:
             unheard = asyncio.get_running_loop().call_later(UNHEARD_S, _say_unheard) if member else None
             try:
                 async with asyncio.timeout(UNTOLD_S if member else LOCAL_SLACK_S):
-                    await self._session.rank_exit(generation=self.generation, rank=self.rank, code=code)
+                    await self._session.rank_exit(
+                        generation=self.generation,
+                        rank=self.rank,
+                        code=code,
+                        reason=reason if code == DO_NOT_REQUEUE else "",
+                    )
             except (StaleGeneration, JobDone):
                 pass  # leaving says the rest
             except (StrataError, TimeoutError):

@@ -45,6 +45,10 @@ from strata.v1 import (
 from strata.v1.common_pb2 import Token
 from strata.wire.status import translated
 
+_WHERE: Final = (
+    "check the endpoints (--endpoints or STRATA_ENDPOINTS), and that coordinators and a majority of etcd run:"
+    " strata doctor looks"
+)
 ATTEMPT_S: Final = 3.0
 """How long one replica may take over an ordinary call before another one is asked."""
 
@@ -131,7 +135,9 @@ class UnaryClient:
                         trouble[str(self._route.current)] = error
         except TimeoutError:
             said = "; ".join(error.message for error in trouble.values()) or "no connection came about"
-            raise Unavailable(f"no coordinator answered within {timeout_s:g} s: {said}") from None
+            raise Unavailable(
+                f"no coordinator answered within {timeout_s:g} s: {said}", hint=_WHERE
+            ) from None
 
     async def close(self) -> None:
         """Close the channel once the calls on it are done; a later call opens another."""

@@ -55,6 +55,7 @@ async def connect_once(config: EtcdConfig) -> EtcdStore:
 async def _connect(config: EtcdConfig) -> EtcdStore:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + config.wait_s
+    said = ""
     while True:
         try:
             return await connect_once(config)
@@ -65,7 +66,9 @@ async def _connect(config: EtcdConfig) -> EtcdStore:
                     f"etcd did not answer within {config.wait_s:g} s: {error.message}",
                     hint="check that it runs, and etcd.endpoints (--etcd)",
                 ) from error
-            log.warning("waiting_for_etcd", left_s=round(left_s), error=error.message)
+            if error.message != said:  # it is said once for how long, and how that ended
+                log.warning("waiting_for_etcd", left_s=round(left_s), error=error.message)
+            said = error.message
             await asyncio.sleep(min(RETRY_S, left_s))
 
 

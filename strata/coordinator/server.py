@@ -165,22 +165,27 @@ def bind(server: grpc.aio.Server, config: CoordinatorConfig) -> int:
         verify = config.accepted_tokens_file is None
         tls = ServerTls(config.credentials, verify_clients=verify, now=_now).credentials()
 
-    def add(address: str) -> int:
+    def add(address: str) -> tuple[int, str]:
+        """Return the port bound, or why there is none."""
+        why = _why(address)  # first: gRPC itself complains at length on standard error
+        if why:
+            return 0, why
         try:
-            return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
+            port = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
         except RuntimeError as error:
-            raise ConfigError(f"cannot serve at {address}: {_why(address) or error}") from error
+            return 0, str(error)
+        return port, ""
 
-    bound = add(config.listen)
+    bound, why = add(config.listen)
+    if why:
+        raise ConfigError(
+            f"cannot serve at {config.listen}: {why}",
+            hint="end what serves there, or give another address by --listen",
+        )
     host, _port = split_address("coordinator.listen", config.listen)
     if host == "127.0.0.1":
         other = f"[::1]:{bound}"
-        why = _why(other)  # first: gRPC itself complains at length on standard error
-        try:
-            if not why:
-                add(other)
-        except ConfigError as error:
-            why = error.message
+        _, why = add(other)
         if why:
             log.warning("serves_ipv4_only", address=other, why=why)
     return bound

@@ -150,7 +150,7 @@ class JobPhase:
     """`attempt`: the newest attempt at the job that anybody registered for, where a launcher counts them.
 
     `ended_unix_ms`: when a job that is done or has failed ended, for people; 0: unknown. `early`: it failed
-    before a first step and a first checkpoint; the next run of its name starts it again.
+    before a first step and a first checkpoint, or by a rank that ended with 78; the next run of its name starts it again.
     """
 
     phase: Phase

@@ -12,6 +12,8 @@
                       ... the second early one, and no other was,     phase FAILED
                           unless more fruitless ones are allowed
                           than by default
+                      ... a rank's exit code 78: a retry would meet   phase FAILED
+                          the same; not of a newcomer on trial
                       ... while its ranks are asked to pause          a forming one, phase PAUSED
                       a notice, and nothing is left to wait for       see `core.notices`
                       phase PAUSED                                    a forming one
@@ -26,7 +28,8 @@
 A generation is *fruitless* if a failure ended it before it committed a checkpoint. Growth, shrinking,
 notices, forming worlds, and generations that had trained and could not save (`core.save_hold`) neither count nor reset. It failed *early* if nothing but ranks failed in it, each by
 itself within its first seconds and before a step was reported: an error in the program, that a retry meets again.
-A job that fails by such a one, with nothing saved, is started again by the next run, whichever limit it met.
+A job that fails by such a one, with nothing saved, is started again by the next run, whichever limit it met. So is one
+that exit code 78 fails: whoever runs it again has mended it.
 
 Members who were asked to leave are not counted among those that are here, nor are those that cannot restart
 (`Worker.cannot_restart`) once a generation that they had begun has ended: they end by themselves. So a world that holds
@@ -43,6 +46,7 @@ from strata.core.agreement import CLOSING_BARRIER
 from strata.core.checkpoint_damage import missed_by
 from strata.core.checkpoint_order import asked_back, newest
 from strata.core.checkpoint_records import SavesHeld
+from strata.core.exit_codes import DO_NOT_REQUEUE
 from strata.core.job import JobView, World
 from strata.core.notices import Meaning, meaning
 from strata.core.records import (
@@ -62,6 +66,8 @@ from strata.core.words import first_few
 
 EARLY_FAILURES = 2
 """A program that fails in its first seconds is tried so often, where nobody allows more than the default."""
+MEND = "mend this, and run the command again"
+"""What to do about a job that the next run starts again."""
 _NAMED = 4
 """How many deaths a reason names."""
 
@@ -71,7 +77,7 @@ class Change:
     """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world.
 
     `save_first`: it does not end yet; its ranks are to be asked to stop, by a SCALE. `early`: nothing is saved, and this
-    one failed early.
+    one failed early; or a rank ended with 78.
     """
 
     why: str
@@ -327,7 +333,10 @@ class Situation:
         most = self.spec.max_fruitless_generations
         early = self.latest is None and self.failed_early()
         tried = EARLY_FAILURES if most <= JobSpec().max_fruitless_generations else most
-        if early and failures >= tried and not began:
+        lasting = self._lasting()
+        if lasting:
+            sentence = why
+        elif early and failures >= tried and not began:
             sentence = (
                 f"{failures} generations failed in their first seconds, before a step was reported;"
                 f" the last: {why}"
@@ -338,7 +347,17 @@ class Situation:
             sentence = f"{failures} generations failed, as many as max_generations allows; the last: {why}"
         else:
             return None
-        return Change(why=sentence, failure=True, phase=Phase.FAILED, early=early)
+        again = early or lasting
+        why = f"{MEND}: {sentence}" if again else sentence
+        return Change(why=why, failure=True, phase=Phase.FAILED, early=again)
+
+    def _lasting(self) -> bool:
+        """Tell whether a rank ended with 78, of a member that is not on trial: one newcomer must not fail a job."""
+        on_trial = {one.worker for one in self.head.record.newcomers} if self.head is not None else set()
+        return any(
+            one.code == DO_NOT_REQUEUE and one.worker not in on_trial
+            for one in self.job.failed(self.generation).values()
+        )
 
     def _stopped(
         self, notice: Entry[StopNotice], world: World, done: set[int], ended: set[int]

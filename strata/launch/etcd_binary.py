@@ -25,9 +25,8 @@ _TOOLS = Path(".tools", "etcd", "bin", "etcd")
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _VERSION_LIMIT_S = 10.0
 _HOW_TO_GET_ONE = (
-    "run scripts/fetch-etcd in a checkout, or install etcd 3.5.28 or newer (Debian's etcd-server, "
-    f"or etcd's release page) and name it with --etcd or {ENVIRONMENT_VARIABLE}; for a development "
-    "cluster of one member `pip install 'strata-control[embedded]'` is enough"
+    'for one member pip install "strata-control[embedded]"; else install etcd 3.5.28 or newer (in a checkout '
+    f"by scripts/fetch-etcd) and name it by --etcd or {ENVIRONMENT_VARIABLE}"
 )
 
 

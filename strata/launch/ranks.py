@@ -17,7 +17,7 @@ from strata.agent.environment import Place, rank_environment
 from strata.agent.stack_dump import dump_stacks
 from strata.client.inspection import RankLog, last_lines
 from strata.config.run import PROCESS
-from strata.core.exit_codes import PREEMPTED
+from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import ConfigError
 from strata.launch.children import Child
 from strata.launch.rank_logs import RankLogs
@@ -97,6 +97,7 @@ class RankGroup:
         self._attached: set[int] = set()
         self._heeding: set[int] = set()
         self._stopped: set[int] = set()
+        self._lasting: dict[int, str] = {}
         self._stepped: set[int] = set()
         self._finished: set[int] = set()
         self._all_heed = asyncio.Event()
@@ -224,6 +225,10 @@ class RankGroup:
         if self.heeding:
             self._all_heed.set()
 
+    def note_lasting(self, rank: int, reason: str) -> None:
+        """Take note of why a rank is about to end: another try would meet the same, so its exit code counts as 78."""
+        self._lasting[rank] = reason
+
     def note_stopped(self, rank: int) -> None:
         """Take note that a rank has stopped as asked: however its program then ends, it is not done, nor has it failed."""
         self._stopped.add(rank)
@@ -328,9 +333,11 @@ class RankGroup:
         self._on_exit(self.place.generation, rank, code, reason, early)
 
     def _as_asked(self, rank: int, code: int, reason: str) -> tuple[int, str]:
-        """Return how a rank ended: one that stopped as asked before has done so, whatever its process ends with."""
+        """Return how a rank ended: as it said before, whatever its process ends with."""
         if rank in self._stopped and code != PREEMPTED:
             return PREEMPTED, f"stopped as asked, and {reason}"
+        if rank in self._lasting and code > 0:
+            return DO_NOT_REQUEUE, self._lasting[rank]
         return code, reason
 
     def _renew(self, rank: int) -> None:

@@ -173,6 +173,12 @@ class Supervisor:
         if ranks is not None and ranks.place.generation == generation:
             ranks.note_step(rank)
 
+    def rank_cannot_go_on(self, rank: int, generation: int, reason: str) -> None:
+        """Take note that a rank is about to end for a reason that another try would meet again."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.note_lasting(rank, reason)
+
     def rank_stopped(self, rank: int, generation: int) -> None:
         """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
         ranks = self._slots.ranks

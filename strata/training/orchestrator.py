@@ -18,8 +18,9 @@ from typing import Any, Final, TypeVar
 from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, LibraryConfig, TrainingConfig
 from strata.config.training import PREEMPT_MEMBER
+from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.core.goodput import Ledger
-from strata.errors import BarrierBroken, ClusterRestored, Preempted, Refused, StaleGeneration
+from strata.errors import BarrierBroken, ClusterRestored, Preempted, Refused, StaleGeneration, StrataError
 from strata.training.alike import Sampling, as_rank_0
 from strata.training.at_exit import close_at_exit
 from strata.training.beginning import begin
@@ -41,6 +42,7 @@ from strata.training.peers import Alone, Peers
 from strata.training.preempting import PREEMPT_SIGNALS, Preemption
 from strata.training.reporting import TrainingReporter
 from strata.training.run import Run
+from strata.training.shown_errors import show_errors_briefly
 from strata.training.state import on_optimizer_steps, state_of
 from strata.training.world import enter_place
 
@@ -91,6 +93,7 @@ class TrainingOrchestrator:
             "preempt": preempt,
             "preempt_grace_s": preempt_grace_s,
         }
+        show_errors_briefly()
         self.config = TrainingConfig.load(flags=flags, env=os.environ)
         self._endpoints = endpoints
         self._job = job
@@ -178,7 +181,7 @@ class TrainingOrchestrator:
             if isinstance(error, BarrierBroken | ClusterRestored):  # a newer world is on its way
                 ending.failed(error)
             if not self._in_process:  # there, whether it is a failure is not known yet
-                code = error.code if isinstance(error, Preempted) else 1
+                code = _code_of(error)
                 peers.close(code=code, reason=f"{type(error).__name__}: {error}")
             raise
 
@@ -321,6 +324,9 @@ class TrainingOrchestrator:
         ending, peers = self._ending, self._peers
         if not isinstance(ending, InProcessEnding) or peers is None:
             return False
+        if self._run is None and _code_of(error) == DO_NOT_REQUEUE:
+            self._abandon(f"{type(error).__name__}: {error}", code=DO_NOT_REQUEUE)
+            return False
         if not ending.wait_over(peers.detect_s + OVER_S):
             self._abandon(f"{type(error).__name__}: {error}", code=1)
             return False
@@ -343,6 +349,13 @@ class TrainingOrchestrator:
         elif self._peers is not None:
             self._peers.close(code=code, reason=reason)
         self._run = self._peers = self._ending = None
+
+
+def _code_of(error: BaseException) -> int:
+    """Return what is told of a rank that `error` kept from beginning; its program may end with another code."""
+    if isinstance(error, Preempted):
+        return PREEMPTED
+    return DO_NOT_REQUEUE if isinstance(error, StrataError) and error.lasting else 1
 
 
 def refuse_in_process() -> None:

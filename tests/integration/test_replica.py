@@ -204,12 +204,13 @@ def ends(child: Child) -> tuple[int, str]:
 
 
 def test_without_etcd_it_waits_says_so_and_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STRATA_ETCD_WAIT_S", "3")
+    monkeypatch.setenv("STRATA_ETCD_WAIT_S", "5")
     nowhere = free_address()
     code, said = ends(coordinator(tmp_path / "log", f"--etcd={nowhere}", f"--listen={free_address()}"))
     assert code == 3
-    assert "waiting_for_etcd" in said
+    assert said.count("waiting_for_etcd") == 1
     assert nowhere in said
+    assert said.splitlines()[-1] == "hint: check that it runs, and etcd.endpoints (--etcd)"
 
 
 def test_told_to_stop_while_it_waits_for_etcd_it_stops(tmp_path: Path) -> None:

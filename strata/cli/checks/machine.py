@@ -17,6 +17,7 @@ from typing import Final
 
 from strata.agent.addresses import address_towards
 from strata.cli.checks.finding import Finding, fail, ok, warn
+from strata.cli.extras import SERVER_HINT, missing_server_modules
 from strata.client import parse_endpoints
 from strata.client.name_lookup import ADVICE, SLOW_S, lookup_s
 from strata.errors import StrataError
@@ -105,13 +106,11 @@ def fork() -> Finding:
 
 def server_extra() -> Finding:
     """Look whether a coordinator can run here."""
-    modules = ("grpc_health", "grpc_reflection", "prometheus_client", "starlette", "uvicorn")
-    lacking = [name for name in modules if importlib.util.find_spec(name) is None]
-    if lacking:
+    if lacking := missing_server_modules():
         return warn(
             "server",
             f"no coordinator can run here: {', '.join(lacking)} missing",
-            "fine for a trainer; else pip install 'strata-control[server]'",
+            f"fine for a trainer; else {SERVER_HINT}",
         )
     if importlib.util.find_spec("uvloop") is None:
         return warn("server", "uvloop is missing", "coordinators take a third more CPU without it")

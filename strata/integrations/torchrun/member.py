@@ -20,7 +20,7 @@ from strata.agent import agent_state
 from strata.agent.environment import OURS, Place, rank_environment
 from strata.agent.notices import LATE_S, LEAVE_S, asked_to_leave
 from strata.config.run import PROCESS
-from strata.core.exit_codes import PREEMPTED
+from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import JobFailed, Refused, Unavailable
 from strata.integrations.torchrun.launcher import RankFailure
 from strata.integrations.torchrun.meeting import Met, Offer, meet
@@ -280,7 +280,10 @@ class AgentMember:
         self._session.workers.stopped.add(rank)
 
     def _report(self, generation: int, failure: RankFailure) -> None:
-        reason = self._session.workers.evicted.get(failure.rank, failure.reason)
+        workers = self._session.workers
+        if failure.code > 0 and (lasting := workers.lasting.get(failure.rank)) is not None:
+            failure = RankFailure(rank=failure.rank, code=DO_NOT_REQUEUE, reason=lasting)
+        reason = workers.evicted.get(failure.rank, failure.reason)
         self._session.agent.reports.report(generation, failure.rank, failure.code, reason)
 
     def _check_asked(self) -> None:

@@ -40,6 +40,8 @@ class Workers:
         """Why this agent is not to get a place any more; empty while it is."""
         self.stopped: set[int] = set()
         """Those that have stopped as they were asked to, whatever they end with."""
+        self.lasting: dict[int, str] = {}
+        """Why a worker is about to end, where another try would meet the same: its exit code counts as 78."""
         self.evicted: dict[int, str] = {}
         """Those that were killed from here, and why: torchrun knows of a SIGKILL only."""
         self._place: Place | None = None
@@ -48,7 +50,7 @@ class Workers:
     def begin(self, place: Place | None) -> None:
         """Know nothing of workers before those of `place`."""
         self._place = place
-        for known in (self._heeding, self.stopped, self.evicted):
+        for known in (self._heeding, self.stopped, self.lasting, self.evicted):
             known.clear()
 
     @property
@@ -77,6 +79,9 @@ class Workers:
 
     def rank_supports_graceful_stop(self, rank: int, generation: int) -> None:
         self._heeding.add(rank)
+
+    def rank_cannot_go_on(self, rank: int, generation: int, reason: str) -> None:
+        self.lasting[rank] = reason
 
     def rank_stopped(self, rank: int, generation: int) -> None:
         self.stopped.add(rank)

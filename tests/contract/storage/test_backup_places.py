@@ -274,7 +274,7 @@ def test_without_the_extra_an_error_says_which_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "strata.checkpoint.s3_control", None)
     with pytest.raises(ConfigError, match="backups in S3 need") as caught:
         open_place("s3://bucket/x")
-    assert caught.value.hint == "pip install 'strata-control[s3]'"
+    assert caught.value.hint == 'pip install "strata-control[s3]"'
 
 
 def test_without_credentials_an_error_says_how_to_give_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -424,7 +424,7 @@ CASES: Final[list[Case]] = [
         name="a port that is taken",
         error=ConfigError,
         says="cannot serve at",
-        hint="",
+        hint="--listen",
         # without HTTP, whose usual port another test may have
         command=lambda p: (
             *("coordinator", "--etcd", etcd_of(p), "--replica", "x"),

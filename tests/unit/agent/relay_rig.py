@@ -77,6 +77,7 @@ class Node:
         self.evicted: list[tuple[int, int]] = []
         self.attachments: list[tuple[int, int]] = []
         self.stopped: list[tuple[int, int]] = []
+        self.lasting: list[tuple[int, int, str]] = []
         self.processes: list[tuple[int, int, RankProcess]] = []
         self.relay = Relay(
             self.upstream,
@@ -99,6 +100,9 @@ class Node:
     def rank_supports_graceful_stop(self, rank: int, generation: int) -> None: ...
 
     def rank_stepped(self, rank: int, generation: int) -> None: ...
+
+    def rank_cannot_go_on(self, rank: int, generation: int, reason: str) -> None:
+        self.lasting.append((rank, generation, reason))
 
     def rank_stopped(self, rank: int, generation: int) -> None:
         self.stopped.append((rank, generation))

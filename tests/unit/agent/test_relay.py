@@ -156,9 +156,20 @@ async def test_a_rank_that_is_being_ended_does_not_ask_the_job_to_stop() -> None
 async def test_a_rank_cannot_report_an_end() -> None:
     async with node() as it:
         link = await it.attached(2)
-        for told in ({"rank": 2}, {"rank": 2, "code": 1}, {"rank": 3, "code": 75}):
+        for told in ({"rank": 2}, {"rank": 2, "code": 1}, {"rank": 3, "code": 75}, {"rank": 3, "code": 78}):
             link.send(up(rank_exit={"id": 1, "generation": 1, **told}))
             assert isinstance(unpack((await news(link)).reply.error), Refused)
+        assert not it.stopped
+        assert not it.lasting
+
+
+@in_virtual_time()
+async def test_a_rank_says_that_another_try_would_meet_the_same() -> None:
+    async with node() as it:
+        link = await it.attached(2)
+        link.send(up(rank_exit={"id": 1, "rank": 2, "generation": 1, "code": 78, "reason": "no bucket"}))
+        assert not (await news(link)).reply.HasField("error")
+        assert it.lasting == [(2, 1, "no bucket")]
         assert not it.stopped
 
 

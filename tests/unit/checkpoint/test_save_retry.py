@@ -83,6 +83,37 @@ def test_of_the_answers_of_an_object_storage_time_heals_those_of_its_load(
     assert storage_error("write", "s3://b/x", code, status).transient == transient
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "lasting"),
+    [
+        ("NoSuchBucket", 404, True),
+        ("InvalidAccessKeyId", 403, True),
+        ("SignatureDoesNotMatch", 403, True),
+        ("AccessDenied", 403, True),
+        ("PermanentRedirect", 301, True),
+        ("ExpiredToken", 400, False),
+        ("RequestTimeTooSkewed", 403, False),
+        ("SlowDown", 503, False),
+        ("InvalidRequest", 400, False),
+        ("NoSuchKey", 404, False),
+    ],
+)
+def test_a_process_that_is_started_anew_meets_a_missing_right_or_bucket_again(
+    code: str, status: int, lasting: bool
+) -> None:
+    assert storage_error("read", "s3://b/x", code, status).lasting is lasting
+
+
+@pytest.mark.parametrize(
+    ("number", "lasting"),
+    [(errno.EACCES, True), (errno.EROFS, True), (errno.ENOSPC, False), (errno.EMFILE, False)],
+)
+def test_so_it_does_with_a_folder_that_it_may_not_write(number: int, lasting: bool) -> None:
+    with pytest.raises(StorageError) as caught, as_storage_error("write", Path("/x")):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.lasting is lasting
+
+
 def test_what_time_heals_of_the_far_storage_is_said_of_both() -> None:
     with pytest.raises(FarAway) as caught, from_afar():
         raise full()

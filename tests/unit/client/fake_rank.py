@@ -32,11 +32,13 @@ class NoThread:
 
 
 @asynccontextmanager
-async def rank_client(count: int = 1, generation: int = 1) -> AsyncIterator[tuple[Rig, RankClient]]:
+async def rank_client(
+    count: int = 1, generation: int = 1, *, owns_member: bool = True
+) -> AsyncIterator[tuple[Rig, RankClient]]:
     async with rig(count) as r:
         place = RankPlace(job="j", worker_id="w", generation=generation, rank=0, world_size=2)
         background = cast("BackgroundLoop", NoThread())
-        seat = Seat(session=r.session, watcher=Watcher(), place=place, owns_member=True)
+        seat = Seat(session=r.session, watcher=Watcher(), place=place, owns_member=owns_member)
         yield r, RankClient(seat, background)
 
 

@@ -22,14 +22,15 @@ from tests.unit.client.fake_rank import NoThread, of_rank, rank_client
 from tests.unit.client.fake_replica import Rig, done, rig
 
 
-async def closing(code: int) -> None:
-    async with rank_client() as (r, client):
+async def closing(code: int, *, owns_member: bool = True) -> None:
+    tells = {0, 75} if owns_member else {75, 78}
+    async with rank_client(owns_member=owns_member) as (r, client):
         r.serving.answer = lambda up: (
             r.serving.links[-1].close() if up.WhichOneof("message") == "leave" else done(up)
         )
         await client._close(code, "why")
-        exits = [(x.generation, x.rank, x.code) for x in r.serving.all("rank_exit")]
-        assert exits == ([(1, 0, code)] if code in {0, 75} else [])
+        exits = [(x.generation, x.rank, x.code, x.reason) for x in r.serving.all("rank_exit")]
+        assert exits == ([(1, 0, code, "why" if code == 78 else "")] if code in tells else [])
         assert [leave.reason for leave in r.serving.all("leave")] == ["why"]
 
 
@@ -65,6 +66,12 @@ def test_closing_says_that_the_rank_is_done_or_has_stopped_or_only_leaves() -> N
     virtual_time.run(closing(0))
     virtual_time.run(closing(75))
     virtual_time.run(closing(1))
+    virtual_time.run(closing(78))
+
+
+def test_a_rank_tells_its_agent_what_the_end_of_its_process_does_not() -> None:
+    for code in (0, 1, 75, 78):
+        virtual_time.run(closing(code, owns_member=False))
 
 
 @in_virtual_time()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strata.core.ids import InstanceId
+from strata.core.ids import InstanceId, WorkerId
 from strata.core.members import decide_rank_exit, decide_register
 from strata.core.records import Command, JobPhase, JobRun, Phase
 from strata.errors import Conflict, JobDone, JobFailed, Refused, StrataError
@@ -323,6 +323,53 @@ def test_so_many_tries_a_job_has_whose_ranks_fail_early_or_later(
     leave(store, "w0")
     with nullcontext() if early else pytest.raises(JobFailed):
         come(store, "w0", run_id="r2")
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_job_whose_rank_ends_with_78_is_not_tried_again_until_the_next_run(
+    store: Store, saved: bool
+) -> None:
+    """Nor is `--resume` needed then: whoever runs it again has mended it."""
+    epoch = unfinished(store) if saved else trains(store)
+    if saved:
+        come(store, "w0", run_id="r1", resume=True)
+        carry_out(store, epoch)
+    began = head(store).generation
+    fail(store, epoch, early=False, code=78)
+    phase = phase_of(store)
+    assert (phase.phase, phase.early, head(store).generation) == (Phase.FAILED, True, began)
+    assert phase.reason.startswith("mend this, and run the command again: rank 0 of w0 failed (")
+    with pytest.raises(JobFailed):
+        come(store, "w1", run_id="r1")
+    leave(store, "w0")
+    come(store, "w0", run_id="r2")
+    carry_out(store, epoch)
+    assert (store.live.phase(), head(store).generation) == (Phase.RUNNING, began + 1)
+    assert (head(store).restore is not None) == saved
+    assert store.problems() == []
+
+
+def test_a_newcomer_whose_rank_ends_with_78_fails_no_job(store: Store, epoch: int) -> None:
+    come(store, min_workers=1, max_workers=2)
+    carry_out(store, epoch, settled=True)
+    come(store, "w1")
+    carry_out(store, epoch, settled=True)
+    world = not_none(store.live.world())
+    (newcomer,) = [member for member in world.members if member.worker == "w1"]
+    store.settle(
+        lambda job: decide_rank_exit(
+            job,
+            WorkerId("w1"),
+            newcomer.incarnation,
+            world.head.generation,
+            newcomer.first_rank,
+            78,
+            "its disk",
+        )
+    )
+    carry_out(store, epoch)
+    assert store.live.phase() is Phase.RUNNING
+    assert [member.worker for member in not_none(store.live.world()).members] == ["w0"]
 
 
 def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair(store: Store, epoch: int) -> None:

@@ -79,6 +79,17 @@ async def test_a_rank_that_has_stopped_as_asked_has_stopped_however_its_process_
         }
 
 
+async def test_a_rank_that_another_try_would_not_help_ends_with_78_unless_it_ends_well_or_is_killed() -> None:
+    async with started(3, "sh", "-c", "[ $RANK = 4 ] && kill -KILL $$; exit $((RANK - 2))") as (group, ended):
+        for rank in (2, 3, 4):
+            group.note_lasting(rank, "ConfigError: no bucket")
+        assert {await ended.get(), await ended.get(), await ended.get()} == {
+            (3, 2, 0, "exited with 0"),
+            (3, 3, 78, "ConfigError: no bucket"),
+            (3, 4, -9, "was ended by SIGKILL"),
+        }
+
+
 async def test_a_rank_that_has_stopped_and_then_hangs_is_killed_and_has_stopped() -> None:
     async with started(1, "sleep", "1000") as (group, ended):
         group.note_stopped(2)

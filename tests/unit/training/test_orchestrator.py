@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,16 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from strata.errors import Conflict, JobDone, Refused, StaleGeneration, StrataError
+from strata.errors import (
+    CheckpointError,
+    ConfigError,
+    Conflict,
+    JobDone,
+    Refused,
+    StaleGeneration,
+    StorageError,
+    StrataError,
+)
 from strata.training.orchestrator import TrainingOrchestrator
 from strata.training.starting import init
 from strata.v1.members_pb2 import TrainingReport
@@ -29,6 +40,7 @@ class Lone(Port):
     detect_s: float = 0.0
     rejoined: int = 0
     ended: str = ""
+    code: int = -1
 
     def check(self) -> None:
         newest = self.cluster.job.author(0).generation
@@ -82,7 +94,7 @@ class Lone(Port):
         return lambda: None
 
     def close(self, *, code: int = 0, reason: str = "") -> None:
-        self.ended = reason
+        self.code, self.ended = code, reason
 
 
 @pytest.fixture
@@ -235,6 +247,55 @@ def test_a_job_that_is_done_while_it_trains_ends_the_program_with_0(
     assert ended.value.code == 0
     assert "nothing is left to do: job j is done: every rank ended with 0" in caplog.text
     assert lone.ended, "it has left"
+
+
+def test_a_state_that_does_not_fit_is_reported_as_what_another_try_would_meet_again(
+    orchestrator: TrainingOrchestrator, lone: Lone
+) -> None:
+    with orchestrator.init(state={"w": np.zeros(1)}) as run:
+        for _ in run.steps([1, 2]):
+            pass
+    lone.rejoin()
+    for state, why in (
+        ({"w": np.zeros(2)}, "w was saved as float64[1], and is float64[2] here"),
+        ({"v": np.zeros(1)}, "v is not in the checkpoint"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(why)):
+            orchestrator.init(state=dict(state))
+        assert lone.code == 78
+        assert why in lone.ended
+
+
+def test_one_that_goes_on_in_its_process_does_not_wait_whether_the_generation_has_ended(
+    orchestrator: TrainingOrchestrator, lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone.is_standalone = False
+    monkeypatch.setenv("STRATA_RESTART", "in_process")
+    monkeypatch.setenv("STRATA_IN_PROCESS", "0")  # put back after the test
+    monkeypatch.setattr("strata.training.orchestrator.OVER_S", 60.0)
+    wrong = ConfigError("no such bucket")
+
+    def refused(*_: object, **_settings: object) -> None:
+        raise wrong
+
+    monkeypatch.setattr("strata.client.checkpoints.CheckpointManager.restore", refused)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="no such bucket"):
+        orchestrator.train(lambda it: it.init(state={}))
+    assert time.monotonic() - began < 30
+    assert (lone.code, lone.ended) == (78, "ConfigError: no such bucket")
+
+
+def test_what_may_go_away_by_itself_is_reported_as_any_failure(
+    orchestrator: TrainingOrchestrator, lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **_settings: object) -> None:
+        raise StorageError("cannot read x: Too many open files")
+
+    monkeypatch.setattr("strata.client.checkpoints.CheckpointManager.restore", refused)
+    with pytest.raises(StorageError):
+        orchestrator.init(state={})
+    assert lone.code == 1
 
 
 def test_what_ends_a_run_takes_its_traces_away(orchestrator: TrainingOrchestrator) -> None:

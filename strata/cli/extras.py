@@ -1,0 +1,31 @@
+"""What a coordinator needs beyond the base of the package: its `server` extra."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Final
+
+from strata.errors import ConfigError
+
+SERVER_MODULES: Final = (
+    "grpc_health",
+    "grpc_reflection",
+    "jinja2",
+    "prometheus_client",
+    "starlette",
+    "uvicorn",
+)
+"""uvloop is of the extra, too; without it a coordinator takes more processor time."""
+
+SERVER_HINT: Final = 'pip install "strata-control[server]"'
+
+
+def missing_server_modules() -> list[str]:
+    """Return the modules that a coordinator imports and that are not installed here."""
+    return [name for name in SERVER_MODULES if importlib.util.find_spec(name) is None]
+
+
+def check_server() -> None:
+    """Refuse to start a coordinator without what it needs: `ConfigError`, which names the extra to install."""
+    if lacking := missing_server_modules():
+        raise ConfigError(f"a coordinator needs {', '.join(lacking)}: not installed here", hint=SERVER_HINT)

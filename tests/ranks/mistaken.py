@@ -1,0 +1,30 @@
+"""A rank that trains a few steps by strata.init, with an array of so many numbers."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+import strata
+
+
+def main() -> None:
+    """Train, and save each step."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--storage", required=True)
+    parser.add_argument("--numbers", type=int, default=4)
+    parser.add_argument("--more", action="store_true", help="have a key that was not saved")
+    options = parser.parse_args()
+    state: dict[str, Any] = {"weights": np.zeros(options.numbers)}
+    if options.more:
+        state["bias"] = np.zeros(2)
+    run = strata.init(state=state, storage_path=options.storage, save_every_steps=1)
+    for _ in run.steps(range(2)):
+        state["weights"] += 1
+    run.close()
+
+
+if __name__ == "__main__":
+    main()
