@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from strata.checkpoint.marker import NAME as MARKER
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import GetJobRequest
 from tests.cluster_fixtures import ROOT, Nodes, StartCluster
+from tests.polling import until
 from tests.processes import Record
 from tests.torchrun_agents import agent
 
@@ -80,6 +82,7 @@ def test_three_jax_processes_go_on_after_process_0_was_killed(
     starts = {e["rank"]: e for e in record.wait("start", count=3, generation=1)}
     assert {e["devices"] for e in starts.values()} == {3}, "all three are one JAX"
     record.wait("step", count=3, step=30)
+    until(lambda: list(tmp_path.rglob(MARKER)), "nothing was committed", limit_s=SLOW_S)
     os.kill(starts[0]["pid"], signal.SIGKILL)
     again = record.wait("start", count=3, generation=2)
     (restored,) = {e["step"] for e in again}
@@ -119,6 +122,7 @@ def test_a_small_gpt_learns_under_torchrun_while_rank_0_is_killed(
     starts = {e["rank"]: e for e in record.wait("start", count=2, generation=1, limit_s=SLOW_S)}
     assert {e["worker"] for e in starts.values()} == {"a", "b"}
     record.wait("step", count=2, step=30, limit_s=SLOW_S)
+    until(lambda: list(tmp_path.rglob(MARKER)), "nothing was committed", limit_s=SLOW_S)
     os.kill(starts[0]["pid"], signal.SIGKILL)
     again = record.wait("start", count=2, generation=2, limit_s=SLOW_S)
     (restored,) = {e["step"] for e in again}

@@ -260,5 +260,6 @@ def test_restore_drill_under_agents_of_torchrun(
     drill.command("restore", "--from", str(drill.backups), "--storage", str(drill.storage), "--yes")
     drill.goes_on(before, time.monotonic())
     begun = [event for event in record.of("begun") if event["generation"] > before.generation]
-    assert {event["restarts"] for event in begun} == {"0"}, "torchrun counted a restart"
+    restarts = {int(event["restarts"]) for event in begun}
+    assert restarts <= {0, 1}, "a worker fails once at most: if the other agent ends its worker first"
     assert len(record.of("controlplane.restored")) == 2, "each agent joined again once"
