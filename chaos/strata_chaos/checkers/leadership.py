@@ -23,7 +23,9 @@ RULES: Final = {
     "known-keys": "every key is one that docs/keyspace.md describes",
 }
 
-_EPOCH_IN_VALUE: Final = frozenset({"world", "standbys", "phase", "reshape", "dataset-assignment", "coordinator"})
+_EPOCH_IN_VALUE: Final = frozenset(
+    {"world", "standbys", "phase", "reshape", "dataset-assignment", "coordinator"}
+)
 _CLEARED_BY_LEADER: Final = frozenset(
     {"chunk", "failed", "done", "stopped", "held", "notice", "reshape", "restored", "history"}
 )
