@@ -73,6 +73,10 @@ class Console:
         """Whether the last writer has begun a line and not ended it."""
         self._bar = False
         """Whether that line is drawn again and again, as a progress bar is."""
+        self._begun = b""
+        """The line that is begun."""
+        self._erased: dict[object, bytes] = {}
+        """The bars in whose place lines of others came, by writer: one that is not drawn again has ended so."""
         self._before_others = b""
         """What anybody else has to write first, so that its line begins on one of its own."""
 
@@ -91,8 +95,14 @@ class Console:
         with self._lock:
             head = b""
             if writer is not self._writer or not self._within:
+                if writer is not self._writer:
+                    self._keep_erased()
+                erased = self._erased.pop(writer, b"")
                 self._bar = data[:1] == b"\r" and data[:2] != b"\r\n"
                 data = data[self._bar :]  # to the beginning of the line: it is there
+                if data[:1] == b"\n" and not self._bar:
+                    data = erased + data
+                self._begun = b""
                 head = prefix if writer is self._writer else self._before_others + prefix
             if data:
                 self._write(head + _prefixed(prefix, data))
@@ -102,14 +112,20 @@ class Console:
     def say(self, text: str) -> None:
         """Write a text of this process itself, which ends with its line."""
         with self._lock:
+            self._keep_erased()
             self._write(self._before_others + text.encode(errors="replace"))
             self._writer, self._within, self._before_others = None, False, b""
+
+    def _keep_erased(self) -> None:
+        if self.terminal and self._within and self._bar:
+            self._erased[self._writer] = self._begun
 
     def _note_end(self, data: bytes) -> None:
         at = max(data.rfind(b"\n"), data.rfind(b"\r"))
         if at >= 0:
             self._bar = data[at : at + 1] == b"\r"
         self._within = at + 1 < len(data)
+        self._begun = data[at + 1 :] if at >= 0 else (self._begun + data)[-MAX_LINE:]
         if not self._within and not self._bar:
             self._before_others = b""
         else:

@@ -123,16 +123,21 @@ def test_on_a_terminal_another_line_takes_the_place_of_a_progress_bar() -> None:
         console.write(one, console.prefix(0), b"\r 1%")
         console.write(one, console.prefix(0), b"\r 2%")
         console.write(other, console.prefix(1), b"loss 3\n")
-        console.write(one, console.prefix(0), b"\r 3%\n")
+        console.write(one, console.prefix(0), b"\r 3%")
+        console.write(other, console.prefix(1), b"loss 2\n")
+        console.write(one, console.prefix(0), b"\n")  # the bar's last state is not lost
         shown = b""
-        while b" 3%" not in shown:
+        while not shown.endswith(b" 3%\r\n"):
             shown += os.read(ours, 4096)
     finally:
         os.close(ours)
         os.close(theirs)
     assert shown == (
-        b"\x1b[K[rank 0]  1%\r\x1b[K[rank 0]  2%\r\x1b[K\x1b[K[rank 1] loss 3\r\n\x1b[K[rank 0]  3%\r\n"
-    ), shown
+        b"\x1b[K[rank 0]  1%\r\x1b[K[rank 0]  2%"
+        b"\r\x1b[K\x1b[K[rank 1] loss 3\r\n"
+        b"\x1b[K[rank 0]  3%\r\x1b[K\x1b[K[rank 1] loss 2\r\n"
+        b"\x1b[K[rank 0]  3%\r\n"
+    )
 
 
 def test_prefixes_have_colours_on_a_terminal_that_wants_them() -> None:
