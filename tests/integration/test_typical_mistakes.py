@@ -78,7 +78,7 @@ def wrong_endpoint(place: Place) -> Made:
 
 def no_etcd_for_a_coordinator(place: Place) -> Made:
     place.env["STRATA_ETCD_WAIT_S"] = "1"
-    words = ("--listen", "127.0.0.1:0", "--http", "", "--log-format", "plain")
+    words = ("--replica", "x", "--listen", "127.0.0.1:0", "--http", "", "--log-format", "plain")
     return place.strata("coordinator", "--etcd", NOBODY, *words)
 
 
