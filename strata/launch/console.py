@@ -23,6 +23,9 @@ ERASE: Final = b"\x1b[K"
 """Has a terminal erase the rest of the line: a progress bar may have stood there."""
 _BREAK = re.compile(rb"(\r\n|\n|\r(?!\n))(?!\Z)")
 """The end of a line that another line follows."""
+_RETURNS = re.compile(rb"\r+(?!\n)")
+_MORE_RETURNS = re.compile(rb"(?<=[\r\n])\r+(?!\n)")
+"""At the beginning of a line, where they are without effect."""
 _COLOURS: Final = (36, 33, 32, 35, 34, 31)
 
 
@@ -45,6 +48,8 @@ class Lines:
         cut = max(data.rfind(b"\n", begun), data.rfind(b"\r", max(0, begun - 1), len(data) - 1)) + 1
         if len(data) - cut > MAX_LINE:
             cut = len(data)
+        if cut == 1 and data[:1] == b"\r":  # it belongs to the bar that follows it
+            cut = 0
         self._held = data[cut:]
         return data[:cut]
 
@@ -98,8 +103,9 @@ class Console:
                 if writer is not self._writer:
                     self._keep_erased()
                 erased = self._erased.pop(writer, b"")
-                self._bar = data[:1] == b"\r" and data[:2] != b"\r\n"
-                data = data[self._bar :]  # to the beginning of the line: it is there
+                returns = _RETURNS.match(data)
+                self._bar = returns is not None
+                data = data[returns.end() if returns is not None else 0 :]
                 if data[:1] == b"\n" and not self._bar:
                     data = erased + data
                 self._begun = b""
@@ -174,6 +180,7 @@ def _prefixed(prefix: bytes, data: bytes) -> bytes:
     if not prefix:
         return data
     if b"\r" in data:
+        data = _MORE_RETURNS.sub(b"", data)
         return _BREAK.sub(lambda found: found[1] + prefix, data)
     end = len(data) - data.endswith(b"\n")
     return data[:end].replace(b"\n", b"\n" + prefix) + data[end:]

@@ -61,12 +61,10 @@ def test_each_line_of_a_rank_has_its_prefix(pieces: tuple[bytes, ...], shown: by
 
 def test_however_a_stream_is_cut_its_lines_are_the_same() -> None:
     rng = random.Random(7)
-    whole = b"".join(
-        rng.choice([b"word", b"\n", b"\r\n", b"\r", b"\xff\0", b"x" * 3000]) for _ in range(2000)
-    )
+    whole = b"".join(rng.choice([b"word", b"\n", b"\r\n", b"\r", b"\xff\0", b"x"]) for _ in range(2000))
     expected = through(whole)
-    for _ in range(20):
-        cuts = sorted(rng.sample(range(len(whole)), 60))
+    for number in range(20):
+        cuts = sorted(rng.sample(range(len(whole)), 30 * (number + 1)))
         pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
         assert through(*pieces) == expected
 
