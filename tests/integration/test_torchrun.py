@@ -14,7 +14,7 @@ import pytest
 
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
-from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, ListGenerationsRequest
+from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, JOB_PHASE_RUNNING, ListGenerationsRequest
 from tests.cluster_fixtures import RANKS, Nodes, StartCluster
 from tests.processes import LIMIT_S, Event, Record, Talker
 from tests.torchrun_agents import agent
@@ -293,3 +293,28 @@ def test_an_agent_that_a_program_makes_numbers_the_workers_of_its_role(
     }
     assert by_role == {"master": [("0", "1")], "trainer": [("0", "3"), ("1", "3"), ("2", "3")]}
     assert [one.join(LIMIT_S) for one in nodes.talkers] == [0, 0, 0]
+
+
+@pytest.mark.timeout(120)
+def test_what_another_try_would_meet_again_is_tried_once(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    nobody = {name: None for name in os.environ if name.startswith("AWS_")}
+    nowhere = {name: str(tmp_path / "none") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
+    one = agent(
+        nodes,
+        cluster.endpoints,
+        tmp_path,
+        "mistaken",
+        *("--storage", "s3://bucket/runs"),
+        name="a",
+        nnodes="1",
+        env=nobody | nowhere | {"AWS_EC2_METADATA_DISABLED": "true"},
+    )
+    assert one.join(START_S) != 0
+    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
+        job = client.job_status()
+    assert (job.phase, job.world.generation) == (JOB_PHASE_FAILED, 1)
+    assert job.phase_reason.startswith(
+        "mend this, and run the command again: rank 0 of a failed (ConfigError: "
+    )
