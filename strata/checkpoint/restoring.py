@@ -27,6 +27,7 @@ from strata.checkpoint.tensors import (
 )
 from strata.errors import CheckpointError
 
+_OF_DEVICE: Final = ("CUDA", "NCCL", "HIP error", "out of memory", "an exception occurred")
 _KINDS: Final = {
     "t": "a tensor",
     "a": "a tensor",
@@ -222,7 +223,19 @@ def _load(key: str, target: Any, state: Any) -> None:
     try:
         target.load_state_dict(state)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{key} ({type(target).__name__}) refuses its state: {error}") from error
+        refused = CheckpointError(f"{key} ({type(target).__name__}) refuses its state: {error}")
+        refused.lasting = not _is_of_device(error)
+        raise refused from error
+
+
+def _is_of_device(error: Exception) -> bool:
+    """Tell whether a device failed, or had no room: another try may find it well.
+
+    torch raises subclasses of RuntimeError then; a module's `load_state_dict` puts them into the text of one of its own.
+    """
+    if not isinstance(error, RuntimeError):
+        return False
+    return type(error) is not RuntimeError or any(word in str(error) for word in _OF_DEVICE)
 
 
 def _is_tensor(tree: Json) -> bool:

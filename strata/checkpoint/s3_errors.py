@@ -115,7 +115,8 @@ def storage_error(verb: str, what: str, code: str, status: int) -> StorageError:
         lasting = code not in _RENEWED
         return S3Error(message, reason=code, hint=_HINTS["credentials"], lasting=lasting)
     if code in _ELSEWHERE or status in {301, 307}:
-        return S3Error(message, reason=code, hint=_HINTS["elsewhere"], lasting=True)
+        # 307: the name of a new bucket has not spread yet
+        return S3Error(message, reason=code, hint=_HINTS["elsewhere"], lasting=status != 307)
     if status == 403 or code == "AccessDenied":
         return S3Error(message, reason=code or "403", hint=_HINTS["refused"], lasting=True)
     transient = of_answer(code, status)

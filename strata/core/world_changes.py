@@ -352,11 +352,14 @@ class Situation:
         return Change(why=why, failure=True, phase=Phase.FAILED, early=again)
 
     def _lasting(self) -> bool:
-        """Tell whether a rank ended with 78, of a member that is not on trial: one newcomer must not fail a job."""
+        """Tell whether a rank ended with 78, and none of a member on trial failed: one newcomer must not fail a job.
+
+        What is wrong on a newcomer's host may be an error on each rank: they compare their settings.
+        """
         on_trial = {one.worker for one in self.head.record.newcomers} if self.head is not None else set()
-        return any(
-            one.code == DO_NOT_REQUEUE and one.worker not in on_trial
-            for one in self.job.failed(self.generation).values()
+        ended = self.job.failed(self.generation).values()
+        return any(one.code == DO_NOT_REQUEUE for one in ended) and not any(
+            one.worker in on_trial for one in ended
         )
 
     def _stopped(

@@ -182,6 +182,7 @@ class RankGroup:
         """Take note that a process, adopted or not, is this rank from now on."""
         self._awaited.discard(rank)
         self._attached.add(rank)
+        self._lasting.pop(rank, None)
 
     def give_up(self) -> None:
         """Kill the adopted processes that have not arrived: new ones take their places."""
@@ -226,16 +227,21 @@ class RankGroup:
             self._all_heed.set()
 
     def note_lasting(self, rank: int, reason: str) -> None:
-        """Take note of why a rank is about to end: another try would meet the same, so its exit code counts as 78."""
+        """Take note of why a rank is about to end: another try would meet the same, so its exit code counts as 78.
+
+        A program that begins again in spite of it, or goes on, takes that back.
+        """
         self._lasting[rank] = reason
 
     def note_stopped(self, rank: int) -> None:
         """Take note that a rank has stopped as asked: however its program then ends, it is not done, nor has it failed."""
         self._stopped.add(rank)
+        self._lasting.pop(rank, None)
 
     def note_step(self, rank: int) -> None:
         """Take note that a rank said that it has made a step: from now on it has begun."""
         self._stepped.add(rank)
+        self._lasting.pop(rank, None)
 
     async def will_heed(self, limit_s: float) -> bool:
         """Tell whether every rank that still runs heeds notices; one may need that long to say so.

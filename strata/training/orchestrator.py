@@ -20,7 +20,15 @@ from strata.config import Credentials, LibraryConfig, TrainingConfig
 from strata.config.training import PREEMPT_MEMBER
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.core.goodput import Ledger
-from strata.errors import BarrierBroken, ClusterRestored, Preempted, Refused, StaleGeneration, StrataError
+from strata.errors import (
+    BarrierBroken,
+    CheckpointError,
+    ClusterRestored,
+    Preempted,
+    Refused,
+    StaleGeneration,
+    StrataError,
+)
 from strata.training.alike import Sampling, as_rank_0
 from strata.training.at_exit import close_at_exit
 from strata.training.beginning import begin
@@ -181,7 +189,7 @@ class TrainingOrchestrator:
             if isinstance(error, BarrierBroken | ClusterRestored):  # a newer world is on its way
                 ending.failed(error)
             if not self._in_process:  # there, whether it is a failure is not known yet
-                code = _code_of(error)
+                code = _code_of(error, peers)
                 peers.close(code=code, reason=f"{type(error).__name__}: {error}")
             raise
 
@@ -324,7 +332,7 @@ class TrainingOrchestrator:
         ending, peers = self._ending, self._peers
         if not isinstance(ending, InProcessEnding) or peers is None:
             return False
-        if self._run is None and _code_of(error) == DO_NOT_REQUEUE:
+        if self._run is None and _code_of(error, peers) == DO_NOT_REQUEUE:
             self._abandon(f"{type(error).__name__}: {error}", code=DO_NOT_REQUEUE)
             return False
         if not ending.wait_over(peers.detect_s + OVER_S):
@@ -351,11 +359,18 @@ class TrainingOrchestrator:
         self._run = self._peers = self._ending = None
 
 
-def _code_of(error: BaseException) -> int:
-    """Return what is told of a rank that `error` kept from beginning; its program may end with another code."""
+def _code_of(error: BaseException, peers: Peers) -> int:
+    """Return what is told of a rank that `error` kept from beginning; its program may end with another code.
+
+    A setting, a right or a storage that is wrong counts as lasting only until the job has a checkpoint: it was right once, and
+    may be again. A state that does not fit the checkpoint never will.
+    """
     if isinstance(error, Preempted):
         return PREEMPTED
-    return DO_NOT_REQUEUE if isinstance(error, StrataError) and error.lasting else 1
+    if not isinstance(error, StrataError) or not error.lasting:
+        return 1
+    has_checkpoint = getattr(peers, "restore_point", None) is not None
+    return 1 if has_checkpoint and not isinstance(error, CheckpointError) else DO_NOT_REQUEUE
 
 
 def refuse_in_process() -> None:

@@ -72,10 +72,10 @@ class Workers:
         pass  # the member reads it
 
     def rank_attached(self, rank: int, generation: int) -> None:
-        pass
+        self.lasting.pop(rank, None)
 
     def rank_stepped(self, rank: int, generation: int) -> None:
-        pass
+        self.lasting.pop(rank, None)
 
     def rank_supports_graceful_stop(self, rank: int, generation: int) -> None:
         self._heeding.add(rank)
@@ -85,6 +85,7 @@ class Workers:
 
     def rank_stopped(self, rank: int, generation: int) -> None:
         self.stopped.add(rank)
+        self.lasting.pop(rank, None)
 
     def may_ask_to_stop(self) -> bool:
         """Tell whether no worker that attached in this generation has ended.

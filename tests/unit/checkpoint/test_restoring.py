@@ -157,6 +157,28 @@ def test_nothing_is_changed_when_anything_does_not_fit() -> None:
     assert (part.loaded, state["n"]) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("error", "lasting"),
+    [
+        (RuntimeError("Error(s) in loading state_dict for Linear: size mismatch for weight"), True),
+        (ValueError("loaded state dict has a different number of parameter groups"), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False),
+        (
+            RuntimeError("While copying the parameter named weight, an exception occurred: ('CUDA error',)"),
+            False,
+        ),
+    ],
+)
+def test_a_device_that_fails_is_no_state_that_does_not_fit(error: Exception, lasting: bool) -> None:
+    class Refusing(Counting):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise error
+
+    with pytest.raises(CheckpointError) as caught:
+        restore_into(saved({"part": Counting(n=1)}), {"part": Refusing(n=1)})
+    assert caught.value.lasting is lasting
+
+
 def test_memory_that_cannot_be_written_is_named() -> None:
     array = np.zeros(2)
     array.flags.writeable = False

@@ -91,6 +91,7 @@ def test_of_the_answers_of_an_object_storage_time_heals_those_of_its_load(
         ("SignatureDoesNotMatch", 403, True),
         ("AccessDenied", 403, True),
         ("PermanentRedirect", 301, True),
+        ("TemporaryRedirect", 307, False),
         ("ExpiredToken", 400, False),
         ("RequestTimeTooSkewed", 403, False),
         ("SlowDown", 503, False),

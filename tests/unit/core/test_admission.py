@@ -349,24 +349,27 @@ def test_a_job_whose_rank_ends_with_78_is_not_tried_again_until_the_next_run(
     assert store.problems() == []
 
 
-def test_a_newcomer_whose_rank_ends_with_78_fails_no_job(store: Store, epoch: int) -> None:
+@pytest.mark.parametrize("on_all", [False, True])
+def test_a_newcomer_whose_rank_ends_with_78_fails_no_job(store: Store, epoch: int, on_all: bool) -> None:
+    """Nor if its fault is an error on all ranks, which compare their settings."""
     come(store, min_workers=1, max_workers=2)
     carry_out(store, epoch, settled=True)
     come(store, "w1")
     carry_out(store, epoch, settled=True)
     world = not_none(store.live.world())
     (newcomer,) = [member for member in world.members if member.worker == "w1"]
-    store.settle(
-        lambda job: decide_rank_exit(
-            job,
-            WorkerId("w1"),
-            newcomer.incarnation,
-            world.head.generation,
-            newcomer.first_rank,
-            78,
-            "its disk",
+    for member in world.members if on_all else [newcomer]:
+        store.settle(
+            lambda job, member=member: decide_rank_exit(  # type: ignore[misc]  # it is bound now
+                job,
+                WorkerId(member.worker),
+                member.incarnation,
+                world.head.generation,
+                member.first_rank,
+                78,
+                "its disk",
+            )
         )
-    )
     carry_out(store, epoch)
     assert store.live.phase() is Phase.RUNNING
     assert [member.worker for member in not_none(store.live.world()).members] == ["w0"]

@@ -90,6 +90,17 @@ async def test_a_rank_that_another_try_would_not_help_ends_with_78_unless_it_end
         }
 
 
+async def test_a_program_that_goes_on_takes_back_that_another_try_would_not_help() -> None:
+    async with started(3, "sh", "-c", "read _; exit 1") as (group, ended):
+        for rank in (2, 3, 4):
+            group.note_lasting(rank, "CheckpointError: it does not fit")
+        group.note_step(2)
+        group.arrived(3)
+        group.note_stopped(4)
+        codes = {rank: code for _, rank, code, _ in [await ended.get() for _ in range(3)]}
+    assert codes == {2: 1, 3: 1, 4: 75}
+
+
 async def test_a_rank_that_has_stopped_and_then_hangs_is_killed_and_has_stopped() -> None:
     async with started(1, "sleep", "1000") as (group, ended):
         group.note_stopped(2)

@@ -286,6 +286,25 @@ def test_one_that_goes_on_in_its_process_does_not_wait_whether_the_generation_ha
     assert (lone.code, lone.ended) == (78, "ConfigError: no such bucket")
 
 
+def test_a_setting_that_is_wrong_once_there_is_a_checkpoint_is_tried_again(
+    orchestrator: TrainingOrchestrator, lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was right before: a host's mount, or the metadata service with its credentials, is away for a moment."""
+
+    def refused(*_: object, **_settings: object) -> None:
+        raise ConfigError("no credentials are found")
+
+    with orchestrator.init(state={"w": np.zeros(1)}) as run:
+        for _ in run.steps([1, 2]):
+            pass
+    lone.rejoin()
+    assert lone.restore_point is not None
+    monkeypatch.setattr("strata.client.checkpoints.CheckpointManager.restore", refused)
+    with pytest.raises(ConfigError):
+        orchestrator.init(state={"w": np.zeros(1)})
+    assert lone.code == 1
+
+
 def test_what_may_go_away_by_itself_is_reported_as_any_failure(
     orchestrator: TrainingOrchestrator, lone: Lone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
