@@ -209,11 +209,11 @@ async def test_a_process_whose_end_cannot_be_watched_does_not_run_on(
     file = tmp_path / "pid"
     denied = OSError(errno.EMFILE, "Too many open files")
     before = descriptors()
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="Too many open files"):
+    argv = ("sh", "-c", f"echo $$ >{file}; exec sleep 100")
+    with monkeypatch.context() as patch:
         patch.setattr(os, "pidfd_open", lambda _pid: raised(denied, after=file))
-        wires.outputs.start(
-            ("sh", "-c", f"echo $$ >{file}; exec sleep 100"), name="rank", env=dict(os.environ)
-        )
+        with pytest.raises(OSError, match="Too many open files"):
+            wires.outputs.start(argv, name="rank", env=dict(os.environ))
     deadline = time.monotonic() + LIMIT_S
     while runs(int(await asyncio.to_thread(file.read_text))):
         assert time.monotonic() < deadline, "it runs on"
