@@ -2,7 +2,7 @@
 
 A rank writes into two pipes, and one thread reads both (one for each rank's process: writing may block). So
 
-1. a rank is held up if nobody takes this command's output, as if it wrote there itself; the agent by lines of its own alone;
+1. a rank is held up if nobody takes this command's output, as if it wrote there itself; the agent is not;
 2. the order of a stream's lines is kept, and what was written before a rank's end is passed on after it;
 3. a process that a rank left behind, and that holds its pipes, is read on and not waited for;
 4. if the agent is killed, the pipes break: no process is left that waits for a reader.
