@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 import typer
 
 from strata.cli.interrupts import INTERRUPTED
+from strata.cli.named_job import one_name
 from strata.config import RunConfig
 from strata.core.ids import checked_id
+from strata.core.words import ranks_text
 from strata.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
@@ -25,9 +27,7 @@ READ_BYTES: Final = 64 << 10
 
 
 def logs(
-    job_: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="The job.", envvar="STRATA_JOB", show_envvar=True)
-    ] = None,
+    job_: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job. (STRATA_JOB)")] = None,
     job: Annotated[str | None, typer.Option("--job", "-j", help="The same.")] = None,
     rank: Annotated[
         list[int] | None, typer.Option("--rank", min=0, help="Of this rank only; may be given again. (all)")
@@ -60,7 +60,7 @@ def logs(
     """
     from strata.launch.console import STDOUT, Console  # noqa: PLC0415
 
-    wanted = job or job_
+    wanted = one_name(job_, job) or os.environ.get("STRATA_JOB")
     if not wanted:
         raise ConfigError("no job is named", hint="strata logs JOB")
     folder = _folder(checked_id("job", wanted), log_dir, config)
@@ -73,6 +73,8 @@ def logs(
     )
     if not shown.files() and not follow:
         raise _nothing(shown, wanted, folder)
+    for line in shown.generations():
+        typer.echo(line, err=True)
     shown.show(lines if lines is not None or not follow else FOLLOWED_LINES)
     if follow:
         try:
@@ -122,6 +124,8 @@ class _Shown:
         self._generation = generation
         self._prefix = prefix
         self._open: dict[int, _Open] = {}
+        self._known: dict[Path, int] = {}
+        """How far each file is shown that is not open. `follow` shows what is written after `show`."""
 
     def files(self) -> dict[int, LogFile]:
         """Return the file of each rank that is wanted."""
@@ -133,8 +137,22 @@ class _Shown:
             if (not self._ranks or each.rank in self._ranks) and self._generation in {None, each.generation}
         )
 
+    def generations(self) -> list[str]:
+        """Return lines that say of which generations the ranks are shown, if these are several."""
+        of: dict[int, list[int]] = {}
+        for rank, file in self.files().items():
+            of.setdefault(file.generation, []).append(rank)
+        return [
+            f"generation {each}: rank{'s' * (len(of[each]) > 1)} {ranks_text(of[each])}"
+            for each in sorted(of)
+            if len(of) > 1
+        ]
+
     def show(self, lines: int | None) -> None:
         """Show what is there, or the last lines of each file."""
+        from strata.launch.rank_logs import files_in  # noqa: PLC0415
+
+        self._known = {each.path: each.size for each in files_in(self._folder)}
         for rank, file in self.files().items():
             self._open[rank] = opened = _Open(file)
             if lines is not None:
@@ -149,8 +167,11 @@ class _Shown:
             if opened is None or opened.file != file:
                 if opened is not None:
                     self._pass_on(opened)
+                    self._pass_on(opened)
+                    self._known[opened.file.path] = opened.stream.tell()
                     opened.close()
                 self._open[rank] = opened = _Open(file)
+                opened.stream.seek(self._known.get(file.path, 0))
             self._pass_on(opened)
         return not self._console.gone
 

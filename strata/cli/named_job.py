@@ -52,16 +52,21 @@ def on_job(command: C) -> C:
                     f"no worker is named, only {argument}",
                     hint="name the job and who shall leave: JOB WORKER, or WORKER --job JOB",
                 )
-        if argument is not None and given["job"] not in {None, argument}:
-            raise InvalidArgument(
-                f"the argument names the job {argument}, and --job names {given['job']}",
-                hint="name one job, by the argument or by --job",
-            )
-        return connected(**given | {"job": argument or given["job"]})
+        return connected(**given | {"job": one_name(argument, given["job"])})
 
     first = inspect.Parameter("argument", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_Argument)
     rest = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in taken.parameters.values()]
     return _as_command(told, connected, rest if has_workers else [first, *rest])  # type: ignore[no-any-return]
+
+
+def one_name(argument: str | None, option: str | None) -> str | None:
+    """Return the job that the command line names; `InvalidArgument` where it names two."""
+    if argument is not None and option not in {None, argument}:
+        raise InvalidArgument(
+            f"the argument names the job {argument}, and --job names {option}",
+            hint="name one job, by the argument or by --job",
+        )
+    return argument or option
 
 
 def _with_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,12 +13,21 @@ import os
 import re
 import select
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
+
+from strata.observe import get_logger
+
+log = get_logger()
 
 STDOUT, STDERR = 1, 2
 MAX_LINE: Final = 64 << 10
 """A longer line is passed on in parts of about this size: a rank that never ends its line takes no more memory."""
+MAX_WAITING: Final = 1000
+"""So many lines of this process itself wait for the console."""
+TAKEN_S: Final = 1.0
+"""At the end of a command its own lines are given up once none of them was taken for so long."""
 ERASE: Final = b"\x1b[K"
 """Has a terminal erase the rest of the line: a progress bar may have stood there."""
 _BREAK = re.compile(rb"(\r\n|\n|\r(?!\n))(?!\Z)")
@@ -164,6 +173,69 @@ class ConsoleText:
 
     def isatty(self) -> bool:
         return self._console.terminal
+
+
+class PatientText(ConsoleText):
+    """The same, and it holds nobody up who writes: a thread puts the lines on the console, in their order.
+
+    Ranks share the console, and whoever reads it may be slow: an event loop that waited for it would answer nobody.
+    If more than `MAX_WAITING` lines wait, the oldest are dropped. How many is said once the others are written.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._changed = threading.Condition()
+        self._waiting: deque[str] = deque()
+        self._dropped = 0
+        self._writing = False
+        self._closed = False
+        threading.Thread(target=self._run, name="strata-own-output", daemon=True).start()
+
+    def write(self, text: str) -> int:
+        with self._changed:
+            if not self._closed:
+                if len(self._waiting) == MAX_WAITING:
+                    self._waiting.popleft()
+                    self._dropped += 1
+                self._waiting.append(text)
+                self._changed.notify_all()
+                return len(text)
+        return super().write(text)
+
+    def close(self) -> None:
+        """Return once all that waits is written, or none of it was for `TAKEN_S`. What comes then is written at once."""
+        with self._changed:
+            while self._busy and self._changed.wait(TAKEN_S):
+                pass
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def _busy(self) -> bool:
+        return self._writing or bool(self._waiting) or self._dropped > 0
+
+    def _run(self) -> None:
+        while (taken := self._take()) is not None:
+            text, dropped = taken
+            if dropped:
+                log.warning("output.dropped", lines=dropped, reason="this output was read too slowly")
+            else:
+                self._console.say(text)
+
+    def _take(self) -> tuple[str, int] | None:
+        """Return the next line once there is one, or how many were dropped; None when nothing more comes."""
+        with self._changed:
+            self._writing = False
+            self._changed.notify_all()
+            while not self._busy:
+                if self._closed:
+                    return None
+                self._changed.wait()
+            self._writing = True
+            if self._waiting:
+                return self._waiting.popleft(), 0
+            dropped, self._dropped = self._dropped, 0
+            return "", dropped
 
 
 def consoles(env: Mapping[str, str]) -> tuple[Console, Console]:

@@ -16,7 +16,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -38,20 +38,31 @@ class LogFile:
     rank: int
     generation: int
     path: Path
+    written_ns: int = field(compare=False)
+    """When it was written last, by its file system's clock."""
+    size: int = field(compare=False)
 
 
 def files_in(folder: Path) -> list[LogFile]:
     """Return the files of ranks' output in a job's folder, by rank and generation; none if it is not there."""
-    try:
-        found = [(_NAME.fullmatch(entry.name), entry) for entry in folder.iterdir()]
-    except OSError:
-        return []
-    return sorted(LogFile(int(match[2]), int(match[1]), entry) for match, entry in found if match is not None)
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            match = _NAME.fullmatch(entry.name)
+            if match is not None:
+                with contextlib.suppress(FileNotFoundError):  # somebody has just removed it
+                    at, size = entry.stat().st_mtime_ns, entry.stat().st_size
+                    found.append(LogFile(int(match[2]), int(match[1]), folder / entry.name, at, size))
+    return sorted(found)
 
 
 def newest(files: Iterable[LogFile]) -> dict[int, LogFile]:
-    """Return the file of each rank's newest process."""
-    return {each.rank: each for each in sorted(files)}
+    """Return each rank's file that was written last.
+
+    That need not be the one of its highest generation: a job that was deleted and begun again counts them from 1.
+    """
+    found = {each.rank: each for each in sorted(files, key=lambda each: (each.written_ns, each.generation))}
+    return dict(sorted(found.items()))
 
 
 def link_of(job: str, env: Mapping[str, str]) -> Path:
@@ -95,16 +106,19 @@ class RankLogs:
         return cls(folder)
 
     def new(self, generation: int, rank: int) -> RankLog | None:
-        """Return where a new process's output goes, in a folder that is there; `ConfigError` if that cannot be made."""
+        """Return where a new process's output goes: a file that is there; `ConfigError` if it cannot be made.
+
+        It is the newest of its rank from now on, though the process may write nothing for long.
+        """
         if self._folder is None:
             return None
+        file = self._folder / f"generation-{generation:06d}-rank-{rank:05d}.log"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            file.touch()
         except OSError as error:
             raise ConfigError(f"cannot write the ranks' output to {self._folder}: {error}") from error
-        return RankLog(
-            generation=generation, file=self._folder / f"generation-{generation:06d}-rank-{rank:05d}.log"
-        )
+        return RankLog(generation=generation, file=file)
 
     def begun(self, rank: int, log: RankLog | None) -> None:
         """Take note that the process that writes `log` is this rank from now on."""

@@ -2,7 +2,7 @@
 
 A rank writes into two pipes, and one thread reads both (one for each rank's process: writing may block). So
 
-1. a rank is held up if nobody takes this command's output, as if it wrote there itself; the agent by lines of its own alone;
+1. a rank is held up if nobody takes this command's output, as if it wrote there itself; the agent is not;
 2. the order of a stream's lines is kept, and what was written before a rank's end is passed on after it;
 3. a process that a rank left behind, and that holds its pipes, is read on and not waited for;
 4. if the agent is killed, the pipes break: no process is left that waits for a reader.
@@ -62,14 +62,10 @@ class RankOutput:
         self._thread = threading.Thread(target=self._run, name="strata-rank-output", daemon=True)
         self._thread.start()
 
-    def begin(self, rank: int, file: Path | None) -> None:
-        """Pass on what the process writes as output of this rank; into `file` as well."""
+    def begin(self, rank: int, file: BinaryIO | None) -> None:
+        """Pass on what the process writes as output of this rank; into `file` as well, which is closed at its end."""
         self._rank = rank
-        if file is not None:
-            try:
-                self._file = file.open("ab", buffering=0)
-            except OSError as error:
-                raise ConfigError(f"cannot write the ranks' output to {file}: {error.strerror}") from error
+        self._file = file
         if self._thread is None:
             self.listen()
 
@@ -96,6 +92,12 @@ class RankOutput:
         return self._tail
 
     def _run(self) -> None:
+        try:
+            self._pass_all_on()
+        finally:  # whatever happens: who writes to a pipe that nobody reads, and who waits for this thread, waits for ever
+            self._close()
+
+    def _pass_all_on(self) -> None:
         poll = select.poll()
         for fd in (*self._streams, self._end):
             poll.register(fd, select.POLLIN)
@@ -112,7 +114,6 @@ class RankOutput:
             if self._owed is not None and not any(self._owed.values()) and not self.over:
                 self._pass_on_rest()
                 self._passed_on.set()
-        self._close()
 
     def _patience_ms(self) -> int | None:
         """Return how long to wait for more before all that is held is passed on; None for as long as it takes."""
@@ -151,17 +152,28 @@ class RankOutput:
                 left = left[self._file.write(left) :]
         except OSError as error:
             log.warning("rank.output_lost", rank=self._rank, reason=f"{error.strerror}: its file ends here")
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._close_file()
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # a full quota on NFS may be told only now
+                file.close()
 
     def _close(self) -> None:
         for fd in (*self._streams, self._end):
             os.close(fd)
         self._streams.clear()
-        if self._file is not None:
-            self._file.close()
+        self._close_file()
         self._passed_on.set()
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Return the file that a rank's output goes to; `ConfigError` if it cannot be had."""
+    try:
+        return path.open("ab", buffering=0)
+    except OSError as error:
+        raise ConfigError(f"cannot write the ranks' output to {path}: {error.strerror}") from error
 
 
 def _readable(pipe: int) -> int:
@@ -205,8 +217,9 @@ class RankOutputs:
             child = Child.start(
                 argv, name=name, env=env, pass_fds=pass_fds, stdout=ends[0][1], stderr=ends[1][1]
             )
+            undo.callback(child.kill)
+            output = RankOutput(self, child, ends[0][0], ends[1][0])
             undo.pop_all()
-        output = RankOutput(self, child, ends[0][0], ends[1][0])
         self._all = [*(each for each in self._all if not each.over), output]
         return child, output
 

@@ -21,7 +21,7 @@ from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import ConfigError
 from strata.launch.children import Child
 from strata.launch.rank_logs import RankLogs
-from strata.launch.rank_output import RankOutput
+from strata.launch.rank_output import RankOutput, open_file
 from strata.launch.starting import RANK_LOG, Starter
 from strata.launch.warm_program import LAST_WORDS
 from strata.observe import get_logger
@@ -139,11 +139,16 @@ class RankGroup:
             restart=self._program.restart,
         )
         log_file = self._program.logs.new(self.place.generation, rank)
-        if log_file is not None and not self._program.piped:
+        file = None  # opened before the start: a process that cannot have its file is not started
+        if log_file is not None and self._program.piped:
+            file = open_file(log_file.file)
+        elif log_file is not None:
             environment[RANK_LOG] = str(log_file.file)
         try:
             started = self._program.starter.start(environment, name=f"rank {rank}")
         except OSError as error:
+            if file is not None:
+                file.close()
             raise ConfigError(
                 f"cannot run the command: {error}",
                 hint="the command after -- must be a program on this node",
@@ -151,7 +156,7 @@ class RankGroup:
         child, warm = started.child, {"warm": True} if started.warm else {}
         log.info("rank.started", rank=rank, pid=child.pid, generation=self.place.generation, **warm)
         if started.output is not None:
-            started.output.begin(rank, log_file.file if log_file is not None else None)
+            started.output.begin(rank, file)
         return RankProcess(
             child=child,
             stacks=stacks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import random
@@ -30,7 +31,7 @@ from strata.core.exit_codes import PREEMPTED
 from strata.core.ids import checked_id
 from strata.errors import ClusterRestored, ConfigError, JobDone, Unavailable
 from strata.launch.command import check_command, describe, job_name
-from strata.launch.console import ConsoleText, consoles
+from strata.launch.console import ConsoleText, PatientText, consoles
 from strata.launch.exit_status import of_signal
 from strata.launch.rank_output import RankOutputs
 from strata.launch.run_progress import Listening, RunProgress, shown
@@ -52,16 +53,19 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def run(config: RunConfig, command: Sequence[str]) -> int:
-    """Run `run_supervisor`; return once all is passed on that its ranks wrote."""
+    """Run `run_supervisor`; return once all is passed on that its ranks wrote, and what it says itself."""
     stdout, stderr = consoles(os.environ)
-    configure(fmt=config.log.format, level=config.log.level, stream=ConsoleText(stderr))
-    piped = config.tee or (config.prefix and config.log_dir is None)
-    outputs = RankOutputs(stdout, stderr, prefix=config.prefix) if piped else None
-    try:
+    own, outputs = ConsoleText(stderr), None
+    with contextlib.ExitStack() as end:
+        if config.tee or (
+            config.prefix and config.log_dir is None
+        ):  # ranks' threads hold the console as long as they write
+            own = PatientText(stderr)
+            end.callback(own.close)
+            outputs = RankOutputs(stdout, stderr, prefix=config.prefix)
+            end.callback(outputs.wait)
+        configure(fmt=config.log.format, level=config.log.level, stream=own)
         return asyncio.run(run_supervisor(config, command, outputs))
-    finally:
-        if outputs is not None:
-            outputs.wait()
 
 
 async def run_supervisor(

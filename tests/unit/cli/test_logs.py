@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from strata.cli.logs import logs
 from strata.errors import ConfigError, InvalidArgument, NotFound, StrataError
@@ -54,6 +57,61 @@ def test_of_each_rank_the_newest_process_is_shown_with_its_rank(
     assert shown(capfdbinary, prefix=False, generation=1) == b"zero one\none one\n"
 
 
+def test_the_newest_file_is_the_one_that_was_written_last(
+    capfdbinary: pytest.CaptureFixture[bytes], folder: Path
+) -> None:
+    """A job that was deleted and begun again counts its generations from 1."""
+    for file in folder.iterdir():
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+    write(folder, 1, 1, b"begun again\n")
+    assert shown(capfdbinary) == b"[rank 0] zero one\n[rank 1] begun again\n"
+
+
+@pytest.mark.usefixtures("folder")
+def test_of_several_generations_it_is_said_which_ranks_are_of_which(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    logs("gpt")
+    assert capfdbinary.readouterr().err == b"generation 1: rank 0\ngeneration 2: rank 1\n"
+    logs("gpt", generation=1)
+    assert capfdbinary.readouterr().err == b""
+
+
+def test_what_is_followed_is_what_is_written_from_now_on(
+    capfdbinary: pytest.CaptureFixture[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in folder.iterdir():
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+    written = [(1, b"begun again\n"), (3, b"three, no end"), (1, b"late\n")]  # between two looks each
+    times = iter(range(1_000_000_001, 1_000_000_009))
+
+    def pause(_seconds: float) -> None:
+        if not written:
+            raise KeyboardInterrupt
+        generation, data = written.pop(0)
+        path = folder / f"generation-{generation:06d}-rank-00001.log"
+        with path.open("ab") as file:
+            file.write(data)
+        os.utime(path, (at := next(times), at))
+
+    monkeypatch.setattr(time, "sleep", pause)
+    with pytest.raises(typer.Exit):
+        logs("gpt", rank=[1], follow=True, lines=1)
+    assert capfdbinary.readouterr().out == b"last\nbegun again\nthree, no end\nlate\n"
+
+
+def test_two_different_names_are_refused_and_the_environment_is_asked_last(
+    capfdbinary: pytest.CaptureFixture[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidArgument, match="the argument names the job gpt, and --job names other"):
+        logs("gpt", job="other")
+    monkeypatch.setenv("STRATA_JOB", "other")
+    assert shown(capfdbinary, rank=[0]) == b"zero one\n"
+    assert shown(capfdbinary, rank=[0], job_=None, job="gpt") == b"zero one\n"
+    monkeypatch.setenv("STRATA_JOB", "gpt")
+    assert shown(capfdbinary, rank=[0], job_=None) == b"zero one\n"
+
+
 @pytest.mark.usefixtures("folder")
 def test_one_rank_is_shown_as_it_wrote(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert shown(capfdbinary, rank=[1]) == b"a\nb\n 1%\r 2%\nlast"
@@ -87,8 +145,8 @@ def test_the_folder_may_be_named(
     [
         ({"rank": [7]}, "it has ranks 0, 1"),
         ({"generation": 9}, "it has ranks 0, 1"),
-        ({"job": "other"}, "strata run --log-dir"),
-        ({"job": "other"}, "those of gpt have"),
+        ({"job_": "other"}, "strata run --log-dir"),
+        ({"job_": "other"}, "those of gpt have"),
     ],
 )
 @pytest.mark.usefixtures("folder")
@@ -103,5 +161,5 @@ def test_what_is_not_there_is_said_with_what_is(
 @pytest.mark.usefixtures("folder")
 def test_a_jobs_name_leads_nowhere_else(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     with pytest.raises(StrataError) as refused:
-        shown(capfdbinary, job="../gpt")
+        shown(capfdbinary, job_="../gpt")
     assert isinstance(refused.value, InvalidArgument)

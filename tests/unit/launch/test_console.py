@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import random
+import select
 import threading
+import time
 
 import pytest
+from structlog.testing import capture_logs
 
-from strata.launch.console import MAX_LINE, Console, ConsoleText, Lines
+from strata.launch.console import MAX_LINE, MAX_WAITING, TAKEN_S, Console, ConsoleText, Lines, PatientText
 
 
 class Piped:
     """A console on a pipe, and what was written to it, which a thread reads as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, read: bool = True) -> None:
         self._ours, self.theirs = os.pipe()
         self.console = Console(self.theirs, {})
         self._read: list[bytes] = []
         self._reader = threading.Thread(target=self._listen, daemon=True)
+        if read:
+            self.read()
+
+    def read(self) -> None:
         self._reader.start()
+
+    def fill(self) -> None:
+        """Write as much as fits without a reader."""
+        os.set_blocking(self.theirs, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(self.theirs, b"x" * 4096)
+        os.set_blocking(self.theirs, True)
+
+    def full(self) -> bool:
+        return not select.select([], [self.theirs], [], 0)[1]
 
     def written(self) -> bytes:
         os.close(self.theirs)
@@ -156,6 +175,59 @@ def test_what_nobody_reads_any_more_is_dropped() -> None:
     os.close(ours)
     Console(theirs, {}).write(object(), b"", b"to nobody\n")
     os.close(theirs)
+
+
+def test_this_process_itself_never_waits_for_a_slow_reader_and_its_lines_keep_their_order() -> None:
+    piped = Piped(read=False)
+    console, stop = piped.console, threading.Event()
+
+    def rank() -> None:
+        while not stop.is_set():
+            console.write(rank, b"[rank 0] ", b"x" * 60_000 + b"\n")
+
+    training = threading.Thread(target=rank, daemon=True)
+    training.start()
+    while not piped.full():
+        time.sleep(0.01)
+    own = PatientText(console)
+    began = time.monotonic()
+    for number in range(300):
+        own.write(f"line {number}\n")
+    assert time.monotonic() - began < 0.5
+    stop.set()
+    piped.read()
+    own.close()
+    own.write("the last\n")
+    training.join(10)
+    said = [line for line in piped.written().splitlines() if not line.startswith(b"[rank 0]")]
+    assert said == [*(b"line %d" % number for number in range(300)), b"the last"]
+
+
+def test_of_too_many_lines_the_oldest_are_dropped_and_it_is_said_how_many() -> None:
+    piped = Piped(read=False)
+    piped.fill()
+    own = PatientText(piped.console)
+    count = MAX_WAITING + 5
+    with capture_logs() as said:
+        for number in range(count):
+            own.write(f"line {number}\n")
+        piped.read()
+        own.close()
+    shown = piped.written().lstrip(b"x").splitlines()
+    assert shown[-MAX_WAITING:] == [b"line %d" % number for number in range(5, count)]
+    assert [(each["event"], each["lines"]) for each in said] == [("output.dropped", count - len(shown))]
+
+
+def test_at_the_end_a_reader_who_takes_nothing_is_waited_for_no_longer_than_a_moment() -> None:
+    piped = Piped(read=False)
+    piped.fill()
+    own = PatientText(piped.console)
+    own.write("to nobody\n")
+    began = time.monotonic()
+    own.close()
+    assert 0.9 * TAKEN_S < time.monotonic() - began < TAKEN_S + 2.0
+    piped.read()
+    piped.written()
 
 
 def test_a_descriptor_that_does_not_block_loses_nothing() -> None:

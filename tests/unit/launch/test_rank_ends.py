@@ -15,6 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from strata.agent.environment import Place
+from strata.errors import ConfigError
 from strata.launch.console import Console
 from strata.launch.rank_logs import RankLogs
 from strata.launch.rank_output import RankOutputs
@@ -89,6 +90,25 @@ async def test_a_rank_that_writes_into_a_file_is_logged_with_its_end(tmp_path: P
     starter = ColdStarter(("sh", "-c", "echo out; echo why >&2; exit 9"))
     ended = await end_of(tmp_path, starter, piped=False, log_dir=tmp_path / "logs")
     assert ended["stderr"] == ["out", "why"]
+
+
+async def test_a_process_that_cannot_have_its_file_is_not_started(tmp_path: Path, console: Console) -> None:
+    began = tmp_path / "began"
+    outputs = RankOutputs(console, console)
+    program = Program(
+        starter=ColdStarter(("sh", "-c", f"touch {began}; exec sleep 100"), outputs),
+        inherited=inherited_environment(),
+        folder=tmp_path,
+        logs=RankLogs(tmp_path / "logs"),
+        piped=True,
+    )
+    (tmp_path / "logs" / "generation-000003-rank-00002.log").mkdir(parents=True)
+    group = RankGroup(PLACE, program, restarts=0, on_exit=lambda *_: None)
+    with capture_logs() as said, pytest.raises(ConfigError, match="cannot write the ranks' output"):
+        group.start()
+    assert not [each for each in said if each["event"] == "rank.started"]
+    await asyncio.sleep(0.3)
+    assert not began.exists()
 
 
 async def test_a_traceback_stands_once_in_the_log(

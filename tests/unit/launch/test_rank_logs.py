@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,16 @@ def test_of_each_rank_the_newest_two_processes_are_remembered_with_how_they_ende
         (2, "generation-000002-rank-00005.log", "exited with 2"),
     ]
     assert logs.of(6) == ()
+
+
+def test_a_new_process_has_the_newest_file_before_it_writes(tmp_path: Path) -> None:
+    logs = RankLogs(tmp_path)
+    for generation in (1, 7):
+        log = begun(logs, generation, 0)
+        os.utime(log.file, (generation, generation))
+    assert newest(files_in(tmp_path))[0].generation == 7
+    logs.new(1, 0)  # of a job that was deleted and begun again
+    assert newest(files_in(tmp_path))[0].generation == 1
 
 
 def test_a_process_that_goes_on_as_another_rank_takes_its_file_along(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import os
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,7 +72,7 @@ async def to_its_end(
     """Run Python; return it, its last words, and how long they took to be passed on after its end."""
     argv = (sys.executable, "-I", "-S", "-c", script)
     child, output = wires.outputs.start(argv, name="rank", env=dict(os.environ))
-    output.begin(rank, file)
+    output.begin(rank, file.open("ab", buffering=0) if file is not None else None)
     await child.join_async(LIMIT_S)
     began = time.monotonic()
     await output.passed_on()
@@ -101,12 +104,15 @@ async def test_a_process_that_a_rank_left_behind_is_not_waited_for_and_may_go_on
     go = tmp_path / "go"
     script = f"""
 import os, time
+ours, its = os.pipe()
 if os.fork() == 0:
     os.setsid()
+    os.write(its, b"I have left the rank's group")
     while not os.path.exists({str(go)!r}):
         time.sleep(0.02)
     os.write(1, b"still here\\n")
     os._exit(0)
+os.read(ours, 1)
 os.write(1, b"the rank\\n")
 """
     _, _, took_s = await to_its_end(wires, script)
@@ -167,6 +173,85 @@ async def test_a_full_disk_ends_the_file_and_not_the_output(wires: Wires) -> Non
         wires, "import os\nos.write(1, b'one\\n')\nos.write(1, b'two\\n')", file=Path("/dev/full")
     )
     assert wires.whole()[0] == b"[rank 3] one\n[rank 3] two\n"
+
+
+@pytest.mark.parametrize("writes", [True, False], ids=["by a write", "by its close alone"])
+async def test_a_file_that_cannot_even_be_closed_ends_and_not_the_output(
+    wires: Wires, tmp_path: Path, writes: bool
+) -> None:
+    go = tmp_path / "go"
+    script = f"""
+import os, time
+os.write(1, b"one\\n")
+while not os.path.exists({str(go)!r}):
+    time.sleep(0.02)
+for _ in range(2000 if {writes} else 0):
+    os.write(1, b"x" * 99 + b"\\n")
+os.close(1)
+os.close(2)
+time.sleep(0.2)
+"""
+    argv = (sys.executable, "-I", "-S", "-c", script)
+    child, output = wires.outputs.start(argv, name="rank", env=dict(os.environ))
+    output.begin(0, AtQuota(tmp_path / "rank.log", writes=not writes))
+    await wires.hear(b"one\n")
+    go.touch()
+    await child.join_async(LIMIT_S)
+    await asyncio.wait_for(asyncio.to_thread(wires.outputs.wait), LIMIT_S)
+    assert output.over
+    lines = 2000 if writes else 0
+    assert wires.whole()[0] == b"[rank 0] one\n" + (b"[rank 0] " + b"x" * 99 + b"\n") * lines
+
+
+async def test_a_process_whose_end_cannot_be_watched_does_not_run_on(
+    wires: Wires, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "pid"
+    denied = OSError(errno.EMFILE, "Too many open files")
+    before = descriptors()
+    argv = ("sh", "-c", f"echo $$ >{file}; exec sleep 100")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", lambda _pid: raised(denied, after=file))
+        with pytest.raises(OSError, match="Too many open files"):
+            wires.outputs.start(argv, name="rank", env=dict(os.environ))
+    deadline = time.monotonic() + LIMIT_S
+    while runs(int(await asyncio.to_thread(file.read_text))):
+        assert time.monotonic() < deadline, "it runs on"
+        await asyncio.sleep(0.02)
+    assert descriptors() == before
+
+
+class AtQuota(io.FileIO):
+    """A file on NFS whose user has no space left: it is told by a write, or only by the close."""
+
+    def __init__(self, path: Path, *, writes: bool) -> None:
+        super().__init__(path, "ab")
+        self._writes = writes
+
+    def write(self, data: Any, /) -> int:
+        if not self._writes:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        return super().write(data) or 0
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+
+def raised(error: OSError, *, after: Path) -> int:
+    """Raise it once the process has said its id."""
+    while not (after.exists() and after.read_text().endswith("\n")):
+        time.sleep(0.02)
+    raise error
+
+
+def runs(pid: int) -> bool:
+    """Whether this process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 async def test_a_process_that_becomes_another_rank_has_its_name(wires: Wires, tmp_path: Path) -> None:
