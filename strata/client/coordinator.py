@@ -118,7 +118,7 @@ class CoordinatorClient:
             if not found.endpoints:
                 raise ConfigError(
                     "nothing names a coordinator",
-                    hint="set STRATA_ENDPOINTS, or `endpoints` in strata.toml, or pass them:"
+                    hint="set STRATA_ENDPOINTS to host:port,host:port…, or `endpoints` in strata.toml, or pass them:"
                     ' CoordinatorClient.connect("host:50051")',
                 )
             endpoints, job = found.endpoints, found.job if job is None else job

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from tests.cluster_fixtures import RANKS
+from tests.polling import until
 from tests.processes import LIMIT_S, gone
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,6 +37,7 @@ class Programs:
             "STRATA_ENDPOINTS": cluster.endpoints,
             "STRATA_JOB": job,
         }
+        self._job = job
         self._storage = storage
         self._started: list[subprocess.Popen[str]] = []
 
@@ -49,6 +52,11 @@ class Programs:
         )
         self._started.append(started)
         return started
+
+    def standbys(self) -> list[str]:
+        """Return the members of the job that wait for a place."""
+        with CoordinatorClient.connect(self._environment["STRATA_ENDPOINTS"], job=self._job) as client:
+            return list(client.job_status().standbys)
 
     def end(self) -> None:
         for one in self._started:
@@ -196,6 +204,7 @@ def test_a_training_that_cannot_restart_is_not_ended_by_a_newcomer(programs: Pro
     first = programs.start("step", **one_or_two)
     heard(first, "steps")
     second = programs.start("step", **one_or_two)
+    until(lambda: programs.standbys(), "the second one did not come", limit_s=LIMIT_S)
     time.sleep(4.0)  # longer than a set of members takes to settle
     assert (first.poll(), second.poll()) == (None, None)
     first.kill()

@@ -108,7 +108,7 @@ CASES: Final[list[Case]] = [
             hint=" ",
             library=given(name, lambda p, name: p.client(name).job_status()),
         )
-        for what, name in (("no Unicode", "\udcff"), ("a number", 5), ("nothing", None), ("empty", ""))
+        for what, name in (("no Unicode", "\udcff"), ("a number", 5), ("empty", ""))
     ),
     *(
         Case(
@@ -397,7 +397,7 @@ CASES: Final[list[Case]] = [
         name="wrong endpoint",
         error=Unavailable,
         says="127.0.0.1:1",
-        hint="check that a coordinator",
+        hint="check the endpoints",
         library=lambda p: CoordinatorClient.connect(NOWHERE, timeout_s=1).status(),
         command=lambda p: ("status", "--endpoints", NOWHERE, "--timeout-s", "1"),
         exit=Exit.UNAVAILABLE,

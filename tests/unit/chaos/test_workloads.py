@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,7 @@ def test_a_workload_whose_cluster_is_not_there_waits_and_ends_on_sigterm_with_0(
     try:
         while not (history.exists() and history.stat().st_size):
             assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         assert process.wait(50) == 0
     finally:

@@ -364,7 +364,7 @@ def test_where_nothing_names_a_coordinator_the_error_says_what_to_set(bare: pyte
     with pytest.raises(errors.ConfigError, match="nothing names a coordinator") as told:
         CoordinatorClient.connect()
     assert told.value.hint == (
-        "set STRATA_ENDPOINTS, or `endpoints` in strata.toml, or pass them:"
+        "set STRATA_ENDPOINTS to host:port,host:port…, or `endpoints` in strata.toml, or pass them:"
         ' CoordinatorClient.connect("host:50051")'
     )
     with pytest.raises(errors.ConfigError, match="no coordinator endpoint is given"):
