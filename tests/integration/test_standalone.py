@@ -204,7 +204,7 @@ def test_a_training_that_cannot_restart_is_not_ended_by_a_newcomer(programs: Pro
     first = programs.start("step", **one_or_two)
     heard(first, "steps")
     second = programs.start("step", **one_or_two)
-    until(lambda: programs.standbys(), "the second one did not come", limit_s=LIMIT_S)
+    until(programs.standbys, "the second one did not come", limit_s=LIMIT_S)
     time.sleep(4.0)  # longer than a set of members takes to settle
     assert (first.poll(), second.poll()) == (None, None)
     first.kill()
