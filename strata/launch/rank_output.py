@@ -87,7 +87,7 @@ class RankOutput:
         if self._thread is not None and self._child.poll() is not None:
             self._passed_on.wait()
 
-    def last_words(self) -> bytes:
+    def stderr_tail(self) -> bytes:
         """Return the last of what the process wrote to stderr."""
         return self._tail
 

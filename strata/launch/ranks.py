@@ -331,7 +331,7 @@ class RankGroup:
             self._renew(rank)
             return
         own = f"{child.describe()}: {said}" if said and code > 0 else child.describe()
-        words = {"stderr": lines} if code != 0 and (lines := _last_words(process)) else {}
+        words = {"stderr": lines} if code != 0 and (lines := _stderr_tail(process)) else {}
         _, short = self._as_asked(rank, code, self._doomed.get(rank, child.describe() if words else own))
         code, reason = self._as_asked(rank, code, self._doomed.get(rank, own))
         self._program.logs.ended(rank, process.log, reason)
@@ -359,10 +359,10 @@ class RankGroup:
             self._on_exit(self.place.generation, rank, _CANNOT_RUN, error.message, False)
 
 
-def _last_words(process: RankProcess) -> list[str]:
+def _stderr_tail(process: RankProcess) -> list[str]:
     """Return the last lines that a process wrote to stderr; of one that writes into a file by itself, the file's last."""
     if process.output is not None:
-        lines = process.output.last_words().decode(errors="replace").split("\n")
+        lines = process.output.stderr_tail().decode(errors="replace").split("\n")
         lines = [line.rstrip().rpartition("\r")[2] for line in lines]  # of a progress bar the newest state
     else:
         lines = last_lines(process.log.file) if process.log is not None else []

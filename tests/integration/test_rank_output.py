@@ -142,7 +142,7 @@ def test_on_a_terminal_of_80_columns_prefixes_have_colours_and_lines_come_at_onc
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_killed_rank_says_its_signal_and_last_words_and_leaves_no_traceback(
+def test_a_killed_rank_says_its_signal_and_last_lines_and_leaves_no_traceback(
     cluster: LocalCluster, job: str, script: Path, environment: dict[str, str], context: str
 ) -> None:
     script.write_text(KILLED)

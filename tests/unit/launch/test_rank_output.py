@@ -76,7 +76,7 @@ async def to_its_end(
     await child.join_async(LIMIT_S)
     began = time.monotonic()
     await output.passed_on()
-    return child, output.last_words(), time.monotonic() - began
+    return child, output.stderr_tail(), time.monotonic() - began
 
 
 def descriptors() -> int:
