@@ -23,6 +23,7 @@ from strata.cli.interrupts import paused
 from strata.config.userinfo import refuse_userinfo
 from strata.core.etcd_quorum import (
     Peer,
+    electing,
     healthy_voters,
     leader_id,
     may_add,
@@ -35,6 +36,8 @@ from strata.etcd import EtcdStore, Member
 
 POLL_S: Final = 0.5
 REPORT_EVERY_S: Final = 10.0
+ELECTION_S: Final = 10.0
+"""How long it waits for etcd to elect a leader before it judges who is healthy."""
 _NOT_YET: Final = ("can only promote a learner member", "not enough started members")
 """What etcd says of a learner that is not in sync with the leader yet, or is a voter by now."""
 _UNSETTLED: Final = "unhealthy cluster"
@@ -80,7 +83,7 @@ async def begin(
     name = replacement.name
     if peer_url is not None:
         _check_url(peer_url)
-    state = await look(store)
+    state = await _led(store)
     learner = _learner(state, name, peer_url)
     if learner is None:
         target = state.find(name)
@@ -112,6 +115,16 @@ async def begin(
     replacement.initial_cluster = ",".join(
         sorted(_initial_cluster(await store.cluster.members(), replacement))
     )
+
+
+async def _led(store: EtcdStore) -> ClusterState:
+    """Return the cluster once an election that goes on is over: the lost member may have been the leader."""
+    deadline = time.monotonic() + ELECTION_S
+    state = await look(store)
+    while electing(state.peers) and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)
+        state = await look(store)
+    return state
 
 
 def _learner(state: ClusterState, name: str, peer_url: str | None) -> Member | None:

@@ -84,6 +84,12 @@ def leader_id(peers: Sequence[Peer]) -> int:
     return max(named, default=0)
 
 
+def electing(peers: Sequence[Peer]) -> bool:
+    """Tell whether the voters that answer do not follow one leader yet: an election takes a second or two."""
+    answers = [peer.answer for peer in voters(peers) if peer.answer is not None]
+    return any(not answer.leader_id or answer.raft_term < _newest_term(peers) for answer in answers)
+
+
 def role(peer: Peer, peers: Sequence[Peer]) -> Role:
     """Return what a member does in the cluster."""
     if peer.answer is None:

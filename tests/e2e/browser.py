@@ -31,18 +31,10 @@ FLAGS = (
 class Browser:
     """One browser with one window."""
 
-    def __init__(self, driver: str, profile: Path, flags: tuple[str, ...], trace: str) -> None:
+    def __init__(self, driver: str, profile: Path, flags: tuple[str, ...]) -> None:
         self._root = driver
         options: dict[str, Any] = {"args": [*FLAGS, *flags, f"--user-data-dir={profile}"]}
-        logs = {"browser": "ALL"}
-        if trace:
-            options["perfLoggingPrefs"] = {
-                "enableNetwork": False,
-                "enablePage": False,
-                "traceCategories": trace,
-            }
-            logs["performance"] = "ALL"
-        capabilities = {"goog:chromeOptions": options, "goog:loggingPrefs": logs}
+        capabilities = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         session = self._send("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
         self._root = f"{driver}/session/{session['sessionId']}"
 
@@ -66,14 +58,6 @@ class Browser:
         """Return what the browser's console has said since the last time: refusals, errors."""
         return [str(entry["message"]) for entry in self._send("POST", "/se/log", {"type": "browser"})]
 
-    def traced(self) -> list[dict[str, Any]]:
-        """Return the events of the categories that it traces, since the last time."""
-        entries = [
-            json.loads(each["message"])["message"]
-            for each in self._send("POST", "/se/log", {"type": "performance"})
-        ]
-        return [each["params"] for each in entries if each["method"] == "Tracing.dataCollected"]
-
     def devtools(self, command: str, **parameters: Any) -> Any:
         """Return what a command of Chromium's own protocol returns: the size of a phone, a colour scheme, counters."""
         return self._send("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
@@ -92,15 +76,15 @@ class Browser:
 
 
 @contextmanager
-def browsing(chromedriver: str, folder: Path, *flags: str, trace: str = "") -> Iterator[Browser]:
-    """Have a browser for the body; it and its driver end with it. `trace` names categories of Chromium's tracing."""
+def browsing(chromedriver: str, folder: Path, *flags: str) -> Iterator[Browser]:
+    """Have a browser for the body; it and its driver end with it."""
     port = free_port()
     driver = Child.start([chromedriver, f"--port={port}"], log=folder / "chromedriver.log")
     try:
         deadline = time.monotonic() + LIMIT_S
         while "was started successfully" not in driver.tail():
             assert time.monotonic() < deadline, driver.tail()
-        browser = Browser(f"http://127.0.0.1:{port}", folder / "profile", flags, trace)
+        browser = Browser(f"http://127.0.0.1:{port}", folder / "profile", flags)
         try:
             yield browser
         finally:

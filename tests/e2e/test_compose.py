@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from strata.launch.ports import free_ports
 from tests.cluster_fixtures import RANKS, Nodes, run_strata
 from tests.e2e.conftest import DEPLOY
 from tests.e2e.engine import Engine
-from tests.processes import Record, Talker
+from tests.processes import Event, Record, Talker
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -246,19 +246,29 @@ def check_certificates(deployment: Deployment) -> None:
 
 
 def replace_a_lost_member(deployment: Deployment, nodes: Nodes) -> None:
-    """An etcd member whose volume is gone is replaced by the README's lines."""
-    deployment.container("etcd-2").kill()
+    """The member that leads etcd is lost with its volume, and replaced at once by the README's lines."""
+    etcd = ("exec", "-T", "coordinator-1", "strata", "etcd")
+    members = json.loads(deployment.run(*etcd, "status", "--json"))["members"]
+    (lost,) = (member["name"] for member in members if member["role"] == "leader")
+    deployment.container(lost).kill()
     command = deployment.compose.docker_compose_command()
-    exec_ = ("exec", "-T", "coordinator-1", "strata", "etcd", "replace-member", "etcd-2")
-    replacing = nodes.start(*command, *exec_, name="replace-member", env={"PYTHONPATH": None})
-    nodes.record.wait_line("added learner", limit_s=60.0)
-    deployment.run("rm", "-fs", "etcd-2")
-    deployment.engine.client.volumes.get(f"{deployment.project}_etcd-2").remove()
-    deployment.run("up", "-d", "--no-deps", "etcd-2", env={"ETCD_INITIAL_CLUSTER_STATE": "existing"})
-    assert replacing.join() == 0
-    assert "3 of 3 voters healthy" in deployment.run(
-        "exec", "-T", "coordinator-1", "strata", "etcd", "status"
+    replacing = nodes.start(
+        *command, *etcd, "replace-member", lost, name="replace-member", env={"PYTHONPATH": None}
     )
+    nodes.record.until("a learner", lambda events: learner_added(events, replacing))
+    deployment.run("rm", "-fs", lost)
+    deployment.engine.client.volumes.get(f"{deployment.project}_{lost}").remove()
+    deployment.run("up", "-d", "--no-deps", lost, env={"ETCD_INITIAL_CLUSTER_STATE": "existing"})
+    assert replacing.join() == 0
+    assert "3 of 3 voters healthy" in deployment.run(*etcd, "status")
+
+
+def learner_added(events: Sequence[Event], replacing: Talker) -> bool:
+    """Tell whether the learner was added; fail if the command has ended instead."""
+    said = [str(event.get("text")) for event in events if event.get("source") == replacing.name]
+    added = any("added learner" in text for text in said)
+    assert added or replacing.child.poll() is None, said
+    return added
 
 
 def check_backup(deployment: Deployment, folder: Path) -> None:

@@ -16,18 +16,21 @@ from strata.launch.children import Child
 from strata.launch.local_cluster import LocalCluster
 from strata_chaos.history import History
 from strata_chaos.judge import Result, judge
+from strata_chaos.workloads.training_rank import BATCH, EPOCH
 from tests.cluster_fixtures import ROOT, StartCluster
 from tests.polling import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 WORKLOADS = ("barriers", "checkpoints", "churn", "training", "watches")
+EPOCH_COMMITTED = "a save after a whole epoch"
 ENOUGH = {
     "barrier": 60,
     "checkpoint.save": 15,
     "member.alive": 15,
     "member.heartbeat": 15,
     "watch.message": 30,
+    EPOCH_COMMITTED: 1,
 }
 """So many of each since the last look, before the leader is killed, and after it."""
 LIMIT_S = 90.0
@@ -68,7 +71,13 @@ def program(run: Path, module: str, name: str, *arguments: str) -> Child:
 
 def counted(run: Path) -> Counter[str]:
     """Count what ended well so far."""
-    return Counter(r.op for r in History(run) if not r.begun and r.outcome == "ok")
+    ended = [r for r in History(run) if not r.begun and r.outcome == "ok"]
+    found = Counter(r.op for r in ended)
+    found[EPOCH_COMMITTED] = sum(
+        r.op == "checkpoint.save" and r.args["job"] == "training" and r.args["step"] > EPOCH // BATCH
+        for r in ended
+    )
+    return found
 
 
 def work_done(run: Path, before: Counter[str]) -> Counter[str]:

@@ -18,8 +18,9 @@ Record = Callable[[str, object], None]
 MOST_ROWS = 80
 LONGEST_TASK_MS = 50
 FIRST_ROWS_MS = 1000
-ATTEMPTS = 3
-"""Loading is measured by the clock, so others on the machine lengthen it: the least disturbed attempt counts."""
+ATTEMPTS = 5
+"""Loading and tasks are measured by the clock, so others on the machine lengthen them: the least disturbed attempt
+counts."""
 WATCHED_S = 10
 MOST_OF_A_CORE = 0.10
 
@@ -27,6 +28,10 @@ WATCH = """
 new MutationObserver((_, observer) => {
   if (document.querySelector("[data-index]")) { window.firstRows = performance.now(); observer.disconnect(); }
 }).observe(document, { childList: true, subtree: true });
+window.longest = 0;
+new PerformanceObserver((tasks) => {
+  for (const task of tasks.getEntries()) window.longest = Math.max(window.longest, task.duration);
+}).observe({ type: "longtask" });
 """
 SCROLL = """
 const table = document.querySelector('[role=table]');
@@ -46,7 +51,7 @@ return new Promise((resolve) => {
 
 @pytest.fixture
 def browser(chromedriver: str, tmp_path: Path) -> Iterator[Browser]:
-    with browsing(chromedriver, tmp_path, "--window-size=1440,900", trace="toplevel") as found:
+    with browsing(chromedriver, tmp_path, "--window-size=1440,900") as found:
         yield found
 
 
@@ -74,38 +79,21 @@ def test_the_table_scrolls_with_few_rows_and_without_long_tasks(
     page: Browser, record_property: Record
 ) -> None:
     page.wait("the page", lambda: page.run("return performance.now()") > 3000)
-    began = time.monotonic()
-    most, scrolled = page.run(SCROLL)
-    time.sleep(2)  # two changes of the stream
-    longest = longest_task_ms(page, time.monotonic() - began)
-    record_property("rows", most)
+    longest: list[float] = []
+    while not longest or (min(longest) > LONGEST_TASK_MS and len(longest) < ATTEMPTS):
+        page.run("document.querySelector('[role=table]').scrollTop = 0; window.longest = 0")
+        most, scrolled = page.run(SCROLL)
+        assert scrolled > 20_000
+        assert 0 < most <= MOST_ROWS
+        time.sleep(2)  # two changes of the stream
+        longest.append(page.run("return window.longest"))
     record_property("longest_task_ms", longest)
-    assert scrolled > 20_000
-    assert 0 < most <= MOST_ROWS
-    assert 0 < longest <= LONGEST_TASK_MS
+    assert min(longest) <= LONGEST_TASK_MS
 
 
 def test_the_measure_sees_a_long_task(page: Browser) -> None:
-    began = time.monotonic()
     page.run("setTimeout(() => { const end = performance.now() + 400; while (performance.now() < end); })")
-    time.sleep(1)
-    assert longest_task_ms(page, time.monotonic() - began) > LONGEST_TASK_MS
-
-
-def longest_task_ms(page: Browser, last_s: float) -> float:
-    """Return the processor time of the longest task of the page's main thread in the last `last_s` seconds.
-
-    By the clock, others on the machine would lengthen it.
-    """
-    events = page.traced()
-    threads = {
-        (each["pid"], each["tid"])
-        for each in events
-        if each.get("name") == "thread_name" and each["args"]["name"] == "CrRendererMain"
-    }
-    begin = max(each.get("ts", 0) for each in events) - last_s * 1e6
-    own = [each for each in events if (each["pid"], each["tid"]) in threads and each["ts"] >= begin]
-    return max(float(each["tdur"]) / 1000 for each in own if "tdur" in each)
+    page.wait("the task", lambda: page.run("return window.longest") > 350)
 
 
 def test_a_second_of_changes_costs_a_tenth_of_a_core_at_most(page: Browser, record_property: Record) -> None:

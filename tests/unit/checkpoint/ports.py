@@ -78,8 +78,8 @@ class Cluster:
     """A job in its world; `port(rank)` is one rank's session."""
 
     def __init__(self, **slots: int) -> None:
-        self.take(Job(**slots))
         self.lock = threading.RLock()
+        self.take(Job(**slots))
         self.observers: list[Callable[[pb.Checkpoint], None]] = []
         self.answers: list[type[Message]] = []
         self.rounds = Rounds()
@@ -116,7 +116,8 @@ class Cluster:
         return made
 
     def view(self) -> JobView:
-        return self.job.store.job()
+        with self.lock:
+            return self.job.store.job()
 
     def records(self) -> list[CheckpointRecord]:
         return [entry.record for entry in self.view().checkpoints()]

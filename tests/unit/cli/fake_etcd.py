@@ -18,6 +18,8 @@ class FakeCluster:
     def __init__(self, members: int = 3, *, silent: tuple[int, ...] = ()) -> None:
         self.silent = set(silent)
         self.leader_id = 1
+        self.electing = 0
+        """So many more looks find members that know no leader."""
         self.calls: list[str] = []
         self.failing: dict[str, list[StrataError]] = {}
         """What the next calls of a method raise, once each; after the call took effect if it is `lost`."""
@@ -55,6 +57,8 @@ class FakeCluster:
 
     async def statuses(self, *, timeout_s: float | None = None) -> dict[str, MemberStatus | StrataError]:
         found: dict[str, MemberStatus | StrataError] = {}
+        if self.electing:
+            self.electing -= 1
         for member in self.there.values():
             if member.name:
                 found[f"h{member.id}:2379"] = (
@@ -74,7 +78,7 @@ class FakeCluster:
             cluster_id=9,
             member_id=member.id,
             version="3.5.30",
-            leader_id=self.leader_id,
+            leader_id=0 if self.electing else self.leader_id,
             raft_term=4,
             raft_index=90,
             revision=REVISION,

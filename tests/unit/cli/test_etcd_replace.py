@@ -66,6 +66,22 @@ async def test_a_lost_member_is_removed_and_then_added_as_a_learner() -> None:
     }
 
 
+async def test_an_election_is_waited_for_as_the_lost_member_may_have_led() -> None:
+    cluster = FakeCluster(silent=(3,))
+    cluster.electing = 3
+    await begun(cluster)
+    assert cluster.calls == ["remove 3", "add http://h3:2380"]
+
+
+async def test_a_cluster_without_a_leader_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_replace, "ELECTION_S", 0.05)
+    cluster = FakeCluster(silent=(3,))
+    cluster.leader_id = 0
+    with pytest.raises(Refused, match="0 of 3 voters would be healthy"):
+        await begun(cluster)
+    assert cluster.calls == []
+
+
 async def test_a_member_given_by_its_id_keeps_its_name_and_may_move() -> None:
     cluster = FakeCluster(silent=(3,))
     replacement = await begun(cluster, "3", peer_url="https://new:2380")
