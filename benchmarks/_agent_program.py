@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from strata.agent.core import Agent, AgentConfig
+from strata.agent.agent import Agent, AgentConfig
 from strata.agent.serving import AgentObserver, serving_ranks_of
 from strata.client import MemberSession, parse_endpoints
-from strata.client.inspection import RankLog
+from strata.client.rank.inspection import RankLog
 from strata.config import HealthConfig
 from strata.observe import configure
 from strata.v1.members_pb2 import Registration

@@ -29,8 +29,8 @@ from typing import Any, Final
 from benchmarks.held import memory_kib
 from benchmarks.session_messages import cpu_s
 from strata.config import Credentials
-from strata.core.authority import Role
-from strata.launch.local_cluster import LocalCluster
+from strata.core.access.authority import Role
+from strata.devcluster.local_cluster import LocalCluster
 from strata.security.certificates import Authority
 
 PROGRAM = Path(__file__).with_name("_agents_program.py")

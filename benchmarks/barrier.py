@@ -28,7 +28,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from strata.launch.local_cluster import LocalCluster
+from strata.devcluster.local_cluster import LocalCluster
 
 CLIENT = Path(__file__).with_name("_barrier_client.py")
 BARE = Path(__file__).with_name("_barrier_bare.py")

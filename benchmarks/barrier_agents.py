@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.barrier import Clients, quantile, summarised
-from strata.core.txn import Put, Txn
+from strata.core.kv.txn import Put, Txn
+from strata.devcluster.local_cluster import LocalCluster
 from strata.etcd import EtcdStore
-from strata.launch.local_cluster import LocalCluster
 
 GOAL: Final = 1.3
 

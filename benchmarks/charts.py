@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from strata.coordinator.diagnosis import Diagnoses
-from strata.core.history import INTERVALS, Kind
+from strata.coordinator.status.diagnosis import Diagnoses
+from strata.core.health.history import INTERVALS, Kind
 from strata.core.job import JobView
 from strata.dashboard.api.resources import Resources
 from strata.dashboard.api.stream import Streams

@@ -27,7 +27,7 @@ from typing import Any, Final
 import torch
 from safetensors.torch import load_file, save_file
 
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
 
 # torch exports what it documents, but does not say so to a type checker
 dcp: Any = importlib.import_module("torch.distributed.checkpoint")

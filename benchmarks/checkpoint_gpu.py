@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks._disk import spread
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
 
 ROOT = Path(__file__).resolve().parent.parent
 TENSORS = 32

@@ -24,9 +24,9 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from benchmarks._disk import cpu_s, spread
-from strata.checkpoint.handle import CheckpointInfo
-from strata.client.checkpoints import CheckpointManager
-from strata.core.records import CheckpointType
+from strata.checkpoint.save.handle import CheckpointInfo
+from strata.client.checkpoints.manager import CheckpointManager
+from strata.core.kv.records import CheckpointType
 
 ROOT = Path(__file__).resolve().parent.parent
 TENSORS = 100

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 
 import strata
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
+from strata.devcluster.local_cluster import LocalCluster
 from strata.integrations.dcp import JsonSavePlanner, StrataWriter
-from strata.launch.local_cluster import LocalCluster
 
 # torch exports what it documents, but does not say so to a type checker
 dcp: Any = importlib.import_module("torch.distributed.checkpoint")

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from benchmarks._disk import BLOCK_BYTES, Pages, cpu_s, raw_write, spread, timed
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
 
 # torch exports what it documents, but does not say so to a type checker
 dist: Any = importlib.import_module("torch.distributed")
@@ -161,7 +161,7 @@ class Rig:
 MEMORY_PROGRAM = """
 import sys, torch
 from pathlib import Path
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
 def kib(field):
     return int(Path("/proc/self/status").read_text().split(field + ":")[1].split()[0])
 state = {f"w{i}": torch.ones(int(sys.argv[2]) << 18) for i in range(8)}

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks._disk import spread
 from benchmarks._once_program import SETTINGS
-from strata.launch.local_cluster import LocalCluster
+from strata.devcluster.local_cluster import LocalCluster
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = Path(__file__).with_name("_once_program.py")

@@ -29,8 +29,8 @@ import torch
 
 from benchmarks._disk import BLOCK_BYTES, Pages, cpu_s, forget, raw_read, timed
 from benchmarks.checkpoint_local import Times, state_of, sync
-from strata.checkpoint.reader import load
-from strata.client.checkpoints import CheckpointManager
+from strata.checkpoint.restore.reader import load
+from strata.client.checkpoints.manager import CheckpointManager
 
 # torch exports what it documents, but does not say so to a type checker
 dist: Any = importlib.import_module("torch.distributed")
@@ -45,7 +45,7 @@ GOAL = (
 FRESH_PROGRAM = """
 import sys, time, torch
 from benchmarks.checkpoint_local import state_of
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
 into = state_of(int(sys.argv[2]))
 with CheckpointManager(sys.argv[1], capture_rng=False) as manager:
     began = time.perf_counter()

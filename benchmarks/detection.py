@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from strata.launch.local_cluster import LocalCluster
+from strata.devcluster.local_cluster import LocalCluster
 from tests.processes import Event, Record, Talker
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,11 +23,11 @@ from pathlib import Path
 import grpc
 import uvloop
 
-from strata.core.txn import Compare, Op, Put, Target, Txn
+from strata.core.kv.txn import Compare, Op, Put, Target, Txn
+from strata.devcluster.etcd_cluster import EtcdCluster
 from strata.etcd import EtcdStore, Timing
 from strata.etcdapi import kv_pb2
 from strata.etcdapi.kv_pb2_grpc import KVStub
-from strata.launch.etcd_cluster import EtcdCluster
 
 WRITERS = 64
 VALUE = b"v" * 64

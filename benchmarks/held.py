@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.session_messages import cpu_s
-from strata.core.txn import Range
+from strata.core.kv.txn import Range
+from strata.devcluster.local_cluster import LocalCluster
 from strata.etcd import EtcdStore
-from strata.launch.local_cluster import LocalCluster
 
 PROGRAM = Path(__file__).with_name("_held_program.py")
 REST_CPU_PERCENT = 2.0

@@ -34,15 +34,15 @@ from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
 from strata.core.ids import BootId, InstanceId, WorkerId
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys
-from strata.core.members import decide_leave, decide_register
-from strata.core.records import JobSpec, Replica, WorldHead, encode
-from strata.core.registration import Registration
-from strata.core.txn import Put, Txn
-from strata.core.view import Entry, View
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import JobSpec, Replica, WorldHead, encode
+from strata.core.kv.txn import Put, Txn
+from strata.core.kv.view import Entry, View
+from strata.core.members.membership import decide_leave, decide_register
+from strata.core.members.registration import Registration
+from strata.devcluster.local_cluster import LocalCluster, LocalCoordinator
 from strata.etcd import EtcdStore
-from strata.launch.children import Child
-from strata.launch.local_cluster import LocalCluster, LocalCoordinator
+from strata.processes.children import Child
 
 KEYS = ClusterKeys("default")
 JOB = KEYS.job("failover")

@@ -30,7 +30,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from strata.launch.local_cluster import LocalCluster
+from strata.devcluster.local_cluster import LocalCluster
 
 SCRIPT: Final = """
 import json, os, time

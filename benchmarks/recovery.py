@@ -34,8 +34,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from strata.launch.local_cluster import LocalCluster
-from strata.launch.ports import free_ports
+from strata.devcluster.local_cluster import LocalCluster
+from strata.devcluster.ports import free_ports
 from tests.processes import Event, Record, Talker
 
 ROOT = Path(__file__).resolve().parent.parent

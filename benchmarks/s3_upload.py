@@ -33,13 +33,13 @@ from typing import Any
 
 import boto3
 
-from strata.checkpoint.digest import CHUNK_BYTES
-from strata.checkpoint.memory import allocate
-from strata.checkpoint.pipeline import DEFAULT_THREADS, digests, write_image
-from strata.checkpoint.place import S3Place
-from strata.checkpoint.s3_control import S3Options
-from strata.checkpoint.s3_storage import S3Storage
-from strata.checkpoint.s3_upload import PARTS_AT_ONCE
+from strata.checkpoint.format.digest import CHUNK_BYTES
+from strata.checkpoint.snapshot.memory import allocate
+from strata.checkpoint.storage.pipeline import DEFAULT_THREADS, digests, write_image
+from strata.checkpoint.storage.place import S3Place
+from strata.checkpoint.storage.s3_control import S3Options
+from strata.checkpoint.storage.s3_storage import S3Storage
+from strata.checkpoint.storage.s3_upload import PARTS_AT_ONCE
 
 GOAL_RATIO = 4.0
 GOAL_CPU_S_PER_GB = 0.25

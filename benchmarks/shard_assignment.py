@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from strata.core import ring
+from strata.core.datasets import ring
 
 GOAL_MS = 2.0
 MOVED_GOAL = 1.1

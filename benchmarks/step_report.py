@@ -23,15 +23,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from strata.client.loop import BackgroundLoop
-from strata.client.rank import RankClient
-from strata.client.seat import RankPlace, Seat, Watcher
-from strata.client.session import Session
-from strata.core.attribution import RankReport
-from strata.core.findings import diagnose
-from strata.core.stragglers import StepTimes
-from strata.training.clock import Clock
-from strata.training.compute_timer import ComputeTimer
+from strata.client.event_loop import BackgroundLoop
+from strata.client.rank.rank_client import RankClient
+from strata.client.rank.shared_session import RankPlace, Seat, Watcher
+from strata.core.health.attribution import RankReport
+from strata.core.health.findings import diagnose
+from strata.core.health.stragglers import StepTimes
+from strata.session.client_session import Session
+from strata.training.loop.clock import Clock
+from strata.training.loop.compute_timer import ComputeTimer
 from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import Progress
 

@@ -18,28 +18,28 @@ from typing import Any
 
 if "grpc" not in sys.modules:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# Otherwise it is left as it is, and `strata.client.fork` says what is wrong before this library uses grpc.
+# Otherwise it is left as it is, and `strata.session.fork` says what is wrong before this library uses grpc.
 
 _HOME = {
-    "AsyncCheckpointWriter": "checkpoint.writer",
-    "CheckpointAck": "checkpoint.catalog",
-    "CheckpointInfo": "client.checkpoints",
-    "CheckpointManager": "client.checkpoints",
-    "CheckpointManagerConfig": "client.checkpoints",
-    "CheckpointMetadata": "client.checkpoints",
-    "CheckpointType": "core.records",
-    "CoordinatorClient": "client.coordinator",
-    "DatasetRegistry": "client.datasets",
-    "RankClient": "client.rank",
+    "AsyncCheckpointWriter": "checkpoint.save.writer",
+    "CheckpointAck": "checkpoint.catalog.protocol",
+    "CheckpointInfo": "client.checkpoints.manager",
+    "CheckpointManager": "client.checkpoints.manager",
+    "CheckpointManagerConfig": "client.checkpoints.manager",
+    "CheckpointMetadata": "client.checkpoints.manager",
+    "CheckpointType": "core.kv.records",
+    "CoordinatorClient": "client.api.coordinator",
+    "DatasetRegistry": "client.api.datasets",
+    "RankClient": "client.rank.rank_client",
     "RecoveryResponse": "v1.recovery_pb2",
-    "ShardManager": "client.shards",
+    "ShardManager": "client.api.shards",
     "TrainingOrchestrator": "training.orchestrator",
     "TrainingConfig": "config.training",
     "TrainingWorld": "training.world",
     "ElasticSampler": "data.sampler",
-    "Run": "training.run",
-    "connect": "client.joining",
-    "init": "training.starting",
+    "Run": "training.loop.run",
+    "connect": "client.rank.connect",
+    "init": "training.init",
     **dict.fromkeys(
         (
             "BarrierBroken",

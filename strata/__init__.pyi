@@ -1,18 +1,18 @@
 # What `__init__.py` imports when it is first used, for type checkers.
 
-from strata.checkpoint.catalog import CheckpointAck as CheckpointAck
-from strata.checkpoint.writer import AsyncCheckpointWriter as AsyncCheckpointWriter
-from strata.client.checkpoints import CheckpointInfo as CheckpointInfo
-from strata.client.checkpoints import CheckpointManager as CheckpointManager
-from strata.client.checkpoints import CheckpointManagerConfig as CheckpointManagerConfig
-from strata.client.checkpoints import CheckpointMetadata as CheckpointMetadata
-from strata.client.coordinator import CoordinatorClient as CoordinatorClient
-from strata.client.datasets import DatasetRegistry as DatasetRegistry
-from strata.client.joining import connect as connect
-from strata.client.rank import RankClient as RankClient
-from strata.client.shards import ShardManager as ShardManager
+from strata.checkpoint.catalog.protocol import CheckpointAck as CheckpointAck
+from strata.checkpoint.save.writer import AsyncCheckpointWriter as AsyncCheckpointWriter
+from strata.client.api.coordinator import CoordinatorClient as CoordinatorClient
+from strata.client.api.datasets import DatasetRegistry as DatasetRegistry
+from strata.client.api.shards import ShardManager as ShardManager
+from strata.client.checkpoints.manager import CheckpointInfo as CheckpointInfo
+from strata.client.checkpoints.manager import CheckpointManager as CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManagerConfig as CheckpointManagerConfig
+from strata.client.checkpoints.manager import CheckpointMetadata as CheckpointMetadata
+from strata.client.rank.connect import connect as connect
+from strata.client.rank.rank_client import RankClient as RankClient
 from strata.config.training import TrainingConfig as TrainingConfig
-from strata.core.records import CheckpointType as CheckpointType
+from strata.core.kv.records import CheckpointType as CheckpointType
 from strata.data.sampler import ElasticSampler as ElasticSampler
 from strata.errors import BarrierBroken as BarrierBroken
 from strata.errors import BarrierTimeout as BarrierTimeout
@@ -39,9 +39,9 @@ from strata.errors import StorageError as StorageError
 from strata.errors import StrataError as StrataError
 from strata.errors import Unauthenticated as Unauthenticated
 from strata.errors import Unavailable as Unavailable
+from strata.training.init import init as init
+from strata.training.loop.run import Run as Run
 from strata.training.orchestrator import TrainingOrchestrator as TrainingOrchestrator
-from strata.training.run import Run as Run
-from strata.training.starting import init as init
 from strata.training.world import TrainingWorld as TrainingWorld
 from strata.v1.recovery_pb2 import RecoveryResponse as RecoveryResponse
 

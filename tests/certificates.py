@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from strata.launch.etcd_http import EtcdTls
+from strata.devcluster.etcd_http import EtcdTls
 from strata.security.certificates import Authority as StrataAuthority
 
 _LIFE = dt.timedelta(hours=1)

@@ -19,9 +19,9 @@ from typing import Protocol
 
 import pytest
 
-from strata.launch.children import Child
-from strata.launch.etcd_binary import EtcdBinary
-from strata.launch.local_cluster import LocalCluster
+from strata.devcluster.etcd_binary import EtcdBinary
+from strata.devcluster.local_cluster import LocalCluster
+from strata.processes.children import Child
 from tests.processes import LIMIT_S, Record, Talker
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,6 +1,6 @@
 """What every test shares: where temporary files go, what a machine may lack, hypothesis profiles.
 
-Nothing here starts a process: helpers that do take theirs from `strata.launch.children`, whose
+Nothing here starts a process: helpers that do take theirs from `strata.processes.children`, whose
 children die with the test that started them, also when that test is killed.
 """
 

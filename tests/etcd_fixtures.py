@@ -14,9 +14,9 @@ from typing import Protocol
 
 import pytest
 
-from strata.launch.etcd_binary import EtcdBinary, find_etcd
-from strata.launch.etcd_cluster import EtcdCluster
-from strata.launch.etcd_http import EtcdTls
+from strata.devcluster.etcd_binary import EtcdBinary, find_etcd
+from strata.devcluster.etcd_cluster import EtcdCluster
+from strata.devcluster.etcd_http import EtcdTls
 
 
 class StartEtcd(Protocol):

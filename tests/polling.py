@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from strata.launch import polling
+from strata.devcluster import polling
 from tests.processes import LIMIT_S
 
 _T = TypeVar("_T")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from strata.integrations.torchrun.orphans import environment
-from strata.launch.children import Child
+from strata.processes.children import Child
 
 LIMIT_S = 40.0
 """How long to wait for what must happen: far more than it takes on a busy machine."""

@@ -14,10 +14,10 @@ import pytest
 
 from strata import CoordinatorClient
 from strata.config import Credentials
-from strata.core.authority import Role
-from strata.launch.etcd_binary import EtcdBinary
-from strata.launch.etcd_http import EtcdTls
-from strata.launch.local_cluster import LocalCluster
+from strata.core.access.authority import Role
+from strata.devcluster.etcd_binary import EtcdBinary
+from strata.devcluster.etcd_http import EtcdTls
+from strata.devcluster.local_cluster import LocalCluster
 from strata.security.certificates import Authority
 
 NOW = dt.datetime.now(dt.UTC)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from strata.launch.children import Child
+from strata.processes.children import Child
 from tests.processes import LIMIT_S
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -28,8 +28,8 @@ from typing import Any, Final
 
 from tenacity import retry, retry_if_exception_type, wait_fixed
 
-from strata.core.store import Compacted, Store
-from strata.core.txn import Event, Range, RangeResult, prefix_end, read_prefix
+from strata.core.kv.store import Compacted, Store
+from strata.core.kv.txn import Event, Range, RangeResult, prefix_end, read_prefix
 from strata.errors import StrataError, Unavailable
 from strata.etcd import EtcdStore, TlsConfig
 from strata_chaos.history import History, HistoryWriter, Outcome, Record

@@ -23,9 +23,9 @@ from feed import Feed, wait_for
 from rich.console import Console
 
 from strata.client import CoordinatorClient
+from strata.devcluster.local_cluster import LocalCluster
 from strata.errors import StrataError
-from strata.launch.children import Child
-from strata.launch.local_cluster import LocalCluster
+from strata.processes.children import Child
 
 HERE = Path(__file__).resolve().parent
 JOB = "demo"

@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from strata.agent.rendezvous import JOIN_BARRIER
-from strata.client.barriers import payloads_of
+from strata.client.rank.barriers import payloads_of
 from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration, StrataError
 from strata.observe import get_logger
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome

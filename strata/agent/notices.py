@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
-from strata.core.notices import Meaning, meaning
+from strata.core.stop.notices import Meaning, meaning
 from strata.errors import StrataError, Unavailable
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate

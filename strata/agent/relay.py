@@ -18,9 +18,9 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
-from strata.agent import carrying
-from strata.agent.carrying import Carrier
+from strata.agent import forwarding
 from strata.agent.environment import Place
+from strata.agent.forwarding import Carrier
 from strata.agent.rank_process import RankProcess
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import ClusterRestored, InvalidArgument, Refused, StaleGeneration, StrataError
@@ -53,7 +53,7 @@ log = get_logger()
 INSTANCE = "supervisor"
 
 
-class Upstream(carrying.Upstream, Protocol):
+class Upstream(forwarding.Upstream, Protocol):
     """What the relay needs of the session with the coordinators."""
 
     @property

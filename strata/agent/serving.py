@@ -7,16 +7,17 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
-from strata.agent import health, relay
-from strata.agent.core import Agent
-from strata.agent.devices import OpenDevices
-from strata.agent.draining import watching_devices
+from strata.agent import relay
+from strata.agent.agent import Agent
 from strata.agent.environment import Place
-from strata.agent.liveness import Liveness
+from strata.agent.health import rank_watch
+from strata.agent.health.devices import OpenDevices
+from strata.agent.health.draining import watching_devices
+from strata.agent.health.liveness import Liveness
 from strata.agent.relay import Relay
 from strata.agent.relay_server import serving
 from strata.client import MemberSession
-from strata.client.inspection import Inspection, RankLog
+from strata.client.rank.inspection import Inspection, RankLog
 from strata.config import HealthConfig
 from strata.core.timing import Timing
 from strata.errors import StrataError
@@ -35,7 +36,7 @@ REMIND_S: Final = 60.0
 _GOES_ON: Final = {JOB_PHASE_RUNNING: "running", JOB_PHASE_PAUSED: "paused"}
 
 
-class Ranks(health.Ranks, relay.Ranks, Protocol):
+class Ranks(rank_watch.Ranks, relay.Ranks, Protocol):
     """This node's ranks, as whoever starts them knows them."""
 
     def on_world(self, update: WorldUpdate) -> None:
@@ -117,7 +118,9 @@ class AgentObserver:
 class _Admission:
     """Where the agent tells of places: the relay lets ranks in, the watch looks at them, the owner shows them."""
 
-    def __init__(self, relay: Relay, watch: health.Health, on_place: Callable[[Place | None], None]) -> None:
+    def __init__(
+        self, relay: Relay, watch: rank_watch.Health, on_place: Callable[[Place | None], None]
+    ) -> None:
         self._relay = relay
         self._watch = watch
         self._on_place = on_place
@@ -139,7 +142,7 @@ async def serving_ranks_of(
     config: HealthConfig,
     *,
     devices: OpenDevices | None,
-    listening: health.Upstream | None = None,
+    listening: rank_watch.Upstream | None = None,
     on_place: Callable[[Place | None], None] = lambda _place: None,
 ) -> AsyncIterator[Relay]:
     """Let this node's ranks attach at `agent.socket` inside the block, and watch them and the devices.
@@ -147,7 +150,7 @@ async def serving_ranks_of(
     A coordinator has welcomed `session`. `listening`, in place of the session, hears first what ranks say of themselves.
     """
     timing = Timing.derive(agent.detect_s)
-    watch = health.Health(config, listening or session, ranks, detect_s=timing.detect_s)
+    watch = rank_watch.Health(config, listening or session, ranks, detect_s=timing.detect_s)
     session.on_request = Inspection(session.evidence, ranks.stack, ranks.logs, log=log).on_request
     liveness = Liveness(detect_s=timing.detect_s, on_frozen=ranks.evict, on_core_dump=ranks.rank_dumps_core)
     door = Relay(

@@ -8,7 +8,7 @@ every error comes out there as the coordinators gave it. PROTOCOLS 5.7 has the r
 1. The agent has a session (setsid) of its own and ignores INT, TERM, HUP, USR1 and USR2: who stops the process stops no agent.
 2. It ends with the process, which it watches by a pidfd; it leaves the job first, for at most `LAST_S`.
 3. The socket ended and the process lives on (it executed another program, or closed its descriptors): the member leaves.
-4. A frozen process, and one that dumps core, is found as `agent.liveness` does. Its member leaves.
+4. A frozen process, and one that dumps core, is found as `agent.health.liveness` does. Its member leaves.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from strata.agent.carrying import Carrier
+from strata.agent.forwarding import Carrier
+from strata.agent.health.stack_request import process_state
 from strata.agent.rank_process import RankProcess, peer_of
-from strata.agent.stack_dump import process_state
-from strata.client.endpoints import Endpoint, parse_endpoints
-from strata.client.member import MemberSession
-from strata.client.session import LEAVE_S
-from strata.client.standalone import SPARED
-from strata.client.storage_wait import Say, patience_s, wait_for_storage
-from strata.client.unary import UnaryClient
+from strata.agent.storage_wait import Say, patience_s, wait_for_storage
+from strata.client.member_session import MemberSession
+from strata.client.rank.standalone import SPARED
 from strata.config import Credentials, HealthConfig, load
 from strata.config.health import REPORT
 from strata.core.timing import Timing
 from strata.errors import StaleIncarnation, StrataError, Unavailable
 from strata.observe import configure, get_logger
+from strata.session.client_session import LEAVE_S
+from strata.session.endpoints import Endpoint, parse_endpoints
 from strata.session.framed import FramedLink, newest_down
 from strata.session.link import Link
 from strata.session.served import End, Session, serve
+from strata.transport.unary import UnaryClient
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import Registration
@@ -61,7 +61,7 @@ from strata.v1.session_pb2 import (
 from strata.wire.errors import pack
 
 if TYPE_CHECKING:
-    from strata.agent.health import Health
+    from strata.agent.health.rank_watch import Health
 
 log = get_logger()
 
@@ -169,8 +169,8 @@ class StandaloneAgent(Carrier):
     async def _watch(self, detect_s: float) -> None:
         """Watch the process and its progress; a moment later, for the imports would hold up its start."""
         await asyncio.sleep(UNWATCHED_S)
-        from strata.agent.health import Health  # noqa: PLC0415
-        from strata.agent.liveness import Liveness  # noqa: PLC0415
+        from strata.agent.health.liveness import Liveness  # noqa: PLC0415
+        from strata.agent.health.rank_watch import Health  # noqa: PLC0415
 
         self._health = Health(self._config, self.upstream, self, detect_s=detect_s)
         liveness = Liveness(detect_s=detect_s, on_frozen=self.evict, on_core_dump=self.evict)

@@ -11,7 +11,7 @@ from strata.core.exit_codes import PREEMPTED
 
 
 def main() -> None:
-    """Run the command line and end the process with one of `strata.cli.exits`."""
+    """Run the command line and end the process with one of `strata.cli.console.exits`."""
     if sys.argv[1:2] != ["coordinator"]:  # which has nobody else to tell of a failed handshake
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its lines are about, our errors say
     if sys.argv[1:2] == ["run"]:

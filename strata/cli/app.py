@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final
 import typer
 
 import strata
-from strata.cli.exits import Exit, exit_code
-from strata.cli.output import print_error
+from strata.cli.console.exits import Exit, exit_code
+from strata.cli.console.output import print_error
 from strata.errors import StrataError
 
 COMMANDS: Final = {
@@ -27,11 +27,11 @@ COMMANDS: Final = {
     "barriers": "strata.cli.barriers:barriers",
     "checkpoints": "strata.cli.checkpoints:app",
     "datasets": "strata.cli.datasets:datasets",
-    "jobs": "strata.cli.job_control:app",  # which adds its commands to those of `jobs`
+    "jobs": "strata.cli.jobs.control:app",  # which adds its commands to those of `jobs`
     "watch": "strata.cli.watch:watch",
-    "controlplane": "strata.cli.controlplane:app",
+    "controlplane": "strata.cli.controlplane.backup:app",
     "doctor": "strata.cli.doctor:doctor",
-    "etcd": "strata.cli.etcd:app",
+    "etcd": "strata.cli.etcd.commands:app",
     "certs": "strata.cli.certs:app",
     "tokens": "strata.cli.tokens:app",
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from strata.cli.credentials import connecting
-from strata.cli.output import (
+from strata.cli.console.credentials import connecting
+from strata.cli.console.output import (
     DEFAULT_ENDPOINTS,
     DEFAULT_TIMEOUT_S,
     Endpoints,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strata.cli.output import Json, print_values
-from strata.core.authority import Role
+from strata.cli.console.output import Json, print_values
+from strata.core.access.authority import Role
 from strata.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.credentials import TlsCaFile, TlsCertFile, TlsKeyFile, TokenFile
-from strata.cli.extras import check_server
+from strata.cli.console.credentials import TlsCaFile, TlsCertFile, TlsKeyFile, TokenFile
+from strata.cli.console.extras import check_server
 from strata.config import CoordinatorConfig, split_address
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from strata.coordinator.connection_limiter import ConnectionReport
+    from strata.coordinator.access.connection_limiter import ConnectionReport
     from strata.coordinator.replica import PageFactory, ResourceFactory
     from strata.coordinator.suspended import SuspendedPage
     from strata.dashboard.server import HttpServer
@@ -115,14 +115,14 @@ def suspended_page_factory(config: CoordinatorConfig) -> SuspendedPage | None:
     """Return what makes the HTTP side of a replica that is suspended; None where it is switched off."""
     if not config.http_listen:
         return None
-    from strata.coordinator.connection_limiter import ConnectionReport  # noqa: PLC0415  # the server extra
+    from strata.coordinator.access.connection_limiter import ConnectionReport  # noqa: PLC0415  # the server extra
     from strata.dashboard.suspended import make_suspended_app  # noqa: PLC0415  # likewise
 
     return lambda reason: _http_server(config, make_suspended_app(reason), ConnectionReport())
 
 
 def _http_server(config: CoordinatorConfig, app: ASGIApp, report: ConnectionReport) -> HttpServer:
-    from strata.coordinator.connection_limiter import connection_shares  # noqa: PLC0415  # the server extra
+    from strata.coordinator.access.connection_limiter import connection_shares  # noqa: PLC0415  # the server extra
     from strata.dashboard.server import HttpServer  # noqa: PLC0415  # likewise
 
     advertised, _port = split_address("coordinator.advertise", config.advertise or config.listen)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from strata.cli.completion import complete_coordinators
-from strata.cli.credentials import connecting
-from strata.cli.output import (
+from strata.cli.console.completion import complete_coordinators
+from strata.cli.console.credentials import connecting
+from strata.cli.console.output import (
     DEFAULT_ENDPOINTS,
     DEFAULT_TIMEOUT_S,
     Endpoints,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from strata.cli.extras import check_server
+from strata.cli.console.extras import check_server
 from strata.errors import Unavailable
 
 if TYPE_CHECKING:
-    from strata.launch.local_cluster import LocalCluster
+    from strata.devcluster.local_cluster import LocalCluster
 
 _LOOK_S = 0.5
 
@@ -58,9 +58,9 @@ def dev(
     check_server()  # or each coordinator says it in its log
     # each command pays for its own imports only
     from strata.core.timing import Timing  # noqa: PLC0415
-    from strata.launch.etcd_binary import find_etcd  # noqa: PLC0415
-    from strata.launch.local_cluster import LocalCluster  # noqa: PLC0415
-    from strata.launch.ports import free_port, is_free  # noqa: PLC0415
+    from strata.devcluster.etcd_binary import find_etcd  # noqa: PLC0415
+    from strata.devcluster.local_cluster import LocalCluster  # noqa: PLC0415
+    from strata.devcluster.ports import free_port, is_free  # noqa: PLC0415
 
     Timing.derive(detect_s)  # what it refuses, every coordinator would, once etcd runs
 

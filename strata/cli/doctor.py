@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from strata.cli.credentials import connecting
-from strata.cli.exits import Exit
-from strata.cli.output import DEFAULT_ENDPOINTS, Endpoints, Json, print_values, printable
+from strata.cli.console.credentials import connecting
+from strata.cli.console.exits import Exit
+from strata.cli.console.output import DEFAULT_ENDPOINTS, Endpoints, Json, print_values, printable
 from strata.config import CoordinatorConfig, Credentials
 from strata.errors import StrataError
 
@@ -65,7 +65,7 @@ def doctor(
     from strata.cli.checks import certificates, coordinators, machine  # noqa: PLC0415  # grpc, which not every command needs
     from strata.cli.checks import etcd as etcd_checks  # noqa: PLC0415  # likewise
     from strata.cli.checks import storage as storage_checks  # noqa: PLC0415  # likewise
-    from strata.cli.etcd_remedies import UNKNOWN, Connection  # noqa: PLC0415  # likewise
+    from strata.cli.etcd.remedies import UNKNOWN, Connection  # noqa: PLC0415  # likewise
 
     roots = tuple(storage or ())
     findings = [

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
-from strata.cli.interrupts import INTERRUPTED
-from strata.cli.named_job import one_name
+from strata.cli.console.interrupts import INTERRUPTED
+from strata.cli.jobs.named_job import one_name
 from strata.config import RunConfig
 from strata.core.ids import checked_id
 from strata.core.words import ranks_text

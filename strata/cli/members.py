@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.credentials import connecting
-from strata.cli.output import (
+from strata.cli.console.credentials import connecting
+from strata.cli.console.output import (
     DEFAULT_ENDPOINTS,
     DEFAULT_TIMEOUT_S,
     Endpoints,

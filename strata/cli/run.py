@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from strata.cli.credentials import Insecure, TlsCaFile, TlsCertFile, TlsKeyFile, TokenFile
+from strata.cli.console.credentials import Insecure, TlsCaFile, TlsCertFile, TlsKeyFile, TokenFile
 from strata.config import RunConfig
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from strata.cli.output import Json, print_table, print_values
-from strata.core.authority import Role
+from strata.cli.console.output import Json, print_table, print_values
+from strata.core.access.authority import Role
 from strata.security.private import write_private
 from strata.security.tokens import Entry, TokenFile
 

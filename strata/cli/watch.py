@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strata.cli.credentials import connecting
-from strata.cli.output import DEFAULT_ENDPOINTS, Endpoints, Job, Json, printable
+from strata.cli.console.credentials import connecting
+from strata.cli.console.output import DEFAULT_ENDPOINTS, Endpoints, Job, Json, printable
 from strata.config import Credentials
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def watch(
 
     Example: strata watch --job gpt checkpoints/
     """
-    from strata.client.endpoints import parse_endpoints  # noqa: PLC0415  # grpc only when it is needed
-    from strata.client.watching import watch as watched  # noqa: PLC0415  # likewise
+    from strata.client.api.watch import watch as watched  # noqa: PLC0415  # likewise
+    from strata.session.endpoints import parse_endpoints  # noqa: PLC0415  # grpc only when it is needed
 
     where = parse_endpoints(endpoints, credentials)
 

@@ -9,26 +9,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strata.client.coordinator import CoordinatorClient as CoordinatorClient
-    from strata.client.datasets import DatasetRegistry as DatasetRegistry
-    from strata.client.endpoints import Endpoint as Endpoint
-    from strata.client.endpoints import parse_endpoints as parse_endpoints
-    from strata.client.joining import connect as connect
-    from strata.client.member import MemberSession as MemberSession
-    from strata.client.rank import RankClient as RankClient
+    from strata.client.api.coordinator import CoordinatorClient as CoordinatorClient
+    from strata.client.api.datasets import DatasetRegistry as DatasetRegistry
+    from strata.client.member_session import MemberSession as MemberSession
+    from strata.client.rank.connect import connect as connect
+    from strata.client.rank.rank_client import RankClient as RankClient
     from strata.client.rank_session import RankSession as RankSession
-    from strata.client.terms import SessionObserver as SessionObserver
+    from strata.session.endpoints import Endpoint as Endpoint
+    from strata.session.endpoints import parse_endpoints as parse_endpoints
+    from strata.session.terms import SessionObserver as SessionObserver
 
 _HOME = {
-    "CoordinatorClient": "coordinator",
-    "DatasetRegistry": "datasets",
-    "Endpoint": "endpoints",
-    "MemberSession": "member",
-    "RankClient": "rank",
-    "RankSession": "rank_session",
-    "SessionObserver": "terms",
-    "connect": "joining",
-    "parse_endpoints": "endpoints",
+    "CoordinatorClient": "strata.client.api.coordinator",
+    "DatasetRegistry": "strata.client.api.datasets",
+    "Endpoint": "strata.session.endpoints",
+    "MemberSession": "strata.client.member_session",
+    "RankClient": "strata.client.rank.rank_client",
+    "RankSession": "strata.client.rank_session",
+    "SessionObserver": "strata.session.terms",
+    "connect": "strata.client.rank.connect",
+    "parse_endpoints": "strata.session.endpoints",
 }
 
 __all__ = list(_HOME)  # the one list
@@ -38,4 +38,4 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(home), name)

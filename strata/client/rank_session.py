@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from strata.client.endpoints import Endpoint, Route
-from strata.client.session import Session
-from strata.client.terms import Dial, Pace, SessionObserver
 from strata.errors import StaleIncarnation, Unavailable
+from strata.session.client_session import Session
+from strata.session.endpoints import Endpoint, Route
 from strata.session.framed import connected, dialled
 from strata.session.link import Link
+from strata.session.terms import Dial, Pace, SessionObserver
 from strata.v1.common_pb2 import Token
 from strata.v1.session_pb2 import Down, Hello, RankHello, Up
 

@@ -7,6 +7,6 @@ import `strata.etcd`, `strata.checkpoint` (for S3) and what lies below; `strata.
 Files by concept: `names` (of files), `metadata` (the document), `snapshot` (etcd's own checksum),
 `places` (folder, S3), `source` (the member that gives the snapshot), `backup` (the whole of one), `record`
 (`P/backup`), `shelf` (listing, verifying, rotation); for a restore `storage_search` (what storage roots prove),
-`restoring` (what it begins with), `rewriting` (how the keys are written). Decisions are in `core.backup_choice`,
-`core.backup_rotation` and `core.control_plane_restore`.
+`restoring` (what it begins with), `rewriting` (how the keys are written). Decisions are in `core.restore.backup_source`,
+`core.restore.backup_rotation` and `core.restore.control_plane`.
 """

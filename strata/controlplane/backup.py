@@ -18,16 +18,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from strata.controlplane.backup_store import rotate
 from strata.controlplane.metadata import BackupCorrupt, BackupMetadata
 from strata.controlplane.names import BackupName, backup_name
 from strata.controlplane.places import BackupPlace, NewFile, Progress, creating, put
 from strata.controlplane.record import record_backup
-from strata.controlplane.shelf import rotate
 from strata.controlplane.snapshot import SnapshotDigest
 from strata.controlplane.source import Source, check_unchanged, find_source
-from strata.core.backup_record import Backup
-from strata.core.backup_rotation import Part, StoredFile
-from strata.core.keys import ClusterKeys
+from strata.core.kv.keys import ClusterKeys
+from strata.core.restore.backup_record import Backup
+from strata.core.restore.backup_rotation import Part, StoredFile
 from strata.errors import StrataError
 from strata.etcd import EtcdStore
 

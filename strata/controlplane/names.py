@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from strata.core.backup_rotation import Part, StoredFile
 from strata.core.ids import checked_id
+from strata.core.restore.backup_rotation import Part, StoredFile
 from strata.errors import InvalidArgument
 
 _TIME: Final = "%Y%m%dT%H%M%S.%fZ"

@@ -17,10 +17,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Final, Protocol
 
-from strata.checkpoint.local_file import sync_folder
-from strata.checkpoint.opening import open_storage
-from strata.checkpoint.place import parse_place, scheme_of
-from strata.checkpoint.sink import NameTaken, ObjectMissing, Storage
+from strata.checkpoint.storage.local_file import sync_folder
+from strata.checkpoint.storage.opening import open_storage
+from strata.checkpoint.storage.place import parse_place, scheme_of
+from strata.checkpoint.storage.sink import NameTaken, ObjectMissing, Storage
 from strata.controlplane.names import temporary
 from strata.documents.parsing import NOTE
 from strata.documents.reading import NotADocument, open_regular, read_regular

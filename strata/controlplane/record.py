@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from strata.core.backup_record import Backup
-from strata.core.codec import PoisonRecord, decode, encode
-from strata.core.keys import ClusterKeys
-from strata.core.store import Store
-from strata.core.txn import Compare, KeyValue, Op, Put, Range, Target, Txn, unchanged
+from strata.core.kv.codec import PoisonRecord, decode, encode
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.store import Store
+from strata.core.kv.txn import Compare, KeyValue, Op, Put, Range, Target, Txn, unchanged
+from strata.core.restore.backup_record import Backup
 from strata.errors import Refused
 
 _ATTEMPTS: Final = 3

@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata.checkpoint.sink import ObjectMissing
+from strata.checkpoint.storage.sink import ObjectMissing
 from strata.controlplane.metadata import BackupCorrupt, BackupMetadata
 from strata.controlplane.names import BackupName
 from strata.controlplane.places import BackupPlace
 from strata.controlplane.rewriting import Keyspace, read_keyspace
 from strata.controlplane.snapshot import SnapshotDigest
 from strata.controlplane.storage_search import Survey
-from strata.core.checkpoint_tiers import present_on, tiers_of
+from strata.core.checkpoints.tiers import present_on, tiers_of
 from strata.core.key_kinds import kind_of
-from strata.core.keys import ClusterKeys
-from strata.core.lineage import lineage
-from strata.core.records import CheckpointRecord, CheckpointState, ClusterUid, PoisonRecord, decode
-from strata.core.store import Store
-from strata.core.txn import read_prefix
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import CheckpointRecord, CheckpointState, ClusterUid, PoisonRecord, decode
+from strata.core.kv.store import Store
+from strata.core.kv.txn import read_prefix
+from strata.core.restore.lineage import lineage
 from strata.errors import InvalidArgument, NotFound, Refused
 
 

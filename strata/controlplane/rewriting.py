@@ -20,12 +20,10 @@ from typing import Final
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-from strata.core.keys import ClusterKeys
-from strata.core.lineage import lineage, successor
-from strata.core.records import ClusterUid, PoisonRecord, Replica, decode, encode
-from strata.core.restoring_record import Restoring
-from strata.core.store import Store
-from strata.core.txn import (
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import ClusterUid, PoisonRecord, Replica, decode, encode
+from strata.core.kv.store import Store
+from strata.core.kv.txn import (
     MAX_TXN_BYTES,
     Compare,
     Delete,
@@ -38,6 +36,8 @@ from strata.core.txn import (
     read_prefix,
     unchanged,
 )
+from strata.core.restore.lineage import lineage, successor
+from strata.core.restore.restoring_record import Restoring
 from strata.errors import Conflict, Refused, Unavailable
 
 MAX_OPS: Final = 100

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from strata.core.backup_choice import Candidate, choose_member
-from strata.core.keys import ClusterKeys
-from strata.core.records import ClusterUid, decode
-from strata.core.txn import Range, prefix_end
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import ClusterUid, decode
+from strata.core.kv.txn import Range, prefix_end
+from strata.core.restore.backup_source import Candidate, choose_member
 from strata.errors import Conflict, NotFound, Refused, StrataError, Unavailable
 from strata.etcd import EtcdStore, MemberStatus
 

@@ -16,16 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from strata.checkpoint import root
-from strata.checkpoint.evidence import Folder
-from strata.checkpoint.manifest import Manifest
-from strata.checkpoint.marker import read_manifest, read_marker, read_rank_manifests
-from strata.checkpoint.sink import Storage, unobserved
-from strata.checkpoint.verifying import verify as read_all
-from strata.core.checkpoint_paths import folder_name
+from strata.checkpoint.catalog.evidence import Folder
+from strata.checkpoint.format.manifest import Manifest
+from strata.checkpoint.format.marker import read_manifest, read_marker, read_rank_manifests
+from strata.checkpoint.restore.verify import verify as read_all
+from strata.checkpoint.storage import root
+from strata.checkpoint.storage.sink import Storage, unobserved
+from strata.core.checkpoints.paths import folder_name
 from strata.core.ids import AttemptId, checked_id
-from strata.core.records import CheckpointType
-from strata.core.storage_evidence import MAX_GENERATION, Found, FoundCheckpoint, Slot
+from strata.core.kv.records import CheckpointType
+from strata.core.restore.storage_evidence import MAX_GENERATION, Found, FoundCheckpoint, Slot
 from strata.errors import (
     CheckpointCorrupt,
     CheckpointIncomplete,

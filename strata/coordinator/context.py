@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from strata.config import CoordinatorConfig
-from strata.coordinator.charts import Charts
-from strata.coordinator.connection_limiter import ConnectionReport
-from strata.coordinator.etcd_members import EtcdMember
-from strata.coordinator.health import Health
-from strata.coordinator.leadership.deposition import Deposition
+from strata.coordinator.access.connection_limiter import ConnectionReport
+from strata.coordinator.etcd.members import EtcdMember
 from strata.coordinator.leadership.election import Election
+from strata.coordinator.leadership.replica_health import Health
+from strata.coordinator.leadership.takeover import Deposition
 from strata.coordinator.measures import Measures
+from strata.coordinator.reports.charts import Charts
 from strata.coordinator.reports.save_times import SaveTimes
 from strata.coordinator.view.invariant_audit import InvariantAudit
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
-from strata.core.authority import Identity
+from strata.core.access.authority import Identity
 from strata.core.ids import InstanceId, ReplicaId
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys
-from strata.core.store import Store
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.store import Store
 from strata.core.timing import Timing
 
 ReadResource = Callable[[str, Identity | None], Awaitable[bytes]]

@@ -13,15 +13,15 @@ from typing import Any
 
 from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.keeper import Keeper
+from strata.coordinator.members.failure_detector import Keeper
 from strata.coordinator.members.sessions import Sessions
 from strata.coordinator.peers.links import PeerLinks
 from strata.coordinator.reports.progress import ProgressBoard
 from strata.coordinator.view.rank_indexes import RankIndexes
-from strata.core.barriers import BarrierKey
+from strata.core.barriers.outcomes import BarrierKey
 from strata.core.job import JobView
-from strata.core.records import Phase, PoisonRecord
-from strata.core.txn import WatchBatch
+from strata.core.kv.records import Phase, PoisonRecord
+from strata.core.kv.txn import WatchBatch
 from strata.observe import get_logger
 
 log = get_logger()

@@ -19,15 +19,15 @@ from typing import Final
 
 import strata
 from strata.config import CoordinatorConfig, split_address
-from strata.coordinator.descriptors import raise_limit
-from strata.coordinator.etcd_access import check_versions, connected, member_statuses
-from strata.coordinator.gate import own_identity
+from strata.coordinator.access.admission import own_identity
+from strata.coordinator.access.descriptors import raise_limit
+from strata.coordinator.etcd.access import check_versions, connected, member_statuses
 from strata.coordinator.leadership.probe import tcp_probe
 from strata.coordinator.replica import PageFactory, Replica, ResourceFactory
-from strata.coordinator.server import Dialer, Server
+from strata.coordinator.rpc.server import Dialer, Server
 from strata.coordinator.service_manager import ServiceManager, told
 from strata.coordinator.suspended import Suspended, SuspendedPage
-from strata.core.authority import Identity
+from strata.core.access.authority import Identity
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ClusterReplaced, ConfigError, InvalidArgument

@@ -20,32 +20,32 @@ from typing import Any, Final
 import structlog
 
 from strata.config import CoordinatorConfig
-from strata.coordinator.charts import Charts
 from strata.coordinator.context import ReadResource, ReplicaContext, Serving
 from strata.coordinator.controllers.committer import Committer
+from strata.coordinator.controllers.leader_term import Government
 from strata.coordinator.controllers.loop import drive
-from strata.coordinator.dry_run import DryRuns
-from strata.coordinator.etcd_members import AskMembers, EtcdMember
-from strata.coordinator.finding_log import FindingLog
-from strata.coordinator.government import Government
-from strata.coordinator.health import Health
-from strata.coordinator.leadership.deposition import Deposition, Prober
+from strata.coordinator.etcd.dry_run import DryRuns
+from strata.coordinator.etcd.members import AskMembers, EtcdMember
+from strata.coordinator.leadership.controller_watchdog import Heartbeat
 from strata.coordinator.leadership.election import Election
-from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.leadership.registration import Registration
+from strata.coordinator.leadership.replica_health import Health
+from strata.coordinator.leadership.takeover import Deposition, Prober
 from strata.coordinator.measures import Measures
-from strata.coordinator.observed import Observed
 from strata.coordinator.peers.links import Dial
+from strata.coordinator.reports.charts import Charts
 from strata.coordinator.reports.save_times import SaveTimes
 from strata.coordinator.service import Service
+from strata.coordinator.status.finding_log import FindingLog
+from strata.coordinator.status.observed import Observed
 from strata.coordinator.view.invariant_audit import InvariantAudit
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
 from strata.coordinator.writes.measured import MeasuredStore
-from strata.core import records
 from strata.core.ids import InstanceId, ReplicaId, checked_id
-from strata.core.keys import ClusterKeys
-from strata.core.store import Store
+from strata.core.kv import records
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.store import Store
 from strata.core.timing import Timing
 from strata.errors import ClusterReplaced, StrataError
 from strata.observe import get_logger

@@ -24,8 +24,7 @@ from strata.coordinator.calls.watches import Watches
 from strata.coordinator.calls.worlds import WorldCalls
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.fanout import Fanout
-from strata.coordinator.live_state import SoftState
-from strata.coordinator.members.keeper import Keeper
+from strata.coordinator.members.failure_detector import Keeper
 from strata.coordinator.members.readiness import Readiness
 from strata.coordinator.members.registrar import Registrar
 from strata.coordinator.members.registry import SessionRegistry
@@ -37,9 +36,10 @@ from strata.coordinator.peers.links import Dial, PeerLinks
 from strata.coordinator.peers.registry import PeerRegistry
 from strata.coordinator.reports.interest import Interest
 from strata.coordinator.reports.progress import ProgressBoard
+from strata.coordinator.status.live_state import SoftState
 from strata.coordinator.view.rank_indexes import RankIndexes
-from strata.core.authority import Identity
-from strata.core.health import TURN_S
+from strata.core.access.authority import Identity
+from strata.core.leadership.replica_health import TURN_S
 from strata.errors import Unavailable
 from strata.session.link import Link
 from strata.v1 import barriers_pb2, peers_pb2, session_pb2

@@ -17,14 +17,14 @@ import grpc.aio
 
 from strata.config import CoordinatorConfig
 from strata.coordinator.context import Serving
-from strata.coordinator.etcd_access import connect_once
-from strata.coordinator.server import bind, server_options
-from strata.core.keys import ClusterKeys
-from strata.core.lineage import THE_WAY_BACK, WENT_BACK, replacement
-from strata.core.records import ClusterUid, PoisonRecord, decode
-from strata.core.restoring_record import Restoring
+from strata.coordinator.etcd.access import connect_once
+from strata.coordinator.rpc.server import bind, server_options
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import ClusterUid, PoisonRecord, decode
+from strata.core.kv.txn import Range
+from strata.core.restore.lineage import THE_WAY_BACK, WENT_BACK, replacement
+from strata.core.restore.restoring_record import Restoring
 from strata.core.timing import Timing
-from strata.core.txn import Range
 from strata.errors import ClusterReplaced, StrataError, Unavailable
 from strata.observe import get_logger
 from strata.wire import status

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
-from strata.core.checkpoint_order import supersedes_any
+from strata.core.checkpoints.order import supersedes_any
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys, number
-from strata.core.records import Leader, Replica, Worker
-from strata.core.txn import (
+from strata.core.kv.keys import ClusterKeys, number
+from strata.core.kv.records import Leader, Replica, Worker
+from strata.core.kv.txn import (
     Delete,
     Operation,
     Plan,
@@ -23,7 +23,7 @@ from strata.core.txn import (
     none_newer_in,
     unchanged,
 )
-from strata.core.view import Entry
+from strata.core.kv.view import Entry
 
 K = TypeVar("K")
 

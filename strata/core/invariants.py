@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from strata.core.checkpoint_deletion import fork_reference
-from strata.core.checkpoint_records import Reference, Tag
-from strata.core.checkpoint_tiers import present_on, tiers_of
+from strata.core.checkpoints.deletion import fork_reference
+from strata.core.checkpoints.references import Reference, Tag
+from strata.core.checkpoints.tiers import present_on, tiers_of
+from strata.core.datasets.ring import bound
 from strata.core.job import JobView, World, job_names
-from strata.core.keys import ClusterKeys
-from strata.core.records import (
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import (
     Assignment,
     BarrierFloor,
     BarrierOutcome,
@@ -31,9 +32,8 @@ from strata.core.records import (
     StopAction,
     TierState,
 )
-from strata.core.ring import bound
-from strata.core.stopping import means
-from strata.core.view import View
+from strata.core.kv.view import View
+from strata.core.stop.requests import means
 
 _GOING = frozenset({TierState.DELETING, TierState.REMOVED})
 _LATEST_STATES = {CheckpointState.COMMITTED, CheckpointState.CORRUPT}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strata.core.checkpoint_records import Rewind, SavesHeld
+from strata.core.checkpoints.references import Rewind, SavesHeld
 from strata.core.ids import WorkerId
-from strata.core.keys import ClusterKeys, JobKeys
-from strata.core.records import (
+from strata.core.kv.keys import ClusterKeys, JobKeys
+from strata.core.kv.records import (
     Anew,
     CheckpointRecord,
     GenerationRecord,
@@ -26,7 +26,7 @@ from strata.core.records import (
     Worker,
     WorldHead,
 )
-from strata.core.view import Entry, View
+from strata.core.kv.view import Entry, View
 
 
 class World:

@@ -1,6 +1,6 @@
 """What a person asks of a job as a whole: to scale it, to let it go on, to forget it.
 
-To have its ranks stop is `core.stopping`. Any replica writes these, comparing what it read; the leader
+To have its ranks stop is `core.stop.requests`. Any replica writes these, comparing what it read; the leader
 finds them in the view and does what follows.
 """
 
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from strata.core.checkpoint_deletion import fork_reference
-from strata.core.checkpoint_fork import forks_of
+from strata.core.checkpoints.deletion import fork_reference
+from strata.core.checkpoints.fork import forks_of
 from strata.core.job import JobView
-from strata.core.records import JobPhase, Phase, encode
-from strata.core.registration import check_spec
-from strata.core.stopping import active_world
-from strata.core.txn import (
+from strata.core.kv.records import JobPhase, Phase, encode
+from strata.core.kv.txn import (
     Decision,
     Delete,
     Put,
@@ -25,6 +23,8 @@ from strata.core.txn import (
     refusable,
     unchanged,
 )
+from strata.core.members.registration import check_spec
+from strata.core.stop.requests import active_world
 from strata.errors import NotFound, Refused
 
 

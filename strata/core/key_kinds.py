@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from strata.core import checkpoint_records as c
-from strata.core import records as r
+from strata.core.checkpoints import references as c
+from strata.core.kv import records as r
 
 UNKNOWN: Final = object()
 """No record of this release lies there."""

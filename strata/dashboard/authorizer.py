@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from strata.config import CoordinatorConfig, is_loopback, split_address
-from strata.core.authority import Identity, parse_identity, refusal
+from strata.core.access.authority import Identity, parse_identity, refusal
 from strata.errors import PermissionDenied, Unauthenticated
 from strata.security.tokens import AcceptedTokens
 

@@ -10,8 +10,8 @@ import heapq
 from typing import Final
 
 from strata.core.job import job_names
-from strata.core.keys import ClusterKeys
-from strata.core.view import View
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.view import View
 from strata.errors import StrataError
 
 MAX_JOBS: Final = 500

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from strata.core.coordinators import unreachable
 from strata.core.job import JobView, job_names
+from strata.core.leadership.coordinators import unreachable
 from strata.dashboard.choosing import shown_jobs
 from strata.dashboard.job_families import job_families
 from strata.dashboard.source import Source

@@ -13,8 +13,8 @@ from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from strata.coordinator.diagnosis import diagnose_world, world_devices
-from strata.coordinator.job_phases import phase_of
+from strata.coordinator.status.diagnosis import diagnose_world, world_devices
+from strata.coordinator.status.job_phases import phase_of
 from strata.core.job import JobView
 from strata.dashboard.api.cluster import OVER
 from strata.dashboard.source import Source

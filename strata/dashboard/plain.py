@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from strata.core.records import PoisonRecord
+from strata.core.kv.records import PoisonRecord
 from strata.core.words import ranks_text
 from strata.dashboard.api import model
 from strata.dashboard.api.barriers import barriers

@@ -4,7 +4,7 @@ That loop serves barriers, so whoever comes over HTTP must not be able to hold i
 
 - a connection lives for `CONNECTION_S` at most, whatever it does or does not send, but for the streams of the API, of
   which there are at most `api.stream.MAX_STREAMS`. It counts from its accept on, before its TLS handshake; above the limits the oldest of the address with the most goes, so that a probe is
-  answered whatever others hold (`core.connections`, the rule of the gRPC port as well);
+  answered whatever others hold (`core.access.connection_limits`, the rule of the gRPC port as well);
 - a request's head is bounded, and no body is read but that of an action, which is bounded too (`api.routes`);
 - what is shown is made at most once a second for each page (`app`).
 
@@ -28,8 +28,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strata.config import split_address
-from strata.coordinator.connection_limiter import LOOK_S, ConnectionReport
-from strata.core.connections import Connections, Shares, address_key
+from strata.coordinator.access.connection_limiter import LOOK_S, ConnectionReport
+from strata.core.access.connection_limits import Connections, Shares, address_key
 from strata.errors import ConfigError
 from strata.observe import get_logger
 

@@ -7,19 +7,19 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
-from strata.coordinator.charts import Charts
-from strata.coordinator.chronicle import Happening
-from strata.coordinator.connection_limiter import ConnectionReport
-from strata.coordinator.etcd_members import EtcdMember
-from strata.coordinator.live_state import SoftState
+from strata.coordinator.access.connection_limiter import ConnectionReport
+from strata.coordinator.etcd.members import EtcdMember
 from strata.coordinator.measures import Measures
-from strata.coordinator.observed import ReplicaState
-from strata.core.authority import Identity
-from strata.core.findings import Diagnosis
+from strata.coordinator.reports.charts import Charts
+from strata.coordinator.status.event_log import Happening
+from strata.coordinator.status.live_state import SoftState
+from strata.coordinator.status.observed import ReplicaState
+from strata.core.access.authority import Identity
+from strata.core.health.findings import Diagnosis
 from strata.core.ids import InstanceId, ReplicaId, Uid
-from strata.core.keys import ClusterKeys
-from strata.core.records import Leader
-from strata.core.view import Entry, View
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import Leader
+from strata.core.kv.view import Entry, View
 
 
 class Source(Protocol):

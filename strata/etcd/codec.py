@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from strata.core.txn import (
+from strata.core.kv.txn import (
     Compare,
     Delete,
     Event,

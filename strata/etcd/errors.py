@@ -23,7 +23,7 @@ from typing import Final
 import grpc
 from grpc.aio import AioRpcError
 
-from strata.core.store import NoSpace
+from strata.core.kv.store import NoSpace
 from strata.errors import (
     ConfigError,
     InvalidArgument,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from strata.core.lineage import THE_WAY_BACK
+from strata.core.restore.lineage import THE_WAY_BACK
 from strata.errors import ClusterReplaced, Unavailable
 
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from grpc.aio import UnaryUnaryMultiCallable
 
-from strata.core.store import Compacted
-from strata.core.txn import Range, RangeResult, Txn, TxnResult
+from strata.core.kv.store import Compacted
+from strata.core.kv.txn import Range, RangeResult, Txn, TxnResult
 from strata.errors import InvalidArgument
 from strata.etcd import codec, errors
 from strata.etcd.connection import Connection
@@ -20,7 +20,7 @@ PAGE_KEYS: Final = 2_000
 
 
 class KeyValues:
-    """etcd's KV service in terms of `core.txn`."""
+    """etcd's KV service in terms of `core.kv.txn`."""
 
     __slots__ = ("_connection",)
 

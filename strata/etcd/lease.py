@@ -13,7 +13,7 @@ import asyncio
 import grpc
 from grpc.aio import AioRpcError, StreamStreamCall, UnaryUnaryMultiCallable
 
-from strata.core.txn import Lease
+from strata.core.kv.txn import Lease
 from strata.errors import NotFound, Unavailable
 from strata.etcd import errors
 from strata.etcd.connection import Connection, cancelled_by_caller

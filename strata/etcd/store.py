@@ -6,8 +6,8 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from strata.core.etcd_version import Bug, EtcdVersion, Fitness, Verdict, judge
-from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult
+from strata.core.kv.txn import Lease, Range, RangeResult, Txn, TxnResult
+from strata.core.leadership.etcd_version import Bug, EtcdVersion, Fitness, Verdict, judge
 from strata.errors import ConfigError, Refused
 from strata.etcd.begin import authenticator, first_answer
 from strata.etcd.cluster import Cluster

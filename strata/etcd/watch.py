@@ -29,8 +29,8 @@ from typing import Self
 
 import grpc
 
-from strata.core.store import Compacted
-from strata.core.txn import WatchBatch
+from strata.core.kv.store import Compacted
+from strata.core.kv.txn import WatchBatch
 from strata.errors import InvalidArgument, Unavailable
 from strata.etcd import codec, errors
 from strata.etcd.connection import Connection

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from strata.errors import ConfigError
-from strata.launch.python_command import PythonCommand, python_command, source_of
+from strata.launch.warm.python_command import PythonCommand, python_command, source_of
 from strata.v1.members_pb2 import Command
 
 MAX_SHOWN: Final = 300

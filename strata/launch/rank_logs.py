@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
-from strata.client.inspection import RankLog
+from strata.client.rank.inspection import RankLog
 from strata.config import RunConfig
 from strata.core.ids import checked_id
 from strata.errors import ConfigError

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from strata.errors import ConfigError
-from strata.launch.children import Child
 from strata.launch.console import STDERR, STDOUT, Console, Lines
 from strata.observe import get_logger
+from strata.processes.children import Child
 
 log = get_logger()
 

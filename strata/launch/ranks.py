@@ -14,18 +14,18 @@ from types import MappingProxyType
 from typing import Final
 
 from strata.agent.environment import Place, rank_environment
-from strata.agent.stack_dump import dump_stacks
-from strata.client.inspection import RankLog, last_lines
+from strata.agent.health.stack_request import dump_stacks
+from strata.client.rank.inspection import RankLog, last_lines
 from strata.config.run import PROCESS
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import ConfigError
-from strata.launch.children import Child
 from strata.launch.rank_logs import RankLogs
 from strata.launch.rank_output import RankOutput, open_file
-from strata.launch.starting import RANK_LOG, Starter
-from strata.launch.warm_program import LAST_WORDS
+from strata.launch.warm.starting import RANK_LOG, Starter
+from strata.launch.warm.warm_program import LAST_WORDS
 from strata.observe import get_logger
 from strata.observe.words import printable
+from strata.processes.children import Child
 
 log = get_logger()
 

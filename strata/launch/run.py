@@ -16,15 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from strata.agent.core import Agent, AgentConfig
-from strata.agent.devices import OpenDevices
-from strata.agent.draining import prepare_devices
+from strata.agent.agent import Agent, AgentConfig
+from strata.agent.health.devices import OpenDevices
+from strata.agent.health.draining import prepare_devices
 from strata.agent.run_folder import run_folder
 from strata.agent.serving import AgentObserver, serving_ranks_of
+from strata.agent.storage_wait import patience_s, wait_for_storage
 from strata.client import MemberSession, parse_endpoints
-from strata.client.endpoints import Endpoint
-from strata.client.storage_wait import patience_s, wait_for_storage
-from strata.client.unary import UnaryClient
 from strata.config import RunConfig
 from strata.config.scheduler import allocation
 from strata.core.exit_codes import PREEMPTED
@@ -33,13 +31,15 @@ from strata.errors import ClusterRestored, ConfigError, JobDone, Unavailable
 from strata.launch.command import check_command, describe, job_name
 from strata.launch.console import ConsoleText, PatientText, consoles
 from strata.launch.exit_status import of_signal
+from strata.launch.local_agent import Supervisor
 from strata.launch.rank_output import RankOutputs
 from strata.launch.run_progress import Listening, RunProgress, shown
-from strata.launch.starting import ColdStarter, Starter
 from strata.launch.stopping import PREEMPT_SIGNALS
-from strata.launch.supervisor import Supervisor
-from strata.launch.warm import WarmStarter, uses_init
+from strata.launch.warm.starting import ColdStarter, Starter
+from strata.launch.warm.warm_pool import WarmStarter, uses_init
 from strata.observe import configure, get_logger
+from strata.session.endpoints import Endpoint
+from strata.transport.unary import UnaryClient
 from strata.v1.members_pb2 import Registration
 from strata.v1.worlds_pb2 import JobSpec
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from strata.agent.environment import Place
 from strata.agent.rendezvous import Meeting, ReservedPort
-from strata.client.inspection import RankLog
+from strata.client.rank.inspection import RankLog
 from strata.launch.ranks import Exited, Program, RankGroup, RankProcess
 
 RENEW_S: Final = 5.0

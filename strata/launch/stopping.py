@@ -11,8 +11,8 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 
+from strata.agent.exit_reports import ExitReports
 from strata.agent.notices import LATE_S, LEAVE_S, SAY_S
-from strata.agent.reports import ExitReports
 from strata.core.exit_codes import PREEMPTED
 from strata.launch.ranks import RankGroup
 from strata.launch.slots import Slots

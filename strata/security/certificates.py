@@ -4,7 +4,7 @@
     <leaf folder>/  cert.pem key.pem ca.pem
 
 Keys are readable by their owner only, and so are the folders. A leaf names its identity as a URI
-(`strata.core.authority`) and, for whoever serves, its hosts. Keys are ECDSA P-256.
+(`strata.core.access.authority`) and, for whoever serves, its hosts. Keys are ECDSA P-256.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from strata.core.authority import SCHEME, Identity, Role, parse_identity
+from strata.core.access.authority import SCHEME, Identity, Role, parse_identity
 from strata.core.ids import checked_id
 from strata.documents.reading import MAX_PEM_BYTES, read_config, read_regular
 from strata.errors import ConfigError, InvalidArgument, StrataError

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from strata.config import Credentials
-from strata.core.authority import Identity, Role
+from strata.core.access.authority import Identity, Role
 from strata.core.ids import checked_id
 from strata.documents.parsing import TOKENS, check_json, json_object
 from strata.errors import ConfigError, InvalidArgument, NotFound, Unauthenticated

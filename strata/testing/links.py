@@ -36,7 +36,7 @@ Serve = Callable[["MemoryLink"], Coroutine[Any, Any, None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 CONNECT_S = 2.0
-"""How long a dial waits for somebody who does not answer, as `strata.client.channel` does."""
+"""How long a dial waits for somebody who does not answer, as `strata.transport.channel` does."""
 FLUSH_S = 1.0
 """How long the end that dialled waits for a silent other side once it has closed, as `strata.wire.streams` does."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult, WatchBatch
+from strata.core.kv.txn import Lease, Range, RangeResult, Txn, TxnResult, WatchBatch
 from strata.errors import StrataError, Unavailable
 from strata.testing.memory_etcd import MemoryEtcd
 from strata.testing.memory_watch import MemoryWatch

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult
+from strata.core.kv.txn import Lease, Range, RangeResult, Txn, TxnResult
 from strata.errors import InvalidArgument, NotFound
 from strata.testing import txn_limits
 from strata.testing.mvcc import Revision, State

@@ -1,7 +1,7 @@
 """etcd in memory: the one store behind any number of `MemoryClient` handles.
 
     store = MemoryStore()
-    client = store.client("replica-1")          # implements strata.core.store.Store
+    client = store.client("replica-1")          # implements strata.core.kv.store.Store
     client.partition(); ...; client.heal()
 
 One `MemoryStore` lives in one event loop and takes its time from it, so that leases expire and

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Protocol, Self
 
-from strata.core.store import Compacted
-from strata.core.txn import WatchBatch
+from strata.core.kv.store import Compacted
+from strata.core.kv.txn import WatchBatch
 from strata.errors import InvalidArgument, StrataError
 from strata.testing.memory_etcd import MemoryEtcd
 from strata.testing.mvcc import Revision, covers

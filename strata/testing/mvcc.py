@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from strata.core.store import Compacted
-from strata.core.txn import (
+from strata.core.kv.store import Compacted
+from strata.core.kv.txn import (
     Compare,
     Delete,
     Event,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from strata.core.txn import Range, Txn, WatchBatch
+from strata.core.kv.txn import Range, Txn, WatchBatch
 
 Kind = Literal["read", "execute", "grant", "keep_alive", "revoke", "compact"]
 

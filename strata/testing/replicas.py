@@ -10,8 +10,8 @@ from strata.config import CoordinatorConfig
 from strata.coordinator.context import ReadResource, ReplicaContext, Serving
 from strata.coordinator.replica import Replica
 from strata.coordinator.service import Service
-from strata.core.deposition import Probe
-from strata.core.view import View
+from strata.core.kv.view import View
+from strata.core.leadership.takeover import Probe
 from strata.testing.links import Switchboard
 from strata.testing.memory_client import MemoryClient
 from strata.testing.processes import Process

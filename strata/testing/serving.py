@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from strata.coordinator.leadership.deposition import Prober
+from strata.coordinator.leadership.takeover import Prober
 from strata.coordinator.peers.links import Dial
 from strata.coordinator.service import Service
-from strata.core.deposition import Probe
+from strata.core.leadership.takeover import Probe
 from strata.errors import Unavailable
 from strata.testing.links import Switchboard
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from strata.core.txn import MAX_OPS, Compare, Delete, Operation, Put, Target, Txn
+from strata.core.kv.txn import MAX_OPS, Compare, Delete, Operation, Put, Target, Txn
 from strata.errors import InvalidArgument, QuotaExceeded
 from strata.testing.mvcc import covers
 

@@ -20,8 +20,8 @@ from typing import Any, Final, NoReturn
 
 from strata.core.exit_codes import is_success
 from strata.errors import JobDone, Preempted
-from strata.training.ending import exit_preempted, exit_with, is_interactive
-from strata.training.run import Run
+from strata.training.generation_exit import exit_preempted, exit_with, is_interactive
+from strata.training.loop.run import Run
 
 EARLY: Final = 100
 """Before multiprocessing joins the children of a child."""

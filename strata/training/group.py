@@ -16,9 +16,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
-from strata.client import name_lookup
 from strata.errors import BarrierTimeout, Unavailable
-from strata.training.peers import Peers
+from strata.training.rank_context import Peers
+from strata.transport import name_lookup
 
 MEETING: Final = "strata.group"
 MEETING_S: Final = 300.0

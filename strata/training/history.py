@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.errors import StrataError
-from strata.training.cadence import PRIOR_S, time_between_failures
-from strata.training.peers import Peers
+from strata.training.rank_context import Peers
+from strata.training.save.cadence import PRIOR_S, time_between_failures
 from strata.v1.worlds_pb2 import ListGenerationsRequest
 from strata.wire.pages import whole
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequ
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
 from strata.config import Credentials, LibraryConfig, TrainingConfig
 from strata.config.training import PREEMPT_MEMBER
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
-from strata.core.goodput import Ledger
+from strata.core.health.goodput import Ledger
 from strata.errors import (
     BarrierBroken,
     CheckpointError,
@@ -29,11 +29,8 @@ from strata.errors import (
     StaleGeneration,
     StrataError,
 )
-from strata.training.alike import Sampling, as_rank_0
 from strata.training.at_exit import close_at_exit
-from strata.training.beginning import begin
-from strata.training.clock import Clock
-from strata.training.ending import (
+from strata.training.generation_exit import (
     OVER_S,
     Ending,
     InProcessEnding,
@@ -43,15 +40,18 @@ from strata.training.ending import (
     nothing_to_do_where_done,
     told_where_refused,
 )
-from strata.training.feeds import Loader
 from strata.training.group import end_group
-from strata.training.patient_start import PatientStart
-from strata.training.peers import Alone, Peers
-from strata.training.preempting import PREEMPT_SIGNALS, Preemption
-from strata.training.reporting import TrainingReporter
-from strata.training.run import Run
+from strata.training.loop.clock import Clock
+from strata.training.loop.feeds import Loader
+from strata.training.loop.reporting import TrainingReporter
+from strata.training.loop.run import Run
+from strata.training.rank_context import Alone, Peers
+from strata.training.restore import begin
+from strata.training.save.state import on_optimizer_steps, state_of
+from strata.training.settings_agreement import Sampling, as_rank_0
 from strata.training.shown_errors import show_errors_briefly
-from strata.training.state import on_optimizer_steps, state_of
+from strata.training.start_retry import PatientStart
+from strata.training.stop.preempting import PREEMPT_SIGNALS, Preemption
 from strata.training.world import enter_place
 
 T = TypeVar("T")
@@ -202,7 +202,7 @@ class TrainingOrchestrator:
         ):
             size = env.get("WORLD_SIZE", "1")
             return Alone(world_size=int(size) if size.isdigit() else 1)
-        from strata.client.joining import connect  # noqa: PLC0415  # a process that trains alone needs no session
+        from strata.client.rank.connect import connect  # noqa: PLC0415  # a process that trains alone needs no session
 
         return connect(
             self._endpoints,

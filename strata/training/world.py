@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from google.protobuf import json_format
 
-from strata.training.peers import Peers
+from strata.training.rank_context import Peers
 from strata.v1.session_pb2 import RankPlace
 
 

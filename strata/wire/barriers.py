@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from strata.core.barriers import Arrival, BarrierKey, OpenRound, outcome_payloads
-from strata.core.chunks import parts_of
+from strata.core.barriers.outcomes import Arrival, BarrierKey, OpenRound, outcome_payloads
 from strata.core.job import JobView
-from strata.core.records import BarrierOutcome
-from strata.core.view import Entry
+from strata.core.kv.chunks import parts_of
+from strata.core.kv.records import BarrierOutcome
+from strata.core.kv.view import Entry
 from strata.errors import BarrierBroken, BarrierTimeout, Refused, StrataError
 from strata.v1 import barriers_pb2, session_pb2
 from strata.wire.enums import RESULTS

@@ -5,17 +5,25 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from strata.core.checkpoint_chores import AdoptRequest, Chore
-from strata.core.checkpoint_copies import CopyRequest
-from strata.core.checkpoint_damage import DamageReport, suspected_tiers, told
-from strata.core.checkpoint_pins import tags_of
-from strata.core.checkpoint_records import Keep, Retention
-from strata.core.checkpoint_tiers import PRIMARY, tiers_of
-from strata.core.checkpoints import AckRequest, Author, BeginRequest, SealRequest, acked, is_latest, sealed
+from strata.core.checkpoints.copies import CopyRequest
+from strata.core.checkpoints.corruption import DamageReport, suspected_tiers, told
+from strata.core.checkpoints.lifecycle import (
+    AckRequest,
+    Author,
+    BeginRequest,
+    SealRequest,
+    acked,
+    is_latest,
+    sealed,
+)
+from strata.core.checkpoints.maintenance import AdoptRequest, Chore
+from strata.core.checkpoints.pins import tags_of
+from strata.core.checkpoints.references import Keep, Retention
+from strata.core.checkpoints.tiers import PRIMARY, tiers_of
 from strata.core.ids import AttemptId, WorkerId
 from strata.core.job import JobView
-from strata.core.records import CheckpointRecord
-from strata.core.view import Entry
+from strata.core.kv.records import CheckpointRecord
+from strata.core.kv.view import Entry
 from strata.v1 import checkpoints_pb2, common_pb2, retention_pb2
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, CHORES, TIER_STATES, from_wire
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.core.records import Assignment, DatasetSpec
+from strata.core.kv.records import Assignment, DatasetSpec
 from strata.v1 import datasets_pb2
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
-from strata.core.checkpoint_chores import ChoreKind
-from strata.core.records import (
+from strata.core.checkpoints.maintenance import ChoreKind
+from strata.core.kv.records import (
     BarrierResult,
     CheckpointState,
     CheckpointType,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from strata.core.devices import DeviceReading
+from strata.core.health.devices import DeviceReading
 from strata.core.ids import BootId, WorkerId
-from strata.core.records import Command, Worker
-from strata.core.registration import Registration
-from strata.core.view import Entry
+from strata.core.kv.records import Command, Worker
+from strata.core.kv.view import Entry
+from strata.core.members.registration import Registration
 from strata.v1 import members_pb2
 from strata.wire.worlds import spec_record
 

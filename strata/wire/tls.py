@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from strata.config import Credentials
-from strata.core.authority import Identity, parse_identity
+from strata.core.access.authority import Identity, parse_identity
 from strata.errors import StrataError, Unauthenticated
 from strata.observe import get_logger
 from strata.security.tls import Pem, Stamp, read_pem, stamp_of

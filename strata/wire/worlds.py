@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from strata.core.checkpoints import find
+from strata.core.checkpoints.lifecycle import find
 from strata.core.ids import WorkerId
 from strata.core.job import JobView
-from strata.core.records import (
+from strata.core.kv.records import (
     Asked,
     GenerationRecord,
     JobPhase,
@@ -20,8 +20,8 @@ from strata.core.records import (
     StopNotice,
     WorldHead,
 )
-from strata.core.stopping import StopRequest, active_world, asked_notice
-from strata.core.view import Entry
+from strata.core.kv.view import Entry
+from strata.core.stop.requests import StopRequest, active_world, asked_notice
 from strata.v1 import worlds_pb2
 from strata.wire.checkpoints import tier_messages
 from strata.wire.enums import PHASES, STOP_ACTIONS, from_wire

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import pytest
 
-from strata.core.store import Store
-from strata.core.txn import Event, KeyValue, Put, Range, Txn, WatchBatch, prefix_end
+from strata.core.kv.store import Store
+from strata.core.kv.txn import Event, KeyValue, Put, Range, Txn, WatchBatch, prefix_end
+from strata.devcluster.etcd_binary import EtcdBinary
+from strata.devcluster.etcd_cluster import EtcdCluster
 from strata.etcd import EtcdStore, Timing
-from strata.launch.etcd_binary import EtcdBinary
-from strata.launch.etcd_cluster import EtcdCluster
 from strata.testing.memory_store import MemoryStore
 
 LIMIT_S = 10.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core.store import Compacted
-from strata.core.txn import Delete, Put, Range, Txn
+from strata.core.kv.store import Compacted
+from strata.core.kv.txn import Delete, Put, Range, Txn
 from strata.errors import InvalidArgument
 from tests.contract.conftest import Subject
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core.txn import (
+from strata.core.kv.txn import (
     Compare,
     Op,
     Target,

@@ -16,8 +16,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from strata.core.store import Store
-from strata.core.txn import (
+from strata.core.kv.store import Store
+from strata.core.kv.txn import (
     Compare,
     Delete,
     KeyValue,
@@ -31,9 +31,9 @@ from strata.core.txn import (
     TxnResult,
     prefix_end,
 )
+from strata.devcluster.etcd_cluster import EtcdCluster
 from strata.errors import StrataError
 from strata.etcd import EtcdStore
-from strata.launch.etcd_cluster import EtcdCluster
 from strata.testing.memory_store import MemoryStore
 
 NAMES = ["", "a", "aa", "ab", "b", "c"]

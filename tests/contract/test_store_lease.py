@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from strata.core.txn import Delete, Txn
+from strata.core.kv.txn import Delete, Txn
 from strata.errors import NotFound
 from tests.contract.conftest import Subject
 

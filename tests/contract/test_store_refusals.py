@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core.txn import Compare, Delete, Op, Operation, Put, Range, Target, Txn
+from strata.core.kv.txn import Compare, Delete, Op, Operation, Put, Range, Target, Txn
 from strata.errors import InvalidArgument, NotFound, QuotaExceeded, StrataError
 from tests.contract.conftest import Subject
 

@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from strata.core.txn import Compare, Delete, Op, Put, Range, Target, Txn, absent, delete_prefix, read_prefix
+from strata.core.kv.txn import (
+    Compare,
+    Delete,
+    Op,
+    Put,
+    Range,
+    Target,
+    Txn,
+    absent,
+    delete_prefix,
+    read_prefix,
+)
 from tests.contract.conftest import Subject
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from strata.core.store import Compacted
-from strata.core.txn import Delete, Put, Txn, delete_prefix
+from strata.core.kv.store import Compacted
+from strata.core.kv.txn import Delete, Put, Txn, delete_prefix
 from tests.contract.conftest import Subject, soon
 
 

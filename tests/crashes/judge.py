@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from strata.checkpoint.verifying import verify
-from strata.client.checkpoints import CheckpointManager
-from strata.core.records import CheckpointState
+from strata.checkpoint.restore.verify import verify
+from strata.client.checkpoints.manager import CheckpointManager
+from strata.core.kv.records import CheckpointState
 from strata.errors import StrataError
 from tests.crashes.program import KEPT, STEPS, state_of
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from strata.checkpoint.catalog import SaveRequest
-from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.saving import Saver
-from strata.checkpoint.writer import AsyncCheckpointWriter
-from strata.client.checkpoint_retention import retain
-from strata.core.checkpoint_records import Keep
-from strata.core.records import CheckpointType
+from strata.checkpoint.catalog.local import LocalCatalog
+from strata.checkpoint.catalog.protocol import SaveRequest
+from strata.checkpoint.save.saver import Saver
+from strata.checkpoint.save.writer import AsyncCheckpointWriter
+from strata.checkpoint.storage.local_storage import LocalStorage
+from strata.client.checkpoints.retention import retain
+from strata.core.checkpoints.references import Keep
+from strata.core.kv.records import CheckpointType
 
 TYPES = {
     20: CheckpointType.FULL,

@@ -25,12 +25,12 @@ DISTRIBUTION_OF = {
 BASE_ONLY = ("client", "session", "checkpoint", "data", "wire", "core", "config", "errors", "v1")
 """What a trainer imports. It may use an extra only inside a function, where that extra is asked for."""
 OF_AN_EXTRA = (
-    "checkpoint/s3_control.py",
-    "checkpoint/s3_errors.py",
-    "checkpoint/s3_storage.py",
-    "checkpoint/s3_upload.py",
+    "checkpoint/storage/s3_control.py",
+    "checkpoint/storage/s3_errors.py",
+    "checkpoint/storage/s3_storage.py",
+    "checkpoint/storage/s3_upload.py",
 )
-"""What such a function imports: `strata.checkpoint.opening`, when a storage is in S3."""
+"""What such a function imports: `strata.checkpoint.storage.opening`, when a storage is in S3."""
 
 
 def names(requirements: list[str]) -> set[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from strata.client import CoordinatorClient
-from strata.launch.etcd_binary import find_etcd
-from strata.launch.ports import free_ports
+from strata.devcluster.etcd_binary import find_etcd
+from strata.devcluster.ports import free_ports
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, GetJobRequest
 from tests.processes import Record, Talker
 

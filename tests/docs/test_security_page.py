@@ -9,9 +9,9 @@ from strata.config import CoordinatorConfig
 from strata.config.loading import settings
 from strata.coordinator.calls.pages import ANSWER_BYTES
 from strata.coordinator.calls.watches import QUEUE_EVENTS
-from strata.core.authority import RULES, Role
-from strata.core.debts import DebtLimits
-from strata.core.rates import MOST_OPEN, RATE
+from strata.core.access.authority import RULES, Role
+from strata.core.access.rate_limits import MOST_OPEN, RATE
+from strata.core.access.unsent_answers import DebtLimits
 from strata.session.link import MAX_MESSAGE_BYTES
 from strata.session.served import Limits
 from strata.wire.streams import OUTBOX_LIMIT, SERVED_BYTES

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from strata.launch.children import Child
-from strata.launch.ports import free_port
+from strata.devcluster.ports import free_port
+from strata.processes.children import Child
 from tests.processes import LIMIT_S
 
 FLAGS = (

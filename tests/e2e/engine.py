@@ -24,7 +24,7 @@ from docker.models.containers import Container
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from testcontainers.core.docker_client import DockerClient
 
-from strata.launch.children import Child
+from strata.processes.children import Child
 from tests.processes import Record
 
 START_S = 60.0

@@ -21,7 +21,7 @@ from docker.errors import ContainerError
 from docker.models.containers import Container
 from testcontainers.compose import DockerCompose
 
-from strata.launch.ports import free_ports
+from strata.devcluster.ports import free_ports
 from tests.cluster_fixtures import RANKS, Nodes, run_strata
 from tests.e2e.conftest import DEPLOY
 from tests.e2e.engine import Engine

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from strata.launch.children import Child
-from strata.launch.local_cluster import LocalCluster
+from strata.devcluster.local_cluster import LocalCluster
+from strata.processes.children import Child
 from tests.cluster_fixtures import StartCluster
 from tests.conftest import ROOT, need
 from tests.e2e.browser import Browser, browsing

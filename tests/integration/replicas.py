@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import grpc.aio
 
-from strata.launch.children import Child
-from strata.launch.etcd_cluster import EtcdCluster
-from strata.launch.ports import free_ports
+from strata.devcluster.etcd_cluster import EtcdCluster
+from strata.devcluster.ports import free_ports
+from strata.processes.children import Child
 from strata.session.link import Link
 from strata.v1.admin_pb2 import GetStatusRequest, GetStatusResponse
 from strata.v1.admin_pb2_grpc import AdminStub

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from strata.devcluster.local_cluster import LocalCluster
 from strata.errors import StrataError
-from strata.launch.local_cluster import LocalCluster
 from tests.rank_kills.drive import ROOT, Broken, Drive
 from tests.rank_kills.plan import make_plan
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from strata.client import CoordinatorClient
-from strata.launch.local_cluster import LocalCluster
+from strata.devcluster.local_cluster import LocalCluster
 from strata.v1.checkpoints_pb2 import CHECKPOINT_STATE_COMMITTED, CheckpointType
 from tests.processes import Record, Talker
 from tests.rank_kills import judge

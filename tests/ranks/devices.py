@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
 from strata.integrations.jax import Pytree
 from tests.ranks.saying import say
 

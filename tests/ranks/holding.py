@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import strata
-from strata.core.save_hold import SaveHold
+from strata.core.stop.save_hold import SaveHold
 from tests.ranks.saying import say
 
 

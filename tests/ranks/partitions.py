@@ -28,8 +28,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from strata.client.checkpoint_port import SessionPort
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
+from strata.client.checkpoints.port import SessionPort
 from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter
 from strata.integrations.dcp.relay import BorrowedPort, Loan, lend
 from strata.v1.worlds_pb2 import RestorePoint

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 
-import strata.client.joining
+import strata.client.rank.connect
 import strata.training.orchestrator  # noqa: F401  # as said above
 from tests.ranks import stopping
 from tests.ranks.saying import say

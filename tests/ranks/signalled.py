@@ -13,7 +13,7 @@ import threading
 import time
 from types import FrameType
 
-from strata.training.signals import PreemptSignals
+from strata.training.stop.signals import PreemptSignals
 from tests.ranks.saying import say
 
 

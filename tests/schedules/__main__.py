@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from strata.launch.local_cluster import LocalCluster
+from strata.devcluster.local_cluster import LocalCluster
 from tests.ranks.learning import reference
 from tests.schedules.drive import ROOT, Drive
 from tests.schedules.judge import History, judge

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from strata.client import CoordinatorClient
 from strata.core.exit_codes import PREEMPTED
+from strata.devcluster.local_cluster import LocalCluster
 from strata.errors import StrataError
-from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_PAUSED, STOP_ACTION_PREEMPT
 from tests.processes import Record, Talker, gone
 from tests.schedules.judge import History, Looked, NodeEnd

@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.sim.batch import HASH_SEED, Summary, summary
 from tests.sim.run import Result, as_json, run_seed
+from tests.sim.seeds.batch import HASH_SEED, Summary, summary
 
 LONG = 100
 """From so many seeds on, every class of faults must have taken effect."""

@@ -8,21 +8,21 @@ from collections.abc import Callable
 from functools import partial
 
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys
-from strata.core.records import BarrierOutcome, Worker
-from strata.core.txn import Delete, Txn
-from strata.core.view import View
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import BarrierOutcome, Worker
+from strata.core.kv.txn import Delete, Txn
+from strata.core.kv.view import View
 from strata.errors import StrataError
 from strata.testing.links import Switchboard
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call
 from strata.testing.replicas import MemoryReplica
 from tests.sim.etcd import Line
-from tests.sim.history import History
-from tests.sim.judge import Death, Judge
-from tests.sim.members import JOB, REPLICAS, Member
+from tests.sim.judges.history import History
+from tests.sim.judges.judge import Death, Judge
+from tests.sim.judges.transactions import is_of_the_past
+from tests.sim.programs.members import JOB, REPLICAS, Member
 from tests.sim.trace import Trace
-from tests.sim.transactions import is_of_the_past
 
 WORKERS = {f"w{number}": 1 if number < 8 else 2 for number in range(10)}
 """The workers and their slots."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.sim.batch import pool
 from tests.sim.run import Result, run_seed
+from tests.sim.seeds.batch import pool
 
 Run = Callable[[int], Result]
 

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from strata.core.txn import Txn, WatchBatch
+from strata.core.kv.txn import Txn, WatchBatch
 from strata.testing.network import Call, Fate
 
 

@@ -16,7 +16,7 @@ from strata.testing.links import host_of
 from strata.testing.replicas import MemoryReplica
 from tests.sim import rank_faults
 from tests.sim.cluster import Cluster
-from tests.sim.members import REPLICAS, Member
+from tests.sim.programs.members import REPLICAS, Member
 
 Act = Callable[[Cluster, random.Random], Awaitable[bool]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 
-from tests.sim.agents import SimulatedAgent
 from tests.sim.cluster import Cluster
-from tests.sim.ranks import DETECT_S, GRACE_S, RankProcess
+from tests.sim.programs.agents import SimulatedAgent
+from tests.sim.programs.ranks import DETECT_S, GRACE_S, RankProcess
 
 
 def some_agent(c: Cluster, rng: random.Random) -> SimulatedAgent | None:

@@ -15,9 +15,9 @@ import structlog
 from strata.testing import virtual_time
 from tests.sim.cluster import Cluster
 from tests.sim.faults import FAULTS, Fault
-from tests.sim.keeping import Keeper, is_kept
-from tests.sim.operating import Operator, is_operated
-from tests.sim.stops import saves_first
+from tests.sim.judges.stops import saves_first
+from tests.sim.programs.maintenance import Keeper, is_kept
+from tests.sim.programs.operator import Operator, is_operated
 from tests.sim.trace import Trace
 
 WARM_UP_S = 4.0

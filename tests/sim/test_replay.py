@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from strata.launch.children import Child
+from strata.processes.children import Child
 from tests.conftest import ROOT
 from tests.sim.run import run_seed
 

@@ -18,7 +18,7 @@ import threading
 import time
 from functools import partial
 
-from tests.sim import revisions
+from tests.sim.seeds import revisions
 from tests.soak import campaigns
 from tests.soak.campaigns import Campaign
 from tests.soak.ledger import LEDGER, Ledger, change

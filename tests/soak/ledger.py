@@ -17,7 +17,7 @@ from pathlib import Path
 LEDGER = Path(__file__).with_name("ledger.tsv")
 HEAD = (
     "# What long runs have tried (tests/soak/ledger.py). Written by `make soak`; an open line is also written by",
-    "# tests/sim/test_fresh_seeds.py. Seconds are virtual ones for the simulation. `-`: none, or not known.",
+    "# tests/sim/seeds/test_fresh_seeds.py. Seconds are virtual ones for the simulation. `-`: none, or not known.",
     "# span\tcampaign\tfirst\tlast\tcommit\teffective faults\tseconds\tfailed seeds",
     "# open\tcampaign\tseed\tcommit\twhat broke",
 )

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from strata.launch.children import Child
-from tests.sim import revisions
+from strata.processes.children import Child
+from tests.sim.seeds import revisions
 from tests.soak.campaigns import Campaign, Outcome, Turn
 from tests.soak.ledger import Ledger, Open, Span, change
 

@@ -16,9 +16,9 @@ from scripts.check_tree import private_names
         "from strata.coordinator.main import _name",
         "from strata.coordinator._main import name",
         "import strata._main",
-        "from strata.core.datasets import (\n    MAX_SHARDS,\n    _divided,\n)",
+        "from strata.core.datasets.assignment import (\n    MAX_SHARDS,\n    _divided,\n)",
         'monkeypatch.setattr(local_file, "_libc", None)',
-        'monkeypatch.setattr("strata.client.fork._user", None)',
+        'monkeypatch.setattr("strata.session.fork._user", None)',
         'getattr(manager, "_storage")',
     ],
 )

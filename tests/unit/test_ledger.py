@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim import fresh, revisions
+from tests.sim.seeds import fresh, revisions
 from tests.soak.ledger import LEDGER, Ledger, Open, Span, change
 
 

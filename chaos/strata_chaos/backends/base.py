@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from strata.config import Credentials
+from strata.devcluster.local_cluster import LocalCluster
+from strata.devcluster.placement import Placement
 from strata.etcd import TlsConfig
-from strata.launch.local_cluster import LocalCluster
-from strata.launch.placement import Placement
 from strata_chaos.scenario import Topology
 
 Say = Callable[[str], None]

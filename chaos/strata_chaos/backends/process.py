@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from strata.launch.placement import HOST
+from strata.devcluster.placement import HOST
 from strata_chaos.backends.base import Host, Say, Site
 from strata_chaos.backends.start import part_names, start
 from strata_chaos.scenario import Topology

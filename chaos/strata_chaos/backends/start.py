@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from strata.config import Credentials
-from strata.launch.local_cluster import LocalCluster
+from strata.devcluster.local_cluster import LocalCluster
 from strata_chaos.backends.base import Host, Network, Say, Site
-from strata_chaos.backends.papers import Papers
+from strata_chaos.backends.certificates import Papers
 from strata_chaos.scenario import Topology
 
 PLAINTEXT: Final = Credentials(insecure=True)

@@ -14,10 +14,10 @@ from strata_chaos.checkers.barriers import Barriers
 from strata_chaos.checkers.catalog import Catalog
 from strata_chaos.checkers.findings import Checker, Findings, Violation
 from strata_chaos.checkers.leadership import Leadership
-from strata_chaos.checkers.registry import Registry
 from strata_chaos.checkers.restores import Restores
 from strata_chaos.checkers.samples import Samples
 from strata_chaos.checkers.watches import Watches
+from strata_chaos.checkers.worker_registry import Registry
 from strata_chaos.checkers.worlds import Worlds
 
 ALL: Final[tuple[Callable[[], Checker], ...]] = (

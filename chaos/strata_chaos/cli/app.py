@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from strata.cli.output import print_error
+from strata.cli.console.output import print_error
 from strata.errors import StrataError
 from strata_chaos.cli import check, listing
 from strata_chaos.cli import run as run_command

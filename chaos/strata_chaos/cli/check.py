@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from strata.cli.output import Json
+from strata.cli.console.output import Json
 
 
 def check(
@@ -20,8 +20,9 @@ def check(
 
     Example: strata-chaos check .strata/chaos/smoke-1-process
     """
-    from strata_chaos import report, runner  # noqa: PLC0415  # each command pays for its own imports
-    from strata_chaos.folder import RunFolder  # noqa: PLC0415
+    from strata_chaos.judgement import report  # noqa: PLC0415  # each command pays for its own imports
+    from strata_chaos.run import runner  # noqa: PLC0415  # each command pays for its own imports
+    from strata_chaos.run.folder import RunFolder  # noqa: PLC0415
 
     result = runner.check(RunFolder.open(folder))
     sys.stdout.write(json.dumps(report.body(result), indent=2) + "\n" if as_json else report.text(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from strata.cli.output import Json, print_table
+from strata.cli.console.output import Json, print_table
 
 
 def list_(as_json: Json = False) -> None:

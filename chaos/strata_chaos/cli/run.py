@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from strata.cli.output import Json
+from strata.cli.console.output import Json
 from strata.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strata_chaos.report import Result
-    from strata_chaos.runner import Wish
+    from strata_chaos.judgement.report import Result
+    from strata_chaos.run.runner import Wish
 
 OUT = Path(".strata/chaos")
 LONGEST_S = 1e6
@@ -57,9 +57,10 @@ def run(
 
     Example: strata-chaos run --scenario smoke --seed 1 --duration 120
     """
-    from strata_chaos import report, runner  # noqa: PLC0415  # as in check
-    from strata_chaos import rounds as all_rounds  # noqa: PLC0415
     from strata_chaos import scenario as scenarios  # noqa: PLC0415
+    from strata_chaos.judgement import report  # noqa: PLC0415  # as in check
+    from strata_chaos.run import rounds as all_rounds  # noqa: PLC0415
+    from strata_chaos.run import runner  # noqa: PLC0415  # as in check
 
     chosen = scenarios.find(scenario)
     duration_s = _duration(duration, chosen.duration_s)
@@ -95,8 +96,8 @@ def run(
 
 def _one(wish: Wish, out: Path, *, keep: bool, quiet: bool) -> Result:
     """Run one wish in a new folder, and say how it goes on."""
-    from strata_chaos import runner  # noqa: PLC0415
-    from strata_chaos.folder import RunFolder  # noqa: PLC0415
+    from strata_chaos.run import runner  # noqa: PLC0415
+    from strata_chaos.run.folder import RunFolder  # noqa: PLC0415
 
     console = Console(stderr=quiet, highlight=False, emoji=False, soft_wrap=True)
     begin = time.monotonic()

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from strata_chaos.system import System
+from strata_chaos.run.system import System
 
 
 class NoTarget(Exception):

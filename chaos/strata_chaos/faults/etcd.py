@@ -8,7 +8,7 @@ from typing import Final
 
 from strata.errors import Unavailable
 from strata_chaos.faults.base import Effect, NoTarget, Wound
-from strata_chaos.system import System, chosen
+from strata_chaos.run.system import System, chosen
 
 
 class LeaderChange:

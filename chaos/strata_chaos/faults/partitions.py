@@ -15,7 +15,7 @@ from typing import Final
 
 from strata_chaos.backends.base import Network, Rule
 from strata_chaos.faults.base import Effect, NoTarget, Wound
-from strata_chaos.system import System, chosen
+from strata_chaos.run.system import System, chosen
 
 Draw = Callable[[System, random.Random], Awaitable[tuple[tuple[str, ...], list[Rule]]]]
 

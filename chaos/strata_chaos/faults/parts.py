@@ -11,11 +11,11 @@ import select
 import signal
 from typing import Protocol
 
-from strata.launch.children import Child
-from strata.launch.etcd_member import EtcdMember
-from strata.launch.local_cluster import LocalCoordinator
-from strata.launch.polling import until
-from strata_chaos.roster import Target, stat_of
+from strata.devcluster.etcd_member import EtcdMember
+from strata.devcluster.local_cluster import LocalCoordinator
+from strata.devcluster.polling import until
+from strata.processes.children import Child
+from strata_chaos.run.roster import Target, stat_of
 
 _GONE_S = 5.0
 _POLL_S = 0.01

@@ -16,7 +16,7 @@ from typing import Final
 
 from strata_chaos.faults.base import Effect, NoTarget, Wound
 from strata_chaos.faults.parts import CoordinatorPart, EtcdPart, Part, WorkloadPart
-from strata_chaos.system import System, chosen
+from strata_chaos.run.system import System, chosen
 
 Choose = Callable[[System, random.Random], Awaitable[list[Part]]]
 

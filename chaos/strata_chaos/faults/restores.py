@@ -22,10 +22,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from strata.devcluster.local_cluster import LocalCoordinator
 from strata.errors import Unavailable
-from strata.launch.local_cluster import LocalCoordinator
 from strata_chaos.faults.base import Effect, NoTarget, Wound
-from strata_chaos.system import System
+from strata_chaos.run.system import System
 
 MORE: Final = 2
 """How many checkpoints are to be committed after the backup."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from strata import CoordinatorClient
 from strata.errors import Conflict, StaleGeneration, StaleIncarnation, StrataError, Unavailable
-from strata.launch.children import Child
+from strata.processes.children import Child
 from strata_chaos.workloads import joining
 from strata_chaos.workloads.program import Fleet, Options, Stop, Workload, main
 from strata_chaos.workloads.recording import Recorder

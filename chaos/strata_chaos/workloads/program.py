@@ -23,7 +23,7 @@ from typing import Final
 
 from strata.client import CoordinatorClient
 from strata.errors import NotFound, StrataError, Unavailable
-from strata.launch.children import Child
+from strata.processes.children import Child
 from strata.v1.worlds_pb2 import JobSpec
 from strata_chaos.history import HistoryWriter
 from strata_chaos.workloads.recording import Recorder

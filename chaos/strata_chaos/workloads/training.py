@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Final
 
-from strata.launch.children import Child
+from strata.processes.children import Child
 from strata_chaos.workloads.program import STOP_S, Options, Stop, Workload, main
 from strata_chaos.workloads.recording import Recorder
 from strata_chaos.workloads.training_rank import HISTORY

@@ -14,11 +14,11 @@ import sys
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
-from strata.client.channel import Connection, connected
-from strata.client.endpoints import parse_endpoints
 from strata.config import Credentials
 from strata.core.timing import Timing
 from strata.errors import ClusterRestored, StrataError
+from strata.session.endpoints import parse_endpoints
+from strata.transport.channel import Connection, connected
 from strata.v1.common_pb2 import Token
 from strata.v1.watch_pb2 import WatchRequest, WatchResponse
 from strata.v1.watch_pb2_grpc import WatchStub

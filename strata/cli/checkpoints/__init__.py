@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import typer
 
-from strata.cli.checkpoints import keeping, listing, moving, policy, proving
+from strata.cli.checkpoints import copying, listing, policy, retention, verification
 
 app = typer.Typer(
     help="List, show, verify, compare, keep, delete and move checkpoints.", no_args_is_help=True
 )
 app.command("list")(listing.list_checkpoints)
 app.command("show")(listing.show)
-app.command("verify")(proving.verify_checkpoints)
-app.command("diff")(proving.diff)
-app.command("pin")(keeping.pin)
-app.command("unpin")(keeping.unpin)
-app.command("tag")(keeping.tag)
-app.command("untag")(keeping.untag)
-app.command("delete")(keeping.delete)
-app.command("gc")(keeping.collect)
-app.command("export")(moving.export_checkpoint)
-app.command("import")(moving.import_file)
-app.command("fork")(moving.fork)
-app.command("repair")(moving.repair)
+app.command("verify")(verification.verify_checkpoints)
+app.command("diff")(verification.diff)
+app.command("pin")(retention.pin)
+app.command("unpin")(retention.unpin)
+app.command("tag")(retention.tag)
+app.command("untag")(retention.untag)
+app.command("delete")(retention.delete)
+app.command("gc")(retention.collect)
+app.command("export")(copying.export_checkpoint)
+app.command("import")(copying.import_file)
+app.command("fork")(copying.fork)
+app.command("repair")(copying.repair)
 app.command("retention")(policy.retention)
 app.command("rewind")(policy.rewind)

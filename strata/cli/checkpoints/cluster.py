@@ -15,17 +15,17 @@ from typing import Any, Final
 
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from strata.checkpoint import root
-from strata.checkpoint.catalog import CheckpointMetadata
-from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.removal import remove_objects
-from strata.checkpoint.sink import Storage
+from strata.checkpoint.catalog.protocol import CheckpointMetadata
+from strata.checkpoint.format.marker import NAME as MARKER
+from strata.checkpoint.storage import root
+from strata.checkpoint.storage.removal import remove_objects
+from strata.checkpoint.storage.sink import Storage
 from strata.cli.checkpoints.garbage import Garbage
-from strata.cli.checkpoints.root_shelf import open_storage
-from strata.cli.output import message_as_dict
+from strata.cli.checkpoints.root_listing import open_storage
+from strata.cli.console.output import message_as_dict
 from strata.client import CoordinatorClient
-from strata.client.checkpoint_catalog import metadata_of
-from strata.client.checkpoint_readers import ReaderKey
+from strata.client.checkpoints.catalog import metadata_of
+from strata.client.checkpoints.reader_lease import ReaderKey
 from strata.errors import (
     CheckpointError,
     CheckpointNotFound,

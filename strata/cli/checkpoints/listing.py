@@ -8,19 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from strata.checkpoint.catalog import CheckpointMetadata
-from strata.checkpoint.comparing import plain_values
-from strata.checkpoint.manifest import Manifest, RankManifest
-from strata.checkpoint.marker import read_manifest, read_rank_manifests
-from strata.cli.checkpoints.looking import Looking, on_shelf
+from strata.checkpoint.catalog.protocol import CheckpointMetadata
+from strata.checkpoint.format.manifest import Manifest, RankManifest
+from strata.checkpoint.format.marker import read_manifest, read_rank_manifests
+from strata.checkpoint.restore.diff import plain_values
+from strata.cli.checkpoints.inspection import Looking, on_shelf
 from strata.cli.checkpoints.where import Shelf, Which, chosen
-from strata.cli.output import (
+from strata.cli.console.output import (
     Json,
     print_table,
     print_values,
     size,
 )
-from strata.core.records import CheckpointState
+from strata.core.kv.records import CheckpointState
 from strata.errors import Refused
 
 Tensors = Annotated[bool, typer.Option("--tensors", help="List every tensor, too.")]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.checkpoints.keeping import Yes, whoever
-from strata.cli.checkpoints.looking import Looking, on_catalog
+from strata.cli.checkpoints.inspection import Looking, on_catalog
+from strata.cli.checkpoints.retention import Yes, whoever
 from strata.cli.checkpoints.where import Which, chosen
-from strata.cli.output import (
+from strata.cli.console.output import (
     Json,
     print_json,
     print_table,

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from strata.checkpoint.catalog import CheckpointMetadata
-from strata.checkpoint.sink import Storage
+from strata.checkpoint.catalog.protocol import CheckpointMetadata
+from strata.checkpoint.storage.sink import Storage
 from strata.cli.checkpoints.garbage import Garbage
-from strata.cli.checkpoints.root_shelf import StorageShelf, storage_shelf
+from strata.cli.checkpoints.root_listing import StorageShelf, storage_shelf
 from strata.config import Credentials
-from strata.core.records import CheckpointState
+from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointNotFound, InvalidArgument
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from strata.cli.checks.etcd import RESTORE_AGAIN, etcd_version
 from strata.cli.checks.finding import Finding, fail, ok, warn
 from strata.cli.checks.machine import NTP
-from strata.cli.etcd_remedies import UNKNOWN, Connection, restore_commands
+from strata.cli.etcd.remedies import UNKNOWN, Connection, restore_commands
 from strata.cli.status import readiness
 from strata.client import CoordinatorClient, parse_endpoints
 from strata.config import Credentials
-from strata.core.lineage import RESTORING, THE_WAY_BACK, WENT_BACK
-from strata.core.registration import DEFAULT_JOB
+from strata.core.members.registration import DEFAULT_JOB
+from strata.core.restore.lineage import RESTORING, THE_WAY_BACK, WENT_BACK
 from strata.errors import StrataError, Unavailable
 
 if TYPE_CHECKING:

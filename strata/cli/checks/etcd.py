@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Final
 
 from strata.cli.checks.finding import Finding, fail, ok, warn
-from strata.cli.etcd_access import open_store
-from strata.cli.etcd_remedies import (
+from strata.cli.etcd.access import open_store
+from strata.cli.etcd.remedies import (
     Connection,
     backup_command,
     corrupt_remedy,
     no_space_remedy,
     restore_commands,
 )
-from strata.client import loop
+from strata.client import event_loop
 from strata.config import CoordinatorConfig, split_address
 from strata.controlplane.record import recorded_backup
-from strata.core.backup_record import Backup
-from strata.core.etcd_version import EtcdVersion, Fitness, judge
-from strata.core.keys import ClusterKeys
-from strata.core.lineage import RESTORING
-from strata.core.records import PoisonRecord, decode
-from strata.core.restoring_record import Restoring
-from strata.core.txn import Range
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import PoisonRecord, decode
+from strata.core.kv.txn import Range
+from strata.core.leadership.etcd_version import EtcdVersion, Fitness, judge
+from strata.core.restore.backup_record import Backup
+from strata.core.restore.lineage import RESTORING
+from strata.core.restore.restoring_record import Restoring
+from strata.devcluster.ports import is_free
 from strata.errors import StrataError
 from strata.etcd import EtcdStore, MemberStatus
-from strata.launch.ports import is_free
 from strata.observe.words import age, size
 
 FULL: Final = 0.7
@@ -47,7 +47,7 @@ def etcd(
     `file` is where `config` comes from; `roots` are for the command that restores the control plane.
     """
     # in the loop that asks the coordinators: gRPC complains of a loop that has ended while it had events for it
-    return loop.shared().call(_etcd(config, Connection.of(config, file), timeout_s, roots))
+    return event_loop.shared().call(_etcd(config, Connection.of(config, file), timeout_s, roots))
 
 
 async def _etcd(

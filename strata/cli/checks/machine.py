@@ -17,10 +17,10 @@ from typing import Final
 
 from strata.agent.addresses import address_towards
 from strata.cli.checks.finding import Finding, fail, ok, warn
-from strata.cli.extras import SERVER_HINT, missing_server_modules
+from strata.cli.console.extras import SERVER_HINT, missing_server_modules
 from strata.client import parse_endpoints
-from strata.client.name_lookup import ADVICE, SLOW_S, lookup_s
 from strata.errors import StrataError
+from strata.transport.name_lookup import ADVICE, SLOW_S, lookup_s
 
 FILES_WANTED: Final = 4096
 NTP: Final = ("timedatectl set-ntp true", "chronyc makestep")

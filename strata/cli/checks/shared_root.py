@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from strata.checkpoint.local_file import sync_folder
+from strata.checkpoint.storage.local_file import sync_folder
 from strata.cli.checks.finding import Finding, ok, warn
 from strata.cli.checks.mounts import PAGE, Mount
 from strata.documents.parsing import NOTE, json_object

@@ -19,15 +19,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from strata.checkpoint import root as roots
-from strata.checkpoint.local_file import open_direct, sync_folder
-from strata.checkpoint.opening import open_storage
-from strata.checkpoint.place import Place, S3Place, parse_place
-from strata.checkpoint.sink import Storage, write_whole
+from strata.checkpoint.storage import root as roots
+from strata.checkpoint.storage.local_file import open_direct, sync_folder
+from strata.checkpoint.storage.opening import open_storage
+from strata.checkpoint.storage.place import Place, S3Place, parse_place
+from strata.checkpoint.storage.sink import Storage, write_whole
 from strata.cli.checks.finding import Finding, fail, ok, warn
 from strata.cli.checks.mounts import PAGE, Mount, mount_findings, mount_of
 from strata.cli.checks.shared_root import shared_findings
-from strata.core.lineage import lineage
+from strata.core.restore.lineage import lineage
 from strata.errors import StrataError
 from strata.observe.words import size
 

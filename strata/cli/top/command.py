@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.completion import complete_jobs
-from strata.cli.credentials import connecting
-from strata.cli.output import DEFAULT_ENDPOINTS, DEFAULT_TIMEOUT_S, Endpoints, Json, TimeoutS, print_values
+from strata.cli.console.completion import complete_jobs
+from strata.cli.console.credentials import connecting
+from strata.cli.console.output import (
+    DEFAULT_ENDPOINTS,
+    DEFAULT_TIMEOUT_S,
+    Endpoints,
+    Json,
+    TimeoutS,
+    print_values,
+)
 from strata.config import Credentials
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from strata.coordinator.context import ReplicaContext
-from strata.core.barriers import BarrierBook, BarrierKey, OpenRound, decide_arrived, writer_delay_ms
+from strata.core.barriers.outcomes import BarrierBook, BarrierKey, OpenRound, decide_arrived, writer_delay_ms
 from strata.core.ids import InstanceId
 from strata.core.job import JobView
-from strata.core.txn import Decision
-from strata.core.view import View
+from strata.core.kv.txn import Decision
+from strata.core.kv.view import View
 from strata.errors import StrataError
 from strata.observe import get_logger
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from strata.core.barriers import BarrierBook, BarrierKey
+from strata.core.barriers.outcomes import BarrierBook, BarrierKey
 from strata.v1 import barriers_pb2
 from strata.wire import barriers as wire
 

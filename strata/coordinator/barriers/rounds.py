@@ -23,7 +23,8 @@ from strata.coordinator.barriers.counters import Counters
 from strata.coordinator.barriers.forwarding import Forwarding
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.view.rank_indexes import RankIndexes
-from strata.core.barriers import (
+from strata.core.access.rate_limits import Seldom
+from strata.core.barriers.outcomes import (
     Arrival,
     BarrierBook,
     BarrierKey,
@@ -34,10 +35,9 @@ from strata.core.barriers import (
 )
 from strata.core.ids import InstanceId
 from strata.core.job import JobView
-from strata.core.rates import Seldom
-from strata.core.records import PoisonRecord
-from strata.core.txn import Decision
-from strata.core.view import View
+from strata.core.kv.records import PoisonRecord
+from strata.core.kv.txn import Decision
+from strata.core.kv.view import View
 from strata.errors import Refused, StaleGeneration, StrataError, Unavailable
 from strata.observe import get_logger
 from strata.v1 import barriers_pb2

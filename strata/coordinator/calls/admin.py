@@ -8,17 +8,17 @@ from typing import Final
 from strata.coordinator.calls.pages import ANSWER_BYTES
 from strata.coordinator.calls.table import Row
 from strata.coordinator.context import ReadResource, ReplicaContext
-from strata.coordinator.etcd_members import EtcdMember
+from strata.coordinator.etcd.members import EtcdMember
 from strata.coordinator.peers.registry import UNHEARD
-from strata.core import records
-from strata.core.authority import Identity
-from strata.core.coordinator_record import Coordinator
-from strata.core.coordinators import decide_forget, is_known, unreachable
+from strata.core.access.authority import Identity
 from strata.core.ids import InstanceId, checked_id
 from strata.core.job import job_names
-from strata.core.leadership import leader_of
-from strata.core.txn import Decision
-from strata.core.view import Entry, View
+from strata.core.kv import records
+from strata.core.kv.txn import Decision
+from strata.core.kv.view import Entry, View
+from strata.core.leadership.coordinator_record import Coordinator
+from strata.core.leadership.coordinators import decide_forget, is_known, unreachable
+from strata.core.leadership.leader import leader_of
 from strata.errors import PermissionDenied, QuotaExceeded, Unavailable
 from strata.observe import get_logger, words
 from strata.v1 import admin_pb2

@@ -18,11 +18,11 @@ from strata.coordinator.calls.pages import PAGE_BYTES, fill, page
 from strata.coordinator.calls.table import Row
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.view.rank_indexes import RankIndexes
-from strata.core.authority import Identity
-from strata.core.barriers import Arrival, BarrierKey
+from strata.core.access.authority import Identity
+from strata.core.barriers.outcomes import Arrival, BarrierKey
 from strata.core.job import JobView
-from strata.core.records import BarrierOutcome
-from strata.core.view import Entry
+from strata.core.kv.records import BarrierOutcome
+from strata.core.kv.view import Entry
 from strata.errors import NotFound, Refused, StaleIncarnation, StrataError, Unavailable
 from strata.v1 import barriers_pb2 as pb
 from strata.wire import barriers as wire

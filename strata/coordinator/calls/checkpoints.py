@@ -11,19 +11,19 @@ from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import page
 from strata.coordinator.calls.table import Find, Row, as_it_is, change, settled
 from strata.coordinator.context import ReplicaContext
-from strata.core import checkpoint_pins as pins
-from strata.core import checkpoints as core
-from strata.core.authority import Identity
-from strata.core.checkpoint_chores import decide_adopt
-from strata.core.checkpoint_copies import decide_report_copy
-from strata.core.checkpoint_damage import decide_report_damage
-from strata.core.checkpoint_fork import decide_fork, decide_rewind, find_committed
+from strata.core.access.authority import Identity
+from strata.core.checkpoints import lifecycle as core
+from strata.core.checkpoints import pins
+from strata.core.checkpoints.copies import decide_report_copy
+from strata.core.checkpoints.corruption import decide_report_damage
+from strata.core.checkpoints.fork import decide_fork, decide_rewind, find_committed
+from strata.core.checkpoints.maintenance import decide_adopt
 from strata.core.ids import checked_id
 from strata.core.job import JobView
-from strata.core.records import CheckpointRecord
-from strata.core.save_hold import decide_hold_saves
-from strata.core.txn import Decision
-from strata.core.view import Entry
+from strata.core.kv.records import CheckpointRecord
+from strata.core.kv.txn import Decision
+from strata.core.kv.view import Entry
+from strata.core.stop.save_hold import decide_hold_saves
 from strata.errors import CheckpointNotFound, InvalidArgument, NotFound, StrataError, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.common_pb2 import SavePhase

@@ -9,11 +9,11 @@ from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill, of_state, page
 from strata.coordinator.calls.table import Row, change
 from strata.coordinator.context import ReplicaContext
-from strata.core import datasets as core
-from strata.core.authority import Identity
+from strata.core.access.authority import Identity
+from strata.core.datasets import assignment as core
 from strata.core.job import JobView
-from strata.core.records import Assignment, DatasetSpec
-from strata.core.view import Entry
+from strata.core.kv.records import Assignment, DatasetSpec
+from strata.core.kv.view import Entry
 from strata.errors import InvalidArgument, NotFound
 from strata.v1 import datasets_pb2 as pb
 from strata.wire import datasets as wire

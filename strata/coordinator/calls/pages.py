@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
-from strata.core.view import Entry
+from strata.core.kv.view import Entry
 from strata.errors import InvalidArgument, StaleGeneration
 from strata.wire.pages import merge
 

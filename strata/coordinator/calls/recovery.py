@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strata.checkpoint.manifest import rank_manifest_name
+from strata.checkpoint.format.manifest import rank_manifest_name
 from strata.coordinator.calls.datasets import assignments, pieces
 from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill, of_state
 from strata.coordinator.calls.table import Row
 from strata.coordinator.context import ReplicaContext
-from strata.core.authority import Identity
-from strata.core.datasets import shards_of
+from strata.core.access.authority import Identity
+from strata.core.datasets.assignment import shards_of
 from strata.core.ids import checked_id
-from strata.core.recovery import ranks_of, recovery_point
+from strata.core.worlds.restore_point import ranks_of, recovery_point
 from strata.v1 import recovery_pb2 as pb
 from strata.wire import checkpoints as checkpoint_wire
 from strata.wire import worlds as wire

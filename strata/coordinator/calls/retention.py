@@ -10,15 +10,15 @@ from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill
 from strata.coordinator.calls.table import Row, change
 from strata.coordinator.context import ReplicaContext
-from strata.core import retention_plan
-from strata.core.authority import Identity
-from strata.core.checkpoint_chores import chores
-from strata.core.checkpoint_records import Retention
-from strata.core.checkpoints import Author
+from strata.core.access.authority import Identity
+from strata.core.checkpoints import retention_plan
+from strata.core.checkpoints.lifecycle import Author
+from strata.core.checkpoints.maintenance import chores
+from strata.core.checkpoints.references import Retention
 from strata.core.job import JobView
-from strata.core.records import CheckpointRecord
-from strata.core.txn import Decision
-from strata.core.view import Entry
+from strata.core.kv.records import CheckpointRecord
+from strata.core.kv.txn import Decision
+from strata.core.kv.view import Entry
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1 import retention_pb2 as retention_pb
 from strata.wire import checkpoints as wire

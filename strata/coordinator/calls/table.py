@@ -1,6 +1,6 @@
 """One table from a request to what answers it, for unary calls, the calls of a session and the dashboard.
 
-A row names a method and what answers it; who may call it stands in `core.authority.RULES`. Most methods change one
+A row names a method and what answers it; who may call it stands in `core.access.authority.RULES`. Most methods change one
 job, and are four functions (`change`): decode the request, decide on the view, settle, find what to show. Every
 answer follows the same steps: honour the caller's token, check that it speaks for itself, do the one thing, say in
 the response which revision the caller has now seen.
@@ -17,14 +17,14 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from strata.coordinator.access.permission import check_call, hide_others
 from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.permission import check_call, hide_others
 from strata.coordinator.view import floors
 from strata.coordinator.view.mirror import Mirror
-from strata.core.authority import RULES, Identity, call_name
+from strata.core.access.authority import RULES, Identity, call_name
 from strata.core.job import JobView
-from strata.core.txn import Decision
+from strata.core.kv.txn import Decision
 from strata.errors import InvalidArgument, Refused
 from strata.v1 import session_pb2
 

@@ -16,7 +16,7 @@ from typing import Final
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.view import floors
 from strata.core.ids import Uid
-from strata.core.txn import Event, KeyValue, WatchBatch
+from strata.core.kv.txn import Event, KeyValue, WatchBatch
 from strata.errors import Unavailable
 from strata.v1 import watch_pb2 as pb
 from strata.wire import tokens

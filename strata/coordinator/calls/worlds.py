@@ -12,11 +12,11 @@ from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill, of_state, page
 from strata.coordinator.calls.table import Row, as_it_is, change, settled
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.diagnosis import Told, diagnose_job
-from strata.core.authority import Identity
+from strata.coordinator.status.diagnosis import Told, diagnose_job
+from strata.core.access.authority import Identity
 from strata.core.job import JobView, World, job_names
 from strata.core.job_requests import decide_delete, decide_resume, decide_scale
-from strata.core.stopping import decide_stop
+from strata.core.stop.requests import decide_stop
 from strata.errors import InvalidArgument, StaleGeneration
 from strata.v1 import worlds_pb2
 from strata.wire import worlds as wire

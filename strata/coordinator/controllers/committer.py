@@ -10,13 +10,13 @@ from __future__ import annotations
 from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
-from strata.core.checkpoint_copies import next_tier
-from strata.core.checkpoints import decide_commit
+from strata.core.checkpoints.copies import next_tier
+from strata.core.checkpoints.lifecycle import decide_commit
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys, JobKeys
-from strata.core.records import CheckpointState
-from strata.core.txn import Decision
-from strata.core.view import View
+from strata.core.kv.keys import ClusterKeys, JobKeys
+from strata.core.kv.records import CheckpointState
+from strata.core.kv.txn import Decision
+from strata.core.kv.view import View
 
 
 class Committer(JobController):

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from strata.coordinator.etcd_members import EtcdMember
+from strata.coordinator.etcd.members import EtcdMember
 from strata.coordinator.view.mirror import Mirror
-from strata.core.store import Store
-from strata.core.txn import WatchBatch
+from strata.core.kv.store import Store
+from strata.core.kv.txn import WatchBatch
 from strata.observe import get_logger
 
 log = get_logger()

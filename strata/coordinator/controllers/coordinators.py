@@ -10,9 +10,9 @@ from typing import Final
 
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
-from strata.core.coordinators import plan_list
-from strata.core.keys import ClusterKeys
-from strata.core.txn import WatchBatch
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.txn import WatchBatch
+from strata.core.leadership.coordinators import plan_list
 
 EVERY_S: Final = 30.0
 AGAIN_S: Final = 0.1

@@ -7,9 +7,9 @@ from typing import Final
 from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
-from strata.core.datasets import plan_assignment
+from strata.core.datasets.assignment import plan_assignment
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys
+from strata.core.kv.keys import ClusterKeys
 from strata.observe import get_logger
 
 log = get_logger()

@@ -23,9 +23,9 @@ from strata.core.housekeeping import (
     plan_orphans,
 )
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.txn import Event, Plan, WatchBatch
 from strata.core.timing import Timing
-from strata.core.txn import Event, Plan, WatchBatch
 from strata.observe import get_logger
 
 log = get_logger()

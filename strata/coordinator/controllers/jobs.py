@@ -13,8 +13,8 @@ from typing import ClassVar, Final
 from strata.coordinator.controllers.loop import Backoff, report
 from strata.coordinator.view.mirror import Mirror
 from strata.core.job import job_names
-from strata.core.keys import ClusterKeys
-from strata.core.txn import WatchBatch
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.txn import WatchBatch
 from strata.errors import NotLeader
 
 EVERY_S: Final = 30.0

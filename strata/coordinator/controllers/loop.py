@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
-from strata.core.txn import WatchBatch
+from strata.core.kv.txn import WatchBatch
 from strata.errors import NotLeader, StrataError
 from strata.observe import get_logger
 

@@ -13,11 +13,11 @@ from typing import Final
 from strata.coordinator.controllers.jobs import JobController
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
-from strata.core.checkpoint_damage import next_confirmation
+from strata.core.checkpoints.corruption import next_confirmation
+from strata.core.checkpoints.retention_plan import next_tombstone
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys
-from strata.core.retention_plan import next_tombstone
-from strata.core.txn import Decision
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.txn import Decision
 from strata.observe import get_logger
 
 log = get_logger()

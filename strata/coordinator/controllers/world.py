@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from strata.coordinator.controllers.jobs import JobController
-from strata.coordinator.leadership.heartbeat import Heartbeat
+from strata.coordinator.leadership.controller_watchdog import Heartbeat
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
-from strata.core.agreement import STOP_BARRIER
-from strata.core.checkpoints import decide_close
+from strata.core.checkpoints.lifecycle import decide_close
 from strata.core.housekeeping import first_seen
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys, JobKeys
-from strata.core.stopping import revisions
-from strata.core.worlds import WorldPlan, needs_settling, plan_world
+from strata.core.kv.keys import ClusterKeys, JobKeys
+from strata.core.stop.last_step import STOP_BARRIER
+from strata.core.stop.requests import revisions
+from strata.core.worlds.planning import WorldPlan, needs_settling, plan_world
 from strata.observe import get_logger
 
 log = get_logger()

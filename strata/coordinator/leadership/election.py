@@ -1,4 +1,4 @@
-"""Leadership: carries out what `core.leadership` says, and tells the rest of the replica.
+"""Leadership: carries out what `core.leadership.leader` says, and tells the rest of the replica.
 
 The pure part decides every step from (standing, view, time). Here are its hands: the lease and
 its renewal on a store handle of their own, the campaign, the confirmation, the guarded delete.
@@ -12,12 +12,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from strata.coordinator.leadership.heartbeat import Heartbeat
+from strata.coordinator.leadership.controller_watchdog import Heartbeat
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
 from strata.core.ids import Epoch, InstanceId, ReplicaId
-from strata.core.keys import ClusterKeys
-from strata.core.leadership import (
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.store import Store
+from strata.core.kv.txn import Range, Txn, WatchBatch
+from strata.core.leadership.leader import (
     ASKED_TTL_S,
     Act,
     Standing,
@@ -27,8 +29,6 @@ from strata.core.leadership import (
     next_step,
     resign_txn,
 )
-from strata.core.store import Store
-from strata.core.txn import Range, Txn, WatchBatch
 from strata.errors import NotFound, StrataError, Unavailable
 from strata.observe import get_logger
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from strata.config import split_address
-from strata.core.deposition import Probe
+from strata.core.leadership.takeover import Probe
 from strata.errors import ConfigError
 
 CONNECT_S = 0.5

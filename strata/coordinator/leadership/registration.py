@@ -17,11 +17,11 @@ from typing import Final
 
 from strata.coordinator.view.mirror import REFUSED_S, RETRY_S, Mirror
 from strata.core.ids import ReplicaId
-from strata.core.keys import ClusterKeys
-from strata.core.records import Replica, encode
-from strata.core.store import NoSpace, Store
-from strata.core.txn import Decision, Delete, Put, Range, Txn, absent, unchanged
-from strata.core.view import View
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import Replica, encode
+from strata.core.kv.store import NoSpace, Store
+from strata.core.kv.txn import Decision, Delete, Put, Range, Txn, absent, unchanged
+from strata.core.kv.view import View
 from strata.errors import Conflict, NotFound, StrataError, Unavailable
 from strata.observe import get_logger
 

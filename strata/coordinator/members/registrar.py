@@ -12,13 +12,13 @@ import asyncio
 from contextlib import suppress
 
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.keeper import Keeper, Transport
+from strata.coordinator.members.failure_detector import Keeper, Transport
 from strata.core.job import JobView
-from strata.core.members import decide_register
-from strata.core.records import Replica, Worker
-from strata.core.registration import Registration
-from strata.core.txn import Decision, Put, Txn, unchanged
-from strata.core.view import Entry, View
+from strata.core.kv.records import Replica, Worker
+from strata.core.kv.txn import Decision, Put, Txn, unchanged
+from strata.core.kv.view import Entry, View
+from strata.core.members.membership import decide_register
+from strata.core.members.registration import Registration
 from strata.errors import Conflict, StaleIncarnation, Unavailable
 
 ORPHAN_HOLD_S = 15.0

@@ -12,12 +12,12 @@ from strata.coordinator.members.readiness import Readiness
 from strata.coordinator.reports.progress import ProgressBoard
 from strata.coordinator.view import floors
 from strata.coordinator.view.rank_indexes import RankIndex, RankIndexes
-from strata.core.authority import Identity
-from strata.core.barriers import BarrierKey
-from strata.core.members import decide_leave, decide_rank_exit
-from strata.core.records import Worker
-from strata.core.registration import Registration
-from strata.core.view import Entry
+from strata.core.access.authority import Identity
+from strata.core.barriers.outcomes import BarrierKey
+from strata.core.kv.records import Worker
+from strata.core.kv.view import Entry
+from strata.core.members.membership import decide_leave, decide_rank_exit
+from strata.core.members.registration import Registration
 from strata.errors import Refused, StaleGeneration, StrataError
 from strata.session.served import End, Session
 from strata.v1 import barriers_pb2, members_pb2, session_pb2

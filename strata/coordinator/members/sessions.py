@@ -11,22 +11,22 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final
 
+from strata.coordinator.access.permission import check_session
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.keeper import Keeper
+from strata.coordinator.members.failure_detector import Keeper
 from strata.coordinator.members.registrar import Registrar
 from strata.coordinator.members.registry import SessionRegistry
 from strata.coordinator.members.session import House, MemberSession
-from strata.coordinator.permission import check_session
 from strata.coordinator.view import floors
-from strata.core.authority import Identity
-from strata.core.checkpoint_damage import is_suspect
-from strata.core.checkpoints import order
+from strata.core.access.authority import Identity
+from strata.core.checkpoints.corruption import is_suspect
+from strata.core.checkpoints.lifecycle import order
 from strata.core.ids import checked_id
 from strata.core.job import JobView
-from strata.core.records import BarrierFloor, CheckpointRecord, CheckpointState, JobPhase, Worker
-from strata.core.registration import Registration, check_registration
-from strata.core.stopping import all_asked, waits_for
-from strata.core.view import Entry
+from strata.core.kv.records import BarrierFloor, CheckpointRecord, CheckpointState, JobPhase, Worker
+from strata.core.kv.view import Entry
+from strata.core.members.registration import Registration, check_registration
+from strata.core.stop.requests import all_asked, waits_for
 from strata.errors import InvalidArgument, StrataError, Unavailable
 from strata.observe import get_logger
 from strata.session.link import Link

@@ -26,18 +26,18 @@ from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import PAGE_BYTES, page
 from strata.coordinator.calls.table import Row, as_it_is, change
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.keeper import Keeper
+from strata.coordinator.members.failure_detector import Keeper
 from strata.coordinator.members.registrar import Registrar
 from strata.coordinator.reports.progress import ProgressBoard
 from strata.coordinator.view.rank_indexes import RankIndexes
-from strata.core.authority import Identity
+from strata.core.access.authority import Identity
 from strata.core.ids import BootId, InstanceId, WorkerId, checked_id
 from strata.core.job import JobView
-from strata.core.members import decide_leave, decide_rank_exit
-from strata.core.records import Worker
-from strata.core.registration import DEFAULT_JOB, Registration, bare_registration, check_registration
-from strata.core.stopping import all_asked, asked_notice
-from strata.core.view import Entry
+from strata.core.kv.records import Worker
+from strata.core.kv.view import Entry
+from strata.core.members.membership import decide_leave, decide_rank_exit
+from strata.core.members.registration import DEFAULT_JOB, Registration, bare_registration, check_registration
+from strata.core.stop.requests import all_asked, asked_notice
 from strata.errors import NotFound, StaleIncarnation, StrataError, Unavailable
 from strata.v1 import members_pb2 as pb
 from strata.v1 import peers_pb2, worlds_pb2

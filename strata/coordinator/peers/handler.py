@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from strata.coordinator.access.permission import check_peer
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.peers.links import HELLO_S
-from strata.coordinator.permission import check_peer
 from strata.coordinator.view import floors
-from strata.core.authority import Identity
-from strata.core.records import Replica
+from strata.core.access.authority import Identity
+from strata.core.kv.records import Replica
 from strata.errors import InvalidArgument, StrataError, Unavailable
 from strata.session.link import Link
 from strata.v1 import barriers_pb2, peers_pb2

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Final
 
-from strata.coordinator.charts import SEND_PAUSE_S
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.peers.registry import Peer, PeerRegistry
+from strata.coordinator.reports.charts import SEND_PAUSE_S
 from strata.coordinator.view import floors
-from strata.core.records import Replica
+from strata.core.kv.records import Replica
 from strata.errors import Refused, StrataError, TransportBroken, Unavailable
 from strata.observe import get_logger
 from strata.session.link import Link

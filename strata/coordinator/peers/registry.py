@@ -13,7 +13,7 @@ from typing import Final
 
 from strata.coordinator.context import ReplicaContext
 from strata.core.ids import InstanceId
-from strata.core.records import Replica
+from strata.core.kv.records import Replica
 from strata.session.link import Link
 from strata.v1 import barriers_pb2, peers_pb2
 from strata.v1.peers_pb2 import PeerDown, PeerUp

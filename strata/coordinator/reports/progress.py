@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from strata.coordinator.reports.interest import MAX_LOOKED_AT
-from strata.core.arrivals import MAX_PHASE_CHARS, MAX_TIME_MS
-from strata.core.goodput import MAX_NAME, MAX_PARTS
-from strata.core.reported import MAX_NAMES, is_name
-from strata.core.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS
+from strata.core.barriers.arrivals import MAX_PHASE_CHARS, MAX_TIME_MS
+from strata.core.health.goodput import MAX_NAME, MAX_PARTS
+from strata.core.health.reported import MAX_NAMES, is_name
+from strata.core.stop.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS
 from strata.observe.words import age
 from strata.v1 import members_pb2, peers_pb2
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.coordinator.measures import Measures
-from strata.core.arrivals import MAX_TIME_MS
-from strata.core.keys import ClusterKeys
-from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType, PoisonRecord
-from strata.core.txn import WatchBatch
-from strata.core.view import View
+from strata.core.barriers.arrivals import MAX_TIME_MS
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import CheckpointRecord, CheckpointState, CheckpointType, PoisonRecord
+from strata.core.kv.txn import WatchBatch
+from strata.core.kv.view import View
 from strata.v1.common_pb2 import SavePhase
 
 PHASES: Final = frozenset({"snapshot", "write", "copy"})

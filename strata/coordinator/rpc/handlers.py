@@ -3,7 +3,7 @@
 A unary method is answered by the table of requests: who may, the one call, errors as statuses, and what bounds an
 answer. An answer has at most `ANSWER_BYTES`: lists come in pages, and what one item may have is bounded where it is
 written. So a larger one is a bug of ours, and its caller is told so. From here until its call has ended an answer
-is owed (`core.debts`); grpc.aio calls back when the status, which follows the last byte, was sent.
+is owed (`core.access.unsent_answers`); grpc.aio calls back when the status, which follows the last byte, was sent.
 
 Requests are decoded here. grpc would answer bytes that are no message with UNKNOWN, which says that the call may
 have taken effect, so every client would send the same bytes again and again; and it logs a traceback for each.
@@ -21,11 +21,11 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from strata.coordinator.access.admission import Gate
 from strata.coordinator.calls.pages import ANSWER_BYTES
 from strata.coordinator.calls.table import ANYBODY, SERVICES, Calls
-from strata.coordinator.gate import Gate
-from strata.coordinator.rpc.owing import Context, Ledger
-from strata.core.authority import call_name
+from strata.coordinator.rpc.unsent_answers import Context, Ledger
+from strata.core.access.authority import call_name
 from strata.errors import InvalidArgument, StrataError
 from strata.observe import get_logger
 from strata.wire.status import abort

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from strata.coordinator.gate import Gate
-from strata.coordinator.rpc.owing import Ledger
+from strata.coordinator.access.admission import Gate
+from strata.coordinator.rpc.unsent_answers import Ledger
 from strata.coordinator.service import Service
-from strata.core.authority import Identity
+from strata.core.access.authority import Identity
 from strata.errors import StrataError
 from strata.observe import get_logger
 from strata.session.link import Link

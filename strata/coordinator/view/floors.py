@@ -7,7 +7,7 @@ import contextlib
 from typing import Final
 
 from strata.coordinator.view.mirror import Mirror
-from strata.core.lineage import THE_WAY_BACK, is_restored, lineage
+from strata.core.restore.lineage import THE_WAY_BACK, is_restored, lineage
 from strata.errors import ClusterReplaced, ClusterRestored, StrataError, Unavailable
 from strata.v1 import common_pb2
 from strata.wire import tokens

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Final
 
-from strata.core.txn import WatchBatch
+from strata.core.kv.txn import WatchBatch
 
 MAX_EVENTS: Final = 20_000
 

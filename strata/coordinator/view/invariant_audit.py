@@ -15,8 +15,8 @@ from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
 from strata.core.invariants import Violation, check_job
 from strata.core.job import job_names
-from strata.core.keys import ClusterKeys
-from strata.core.txn import WatchBatch
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.txn import WatchBatch
 from strata.errors import StrataError
 from strata.observe import get_logger
 

@@ -30,14 +30,11 @@ from typing import Final
 
 from strata.coordinator.measures import Measures
 from strata.coordinator.view.history import History
-from strata.core.health import BEHIND_S
 from strata.core.ids import Uid
-from strata.core.keys import ClusterKeys
-from strata.core.lineage import RESTORING
-from strata.core.records import ClusterUid, PoisonRecord, decode, encode
-from strata.core.restoring_record import Restoring
-from strata.core.store import Compacted, Store
-from strata.core.txn import (
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import ClusterUid, PoisonRecord, decode, encode
+from strata.core.kv.store import Compacted, Store
+from strata.core.kv.txn import (
     KeyValue,
     Put,
     Range,
@@ -47,7 +44,10 @@ from strata.core.txn import (
     prefix_end,
     read_prefix,
 )
-from strata.core.view import View
+from strata.core.kv.view import View
+from strata.core.leadership.replica_health import BEHIND_S
+from strata.core.restore.lineage import RESTORING
+from strata.core.restore.restoring_record import Restoring
 from strata.errors import ClusterReplaced, StrataError, Unavailable
 from strata.observe import get_logger
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata.core.job import JobView, World
-from strata.core.keys import ClusterKeys
-from strata.core.records import Member, WorldHead
-from strata.core.view import View
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import Member, WorldHead
+from strata.core.kv.view import View
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from strata.core.store import Store
-from strata.core.txn import MAX_TXN_BYTES, Compare, Delete, Put, Txn, TxnResult
+from strata.core.kv.store import Store
+from strata.core.kv.txn import MAX_TXN_BYTES, Compare, Delete, Put, Txn, TxnResult
 from strata.errors import InvalidArgument, QuotaExceeded, StrataError
 
 MAX_BATCH: Final = 100

@@ -20,9 +20,9 @@ from typing import Final, TypeVar
 from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.coalesce import Coalescer
-from strata.core.store import Store
-from strata.core.txn import Decision, Txn, TxnResult
-from strata.core.view import View
+from strata.core.kv.store import Store
+from strata.core.kv.txn import Decision, Txn, TxnResult
+from strata.core.kv.view import View
 from strata.errors import Unavailable
 
 DEADLINE_S: Final = 10.0

@@ -13,9 +13,9 @@ from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Decide, answered
 from strata.core.ids import Epoch
-from strata.core.keys import ClusterKeys
-from strata.core.store import Store
-from strata.core.txn import Range, Txn, TxnResult, created_at
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.store import Store
+from strata.core.kv.txn import Range, Txn, TxnResult, created_at
 from strata.errors import NotLeader
 
 

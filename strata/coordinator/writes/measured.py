@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, TypeVar
 
 from strata.coordinator.measures import Measures
-from strata.core.store import Store
-from strata.core.txn import Lease, Put, Range, RangeResult, Txn, TxnResult, WatchBatch
+from strata.core.kv.store import Store
+from strata.core.kv.txn import Lease, Put, Range, RangeResult, Txn, TxnResult, WatchBatch
 from strata.errors import ClusterReplaced, StrataError, Unavailable
 
 T = TypeVar("T")

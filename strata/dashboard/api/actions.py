@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from strata.core.authority import Identity
-from strata.core.checkpoint_order import find
+from strata.core.access.authority import Identity
+from strata.core.checkpoints.order import find
 from strata.core.job import JobView
 from strata.dashboard.api import model
 from strata.dashboard.api.saves import checkpoint

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from strata.coordinator.calls.barriers import outcomes
-from strata.core.arrivals import OpenRound
+from strata.core.barriers.arrivals import OpenRound
 from strata.core.job import JobView
 from strata.core.words import ranks_text
 from strata.dashboard.api import model

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from strata.coordinator.etcd_members import EtcdMember as Member
-from strata.coordinator.job_phases import phase_of
-from strata.core.checkpoints import newest
-from strata.core.coordinators import unreachable
-from strata.core.etcd_version import EtcdVersion, judge
+from strata.coordinator.etcd.members import EtcdMember as Member
+from strata.coordinator.status.job_phases import phase_of
+from strata.core.checkpoints.lifecycle import newest
 from strata.core.job import JobView
-from strata.core.records import JobPhase, Standbys
+from strata.core.kv.records import JobPhase, Standbys
+from strata.core.leadership.coordinators import unreachable
+from strata.core.leadership.etcd_version import EtcdVersion, judge
 from strata.dashboard.api import model
 from strata.dashboard.source import Source
 from strata.errors import StrataError

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from strata.coordinator.charts import series_unit
-from strata.core.history import INTERVALS
+from strata.coordinator.reports.charts import series_unit
+from strata.core.health.history import INTERVALS
 from strata.dashboard.api import model
 from strata.dashboard.source import Source
 from strata.errors import InvalidArgument

@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection
 from typing import Final
 
-from strata.coordinator.job_phases import phase_of
-from strata.core.findings import Finding
-from strata.core.goodput import STEP
-from strata.core.goodput import Goodput as Account
+from strata.coordinator.status.job_phases import phase_of
+from strata.core.health.findings import Finding
+from strata.core.health.goodput import STEP
+from strata.core.health.goodput import Goodput as Account
 from strata.core.job import JobView
-from strata.core.stopping import active_world
+from strata.core.stop.requests import active_world
 from strata.dashboard.api import model
 from strata.dashboard.api.cluster import OVER, job_summary
 from strata.dashboard.source import Source

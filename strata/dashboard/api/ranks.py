@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from strata.coordinator.diagnosis import world_devices
 from strata.coordinator.reports.progress import Reported
-from strata.core.history import HEAT_S
+from strata.coordinator.status.diagnosis import world_devices
+from strata.core.health.history import HEAT_S
 from strata.core.job import JobView, World
-from strata.core.stopping import all_asked, asked_notice
+from strata.core.stop.requests import all_asked, asked_notice
 from strata.dashboard.api import model
 from strata.dashboard.source import Source
 from strata.v1.members_pb2 import DeviceStatus, RankLog

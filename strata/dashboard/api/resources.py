@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from strata.coordinator.context import ReadResource
-from strata.core.authority import Identity, refusal
+from strata.core.access.authority import Identity, refusal
 from strata.core.job import job_names
 from strata.dashboard.api import model
 from strata.dashboard.api.barriers import barriers

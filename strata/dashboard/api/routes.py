@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from strata.core.authority import Identity
+from strata.core.access.authority import Identity
 from strata.dashboard.api import model
 from strata.dashboard.api.actions import HEADER, MAX_BODY, act
 from strata.dashboard.api.resources import Resource, Resources, problem

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from strata.core.checkpoint_damage import suspected_tiers
-from strata.core.checkpoint_pins import tags_of
-from strata.core.checkpoint_tiers import tiers_of
-from strata.core.checkpoints import acked, is_latest, newest
-from strata.core.datasets import shards_of
+from strata.core.checkpoints.corruption import suspected_tiers
+from strata.core.checkpoints.lifecycle import acked, is_latest, newest
+from strata.core.checkpoints.pins import tags_of
+from strata.core.checkpoints.tiers import tiers_of
+from strata.core.datasets.assignment import shards_of
 from strata.core.job import JobView
-from strata.core.records import Assignment, CheckpointRecord, CheckpointState, DatasetSpec
-from strata.core.view import Entry
+from strata.core.kv.records import Assignment, CheckpointRecord, CheckpointState, DatasetSpec
+from strata.core.kv.view import Entry
 from strata.core.words import ranks_text
 from strata.dashboard.api import model
 from strata.dashboard.source import Source

@@ -35,7 +35,7 @@ SEND_S: Final = 10.0
 MAX_WATCHED: Final = 32
 MAX_STREAMS: Final = 64
 MAX_PER_ADDRESS: Final = 32
-"""Each half of the connections for HTTP (`core.connections`): the other half stays for everything else."""
+"""Each half of the connections for HTTP (`core.access.connection_limits`): the other half stays for everything else."""
 PARTS: Final[Mapping[str, str]] = {"events": "after_revision", "history": "since_unix_ms"}
 """The resources that are sent in parts, by the last word of their path; and what says after which part."""
 NO_EVENTS: Final = msgspec.json.encode(model.Events(events=()))

@@ -13,10 +13,10 @@ from typing import Final
 
 from torch.distributed.checkpoint import filesystem
 
-from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_port import SessionPort, check_port
-from strata.client.checkpoint_root import OpenRoot
-from strata.client.surroundings import session_of_rank
+from strata.client.checkpoints.config import CheckpointManagerConfig
+from strata.client.checkpoints.port import SessionPort, check_port
+from strata.client.checkpoints.root import OpenRoot
+from strata.client.rank.process_environment import session_of_rank
 from strata.errors import ConfigError, InvalidArgument
 from strata.integrations.dcp.relay import BorrowedPort
 

@@ -9,12 +9,12 @@ import logging
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from strata.checkpoint.catalog import CheckpointMetadata
-from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.marker import read_manifest, read_rank_manifests
-from strata.checkpoint.sink import Storage
-from strata.client.checkpoint_loading import Loading
-from strata.client.checkpoint_root import OpenRoot
+from strata.checkpoint.catalog.local import LocalCatalog
+from strata.checkpoint.catalog.protocol import CheckpointMetadata
+from strata.checkpoint.format.marker import read_manifest, read_rank_manifests
+from strata.checkpoint.storage.sink import Storage
+from strata.client.checkpoints.restore import Loading
+from strata.client.checkpoints.root import OpenRoot
 from strata.errors import CheckpointCorrupt, CheckpointIncomplete, StrataError
 
 _T = TypeVar("_T")

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
-from strata.checkpoint.entries import Shard
-from strata.checkpoint.snapshot import Arena, Snapshot, look_at
-from strata.checkpoint.state import RESERVED_NAMES, Flat, Json
-from strata.checkpoint.tensors import TensorSpec, bytes_spec, spec_of
+from strata.checkpoint.format.entries import Shard
+from strata.checkpoint.snapshot.snapshot import Arena, Snapshot, look_at
+from strata.checkpoint.snapshot.state import RESERVED_NAMES, Flat, Json
+from strata.checkpoint.snapshot.tensors import TensorSpec, bytes_spec, spec_of
 from strata.errors import CheckpointError
 
 

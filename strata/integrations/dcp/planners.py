@@ -14,10 +14,10 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemType
 
-from strata.checkpoint import inline
-from strata.checkpoint.manifest import as_corrupt
-from strata.checkpoint.state import Flat, Json, unflatten
-from strata.checkpoint.tree_check import check_tree
+from strata.checkpoint.format import inline
+from strata.checkpoint.format.manifest import as_corrupt
+from strata.checkpoint.format.tree_check import check_tree
+from strata.checkpoint.snapshot.state import Flat, Json, unflatten
 from strata.documents.parsing import PLAIN, json_value
 from strata.errors import CheckpointCorrupt, CheckpointError
 

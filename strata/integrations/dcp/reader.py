@@ -35,23 +35,23 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from strata.checkpoint.assembling import Assembler, Take, Wish
-from strata.checkpoint.catalog import CheckpointMetadata
-from strata.checkpoint.global_tensors import GlobalTensor, Piece, global_tensors
-from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.manifest import RankManifest
-from strata.checkpoint.marker import read_manifest, read_rank_manifests
-from strata.checkpoint.memory import Arena
-from strata.checkpoint.sharding import Box
-from strata.checkpoint.sink import Storage
-from strata.checkpoint.state import Json, children
-from strata.checkpoint.tensors import DTYPES
-from strata.client.checkpoint_config import CheckpointManagerConfig, merged
-from strata.client.checkpoint_loading import Loading, check_there
-from strata.client.checkpoint_port import SessionPort
-from strata.client.checkpoint_readers import ReaderKey
-from strata.client.checkpoint_root import OpenRoot
-from strata.core.records import CheckpointState
+from strata.checkpoint.catalog.local import LocalCatalog
+from strata.checkpoint.catalog.protocol import CheckpointMetadata
+from strata.checkpoint.format.manifest import RankManifest
+from strata.checkpoint.format.marker import read_manifest, read_rank_manifests
+from strata.checkpoint.restore.assembling import Assembler, Take, Wish
+from strata.checkpoint.restore.global_tensors import GlobalTensor, Piece, global_tensors
+from strata.checkpoint.save.sharding import Box
+from strata.checkpoint.snapshot.memory import Arena
+from strata.checkpoint.snapshot.state import Json, children
+from strata.checkpoint.snapshot.tensors import DTYPES
+from strata.checkpoint.storage.sink import Storage
+from strata.client.checkpoints.config import CheckpointManagerConfig, merged
+from strata.client.checkpoints.port import SessionPort
+from strata.client.checkpoints.reader_lease import ReaderKey
+from strata.client.checkpoints.restore import Loading, check_there
+from strata.client.checkpoints.root import OpenRoot
+from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointError, CheckpointNotFound, ConfigError
 from strata.integrations.dcp.arguments import DCP_VERSION, opened, session_of, step_of
 from strata.integrations.dcp.damage import corrupt, proven

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from strata.client.checkpoint_port import SessionPort
-from strata.core.save_hold import SaveHold
+from strata.client.checkpoints.port import SessionPort
+from strata.core.stop.save_hold import SaveHold
 from strata.errors import ConfigError, Refused, StaleIncarnation, StrataError
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.worlds_pb2 import RestorePoint

@@ -27,20 +27,20 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from strata.checkpoint.bases import Plan
-from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
-from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.manifest import RankManifest
-from strata.checkpoint.memory import Arena
-from strata.checkpoint.saving import Saver
-from strata.checkpoint.state import Json
-from strata.client import arguments
-from strata.client.checkpoint_config import CheckpointManagerConfig, merged
-from strata.client.checkpoint_loading import MAX_STEP
-from strata.client.checkpoint_port import SessionPort
-from strata.client.checkpoint_root import OpenRoot
-from strata.core.records import CheckpointState
+from strata.checkpoint.catalog.local import LocalCatalog
+from strata.checkpoint.catalog.protocol import CheckpointMetadata, SaveRequest
+from strata.checkpoint.format.manifest import RankManifest
+from strata.checkpoint.save.bases import Plan
+from strata.checkpoint.save.handle import CheckpointInfo
+from strata.checkpoint.save.saver import Saver
+from strata.checkpoint.snapshot.memory import Arena
+from strata.checkpoint.snapshot.state import Json
+from strata.client.api import arguments
+from strata.client.checkpoints.config import CheckpointManagerConfig, merged
+from strata.client.checkpoints.port import SessionPort
+from strata.client.checkpoints.restore import MAX_STEP
+from strata.client.checkpoints.root import OpenRoot
+from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointAborted, ConfigError, Conflict
 from strata.integrations.dcp.arguments import DCP_VERSION, opened, session_of, step_of
 from strata.integrations.dcp.image import snapshot_of

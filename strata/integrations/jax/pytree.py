@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
-from strata.checkpoint.parts import Distributed, LocalPart
-from strata.checkpoint.sharding import Box, Shape
-from strata.checkpoint.tensors import DTYPES, TensorSpec
+from strata.checkpoint.save.sharding import Box, Shape
+from strata.checkpoint.snapshot.parts import Distributed, LocalPart
+from strata.checkpoint.snapshot.tensors import DTYPES, TensorSpec
 from strata.errors import CheckpointError
 
 

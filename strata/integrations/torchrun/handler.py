@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from strata.agent.environment import Place
-from strata.client import loop
+from strata.client import event_loop
 from strata.config import Credentials, TrainingConfig
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import (
@@ -76,7 +76,7 @@ class StrataRendezvous(RendezvousHandler):
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._loop = loop.shared()
+        self._loop = event_loop.shared()
         self._member = AgentMember(settings)
         self._running: concurrent.futures.Future[None] | None = None
         self._server: TCPStore | None = None

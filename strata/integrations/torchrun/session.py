@@ -13,9 +13,9 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
-from strata.agent.core import Agent, AgentConfig
-from strata.agent.devices import open_devices
+from strata.agent.agent import Agent, AgentConfig
 from strata.agent.environment import Place
+from strata.agent.health.devices import open_devices
 from strata.agent.run_folder import run_folder
 from strata.agent.serving import AgentObserver, serving_ranks_of
 from strata.client import MemberSession

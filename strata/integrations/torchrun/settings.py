@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.config import Credentials, TrainingConfig
 from strata.config.scheduler import run_identity
 from strata.config.training import MAX_GRACE_S, check_preempt
 from strata.core.ids import checked_id
 from strata.errors import ConfigError, StrataError
 from strata.integrations.torchrun.launcher import Launch, Workers
+from strata.session.endpoints import Endpoint, parse_endpoints
 
 NO_BREAKER: Final = 1_000_000
 """Generations in a row without a committed checkpoint that a job may have by default: `--max-restarts`

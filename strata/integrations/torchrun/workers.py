@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from strata.agent.environment import Place
+from strata.agent.health.stack_request import dump_stacks, process_state
 from strata.agent.rank_process import RankProcess
 from strata.agent.relay import Relay
-from strata.agent.stack_dump import dump_stacks, process_state
-from strata.client.inspection import RankLog
+from strata.client.rank.inspection import RankLog
 from strata.integrations.torchrun import orphans
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.place import S3Place
-from strata.checkpoint.s3_control import S3Options
-from strata.checkpoint.s3_storage import S3Storage
-from strata.checkpoint.sink import OnStep, Storage, unobserved
-from tests import rclone_server
-from tests.s3_stub import StubS3, serving
+from strata.checkpoint.storage.local_storage import LocalStorage
+from strata.checkpoint.storage.place import S3Place
+from strata.checkpoint.storage.s3_control import S3Options
+from strata.checkpoint.storage.s3_storage import S3Storage
+from strata.checkpoint.storage.sink import OnStep, Storage, unobserved
+from tests.storage import rclone_server
+from tests.storage.s3_stub import StubS3, serving
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 
 KEY, SECRET = "strata-test", "not-a-secret-at-all"

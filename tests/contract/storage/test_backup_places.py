@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from strata.checkpoint.sink import ObjectMissing
+from strata.checkpoint.storage.sink import ObjectMissing
 from strata.controlplane import places
 from strata.controlplane.backup import MadeBackup, back_up
+from strata.controlplane.backup_store import find_metadata, list_backups, newest_backup, verify_backup
 from strata.controlplane.metadata import BackupCorrupt
 from strata.controlplane.names import BackupName, backup_name, parse
 from strata.controlplane.places import (
@@ -26,11 +27,10 @@ from strata.controlplane.places import (
     put,
     unobserved,
 )
-from strata.controlplane.shelf import find_metadata, list_backups, newest_backup, verify_backup
-from strata.core.backup_rotation import Part
+from strata.core.restore.backup_rotation import Part
 from strata.errors import ConfigError, NotFound, StorageError
 from tests.contract.storage.conftest import new_bucket, s3_storage
-from tests.s3_stub import StubS3
+from tests.storage.s3_stub import StubS3
 from tests.unit.controlplane.stub_etcd import DATABASE, StubEtcd
 
 BEGIN = datetime(2026, 11, 28, 3, 0, tzinfo=UTC)
@@ -271,7 +271,7 @@ def test_what_is_no_place_is_refused(text: str, said: str) -> None:
 
 
 def test_without_the_extra_an_error_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "strata.checkpoint.s3_control", None)
+    monkeypatch.setitem(sys.modules, "strata.checkpoint.storage.s3_control", None)
     with pytest.raises(ConfigError, match="backups in S3 need") as caught:
         open_place("s3://bucket/x")
     assert caught.value.hint == 'pip install "strata-control[s3]"'

@@ -9,15 +9,21 @@ from collections.abc import Callable
 
 import pytest
 
-from strata.checkpoint.digest import CHUNK_BYTES
-from strata.checkpoint.reader import load
-from strata.checkpoint.s3_storage import HOLD_S, SWEEP_S, S3Storage
-from strata.checkpoint.s3_upload import PARTS_AIMED_AT, PARTS_AT_ONCE, SINGLE_BYTES, S3Sink, part_bytes
-from strata.checkpoint.sink import ObjectMissing, put
-from strata.core.records import CheckpointState
+from strata.checkpoint.format.digest import CHUNK_BYTES
+from strata.checkpoint.restore.reader import load
+from strata.checkpoint.storage.s3_storage import HOLD_S, SWEEP_S, S3Storage
+from strata.checkpoint.storage.s3_upload import (
+    PARTS_AIMED_AT,
+    PARTS_AT_ONCE,
+    SINGLE_BYTES,
+    S3Sink,
+    part_bytes,
+)
+from strata.checkpoint.storage.sink import ObjectMissing, put
+from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointCorrupt, ConfigError, StorageError
 from tests.contract.storage.conftest import s3_storage
-from tests.s3_stub import CODES, StubS3, serving
+from tests.storage.s3_stub import CODES, StubS3, serving
 from tests.unit.checkpoint.saves import local_catalog, save
 
 LARGE = bytes(range(256)) * (CHUNK_BYTES // 256 + 400) + b"tail"

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from strata.checkpoint.manifest import GLOBAL_NAME
-from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.reader import load
-from strata.checkpoint.removal import remove_objects
-from strata.checkpoint.s3_storage import S3Storage
-from strata.checkpoint.sink import NotAnObject, ObjectMissing, Storage, put
+from strata.checkpoint.format.manifest import GLOBAL_NAME
+from strata.checkpoint.format.marker import NAME as MARKER
+from strata.checkpoint.restore.reader import load
+from strata.checkpoint.storage.removal import remove_objects
+from strata.checkpoint.storage.s3_storage import S3Storage
+from strata.checkpoint.storage.sink import NotAnObject, ObjectMissing, Storage, put
 from strata.documents.parsing import MAX_DOCUMENT_BYTES
 from strata.errors import InvalidArgument, StorageError
 from tests.unit.checkpoint.saves import local_catalog, save

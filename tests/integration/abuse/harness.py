@@ -29,11 +29,11 @@ from typing import Any, Final
 import grpc.aio
 
 from strata.config import Credentials
-from strata.core.authority import Role
+from strata.core.access.authority import Role
+from strata.devcluster.etcd_binary import EtcdBinary
+from strata.devcluster.local_cluster import LocalCluster, LocalCoordinator
+from strata.devcluster.ports import free_ports
 from strata.errors import StrataError
-from strata.launch.etcd_binary import EtcdBinary
-from strata.launch.local_cluster import LocalCluster, LocalCoordinator
-from strata.launch.ports import free_ports
 from strata.security.certificates import Authority
 from strata.security.private import write_private
 from strata.security.tls import read_pem

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from strata.launch.etcd_binary import EtcdBinary
+from strata.devcluster.etcd_binary import EtcdBinary
 from tests.integration.abuse.harness import Victim, assert_bounded, attacked, legitimate, victim
 
 pytestmark = [pytest.mark.slow, pytest.mark.abuse]

@@ -1,7 +1,7 @@
 """A viewer or a member that reads none of its answers: FOUND 16. The others do not notice.
 
 What is owed has a bound of its own, so a rate that fills it in a second is as strong as one that lasts; longer attacks
-would only have their connection closed (tests/unit/coordinator/test_unread_answers.py).
+would only have their connection closed (tests/unit/coordinator/calls/test_unread_answers.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from strata import CoordinatorClient, DatasetRegistry
-from strata.core.authority import Role
-from strata.launch.etcd_binary import EtcdBinary
+from strata.core.access.authority import Role
+from strata.devcluster.etcd_binary import EtcdBinary
 from tests.integration.abuse.harness import Report, Victim, assert_bounded, legitimate, victim
 
 pytestmark = [pytest.mark.slow, pytest.mark.abuse]

@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from strata import CheckpointManager, DatasetRegistry
-from strata.cli.exits import Exit
+from strata.cli.console.exits import Exit
 from strata.errors import (
     InvalidArgument,
     StrataError,

@@ -11,7 +11,7 @@ from typing import Final
 
 import strata
 from strata import CheckpointManager, CoordinatorClient, DatasetRegistry
-from strata.cli.exits import Exit
+from strata.cli.console.exits import Exit
 from strata.errors import (
     CheckpointNotFound,
     ConfigError,

@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 
 import strata
 from strata import CheckpointManager, CoordinatorClient, RankClient
+from strata.devcluster.local_cluster import LocalCluster
 from strata.errors import StrataError
-from strata.launch.local_cluster import LocalCluster
 from strata.v1 import (
     admin_pb2,
     barriers_pb2,

@@ -19,12 +19,12 @@ import pytest
 
 import strata
 from strata import CoordinatorClient
-from strata.cli.exits import Exit
+from strata.cli.console.exits import Exit
 from strata.config import Credentials
-from strata.core.authority import Role
+from strata.core.access.authority import Role
+from strata.devcluster.etcd_binary import EtcdBinary
+from strata.devcluster.local_cluster import LocalCluster
 from strata.errors import ConfigError, PermissionDenied, StrataError, Unauthenticated, Unavailable
-from strata.launch.etcd_binary import EtcdBinary
-from strata.launch.local_cluster import LocalCluster
 from strata.security.certificates import Authority
 from strata.v1 import members_pb2, worlds_pb2
 from tests.cluster_fixtures import StartCluster, run_strata

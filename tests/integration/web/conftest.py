@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from strata.launch.children import Child
-from strata.launch.ports import free_port
+from strata.devcluster.ports import free_port
+from strata.processes.children import Child
 from tests.conftest import ROOT, need
 from tests.e2e.browser import Browser, browsing
 from tests.processes import LIMIT_S

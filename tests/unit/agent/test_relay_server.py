@@ -19,19 +19,19 @@ import pytest
 
 from strata.agent.rank_process import RankProcess, admitted
 from strata.agent.relay_server import serving
-from strata.client.endpoints import Endpoint
+from strata.client.rank.shared_session import Watcher
 from strata.client.rank_session import RankSession
-from strata.client.seat import Watcher
 from strata.core.timing import Timing
 from strata.errors import ConfigError, Refused, StaleGeneration, StaleIncarnation, StrataError, Unavailable
+from strata.session.endpoints import Endpoint
 from strata.v1.session_pb2 import RankHello
 from tests.unit.agent.relay_rig import Node
 
 RIVAL = """
 import asyncio, sys
-from strata.client.endpoints import Endpoint
+from strata.session.endpoints import Endpoint
 from strata.client.rank_session import RankSession
-from strata.client.seat import Watcher
+from strata.client.rank.shared_session import Watcher
 from strata.v1.session_pb2 import RankHello
 import random
 hello = RankHello(job="j", worker_id="w", generation=1, rank=2)
@@ -46,7 +46,7 @@ except Exception as error:
 HANGS = """
 import threading
 import strata
-from strata.training.ending import SupervisedEnding
+from strata.training.generation_exit import SupervisedEnding
 ending = SupervisedEnding(strata.connect())
 print("hangs", flush=True)
 threading.Event().wait()

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from strata.agent.rendezvous import Meeting, ReservedPort
+from strata.devcluster.ports import free_port, is_free
 from strata.errors import Refused
-from strata.launch.ports import free_port, is_free
 
 
 def listener(port: int, *, family: int = socket.AF_INET6) -> socket.socket:

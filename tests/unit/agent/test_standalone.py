@@ -19,7 +19,7 @@ import pytest
 from strata.agent import standalone
 from strata.agent.rank_process import RankProcess
 from strata.agent.standalone import StandaloneAgent
-from strata.client import standalone as standalone_client
+from strata.client.rank import standalone as standalone_client
 from strata.config import Credentials
 from strata.errors import ConfigError, StrataError, Unavailable
 from strata.session.served import Limits

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from strata.core.txn import Delete, Put, Txn
+from strata.core.kv.txn import Delete, Put, Txn
 from strata.testing.memory_client import MemoryClient
 from strata.testing.memory_store import MemoryStore
 from strata.testing.virtual_time import in_virtual_time

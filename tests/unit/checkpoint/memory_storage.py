@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from strata.checkpoint.digest import Bytes
-from strata.checkpoint.sink import NotAnObject, ObjectMissing, checked_name
+from strata.checkpoint.format.digest import Bytes
+from strata.checkpoint.storage.sink import NotAnObject, ObjectMissing, checked_name
 from strata.documents.parsing import MAX_DOCUMENT_BYTES
 from strata.errors import StorageError
 

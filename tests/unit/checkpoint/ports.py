@@ -20,14 +20,14 @@ from strata.coordinator.calls.checkpoints import catalog
 from strata.coordinator.calls.retention import retention
 from strata.coordinator.measures import Measures
 from strata.coordinator.reports.save_times import SaveTimes
-from strata.core import checkpoints as core
-from strata.core.arrivals import payload_limit
+from strata.core.barriers.arrivals import payload_limit
+from strata.core.checkpoints import lifecycle as core
+from strata.core.checkpoints.retention_plan import next_tombstone
 from strata.core.job import JobView
-from strata.core.records import CheckpointRecord, CheckpointState
-from strata.core.retention_plan import next_tombstone
-from strata.core.save_hold import SaveHold
-from strata.core.txn import Decision
-from strata.core.view import View
+from strata.core.kv.records import CheckpointRecord, CheckpointState
+from strata.core.kv.txn import Decision
+from strata.core.kv.view import View
+from strata.core.stop.save_hold import SaveHold
 from strata.errors import BarrierTimeout, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.worlds_pb2 import RestorePoint

@@ -7,18 +7,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from strata.checkpoint.bases import Doubted
-from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
-from strata.checkpoint.far_copy import Replica
-from strata.checkpoint.manifest import RankManifest
-from strata.checkpoint.reader import load
-from strata.checkpoint.replication import Replication
-from strata.checkpoint.save_retry import SaveRetry
-from strata.checkpoint.saving import Saver
-from strata.checkpoint.sink import Storage
-from strata.checkpoint.tiers import TieredStorage
-from strata.client.checkpoint_catalog import CoordinatedCatalog
-from strata.core.records import CheckpointType
+from strata.checkpoint.catalog.protocol import CheckpointMetadata, SaveRequest
+from strata.checkpoint.copies.far_copy import Replica
+from strata.checkpoint.copies.tiers import TieredStorage
+from strata.checkpoint.format.manifest import RankManifest
+from strata.checkpoint.restore.reader import load
+from strata.checkpoint.save.bases import Doubted
+from strata.checkpoint.save.replicated_tensors import Replication
+from strata.checkpoint.save.retry import SaveRetry
+from strata.checkpoint.save.saver import Saver
+from strata.checkpoint.storage.sink import Storage
+from strata.client.checkpoints.catalog import CoordinatedCatalog
+from strata.core.kv.records import CheckpointType
 from strata.errors import StrataError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.ports import Cluster

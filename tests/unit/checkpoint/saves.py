@@ -6,17 +6,17 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from strata.checkpoint import rng
-from strata.checkpoint.catalog import Catalog, CheckpointMetadata, SaveRequest
-from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.reader import Loaded, load
-from strata.checkpoint.replication import Replication
-from strata.checkpoint.saving import Saver
-from strata.checkpoint.sink import OnStep, Storage, unobserved
-from strata.checkpoint.snapshot import Arena, Snapshot, take_snapshot
-from strata.checkpoint.state import Flat
-from strata.core.records import CheckpointType
+from strata.checkpoint.catalog.local import LocalCatalog
+from strata.checkpoint.catalog.protocol import Catalog, CheckpointMetadata, SaveRequest
+from strata.checkpoint.restore.reader import Loaded, load
+from strata.checkpoint.save.handle import CheckpointInfo
+from strata.checkpoint.save.replicated_tensors import Replication
+from strata.checkpoint.save.saver import Saver
+from strata.checkpoint.snapshot import rng
+from strata.checkpoint.snapshot.snapshot import Arena, Snapshot, take_snapshot
+from strata.checkpoint.snapshot.state import Flat
+from strata.checkpoint.storage.sink import OnStep, Storage, unobserved
+from strata.core.kv.records import CheckpointType
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 
 

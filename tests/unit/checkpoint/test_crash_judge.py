@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strata.checkpoint.marker import NAME as MARKER
-from strata.client.checkpoints import CheckpointManager
+from strata.checkpoint.format.marker import NAME as MARKER
+from strata.client.checkpoints.manager import CheckpointManager
 from tests.crashes.judge import SMALL_BYTES, complaints
 from tests.crashes.program import STEPS, state_of
 

@@ -3,11 +3,11 @@
 import threading
 from typing import Any
 
-from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
-from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.saving import Saver
-from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
-from strata.core.records import CheckpointState
+from strata.checkpoint.catalog.protocol import CheckpointMetadata, SaveRequest
+from strata.checkpoint.save.handle import CheckpointInfo
+from strata.checkpoint.save.saver import Saver
+from strata.checkpoint.save.writer import AsyncCheckpointWriter, WhenFull
+from strata.core.kv.records import CheckpointState
 from strata.errors import StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.ports import Cluster, state_of

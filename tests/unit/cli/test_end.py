@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from strata.cli import app as command_line
-from strata.cli.output import print_table
+from strata.cli.console.output import print_table
 from strata.cli.status import phase_name
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_RUNNING, Job, World
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
 from tests.unit.checkpoint.ports import Cluster
 
 LIMIT_S = 30.0

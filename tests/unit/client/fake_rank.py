@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, ParamSpec, cast
 
-from strata.client.loop import BackgroundLoop
-from strata.client.rank import RankClient
-from strata.client.seat import RankPlace, Seat, Watcher
+from strata.client.event_loop import BackgroundLoop
+from strata.client.rank.rank_client import RankClient
+from strata.client.rank.shared_session import RankPlace, Seat, Watcher
 from strata.testing.virtual_time import run
 from tests.unit.client.fake_replica import Rig, rig
 from tests.unit.coordinator.rig import shown_as

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from strata.client.endpoints import parse_endpoints
-from strata.client.member import MemberSession
-from strata.client.terms import Pace
+from strata.client.member_session import MemberSession
 from strata.errors import StrataError
+from strata.session.endpoints import parse_endpoints
+from strata.session.terms import Pace
 from strata.testing.links import MemoryLink, Switchboard
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED, Arrival, BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from strata.client.endpoints import Endpoint
+from strata.client.rank.shared_session import Watcher
 from strata.client.rank_session import RankSession
-from strata.client.seat import Watcher
 from strata.errors import StaleIncarnation, Unavailable
+from strata.session.endpoints import Endpoint
 from strata.session.link import Link
 from strata.testing.links import pair
 from strata.testing.virtual_time import run

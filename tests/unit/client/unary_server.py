@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from strata.client.unary import METHODS
 from strata.errors import StrataError
+from strata.transport.unary import METHODS
 from strata.v1.common_pb2 import Token
 from strata.wire.status import details as trailer
 from strata.wire.status import status_of

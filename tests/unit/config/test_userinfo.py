@@ -16,13 +16,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from strata.checkpoint.place import S3Place
+from strata.checkpoint.storage.place import S3Place
 from strata.cli.app import assembled
-from strata.client.endpoints import parse_endpoints
 from strata.config import ClientConfig, CoordinatorConfig, EtcdConfig, LibraryConfig, RunConfig, split_address
 from strata.errors import ConfigError, StrataError, Unavailable, redacted
 from strata.etcd.options import parse_endpoints as parse_etcd
 from strata.observe import configure, get_logger
+from strata.session.endpoints import parse_endpoints
 
 SECRET = "hunter2"
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any, Self
 
-from strata.core.keys import ClusterKeys
-from strata.core.records import ClusterUid, encode
-from strata.core.txn import Put, Range, RangeResult, Txn, TxnResult
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import ClusterUid, encode
+from strata.core.kv.txn import Put, Range, RangeResult, Txn, TxnResult
 from strata.errors import StrataError
 from strata.etcd import Alarm, Member, MemberStatus
 from strata.testing.memory_store import MemoryStore

@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 
 from strata.controlplane.backup import MadeBackup, back_up
-from strata.controlplane.metadata import BackupCorrupt
-from strata.controlplane.names import backup_name, parse_stem
-from strata.controlplane.places import FolderPlace, unobserved
-from strata.controlplane.shelf import (
+from strata.controlplane.backup_store import (
     backup_to_restore,
     find_metadata,
     list_backups,
     newest_backup,
     verify_backup,
 )
-from strata.core.backup_record import Backup
-from strata.core.records import ClusterUid, decode, encode
-from strata.core.txn import Delete, Put, Range, Txn
+from strata.controlplane.metadata import BackupCorrupt
+from strata.controlplane.names import backup_name, parse_stem
+from strata.controlplane.places import FolderPlace, unobserved
+from strata.core.kv.records import ClusterUid, decode, encode
+from strata.core.kv.txn import Delete, Put, Range, Txn
+from strata.core.restore.backup_record import Backup
 from strata.errors import Conflict, NotFound, Refused, StorageError, StrataError, Unavailable
 from strata.etcd import Alarm, MemberStatus
 from tests.unit.controlplane.stub_etcd import KEYS, SNAPSHOT, UID, StubEtcd

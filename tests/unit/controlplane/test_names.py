@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from strata.controlplane.names import backup_name, parse, parse_stem, temporary
-from strata.core.backup_rotation import Part
+from strata.core.restore.backup_rotation import Part
 from strata.errors import InvalidArgument
 
 TIME = datetime(2026, 11, 28, 3, 15, 2, 123456, tzinfo=UTC)

@@ -6,8 +6,8 @@ import pytest
 
 from strata.controlplane.restoring import base_in_place
 from strata.controlplane.rewriting import Keyspace
-from strata.core.records import ClusterUid
-from strata.core.restoring_record import Restoring
+from strata.core.kv.records import ClusterUid
+from strata.core.restore.restoring_record import Restoring
 from strata.errors import NotFound, Refused
 
 

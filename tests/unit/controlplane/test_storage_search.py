@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.root import COORDINATED, STANDALONE
-from strata.client.checkpoints import CheckpointManager
+from strata.checkpoint.storage.local_storage import LocalStorage
+from strata.checkpoint.storage.root import COORDINATED, STANDALONE
+from strata.client.checkpoints.manager import CheckpointManager
 from strata.controlplane.restoring import expected, lineage_of
 from strata.controlplane.storage_search import Searched, search, survey
-from strata.core.keys import ClusterKeys
-from strata.core.records import CheckpointType, encode
-from strata.core.storage_evidence import Seen
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import CheckpointType, encode
+from strata.core.restore.storage_evidence import Seen
 from strata.errors import NotFound, Refused, StorageError
 from tests.unit.core.lost_etcd import LostJob
 from tests.unit.core.rig import KEYS

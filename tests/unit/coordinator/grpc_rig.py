@@ -16,10 +16,10 @@ import grpc.aio
 from strata.config import CoordinatorConfig, Credentials
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.replica import Replica
-from strata.coordinator.server import DEBTS, Dialer, Server
-from strata.core.debts import DebtLimits, Debts
+from strata.coordinator.rpc.server import DEBTS, Dialer, Server
+from strata.core.access.unsent_answers import DebtLimits, Debts
+from strata.core.kv.txn import Put, Txn
 from strata.core.timing import Timing
-from strata.core.txn import Put, Txn
 from strata.security.tls import read_pem
 from strata.session.link import Link
 from strata.testing.links import Switchboard

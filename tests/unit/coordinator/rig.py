@@ -11,8 +11,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
-from strata.core.keys import ClusterKeys
-from strata.core.txn import Delete, Put, Txn, WatchBatch
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.txn import Delete, Put, Txn, WatchBatch
 from strata.testing.memory_client import MemoryClient
 from strata.testing.memory_store import MemoryStore
 from strata.testing.mvcc import Revision

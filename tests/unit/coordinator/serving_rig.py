@@ -13,12 +13,12 @@ from strata.coordinator.context import ReplicaContext
 from strata.core.ids import BootId, WorkerId
 from strata.core.invariants import check
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys
-from strata.core.members import decide_leave, decide_register
-from strata.core.records import JobSpec, Worker
-from strata.core.registration import Registration
-from strata.core.txn import Decision, Delete, Put, Txn, read_prefix
-from strata.core.view import Entry, View
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import JobSpec, Worker
+from strata.core.kv.txn import Decision, Delete, Put, Txn, read_prefix
+from strata.core.kv.view import Entry, View
+from strata.core.members.membership import decide_leave, decide_register
+from strata.core.members.registration import Registration
 from strata.testing.links import MemoryLink, Switchboard
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Network

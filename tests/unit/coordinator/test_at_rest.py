@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from strata.core.txn import Txn
+from strata.core.kv.txn import Txn
 from tests.unit.coordinator.rig import Scripted, in_rig
 from tests.unit.coordinator.serving_rig import Cluster, cluster
 

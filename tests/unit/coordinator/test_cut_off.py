@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from strata.client.endpoints import parse_endpoints
-from strata.client.member import MemberSession
-from strata.core.records import WorldHead, decode
-from strata.core.txn import Range
+from strata.client.member_session import MemberSession
+from strata.core.kv.records import WorldHead, decode
+from strata.core.kv.txn import Range
 from strata.errors import StrataError, Unavailable
+from strata.session.endpoints import parse_endpoints
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import Hello, Up, Welcome

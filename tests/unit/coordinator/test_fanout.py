@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core.txn import Put, Txn, delete_prefix
+from strata.core.kv.txn import Put, Txn, delete_prefix
 from tests.not_none import not_none
 from tests.unit.coordinator.rig import in_rig
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster

@@ -11,7 +11,7 @@ import pytest
 from strata.config import CoordinatorConfig, EtcdConfig
 from strata.coordinator import main
 from strata.coordinator.main import replica_name, run_coordinator
-from strata.core.authority import Identity, Role
+from strata.core.access.authority import Identity, Role
 from strata.errors import ConfigError
 
 EAST = Identity(cluster="default", role=Role.COORDINATOR, id="east-1")

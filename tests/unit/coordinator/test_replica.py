@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from strata.core.agreement import BEGIN_BARRIER
 from strata.core.housekeeping import KEPT_GENERATIONS
 from strata.core.ids import InstanceId
 from strata.core.job import JobView
-from strata.core.records import Replica, StopAction, decode, encode
-from strata.core.stopping import GONE_S, LATE_S, StopRequest, decide_stop
-from strata.core.store import Compacted
-from strata.core.txn import Delete, Range, Txn
+from strata.core.kv.records import Replica, StopAction, decode, encode
+from strata.core.kv.store import Compacted
+from strata.core.kv.txn import Delete, Range, Txn
+from strata.core.stop.last_step import BEGIN_BARRIER
+from strata.core.stop.requests import GONE_S, LATE_S, StopRequest, decide_stop
 from strata.errors import ClusterReplaced, Conflict
 from strata.testing.memory_store import MemoryStore
 from strata.testing.virtual_time import in_virtual_time

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from strata.core.records import WorldHead, decode
-from strata.core.txn import Range
+from strata.core.kv.records import WorldHead, decode
+from strata.core.kv.txn import Range
 from strata.errors import Unavailable
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
 from tests.not_none import not_none

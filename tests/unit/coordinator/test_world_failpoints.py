@@ -13,14 +13,12 @@ from functools import partial
 
 import pytest
 
-from strata.core import chunks
-from strata.core.agreement import BEGIN_BARRIER
 from strata.core.ids import AttemptId, WorkerId
 from strata.core.invariants import check
 from strata.core.job import JobView
 from strata.core.job_requests import decide_scale
-from strata.core.members import decide_rank_exit
-from strata.core.records import (
+from strata.core.kv import chunks
+from strata.core.kv.records import (
     CheckpointRecord,
     CheckpointState,
     CheckpointType,
@@ -31,12 +29,14 @@ from strata.core.records import (
     decode,
     encode,
 )
-from strata.core.stopping import (
+from strata.core.kv.txn import Decision, Put, Txn
+from strata.core.kv.view import View
+from strata.core.members.membership import decide_rank_exit
+from strata.core.stop.last_step import BEGIN_BARRIER
+from strata.core.stop.requests import (
     StopRequest,
     decide_stop,
 )
-from strata.core.txn import Decision, Put, Txn
-from strata.core.view import View
 from strata.testing.memory_store import MemoryStore
 from strata.testing.mvcc import Revision
 from strata.testing.network import PROMPT, Call, Fate, PromptNetwork

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata.core.checkpoints import (
+from strata.core.checkpoints.lifecycle import (
     AckRequest,
     Author,
     BeginRequest,
@@ -18,7 +18,7 @@ from strata.core.checkpoints import (
     find,
 )
 from strata.core.ids import AttemptId
-from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType
+from strata.core.kv.records import CheckpointRecord, CheckpointState, CheckpointType
 from tests.not_none import not_none
 from tests.unit.core.rig import Store, author_of, carry_out, lead, leave, register
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata.core.checkpoint_copies import CopyRequest, decide_report_copy, next_tier
-from strata.core.checkpoint_damage import DamageReport, decide_report_damage, next_confirmation
-from strata.core.checkpoint_pins import decide_open, decide_pin, decide_tag
-from strata.core.checkpoint_records import Keep, Retention
-from strata.core.checkpoints import decide_delete, find
+from strata.core.checkpoints.copies import CopyRequest, decide_report_copy, next_tier
+from strata.core.checkpoints.corruption import DamageReport, decide_report_damage, next_confirmation
+from strata.core.checkpoints.lifecycle import decide_delete, find
+from strata.core.checkpoints.pins import decide_open, decide_pin, decide_tag
+from strata.core.checkpoints.references import Keep, Retention
+from strata.core.checkpoints.retention_plan import decide_set_retention, next_tombstone
 from strata.core.ids import AttemptId
-from strata.core.records import Ack, CheckpointRecord, CheckpointState, CheckpointType, Seal
-from strata.core.retention_plan import decide_set_retention, next_tombstone
+from strata.core.kv.records import Ack, CheckpointRecord, CheckpointState, CheckpointType, Seal
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job
 from tests.unit.core.rig import JOB, carry_out, leave, register

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from strata.core import invariants
-from strata.core.checkpoint_attempt import uses
-from strata.core.checkpoint_deletion import dying_tiers
-from strata.core.checkpoint_tiers import tiers_of
-from strata.core.control_plane_restore import RestoredKeys, complete
+from strata.core.checkpoints.attempt import uses
+from strata.core.checkpoints.deletion import dying_tiers
+from strata.core.checkpoints.tiers import tiers_of
 from strata.core.job import JobView
-from strata.core.records import CheckpointRecord, CheckpointState, Latest, TierState
-from strata.core.storage_evidence import Found, FoundCheckpoint
-from strata.core.txn import Put, Txn
+from strata.core.kv.records import CheckpointRecord, CheckpointState, Latest, TierState
+from strata.core.kv.txn import Put, Txn
+from strata.core.restore.control_plane import RestoredKeys, complete
+from strata.core.restore.storage_evidence import Found, FoundCheckpoint
 from tests.unit.core.checkpoint_job import ROOT
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, KEYS, Store

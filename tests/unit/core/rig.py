@@ -10,14 +10,12 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from strata.core import invariants, stopping
-from strata.core.agreement import STOP_BARRIER, Agreement, Verdict
-from strata.core.checkpoint_attempt import Author
+from strata.core import invariants
+from strata.core.checkpoints.attempt import Author
 from strata.core.ids import BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.job import JobView
-from strata.core.keys import ClusterKeys, JobKeys
-from strata.core.members import decide_leave, decide_register
-from strata.core.records import (
+from strata.core.kv.keys import ClusterKeys, JobKeys
+from strata.core.kv.records import (
     BarrierFloor,
     BarrierOutcome,
     BarrierResult,
@@ -28,10 +26,13 @@ from strata.core.records import (
     b64,
     encode,
 )
-from strata.core.registration import Registration
-from strata.core.txn import Decision, Delete, Operation, Put, Range, Txn, TxnResult, prefix_end
-from strata.core.view import View
-from strata.core.worlds import WorldPlan, plan_world
+from strata.core.kv.txn import Decision, Delete, Operation, Put, Range, Txn, TxnResult, prefix_end
+from strata.core.kv.view import View
+from strata.core.members.membership import decide_leave, decide_register
+from strata.core.members.registration import Registration
+from strata.core.stop import requests
+from strata.core.stop.last_step import STOP_BARRIER, Agreement, Verdict
+from strata.core.worlds.planning import WorldPlan, plan_world
 from strata.testing import txn_limits
 from strata.testing.mvcc import State
 from tests.not_none import not_none
@@ -223,7 +224,7 @@ def agreed(store: Store, step: int, verdict: Verdict = Verdict.SAVE, *, past: Co
 
 def plan(store: Store, epoch: int, *, settled: bool = False, asked_s: float = 0.0) -> WorldPlan:
     """Plan as a leader that has known of every request to leave for `asked_s`."""
-    known = dict.fromkeys(stopping.revisions(store.live), asked_s)
+    known = dict.fromkeys(requests.revisions(store.live), asked_s)
     return plan_world(
         store.live, keys=KEYS, epoch=epoch, settled=settled, asked_s=known, now_unix_ms=store.revision * 1000
     )

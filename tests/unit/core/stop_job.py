@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata.core.agreement import BEGIN_BARRIER, Verdict
 from strata.core.ids import WorkerId
-from strata.core.members import decide_rank_exit
-from strata.core.records import StopAction, StopNotice, WorldHead
-from strata.core.stopping import DEFAULT_GRACE_MS, StopRequest, decide_stop
-from strata.core.txn import Decision
+from strata.core.kv.records import StopAction, StopNotice, WorldHead
+from strata.core.kv.txn import Decision
+from strata.core.members.membership import decide_rank_exit
+from strata.core.stop.last_step import BEGIN_BARRIER, Verdict
+from strata.core.stop.requests import DEFAULT_GRACE_MS, StopRequest, decide_stop
 from tests.not_none import not_none
 from tests.unit.core.rig import Store, agreed, carry_out, lead, leave, register, released
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from strata.core.agreement import Agreement, Decision, Gate, read_decision
+from strata.core.stop.last_step import Agreement, Decision, Gate, read_decision
 
 NOTHING, SCALE, DRAIN, PREEMPT = range(4)
 """Notices, each wider than the one before. DRAIN names rank 0."""

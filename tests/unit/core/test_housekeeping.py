@@ -12,8 +12,7 @@ from strata.core.housekeeping import (
     plan_orphans,
 )
 from strata.core.ids import InstanceId, WorkerId
-from strata.core.members import decide_register
-from strata.core.records import (
+from strata.core.kv.records import (
     BarrierFloor,
     CheckpointState,
     JobSpec,
@@ -23,8 +22,9 @@ from strata.core.records import (
     StopNotice,
     WorldHead,
 )
-from strata.core.stopping import StopRequest, decide_stop
-from strata.core.txn import Plan
+from strata.core.kv.txn import Plan
+from strata.core.members.membership import decide_register
+from strata.core.stop.requests import StopRequest, decide_stop
 from tests.not_none import not_none
 from tests.unit.core.rig import (
     JOB,
@@ -40,7 +40,7 @@ from tests.unit.core.rig import (
     released,
     serve,
 )
-from tests.unit.core.test_worlds import checkpoint, commit
+from tests.unit.core.worlds.test_planning import checkpoint, commit
 
 
 @pytest.fixture

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from strata.core.barriers import Arrival, BarrierBook, decide_outcome
-from strata.core.checkpoint_records import Reference, Rewind
-from strata.core.datasets import decide_register_dataset, plan_assignment
+from strata.core.barriers.outcomes import Arrival, BarrierBook, decide_outcome
+from strata.core.checkpoints.references import Reference, Rewind
+from strata.core.datasets.assignment import decide_register_dataset, plan_assignment
 from strata.core.ids import AttemptId, WorkerId
-from strata.core.members import decide_rank_exit
-from strata.core.records import (
+from strata.core.kv.records import (
     Ack,
     Asked,
     Assignment,
@@ -42,6 +41,7 @@ from strata.core.records import (
     TierState,
     WorldHead,
 )
+from strata.core.members.membership import decide_rank_exit
 from tests.not_none import not_none
 from tests.unit.core.rig import JOB, KEYS, Store, carry_out, lead, leave, register
 

@@ -8,12 +8,12 @@ import pytest
 
 from strata.core.ids import InstanceId
 from strata.core.job_requests import decide_delete
-from strata.core.members import decide_register
-from strata.core.records import Phase, Pin
+from strata.core.kv.records import Phase, Pin
+from strata.core.members.membership import decide_register
 from strata.errors import Refused
 from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, leave, plan, registration, world_of
-from tests.unit.core.test_worlds import Job, commit, ends, head
+from tests.unit.core.worlds.test_planning import Job, commit, ends, head
 
 
 def finished() -> Job:

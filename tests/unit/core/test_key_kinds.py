@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from strata.core.key_kinds import PROCESSES, UNKNOWN, kind_of
-from strata.core.records import decode, encode
-from tests.unit.core.test_keyspace_page import EXAMPLES, JOB
+from strata.core.kv.records import decode, encode
+from tests.unit.core.kv.test_keyspace_page import EXAMPLES, JOB
 
 OF_JOB = [key for key in EXAMPLES if key.startswith(JOB.root)]
 

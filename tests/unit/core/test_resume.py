@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from strata.core.checkpoint_order import superseded
+from strata.core.checkpoints.order import superseded
 from strata.core.ids import InstanceId
-from strata.core.members import decide_register
-from strata.core.records import CheckpointState, JobPhase, Phase
-from strata.core.stopping import waits_for
+from strata.core.kv.records import CheckpointState, JobPhase, Phase
+from strata.core.members.membership import decide_register
+from strata.core.stop.requests import waits_for
 from strata.errors import JobFailed
 from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job as SavingJob
 from tests.unit.core.rig import JOB, Store, carry_out, lead, leave, register, registration
-from tests.unit.core.test_worlds import commit, ends, head
+from tests.unit.core.worlds.test_planning import commit, ends, head
 
 SPEC = {"min_workers": 2, "max_workers": 2, "max_fruitless_generations": 1}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core import worlds
 from strata.core.ids import InstanceId
 from strata.core.job_requests import decide_scale
-from strata.core.members import decide_register
-from strata.core.records import JobSpec, Phase
-from strata.core.txn import Decision
-from strata.core.worlds import needs_settling
+from strata.core.kv.records import JobSpec, Phase
+from strata.core.kv.txn import Decision
+from strata.core.members.membership import decide_register
+from strata.core.worlds import planning
+from strata.core.worlds.planning import needs_settling
 from strata.errors import InvalidArgument, NotFound
 from tests.not_none import not_none
 from tests.unit.core.rig import (
@@ -23,7 +23,7 @@ from tests.unit.core.rig import (
     registration,
     world_of,
 )
-from tests.unit.core.test_worlds import Job, commit, head, phase, standbys
+from tests.unit.core.worlds.test_planning import Job, commit, head, phase, standbys
 
 
 def scale(job: Job, least: int = 0, most: int = 0) -> Decision:
@@ -104,7 +104,7 @@ def test_a_plan_made_for_other_limits_comes_to_nothing() -> None:
     leave(job.store, "w0")
     lagging = Observer(job.store)
     scale(job, most=2)
-    late = worlds.plan_world(
+    late = planning.plan_world(
         lagging.job, keys=KEYS, epoch=job.epoch, settled=False, asked_s={}, now_unix_ms=0
     )
     assert not job.store.execute(late.txns[0]).succeeded
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_comes_between_plan_and_head_is_in_the_history() -> No
 
 
 def test_old_history_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worlds, "HISTORY_KEPT", 3)
+    monkeypatch.setattr(planning, "HISTORY_KEPT", 3)
     job = Job(3, limit=100)
     job.play("go" + ", exit 0 1, go" * 6)
     assert [int(entry.name) for entry in job.store.live.history()] == [5, 6, 7]

@@ -8,26 +8,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from strata.config import CoordinatorConfig
-from strata.coordinator.charts import Charts
-from strata.coordinator.chronicle import Chronicle, Happening
-from strata.coordinator.connection_limiter import ConnectionReport
-from strata.coordinator.diagnosis import diagnose_job
-from strata.coordinator.etcd_members import EtcdMember
-from strata.coordinator.job_phases import JobPhases
-from strata.coordinator.live_state import SoftState
+from strata.coordinator.access.connection_limiter import ConnectionReport
+from strata.coordinator.etcd.members import EtcdMember
 from strata.coordinator.measures import Measures
-from strata.coordinator.observed import ReplicaState
+from strata.coordinator.reports.charts import Charts
 from strata.coordinator.reports.progress import ProgressBoard
 from strata.coordinator.reports.save_times import SaveTimes
-from strata.core import records
-from strata.core.arrivals import Arrival, BarrierBook
-from strata.core.authority import Identity
-from strata.core.findings import Diagnosis
+from strata.coordinator.status.diagnosis import diagnose_job
+from strata.coordinator.status.event_log import Chronicle, Happening
+from strata.coordinator.status.job_phases import JobPhases
+from strata.coordinator.status.live_state import SoftState
+from strata.coordinator.status.observed import ReplicaState
+from strata.core.access.authority import Identity
+from strata.core.barriers.arrivals import Arrival, BarrierBook
+from strata.core.health.findings import Diagnosis
 from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, Uid, WorkerId
 from strata.core.job import JobView, World
-from strata.core.keys import ClusterKeys
-from strata.core.leadership import leader_of
-from strata.core.records import (
+from strata.core.kv import records
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import (
     CheckpointRecord,
     CheckpointState,
     CheckpointType,
@@ -38,8 +37,9 @@ from strata.core.records import (
     WorldHead,
     encode,
 )
-from strata.core.txn import Event, KeyValue, WatchBatch
-from strata.core.view import Entry, View
+from strata.core.kv.txn import Event, KeyValue, WatchBatch
+from strata.core.kv.view import Entry, View
+from strata.core.leadership.leader import leader_of
 from strata.dashboard.authorizer import HttpAuthorizer
 from strata.errors import StrataError
 from strata.v1.members_pb2 import RankProgress

@@ -13,11 +13,10 @@ import pytest
 from starlette.types import ASGIApp
 
 from strata.config import CoordinatorConfig, Credentials
-from strata.core.authority import Role
-from strata.core.coordinator_record import Coordinator
+from strata.core.access.authority import Role
 from strata.core.ids import BootId, WorkerId
 from strata.core.job import JobView
-from strata.core.records import (
+from strata.core.kv.records import (
     Assignment,
     CheckpointState,
     DatasetSpec,
@@ -28,6 +27,7 @@ from strata.core.records import (
     StopNotice,
     Worker,
 )
+from strata.core.leadership.coordinator_record import Coordinator
 from strata.dashboard.api import model
 from strata.dashboard.app import make_app
 from strata.dashboard.authorizer import HttpAuthorizer

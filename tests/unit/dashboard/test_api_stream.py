@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 from starlette.types import ASGIApp
 
-from strata.core.records import CheckpointState
+from strata.core.kv.records import CheckpointState
 from strata.dashboard.api import resources
 from strata.dashboard.api.stream import MAX_PER_ADDRESS, SEND_S
 from strata.dashboard.app import make_app

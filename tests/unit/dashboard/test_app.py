@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.types import Message
 
-from strata.core.records import CheckpointState
+from strata.core.kv.records import CheckpointState
 from strata.dashboard.app import make_app
 from tests.unit.dashboard.rig import KEYS, Shown, anybody
 

@@ -22,17 +22,16 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save as as_safetensors
 
-from strata.checkpoint.digest import digest
-from strata.checkpoint.file_import import read_file
-from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.manifest import Manifest, RankManifest
-from strata.checkpoint.marker import Marker
-from strata.checkpoint.marks import tags
-from strata.checkpoint.place import parse_place
-from strata.checkpoint.uses import read_uses
-from strata.checkpoint.verifying import verify
-from strata.client.checkpoints import CheckpointManager
-from strata.client.endpoints import parse_endpoints
+from strata.checkpoint.catalog.marks import tags
+from strata.checkpoint.convert.file_import import read_file
+from strata.checkpoint.format.digest import digest
+from strata.checkpoint.format.manifest import Manifest, RankManifest
+from strata.checkpoint.format.marker import Marker
+from strata.checkpoint.format.uses import read_uses
+from strata.checkpoint.restore.verify import verify
+from strata.checkpoint.storage.local_storage import LocalStorage
+from strata.checkpoint.storage.place import parse_place
+from strata.client.checkpoints.manager import CheckpointManager
 from strata.config import (
     ClientConfig,
     CoordinatorConfig,
@@ -46,6 +45,7 @@ from strata.errors import StrataError
 from strata.etcd.options import parse_endpoints as parse_etcd_endpoints
 from strata.security.tls import read_pem
 from strata.security.tokens import TokenFile, own_token
+from strata.session.endpoints import parse_endpoints
 from tests.unit.documents import hostile
 
 MAX_CALL_S = 5.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from strata.checkpoint.digest import digest, named_digest
+from strata.checkpoint.format.digest import digest, named_digest
 
 RAW = (
     "1e999",

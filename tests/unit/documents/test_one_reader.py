@@ -13,33 +13,33 @@ CALLS = frozenset({"loads", "load", "read_text", "read_bytes", "readlines"})
 PARSERS = frozenset({"json", "tomllib", "pickle", "marshal", "yaml"})
 ALLOWED = {
     # what a session or etcd carries: at most 1 MiB, from members that are known
-    "client/coordinator.py": "a resource, from a replica, in an answer of 256 KiB",
+    "client/api/coordinator.py": "a resource, from a replica, in an answer of 256 KiB",
     "cli/watch.py": "an event's payload, from a replica",
-    "core/agreement.py": "a member's payload at a barrier",
-    "core/codec.py": "a record of etcd, which replicas alone write",
+    "core/stop/last_step.py": "a member's payload at a barrier",
+    "core/kv/codec.py": "a record of etcd, which replicas alone write",
     "integrations/torchrun/meeting.py": "a member's payload at a barrier",
     "integrations/torchrun/store.py": "a worker's own payload",
     "agent/rendezvous.py": "a member's payload at a barrier",
-    "training/alike.py": "a rank's payload at a barrier",
-    "training/cadence.py": "a rank's payload at a barrier",
+    "training/settings_agreement.py": "a rank's payload at a barrier",
+    "training/save/cadence.py": "a rank's payload at a barrier",
     "training/group.py": "rank 0's payload at a barrier",
-    "training/saves.py": "ranks' payloads at a barrier, and this process's own account",
+    "training/save/saves.py": "ranks' payloads at a barrier, and this process's own account",
     # what the process that is asked is known to be
     "dashboard/api/actions.py": "an operator's request, of at most 16 KiB",
     "dashboard/api/openapi.py": "a file of the package, and our own source",
     "dashboard/api/routes.py": "a file of the package",
     "dashboard/bundle.py": "files of the package",
-    "checkpoint/file_export.py": "a header that this process laid out",
+    "checkpoint/convert/file_export.py": "a header that this process laid out",
     "integrations/torchrun/orphans.py": "/proc",
-    "launch/etcd_http.py": "an etcd member that this process started",
-    "launch/ports.py": "/proc",
+    "devcluster/etcd_http.py": "an etcd member that this process started",
+    "devcluster/ports.py": "/proc",
     "cli/checks/mounts.py": "/proc",
-    "agent/stack_dump.py": "/proc, and what a rank's own process wrote",
+    "agent/health/stack_request.py": "/proc, and what a rank's own process wrote",
     "agent/rank_process.py": "the kernel's, of a process",
-    "launch/warm_program.py": "a line of the supervisor that started it",
+    "launch/warm/warm_program.py": "a line of the supervisor that started it",
     # what the user names as data, of whatever size
-    "cli/checkpoints/moving.py": "a file that becomes a checkpoint, byte for byte",
-    "launch/script_imports.py": "the user's own program",
+    "cli/checkpoints/copying.py": "a file that becomes a checkpoint, byte for byte",
+    "launch/warm/script_imports.py": "the user's own program",
 }
 """Who reads otherwise, and what."""
 

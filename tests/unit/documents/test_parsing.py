@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.checkpoint.state import MAX_DEPTH, Flat
+from strata.checkpoint.snapshot.state import MAX_DEPTH, Flat
 from strata.documents.parsing import (
     MANIFEST,
     NOTE,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.core.txn import Compare, Delete, KeyValue, Op, Operation, Put, Range, Target, Txn
+from strata.core.kv.txn import Compare, Delete, KeyValue, Op, Operation, Put, Range, Target, Txn
 from strata.errors import InvalidArgument, Unavailable
 from strata.etcd import codec
 from strata.etcdapi import header_pb2, kv_pb2, mvcc_pb2

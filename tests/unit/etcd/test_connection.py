@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from strata.core.txn import Put, Range, Txn
+from strata.core.kv.txn import Put, Range, Txn
 from strata.errors import ClusterReplaced, ConfigError, InvalidArgument, Refused, Unavailable
 from strata.etcd import EtcdStore
 from strata.etcdapi import auth_pb2, kv_pb2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from strata.core.store import NoSpace
+from strata.core.kv.store import NoSpace
 from strata.errors import (
     ConfigError,
     InvalidArgument,

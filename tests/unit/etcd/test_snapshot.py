@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from strata.core.txn import Range
+from strata.core.kv.txn import Range
 from strata.errors import ConfigError, NotFound, Refused, Unavailable
 from strata.etcd import EtcdStore
 from tests.unit.etcd.fake_etcd import FakeEtcd, soon, store_on

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from strata.core.store import Compacted
-from strata.core.txn import WatchBatch
+from strata.core.kv.store import Compacted
+from strata.core.kv.txn import WatchBatch
 from strata.errors import ClusterReplaced, InvalidArgument, Refused, Unavailable
 from strata.etcd.store import EtcdStore
 from tests.unit.etcd.fake_etcd import FakeEtcd, quick, soon, store_on

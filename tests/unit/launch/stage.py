@@ -12,14 +12,14 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from strata.agent.core import Agent, AgentConfig
+from strata.agent.agent import Agent, AgentConfig
 from strata.agent.environment import Place
 from strata.agent.rendezvous import Meeting
-from strata.client.endpoints import parse_endpoints
 from strata.config import RunConfig
 from strata.errors import ConfigError
-from strata.launch.starting import ColdStarter
-from strata.launch.supervisor import Supervisor
+from strata.launch.local_agent import Supervisor
+from strata.launch.warm.starting import ColdStarter
+from strata.session.endpoints import parse_endpoints
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED, Arrival, BarrierOutcome
 from strata.v1.common_pb2 import Token
 from strata.v1.session_pb2 import WorldUpdate

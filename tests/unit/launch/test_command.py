@@ -10,7 +10,7 @@ import pytest
 
 from strata.config import RunConfig
 from strata.core.ids import checked_id
-from strata.core.registration import MAX_COMMAND_CHARS
+from strata.core.members.registration import MAX_COMMAND_CHARS
 from strata.errors import ConfigError
 from strata.launch.command import check_command, describe, job_name
 from strata.launch.run import run_supervisor

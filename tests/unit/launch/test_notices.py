@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strata.agent import core
+from strata.agent import agent
 from strata.core.exit_codes import DO_NOT_REQUEUE
 from strata.errors import Unavailable
 from strata.launch import stopping
@@ -183,7 +183,7 @@ async def test_ranks_that_finished_before_they_stopped_end_as_the_job_does(
 async def test_a_first_signal_ends_the_wait_for_what_becomes_of_the_job(
     stopped: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "REPORT_S", 0.01)
+    monkeypatch.setattr(agent, "REPORT_S", 0.01)
     async with stage(*FINISHING, preempt_grace_s=1000.0) as it:
         await told(it)
         it.upstream.deaf = asyncio.Event()

@@ -20,8 +20,8 @@ from strata.launch.console import Console
 from strata.launch.rank_logs import RankLogs
 from strata.launch.rank_output import RankOutputs
 from strata.launch.ranks import Program, RankGroup, inherited_environment
-from strata.launch.starting import ColdStarter
-from strata.launch.warm import WarmStarter
+from strata.launch.warm.starting import ColdStarter
+from strata.launch.warm.warm_pool import WarmStarter
 from strata.v1.worlds_pb2 import World, WorldMember
 
 LIMIT_S = 20.0

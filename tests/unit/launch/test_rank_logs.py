@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.client.inspection import RankLog
+from strata.client.rank.inspection import RankLog
 from strata.errors import ConfigError
 from strata.launch.rank_logs import RankLogs, files_in, leave_link, link_of, newest
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from strata.launch.children import Child
 from strata.launch.console import Console
 from strata.launch.rank_output import ENDED_S, RankOutputs
+from strata.processes.children import Child
 
 LIMIT_S = 20.0
 

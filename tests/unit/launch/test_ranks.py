@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from strata.agent.environment import Place
-from strata.agent.stack_dump import dump_stacks, process_state
-from strata.client.inspection import last_lines
+from strata.agent.health.stack_request import dump_stacks, process_state
+from strata.client.rank.inspection import last_lines
 from strata.errors import ConfigError
 from strata.launch.rank_logs import RankLogs
 from strata.launch.ranks import Program, RankGroup, inherited_environment
-from strata.launch.starting import ColdStarter
-from strata.launch.warm import WarmStarter
+from strata.launch.warm.starting import ColdStarter
+from strata.launch.warm.warm_pool import WarmStarter
 from strata.v1.worlds_pb2 import World, WorldMember
 
 LIMIT_S = 20.0
@@ -220,7 +220,7 @@ async def test_what_cannot_be_run_is_said_at_once(command: str, tmp_path: Path) 
 
 HUNG = """
 import os, sys, threading
-from strata.client.stack_dump import answer_stack_dumps
+from strata.client.rank.stack_dump import answer_stack_dumps
 def stuck_in_a_collective(): threading.Event().wait()
 threading.Thread(target=stuck_in_a_collective, daemon=True).start()
 answer_stack_dumps(os.environ)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strata.launch.ranks import Program
 from strata.launch.slots import LASTING_S, RENEW_S, RENEWALS, Slots
-from strata.launch.starting import Started
+from strata.launch.warm.starting import Started
 from strata.testing.virtual_time import in_virtual_time
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.core.authority import Identity, Role
+from strata.core.access.authority import Identity, Role
 from strata.errors import ConfigError
 from strata.security.certificates import Authority, describe
 from strata.security.dates import validity

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from strata.config import Credentials
-from strata.core.authority import Identity, Role
+from strata.core.access.authority import Identity, Role
 from strata.errors import ConfigError, NotFound, Unauthenticated
 from strata.security.private import write_private
 from strata.security.tokens import AcceptedTokens, TokenFile, own_token

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from strata.core.authority import Role
+from strata.core.access.authority import Role
 from strata.errors import ConfigError, Unauthenticated
 from strata.security.certificates import Authority
 from strata.security.trust import Authorities

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from strata.core.store import Compacted
-from strata.core.txn import Put, Range, Txn, WatchBatch
+from strata.core.kv.store import Compacted
+from strata.core.kv.txn import Put, Range, Txn, WatchBatch
 from strata.errors import NotFound, Unavailable
 from strata.testing.memory_client import MemoryClient
 from strata.testing.memory_store import MemoryStore

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from strata.training.group import end_group, ensure_group
-from strata.training.peers import Peers
-from strata.training.preempting import PREEMPT_SIGNALS
+from strata.training.rank_context import Peers
+from strata.training.stop.preempting import PREEMPT_SIGNALS
 
 multiprocessing.set_forkserver_preload(["torch", "torchdata.stateful_dataloader"])
 
@@ -26,7 +26,7 @@ def no_group_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     One of a single rank is taken down: a rank that was preempted leaves that to the end of its process.
     """
-    monkeypatch.setattr("strata.training.beginning.ensure_group", _no_group_of_several)
+    monkeypatch.setattr("strata.training.restore.ensure_group", _no_group_of_several)
     yield
     end_group()
 
@@ -48,7 +48,7 @@ def workers_of_a_fork_server() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nobody_leaves_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no rank that a test left behind end pytest's process once its grace is over."""
-    monkeypatch.setattr("strata.training.stopping.exit_preempted", lambda: None)
+    monkeypatch.setattr("strata.training.stop.stopper.exit_preempted", lambda: None)
 
 
 @pytest.fixture(autouse=True)

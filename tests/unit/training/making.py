@@ -6,16 +6,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from strata.client.checkpoints import CheckpointManager
+from strata.client.checkpoints.manager import CheckpointManager
 from strata.config import TrainingConfig
-from strata.core.goodput import Ledger
-from strata.training.alike import Sampling
-from strata.training.beginning import begin
-from strata.training.clock import Clock
-from strata.training.ending import NeverEnds
-from strata.training.peers import Peers
-from strata.training.reporting import TrainingReporter
-from strata.training.run import Run
+from strata.core.health.goodput import Ledger
+from strata.training.generation_exit import NeverEnds
+from strata.training.loop.clock import Clock
+from strata.training.loop.reporting import TrainingReporter
+from strata.training.loop.run import Run
+from strata.training.rank_context import Peers
+from strata.training.restore import begin
+from strata.training.settings_agreement import Sampling
 
 
 def make_run(

@@ -24,8 +24,8 @@ from strata.errors import (
     StorageError,
     StrataError,
 )
+from strata.training.init import init
 from strata.training.orchestrator import TrainingOrchestrator
-from strata.training.starting import init
 from strata.v1.members_pb2 import TrainingReport
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 from strata.v1.worlds_pb2 import Generation, ListGenerationsRequest, ListGenerationsResponse, World
@@ -278,7 +278,7 @@ def test_one_that_goes_on_in_its_process_does_not_wait_whether_the_generation_ha
     def refused(*_: object, **_settings: object) -> None:
         raise wrong
 
-    monkeypatch.setattr("strata.client.checkpoints.CheckpointManager.restore", refused)
+    monkeypatch.setattr("strata.client.checkpoints.manager.CheckpointManager.restore", refused)
     began = time.monotonic()
     with pytest.raises(ConfigError, match="no such bucket"):
         orchestrator.train(lambda it: it.init(state={}))
@@ -299,7 +299,7 @@ def test_a_setting_that_is_wrong_once_there_is_a_checkpoint_is_tried_again(
             pass
     lone.rejoin()
     assert lone.restore_point is not None
-    monkeypatch.setattr("strata.client.checkpoints.CheckpointManager.restore", refused)
+    monkeypatch.setattr("strata.client.checkpoints.manager.CheckpointManager.restore", refused)
     with pytest.raises(ConfigError):
         orchestrator.init(state={"w": np.zeros(1)})
     assert lone.code == 1
@@ -311,7 +311,7 @@ def test_what_may_go_away_by_itself_is_reported_as_any_failure(
     def refused(*_: object, **_settings: object) -> None:
         raise StorageError("cannot read x: Too many open files")
 
-    monkeypatch.setattr("strata.client.checkpoints.CheckpointManager.restore", refused)
+    monkeypatch.setattr("strata.client.checkpoints.manager.CheckpointManager.restore", refused)
     with pytest.raises(StorageError):
         orchestrator.init(state={})
     assert lone.code == 1

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from strata.client.checkpoints import CheckpointManager
-from strata.core.agreement import STOP_BARRIER, Agreement
-from strata.training.alike import LOADER_BARRIER
-from strata.training.stopping import Stopper
+from strata.client.checkpoints.manager import CheckpointManager
+from strata.core.stop.last_step import STOP_BARRIER, Agreement
+from strata.training.settings_agreement import LOADER_BARRIER
+from strata.training.stop.stopper import Stopper
 from tests.unit.training.making import make_run
 from tests.unit.training.room import LIMIT_S, Room, RoomRank
 

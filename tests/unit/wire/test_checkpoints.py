@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.core.checkpoints import newest
+from strata.core.checkpoints.lifecycle import newest
 from strata.wire.checkpoints import DOUBT_CHARS, DOUBTS, checkpoint_message, checkpoint_with_doubts
 from tests.unit.core.keeping_job import KeptJob
 

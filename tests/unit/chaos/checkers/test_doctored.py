@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from strata_chaos.checkers import ALL
-from strata_chaos.judge import Result, judge
+from strata_chaos.judgement.judge import Result, judge
 from tests.unit.chaos.checkers import doctors_of_watches  # it adds to DOCTORS
 from tests.unit.chaos.checkers.doctoring import DOCTORS, RESTORED_DOCTORS, Doctor, breaks
 from tests.unit.chaos.story import JOB, ROOT, Line, Story, edit, good_run, number, worker

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strata_chaos.judge import Result, judge
+from strata_chaos.judgement.judge import Result, judge
 from tests.unit.chaos.checkers.doctoring import RESTORED_DOCTORS, Doctor, breaks
 from tests.unit.chaos.story import JOB, ROOT, SLOT_20, Line, Story, edit, number, restored_run, worker
 

@@ -17,14 +17,14 @@ from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from strata.checkpoint.assembling import Assembler
-from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.marker import read_manifest
-from strata.client import checkpoint_catalog, checkpoint_keeping
-from strata.client.checkpoint_root import OpenRoot
-from strata.client.checkpoints import CheckpointManager
-from strata.core.checkpoint_fork import decide_rewind
-from strata.core.records import CheckpointState
+from strata.checkpoint.format.marker import read_manifest
+from strata.checkpoint.restore.assembling import Assembler
+from strata.checkpoint.storage.local_storage import LocalStorage
+from strata.client.checkpoints import catalog, garbage_collection
+from strata.client.checkpoints.manager import CheckpointManager
+from strata.client.checkpoints.root import OpenRoot
+from strata.core.checkpoints.fork import decide_rewind
+from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointCorrupt, ConfigError, InvalidArgument, StorageError
 from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter, reader
 from strata.integrations.dcp import writer as writing
@@ -344,9 +344,9 @@ def test_a_host_that_loads_by_dcp_confirms_what_another_one_finds_damaged(
 def test_damage_is_raised_though_nobody_can_be_told(
     begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_keeping, "ASK_S", 0.1)
+    monkeypatch.setattr(garbage_collection, "ASK_S", 0.1)
     for name in ("ABORT_S", "ASK_AGAIN_S"):
-        monkeypatch.setattr(checkpoint_catalog, name, 0.1)
+        monkeypatch.setattr(catalog, name, 0.1)
     cluster = Cluster(n1=1)
     save(tmp_path, a_state(), 7, client=cluster.port(0))
     flip(tmp_path, 7)

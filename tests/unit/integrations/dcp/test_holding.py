@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from strata.client import checkpoint_keeping, checkpoint_readers
-from strata.core.records import CheckpointState
+from strata.client.checkpoints import garbage_collection, reader_lease
+from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointError, Unavailable
 from strata.integrations.dcp import JsonLoadPlanner, StrataReader
 from strata.v1 import checkpoints_pb2 as pb
@@ -145,8 +145,8 @@ def test_a_load_without_coordinators_asks_nobody(tmp_path: Path) -> None:
 def test_a_load_goes_on_where_no_coordinator_answers_and_asks_for_its_key_again(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(checkpoint_keeping, "ASK_S", 0.1)
-    monkeypatch.setattr(checkpoint_readers, "RENEW_S", 0.001)
+    monkeypatch.setattr(garbage_collection, "ASK_S", 0.1)
+    monkeypatch.setattr(reader_lease, "RENEW_S", 0.001)
     opened = threading.Event()
 
     class Waiting(StrataReader):

@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from strata.checkpoint import inline
-from strata.checkpoint.file_export import choose, export, format_of
-from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.marker import committed, read_rank_manifests
-from strata.client.checkpoints import CheckpointManager
+from strata.checkpoint.convert.file_export import choose, export, format_of
+from strata.checkpoint.format import inline
+from strata.checkpoint.format.marker import committed, read_rank_manifests
+from strata.checkpoint.storage.local_storage import LocalStorage
+from strata.client.checkpoints.manager import CheckpointManager
 from strata.errors import CheckpointCorrupt, CheckpointError
 from strata.integrations.dcp import StrataReader, StrataWriter
 from strata.integrations.dcp.planners import from_json, to_json

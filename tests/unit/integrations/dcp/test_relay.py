@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from strata.core.records import CheckpointState
+from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointNotFound, ConfigError, Refused, StaleIncarnation
 from strata.integrations.dcp import JsonSavePlanner, StrataWriter
 from strata.integrations.dcp.relay import BorrowedPort, lend

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.format.marker import NAME as MARKER
+from strata.checkpoint.storage.local_storage import LocalStorage
 from strata.errors import StorageError
 from strata.integrations.dcp import JsonSavePlanner, StrataWriter
 from tests.unit.checkpoint.ports import Cluster

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from strata.integrations.torchrun import orphans
-from strata.launch.children import Child
+from strata.processes.children import Child
 from tests.polling import until
 from tests.processes import LIMIT_S, gone
 

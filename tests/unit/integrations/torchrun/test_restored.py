@@ -46,7 +46,7 @@ class Member:
 
 
 def test_it_joins_again_as_another_member_until_one_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    from strata.client.loop import BackgroundLoop  # noqa: PLC0415
+    from strata.client.event_loop import BackgroundLoop  # noqa: PLC0415
 
     handler = importlib.import_module(
         "strata.integrations.torchrun.handler"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from strata.client.member import MemberSession
+from strata.client.member_session import MemberSession
 from strata.errors import ClusterRestored
 from strata.integrations.torchrun.session import AgentSession
 from strata.v1.session_pb2 import Welcome

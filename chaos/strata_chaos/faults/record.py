@@ -1,0 +1,66 @@
+"""What became of each planned fault: the nemesis's account, which the report is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from strata_chaos.faults.schedule import PlannedFault
+
+
+@dataclass(slots=True, kw_only=True)
+class Injury:
+    """One planned fault and what became of it. Times are in seconds.
+
+    `leader_s`: from the injection to a new leader's epoch, where there was one. `barrier_s`: to the
+    next barriers released in every job, from the injection, or from healing if that had to come
+    first (`barrier_needed_healing`). `whole_s`: from healing until all was well again, unless the
+    next fault came before.
+    """
+
+    planned: PlannedFault
+    targets: tuple[str, ...] = ()
+    injected: bool = False
+    effective: bool = False
+    evidence: str = ""
+    """What shows the effect; of one that was not injected, why not."""
+    held_s: float = 0.0
+    leader_s: float | None = None
+    barrier_s: float | None = None
+    barrier_needed_healing: bool = False
+    whole_s: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for report.json."""
+        planned = self.planned
+        return {
+            "number": planned.number,
+            "fault": planned.fault,
+            "at_s": planned.at_s,
+            "hold_s": planned.hold_s,
+            "choice": planned.choice,
+            "required": planned.required,
+            "targets": list(self.targets),
+            "injected": self.injected,
+            "effective": self.effective,
+            "evidence": self.evidence,
+            "held_s": round(self.held_s, 3),
+            "leader_s": _rounded(self.leader_s),
+            "barrier_s": _rounded(self.barrier_s),
+            "barrier_needed_healing": self.barrier_needed_healing,
+            "whole_s": _rounded(self.whole_s),
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Injury:
+        """Return what `as_json` made a document of."""
+        ours = dict(body)
+        planned = PlannedFault(
+            **{key: ours.pop(key) for key in ("number", "fault", "at_s", "hold_s", "choice", "required")}
+        )
+        return cls(planned=planned, **(ours | {"targets": tuple(ours["targets"])}))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,262 @@
+"""The verdict on a recorded run: every checker over every history of its folder.
+
+    verdict = judge(Path("runs/7"))
+    print(verdict.summary())
+
+Two passes, both streams. First etcd's own events, which set up what the checkers know; then all the
+other lines, judged one by one. What is kept grows with the run by a few dozen bytes an event, so an
+hour fits; `tests/unit/chaos/judgement/test_judge.py` measures it.
+
+A verdict is *unknown* where the ground truth has a gap, ends early or is missing, or a file is no history:
+then nothing is claimed, and what seems to be wrong is shown all the same. A rule that had nothing to judge is said to have judged nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from strata_chaos.checkers import ALL, Checker
+from strata_chaos.checkers.truth import Change, Clock, State, changes, listed
+from strata_chaos.history import NOWHERE, History, HistoryError, Record, Where
+
+OBSERVER: Final = "observer"
+QUOTED_CHARS: Final = 1_000
+"""Of a line, as evidence: a value may have 64 KiB, and the place says where the rest is."""
+
+
+class Result(StrEnum):
+    """What a run shows."""
+
+    PASS = "pass"  # noqa: S105  # no password
+    VIOLATION = "violation"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One broken promise: which checker's which rule, in a sentence, with the lines that show it."""
+
+    checker: str
+    rule: str
+    message: str
+    evidence: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.checker}/{self.rule}: {self.message}"]
+        return "\n".join([*lines, *(f"    {line}" for line in self.evidence)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleCoverage:
+    """One rule: its promise, how often it was judged, how often broken."""
+
+    checker: str
+    rule: str
+    promise: str
+    judged: int
+    broken: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What `judge` found. `operations` counts ended ones by (op, outcome); `doubts` make it unknown."""
+
+    result: Result
+    violations: tuple[Violation, ...]
+    doubts: tuple[str, ...]
+    notes: tuple[str, ...]
+    operations: dict[tuple[str, str], int]
+    coverage: tuple[RuleCoverage, ...]
+    lines: int
+    events: int
+    torn: tuple[str, ...]
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """The rules that had nothing to judge."""
+        return tuple(f"{each.checker}/{each.rule}" for each in self.coverage if not each.judged)
+
+    def summary(self) -> str:
+        """Return the verdict as text for a person."""
+        judged = sum(each.judged for each in self.coverage)
+        lines = [f"{self.result}: {self.lines} lines, {self.events} events of etcd, {judged} judgements"]
+        lines += [f"doubt: {doubt}" for doubt in self.doubts]
+        lines += [str(violation) for violation in self.violations]
+        broken = [each for each in self.coverage if each.broken]
+        lines += [f"{each.checker}/{each.rule}: broken {each.broken} times" for each in broken]
+        by_op: dict[str, Counter[str]] = {}
+        for (op, outcome), count in sorted(self.operations.items()):
+            by_op.setdefault(op, Counter())[outcome] += count
+        lines += [
+            f"{op}: " + ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.items()))
+            for op, found in by_op.items()
+        ]
+        lines += list(self.notes)
+        if self.unjudged:
+            lines.append(f"judged nothing: {', '.join(self.unjudged)}")
+        lines += [f"torn: {torn}" for torn in self.torn]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """What one run of the judge gathers."""
+
+    history: History
+    checkers: list[Checker]
+    state: State = field(default_factory=State)
+    clock: Clock = field(default_factory=Clock)
+    doubts: list[str] = field(default_factory=list)
+    operations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    open: dict[str, str] = field(default_factory=dict)
+    """Announced operations that have not ended yet: id -> op."""
+    life: int = 0
+    complete: bool = True
+    """Whether each observer caught up at its end; a killed one says nothing."""
+    lines: int = 0
+    events: int = 0
+    at: Where = NOWHERE
+    """The line that was read last."""
+
+    def counted(self, records: Iterator[Record]) -> Iterator[Record]:
+        for record in records:
+            self.lines += 1
+            self.at = record.where
+            yield record
+
+    def truth(self, files: list[Path]) -> None:
+        """Judge etcd's changes, in order, one life of etcd after the other."""
+        for file in files:
+            complete, self.complete = self.complete, False
+            self.life += 1
+            if self.life > 1:
+                for checker in self.checkers:
+                    checker.lost(self.state)
+                self.state, self.clock.life = State(), self.life
+            for item in changes(self.counted(self.history.of(file)), self.state, self.life):
+                if isinstance(item, Change):
+                    self.events += len(item.events)
+                    for checker in self.checkers:
+                        checker.change(item, self.state)
+                    self.state.apply(item)
+                else:
+                    self._observed(item)
+            self.complete = self.complete and complete
+
+    def _observed(self, record: Record) -> None:
+        if record.op == "observer.gap":
+            self.doubts.append(
+                f"etcd's events have a gap after revision {record.args['after']} ({record.where})"
+            )
+        elif record.op == "observer.ended":
+            self.complete = record.args["complete"]
+        elif record.op == "observer.listed":
+            if record.args["why"] == "start" or (record.args["why"] == "snapshot" and self.life == 1):
+                self.doubts.append("the observer came when etcd had been written already")
+        elif record.op == "etcd.listed":
+            key, held = listed(record)
+            self.state.held[key] = held
+        elif record.op == "observer.sample":
+            self.clock.sample(record.result["revision"], record.t0)
+        for checker in self.checkers:
+            checker.record(record)
+
+    def clients(self, files: list[Path]) -> None:
+        """Judge all other lines, file by file, and count what ended how."""
+        for file in files:
+            for record in self.counted(self.history.of(file)):
+                if record.begun:
+                    self.open[record.id] = record.op
+                else:
+                    self.open.pop(record.id, None)
+                    self.operations[record.op, record.outcome.value] += 1
+                for checker in self.checkers:
+                    checker.record(record)
+        for op in self.open.values():  # whoever did it died before it heard
+            self.operations[op, "unknown"] += 1
+
+
+def judge(folder: Path) -> Verdict:
+    """Return the verdict on the run in `folder`, from all `*.jsonl` below it."""
+    history = History(folder)
+    trial = _Trial(history, [make() for make in ALL])
+    try:
+        lives = {file: life for file in history.files if (life := _life_of(history, file))}
+        observed = sorted(lives, key=lambda file: lives[file])
+        if not observed:
+            trial.doubts.append("no observer recorded what etcd did")
+        elif sorted(lives.values()) != list(range(1, len(lives) + 1)):
+            trial.doubts.append(
+                f"{len(observed)} observers recorded, of etcd's lives {sorted(lives.values())}; each life has one"
+            )
+        trial.truth(observed)
+        trial.clients([file for file in history.files if file not in observed])
+        for checker in trial.checkers:
+            checker.finish(trial.clock, trial.state)
+    except HistoryError as error:
+        trial.doubts.append(str(error))
+    except (KeyError, TypeError, AttributeError) as missing:
+        trial.doubts.append(f"{trial.at}: a line that does not say what its op must say: {missing!r}")
+    if trial.events and not trial.complete:
+        trial.doubts.append("the observer did not catch up with etcd before it ended")
+    if trial.events and not trial.operations:
+        trial.doubts.append("no client recorded anything")
+    return _verdict(trial)
+
+
+def _life_of(history: History, file: Path) -> int:
+    """Return which life of etcd a file is the record of; 0 if it is not an observer's."""
+    first = next(iter(history.of(file)), None)
+    if first is None or first.client != OBSERVER:
+        return 0
+    return int(first.args.get("life", 1)) if first.op == "observer.started" else 1
+
+
+def _verdict(trial: _Trial) -> Verdict:
+    found = [violation for checker in trial.checkers for violation in checker.findings.violations]
+    places: set[Where] = {place for violation in found for place in violation.evidence}
+    quoted = trial.history.quote(places) if places else {}
+    violations = tuple(
+        Violation(
+            checker=each.checker,
+            rule=each.rule,
+            message=each.message,
+            evidence=tuple(f"{place}: {_cut(quoted.get(place, ''))}" for place in each.evidence),
+        )
+        for each in found
+    )
+    doubts, result = list(trial.doubts), Result.VIOLATION if violations else Result.PASS
+    if doubts:  # what seems wrong may be an event that is missing here
+        result = Result.UNKNOWN
+        doubts += [f"unproven: {violation}" for violation in violations]
+        violations = ()
+    return Verdict(
+        result=result,
+        violations=violations,
+        doubts=tuple(doubts),
+        notes=tuple(note for checker in trial.checkers for note in checker.findings.notes),
+        operations=dict(trial.operations),
+        coverage=tuple(
+            RuleCoverage(
+                checker=findings.checker,
+                rule=rule,
+                promise=promise,
+                judged=findings.judged[rule],
+                broken=findings.broken[rule],
+            )
+            for findings in (checker.findings for checker in trial.checkers)
+            for rule, promise in findings.rules.items()
+        ),
+        lines=trial.lines,
+        events=trial.events,
+        torn=tuple(trial.history.torn.values()),
+    )
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= QUOTED_CHARS else line[: QUOTED_CHARS - 1] + "…"

@@ -1,0 +1,134 @@
+"""What is going on right now, for aiming faults and measuring recovery: the keyspace, as it changes.
+
+It uses the replicas' own mirror of etcd. Nothing here judges: the observer keeps a record of its own,
+which the checkers read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from strata.coordinator.view.mirror import Mirror
+from strata.core.job import JobView
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import Leader, PoisonRecord, Replica
+from strata.core.kv.store import Store
+from strata.core.kv.txn import WatchBatch
+
+Again = Callable[[], AbstractAsyncContextManager[Store]]
+
+
+class Lookout:
+    """Follows one cluster. `run` feeds it until cancelled.
+
+    A fault that takes etcd away calls `look_away` before and `look_again` once a cluster is there: then it is followed
+    through a store of its own, which `again` opens. In between, what was seen last stands.
+    """
+
+    def __init__(self, store: Store, keys: ClusterKeys, *, again: Again | None = None) -> None:
+        self.keys = keys
+        self._again = again
+        self._releases: Counter[str] = Counter()
+        self._mirror = self._new_mirror(store)
+        self._following: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+
+    def _new_mirror(self, store: Store) -> Mirror:
+        mirror = Mirror(store, self.keys, new_uid="never-used")  # coordinators, or a restore, have made one
+        mirror.subscribe(self._look)
+        return mirror
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        await self._follow()
+        while True:
+            await self._wanted.wait()
+            assert self._again is not None
+            async with self._again() as store:
+                self._mirror = self._new_mirror(store)
+                await self._follow()
+
+    async def _follow(self) -> None:
+        """Follow this mirror until `look_away`."""
+        self._following = asyncio.create_task(self._mirror.run())
+        try:
+            await asyncio.wait({self._following})
+            if not self._following.cancelled():
+                self._following.result()  # raises: a mirror never ends by itself
+        finally:
+            self._following.cancel()
+
+    def look_away(self) -> None:
+        """Let go of etcd: it is about to be another one."""
+        self._wanted.clear()
+        if self._following is not None:
+            self._following.cancel()
+
+    def look_again(self) -> None:
+        """Follow what etcd has now."""
+        self._wanted.set()
+
+    async def started(self) -> None:
+        """Return once the keyspace is known."""
+        await self._mirror.started()
+
+    # -- who leads
+
+    def leader(self) -> str | None:
+        """Return the coordinator that holds the leader key, or None."""
+        held = self._leader()
+        return held.replica if held is not None else None
+
+    def holds_office(self) -> bool:
+        """Whether the instance that the leader key names is registered, so that it may be alive."""
+        held = self._leader()
+        return held is not None and held.instance in self.replicas().values()
+
+    def epoch(self) -> int:
+        """Return the create revision of the leader key; 0 while there is none."""
+        kv = self._mirror.view.get(self.keys.leader)
+        return kv.create_revision if kv is not None else 0
+
+    def _leader(self) -> Leader | None:
+        try:
+            return self._mirror.view.record(self.keys.leader, Leader)
+        except PoisonRecord:
+            return None
+
+    def replicas(self) -> dict[str, str]:
+        """Return the instance of every coordinator that is registered, by name."""
+        folder = self._mirror.view.entries(self.keys.replicas, Replica)
+        return {entry.name: entry.record.instance for entry in folder}
+
+    def serving(self) -> Counter[str]:
+        """Return how many members each coordinator serves, by its name."""
+        names = {instance: name for name, instance in self.replicas().items()}
+        return Counter(
+            names[worker.record.served_by]
+            for job in self._mirror.view.names(self.keys.jobs)
+            for worker in self.job(job).workers()
+            if worker.record.served_by in names
+        )
+
+    # -- jobs
+
+    def job(self, name: str) -> JobView:
+        """Return one job as it is now."""
+        return JobView(self._mirror.view, self.keys.job(name))
+
+    def releases(self, job: str) -> int:
+        """Return how many barriers of a job were seen released."""
+        return self._releases[job]
+
+    def _look(self, batch: WatchBatch) -> None:
+        for event in batch.events:
+            match self.keys.parts(event.kv.key):
+                case ("jobs", job, "barriers", _, _, _, "outcome") if not event.deleted:
+                    if b'"released"' in event.kv.value:
+                        self._releases[job] += 1
+                case _:
+                    pass

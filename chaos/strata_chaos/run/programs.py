@@ -1,0 +1,150 @@
+"""The programs beside the system under test: the observer, and the workloads with their clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from strata.errors import Unavailable
+from strata.processes.children import Child
+from strata_chaos.backends.base import Site
+from strata_chaos.scenario import Scenario, Workload
+
+STOP_S: Final = 30.0
+"""How long a workload may take to end its clients in good order."""
+START_S: Final = 60.0
+"""How long a program may take until it records: starting Python takes seconds on a busy machine."""
+LOOK_S: Final = 0.05
+OBSERVER: Final = "observer"
+READERS: Final = 4
+"""The most clients beyond its members that a workload has."""
+
+
+def jobs_of(scenario: Scenario) -> dict[str, Workload]:
+    """Return the workloads of a scenario by the names of their jobs."""
+    return {f"{workload.name}-{n}": workload for n, workload in enumerate(scenario.workloads, 1)}
+
+
+def members_of(scenario: Scenario) -> list[str]:
+    """Return the worker ids under which the workloads of a scenario may register."""
+    return [
+        f"{job}-{who}"
+        for job, workload in jobs_of(scenario).items()
+        for who in ("founder", *range(workload.clients + READERS))
+    ]
+
+
+class Programs:
+    """Started by `start`, ended by `stop`; `ended` names those that ended by themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._workloads: dict[str, Child] = {}
+        self._observer: Child | None = None
+        self._observing: list[str] = []
+        """How an observer is started, but for its history."""
+        self._lives = 1
+
+    def start(self, site: Site, jobs: Mapping[str, Workload], *, seed: int) -> dict[str, str]:
+        """Start the observer, then every workload on its host; return each job's host."""
+        etcd = ",".join(site.cluster.etcd.endpoints)
+        words = ["strata_chaos.observer", "--etcd", etcd]
+        if (tls := site.etcd_tls) is not None:
+            words += ["--etcd-ca-file", str(tls.ca_file), "--etcd-cert-file", str(tls.cert_file)]
+            words += ["--etcd-key-file", str(tls.key_file)]
+        self._observing = words
+        self._observer = self._child(OBSERVER, [], [*words, *self._history(OBSERVER)], {})
+        placed = {}
+        for number, (job, workload) in enumerate(jobs.items()):
+            host = site.workers[number % len(site.workers)]
+            words = [f"strata_chaos.workloads.{workload.name}"]
+            words += ["--endpoints", site.cluster.endpoints, "--job", job, *self._history(job)]
+            words += ["--seed", str(seed), "--clients", str(workload.clients)]
+            for key, value in workload.options.items():
+                words += [f"--{key.replace('_', '-')}", value]
+            self._workloads[job] = self._child(job, host.enter, words, site.environment)
+            placed[job] = host.name
+        return placed
+
+    async def end_life(self) -> str:
+        """End the observer of this etcd once it has recorded all; return what was not as it should be."""
+        observer, self._observer = self._observer, None  # its end is no news to `ended`
+        return "; ".join(await _stopped({OBSERVER: observer} if observer else {}, STOP_S))
+
+    async def begin_life(self, *, listed_at: int) -> None:
+        """Start an observer of an etcd that began anew; return once it records."""
+        self._lives += 1
+        name = f"{OBSERVER}-{self._lives}"
+        words = [*self._observing, *self._history(name), "--life", str(self._lives)]
+        if listed_at:
+            words += ["--listed-at", str(listed_at)]
+        self._observer = self._child(name, [], words, {})
+        if late := await self._begun([name]):
+            raise Unavailable(late)
+
+    async def running(self) -> str:
+        """Return "" once all have begun to record, from when on they end when asked; else who has not."""
+        return await self._begun([OBSERVER, *self._workloads])
+
+    async def _begun(self, waiting: list[str]) -> str:
+        try:
+            async with asyncio.timeout(START_S):
+                while True:
+                    waiting = [name for name in waiting if not _has_begun(self._folder / f"{name}.jsonl")]
+                    if not waiting:
+                        return ""
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            return f"{', '.join(waiting)} recorded nothing within {START_S:g} s"
+
+    def ended(self) -> str:
+        """Return which program has ended by itself, and how; empty while all run."""
+        children = [*self._workloads.items()]
+        if self._observer is not None:
+            children.append((OBSERVER, self._observer))
+        for name, child in children:
+            if child.poll() is not None:
+                return f"{name} {child.describe()}:\n{child.tail(12)}"
+        return ""
+
+    async def stop_workloads(self) -> list[str]:
+        """End the workloads in good order; return what was not as it should be."""
+        return await _stopped(self._workloads, STOP_S)
+
+    async def stop_observer(self) -> list[str]:
+        """End the observer; return what was not as it should be."""
+        return await _stopped({OBSERVER: self._observer} if self._observer else {}, STOP_S)
+
+    def kill(self) -> None:
+        """End everything at once."""
+        for child in (*self._workloads.values(), *((self._observer,) if self._observer else ())):
+            child.kill()
+
+    def _history(self, name: str) -> Sequence[str]:
+        return "--history", str(self._folder / f"{name}.jsonl")
+
+    def _child(
+        self, name: str, enter: Sequence[str], words: Sequence[str], environment: Mapping[str, str]
+    ) -> Child:
+        log = self._folder / "logs" / f"{name}.log"
+        command = [*enter, sys.executable, "-m", *words]
+        return Child.start(command, name=name, log=log, env={**os.environ, **environment})
+
+
+def _has_begun(history: Path) -> bool:
+    return history.exists() and history.stat().st_size > 0
+
+
+async def _stopped(children: Mapping[str, Child], grace_s: float) -> list[str]:
+    for child in children.values():
+        child.ask_to_stop()
+    codes = await asyncio.gather(*(child.stop_async(grace_s) for child in children.values()))
+    return [
+        f"{name} {child.describe()} when asked to stop:\n{child.tail(12)}"
+        for (name, child), code in zip(children.items(), codes, strict=True)
+        if code != 0
+    ]

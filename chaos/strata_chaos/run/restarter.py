@@ -1,0 +1,63 @@
+"""A service manager for the run: starts coordinators and etcd members again that end by themselves.
+
+A coordinator that meets no etcd for long ends, as it should, and is started again in production. Any
+other end that no fault explains is a finding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from strata_chaos.run.system import System
+
+_LOOK_S: Final = 0.25
+_PAUSE_S: Final = 1.0
+_UNAVAILABLE: Final = 3
+"""The exit code of a coordinator that could not reach etcd (DESIGN section 10)."""
+
+
+class Keeper:
+    """Keeps one system running. `restarts` counts, `findings` says which ends nobody can explain."""
+
+    def __init__(self, system: System, *, say: Callable[[str], None]) -> None:
+        self._system = system
+        self._say = say
+        self.restarts = 0
+        self.findings: list[str] = []
+
+    async def run(self) -> None:
+        """Look and start again until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for name in self._system.whole(self._system.coordinators):
+                await self._coordinator(name)
+            for name in self._system.whole(self._system.etcd):
+                await self._etcd(name)
+
+    async def _coordinator(self, name: str) -> None:
+        coordinator = self._system.coordinators[name]
+        code = coordinator.child.poll()
+        if code is None:
+            return
+        said = f"{name} (pid {coordinator.child.pid}) {coordinator.child.describe()} by itself"
+        if code != _UNAVAILABLE:
+            self.findings.append(f"{said}:\n{coordinator.child.tail(20)}")
+        self._say(f"{said}; it is started again")
+        await asyncio.sleep(_PAUSE_S)
+        if name not in self._system.claimed:
+            self.restarts += 1
+            await asyncio.to_thread(coordinator.restart)
+
+    async def _etcd(self, name: str) -> None:
+        member = self._system.etcd[name]
+        if member.running:
+            return
+        said = f"{name} (pid {member.pid}) {member.child.describe()} by itself"
+        self.findings.append(f"{said}:\n{member.child.tail(20)}")
+        self._say(f"{said}; it is started again")
+        await asyncio.sleep(_PAUSE_S)
+        if name not in self._system.claimed:
+            self.restarts += 1
+            await asyncio.to_thread(member.restart)

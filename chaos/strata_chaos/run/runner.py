@@ -1,0 +1,196 @@
+"""One run from nothing to its report, and the judgement of one that was saved."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from strata.errors import ConfigError, StrataError
+from strata.observe import configure
+from strata_chaos import backends, faults
+from strata_chaos.faults.schedule import PlannedFault, plan
+from strata_chaos.judgement import expectations, report
+from strata_chaos.judgement.judge import judge
+from strata_chaos.judgement.log_errors import CHECKER as COMPLAINTS
+from strata_chaos.judgement.log_errors import SUSPENDED, complaints
+from strata_chaos.judgement.report import Result
+from strata_chaos.judgement.verdict import Finding
+from strata_chaos.run.folder import RunFolder
+from strata_chaos.run.programs import members_of
+from strata_chaos.run.session import Session
+from strata_chaos.scenario import Scenario
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What to run."""
+
+    scenario: Scenario
+    seed: int
+    duration_s: float
+    backend: str
+
+    def plan(self) -> tuple[PlannedFault, ...]:
+        """Return the faults that seed, duration and backend make of the scenario.
+
+        `ConfigError` when the scenario does not run on that backend, or no fault has room.
+        """
+        if self.backend not in self.scenario.backends:
+            raise ConfigError(
+                f"scenario {self.scenario.name} does not run on the backend {self.backend}",
+                hint=f"use --backend {self.scenario.backends[0]}",
+            )
+        if unknown := [name for name in self.scenario.fault_names if name not in faults.ALL]:
+            raise ConfigError(
+                f"scenario {self.scenario.name}: there is no fault {unknown[0]!r}",
+                hint="`strata-chaos list` shows them",
+            )
+        return plan(
+            self.scenario,
+            rng=random.Random(self.seed),
+            duration_s=self.duration_s,
+            usable=faults.usable(self.backend),
+        )
+
+
+def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) -> Result:
+    """Run it, judge it, and return what it came to; the folder holds the report then.
+
+    An error of the system's start is a result too. `ConfigError` only for what can never run.
+    """
+    planned = wish.plan()
+    backend = backends.ALL[wish.backend]
+    if why_not := backend.available():
+        raise ConfigError(f"the backend {wish.backend} cannot be had: {why_not}")
+    folder.write_run(
+        wish.scenario,
+        planned,
+        seed=wish.seed,
+        duration_s=wish.duration_s,
+        backend=wish.backend,
+        started=started,
+    )
+    result = Result(
+        scenario=wish.scenario.name,
+        asked=wish.scenario.asked,
+        seed=wish.seed,
+        duration_s=wish.duration_s,
+        backend=wish.backend,
+        folder=folder.path,
+    )
+    try:
+        workers = max(1, len(wish.scenario.workloads))
+        members = members_of(wish.scenario)
+        topology = wish.scenario.topology
+        with (
+            _logs_to(folder.path / "logs" / "strata-chaos.log"),
+            backend.running(topology, folder.cluster, workers=workers, members=members, say=say) as site,
+        ):
+            session = Session(
+                wish.scenario,
+                planned,
+                site,
+                folder.path,
+                seed=wish.seed,
+                duration_s=wish.duration_s,
+                clock=boot_time_s,
+                say=say,
+            )
+            asyncio.run(session.run())
+        account = session.account
+        result = replace(
+            result,
+            injuries=tuple(account.injuries),
+            findings=tuple(account.findings),
+            restarts=account.restarts,
+            broken=account.broken,
+            cut_short=account.cut_short,
+        )
+    except KeyboardInterrupt:  # while the system was starting
+        result = replace(result, cut_short=True)
+    except (StrataError, OSError) as error:
+        result = replace(result, broken=f"the system did not start: {error}")
+    lost = any(each.injected and each.planned.fault in faults.LOSSES for each in result.injuries)
+    said = complaints(folder.cluster / "logs", expected=SUSPENDED if lost else ())
+    result = judged(replace(result, findings=(*result.findings, *said)), folder, wish.scenario)
+    folder.write_report(report.text(result), report.body(result))
+    if not keep and result.exit == 0:
+        folder.drop_cluster()
+    return result
+
+
+@contextlib.contextmanager
+def _logs_to(path: Path) -> Iterator[None]:
+    """Keep what Strata's code logs in this process off the terminal while the body runs."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as stream:
+        configure(fmt="json", stream=stream)
+        try:
+            yield
+        finally:
+            configure(fmt="auto")
+
+
+def check(folder: RunFolder) -> Result:
+    """Judge a saved run again, by its histories; what the run itself saw counts as it did then."""
+    run, scenario, before = folder.run(), folder.scenario(), folder.report()
+    result = Result(
+        scenario=scenario.name,
+        asked=scenario.asked,
+        seed=run["seed"],
+        duration_s=run["duration_s"],
+        backend=run["backend"],
+        folder=folder.path,
+        injuries=tuple(folder.injuries()),
+        findings=tuple(
+            Finding(checker=f["checker"], message=f["message"], evidence=tuple(f["evidence"]))
+            for f in before.get("findings", ())
+            if f["checker"] in OBSERVED
+        ),
+        restarts=before.get("restarts", 0),
+        broken=before.get("broken", "" if before else "the run ended before it wrote a report"),
+        cut_short=before.get("cut_short", False),
+    )
+    return judged(result, folder, scenario)
+
+
+OBSERVED = ("recovery", "processes", COMPLAINTS)
+"""Findings that a run makes while it lasts: the histories do not hold them."""
+
+
+def judged(result: Result, folder: RunFolder, scenario: Scenario) -> Result:
+    """Return the result with what checkers and expectations find in the histories."""
+    verdict = judge(folder.path)
+    found = [
+        Finding(checker=f"{v.checker}/{v.rule}", message=v.message, evidence=v.evidence)
+        for v in verdict.violations
+    ]
+    found += expectations.judge(folder.path, scenario.expect)
+    return replace(
+        result,
+        findings=(*result.findings, *found),
+        doubts=verdict.doubts,
+        operations=by_operation(verdict.operations),
+        rules=verdict.coverage,
+    )
+
+
+def by_operation(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Return counts by operation and outcome, the operations of clients only."""
+    found: dict[str, dict[str, int]] = {}
+    for (op, outcome), count in counts.items():
+        if op.partition(".")[0] not in {"fault", "job", "run", "process", "workload"}:
+            found.setdefault(op, {})[outcome] = count
+    return found
+
+
+def boot_time_s() -> float:
+    """Return the machine's time, which goes on while a process is frozen."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,237 @@
+"""The life of one run on a site that is up: workloads, faults, health before and after, the end.
+
+    observer and workloads start → all is well → faults → all is well again → workloads end → observer
+
+What it finds on the way is in the `Account`, which is whole whenever the run ends early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from strata.core.kv.keys import ClusterKeys
+from strata.errors import StrataError
+from strata.etcd import EtcdStore
+from strata_chaos import faults
+from strata_chaos.backends.base import Site
+from strata_chaos.exits import Exit
+from strata_chaos.faults.nemesis import Nemesis
+from strata_chaos.faults.record import Injury
+from strata_chaos.faults.schedule import PlannedFault
+from strata_chaos.history import HistoryWriter
+from strata_chaos.judgement.verdict import Finding
+from strata_chaos.run.cluster_monitor import Lookout
+from strata_chaos.run.health import Health
+from strata_chaos.run.programs import Programs, jobs_of
+from strata_chaos.run.restarter import Keeper
+from strata_chaos.run.roster import Roster
+from strata_chaos.run.system import System
+from strata_chaos.scenario import Scenario
+
+BASELINE_S: Final = 90.0
+"""How long everything may take to be well before the first fault."""
+SETTLE_S: Final = 1.0
+"""From the last client's end to the observer's: etcd's events reach it within milliseconds."""
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK_S: Final = 0.25
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Account:
+    """What happened so far."""
+
+    injuries: list[Injury] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    restarts: int = 0
+    broken: str = ""
+    cut_short: bool = False
+
+
+class _Broken(StrataError):
+    """The run itself cannot go on."""
+
+
+class Session:
+    """One run of a plan. `clock` is CLOCK_BOOTTIME in seconds."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        plan: Sequence[PlannedFault],
+        site: Site,
+        folder: Path,
+        *,
+        seed: int,
+        duration_s: float,
+        clock: Callable[[], float],
+        say: Say,
+    ) -> None:
+        self._scenario = scenario
+        self._plan = plan
+        self._site = site
+        self._folder = folder
+        self._seed = seed
+        self._duration_s = duration_s
+        self._clock = clock
+        self._say = say
+        self._programs = Programs(folder)
+        self._jobs = jobs_of(scenario)
+        self.account = Account()
+
+    async def run(self) -> None:
+        """Return once the run is over; a signal ends it early, in good order."""
+        with _on_signals(self._cut_short):
+            try:
+                await self._guarded()
+            except asyncio.CancelledError:
+                if not self.account.cut_short:
+                    raise
+                self._say("cut short; what was broken is healed")
+            finally:
+                self._programs.kill()
+
+    async def _guarded(self) -> None:
+        try:
+            async with self._connected() as store:
+                await self._on(store)
+        except* (StrataError, OSError) as group:
+            self.account.broken = str(_first(group))
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[EtcdStore]:
+        """Have a store that knows nothing of what etcd held before."""
+        endpoints = self._site.cluster.etcd.endpoints
+        async with await EtcdStore.connect(endpoints, tls=self._site.etcd_tls) as store:
+            yield store
+
+    def _cut_short(self) -> None:
+        self.account.cut_short = True
+
+    async def _on(self, store: EtcdStore) -> None:
+        lookout = Lookout(store, ClusterKeys("default"), again=self._connected)
+        system = System(
+            cluster=self._site.cluster,
+            lookout=lookout,
+            roster=Roster(self._folder),
+            hosts=(*self._site.hosts,),
+            network=self._site.network,
+            folder=self._folder,
+            recording=self._programs,
+        )
+        health = Health(system, self._jobs, credentials=self._site.credentials, clock=self._clock)
+        keeper = Keeper(system, say=self._say)
+        try:
+            with HistoryWriter(self._folder / "nemesis.jsonl") as writer:
+                nemesis = Nemesis(
+                    system,
+                    health,
+                    writer,
+                    faults=faults.ALL,
+                    barrier_jobs=[job for job, w in self._jobs.items() if w.barriers],
+                    recovery_s=self._scenario.recovery_s,
+                    clock=self._clock,
+                    say=self._say,
+                )
+                self.account.injuries = nemesis.injuries
+                async with _beside(lookout.run(), keeper.run()):
+                    await lookout.started()
+                    placed = self._programs.start(self._site, self._jobs, seed=self._seed)
+                    for job, host in placed.items():
+                        nemesis.placed(job, host)
+                    async with _beside(self._watch_programs()):
+                        if late := await self._programs.running():
+                            raise _Broken(late)
+                        await self._faults(nemesis, health)
+                    await self._end(nemesis)
+        finally:
+            health.close()
+            self.account.restarts = keeper.restarts
+            self.account.findings += nemesis.findings
+            self.account.findings += [Finding(checker="processes", message=said) for said in keeper.findings]
+
+    async def _faults(self, nemesis: Nemesis, health: Health) -> None:
+        nemesis.phase("baseline")
+        took_s, wrong = await health.wait_whole(BASELINE_S)
+        if wrong:
+            raise _Broken(f"before any fault, after {took_s:.0f} s: {'; '.join(wrong)}")
+        self._say(f"all is well after {took_s:.1f} s; {len(self._plan)} faults in {self._duration_s:g} s")
+        nemesis.phase("faults")
+        begin_s = self._clock()
+        await nemesis.run(self._plan)
+        await asyncio.sleep(max(0.0, begin_s + self._duration_s - self._clock()))
+        nemesis.phase("recovery")
+        took_s, wrong = await health.wait_whole(self._scenario.recovery_s)
+        if wrong:
+            said = f"not well {took_s:.0f} s after the last fault: {'; '.join(wrong)}"
+            self.account.findings.append(Finding(checker="recovery", message=said))
+            self._say(said)
+        else:
+            self._say(f"all is well {took_s:.1f} s after the end of the faults")
+
+    async def _end(self, nemesis: Nemesis) -> None:
+        nemesis.phase("end")
+        trouble = await self._programs.stop_workloads()
+        await asyncio.sleep(SETTLE_S)
+        trouble += await self._programs.stop_observer()
+        if trouble:
+            raise _Broken("; ".join(trouble))
+
+    async def _watch_programs(self) -> None:
+        """Raise when a program that runs beside the system ends by itself."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if said := self._programs.ended():
+                raise _Broken(f"a program of the run ended by itself: {said}")
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    """Return the first error of a group of groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@contextlib.asynccontextmanager
+async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` for as long as the body does; the failure of one ends the body."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(part) for part in work]
+        yield
+        for task in running:
+            task.cancel()
+
+
+@contextlib.contextmanager
+def _on_signals(tell: Callable[[], None]) -> Iterator[None]:
+    """At a signal call `tell` and cancel the task that entered; at a second one end at once.
+
+    Then the guardians end what we started, as after SIGKILL.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    came: list[int] = []
+
+    def on_signal(number: int) -> None:
+        came.append(number)
+        if len(came) > 1:
+            os._exit(Exit.UNKNOWN)
+        tell()
+        task.cancel()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,231 @@
+"""`Agent`: one member of a job towards the coordinators, whoever starts its ranks.
+
+Every node has an agent: the process of `strata run`, or torchrun's agent process. What both do is here: meet the other members
+of a new world, say how ranks ended, ask for a common stop, leave. Which processes are the ranks, and when they start and end,
+is for the agent's owner to say; `agent.serving` has the socket at which they attach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from socket import gethostname
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import Message
+
+from strata.agent.addresses import find_route_towards
+from strata.agent.environment import Place
+from strata.agent.exit_reports import ExitReports
+from strata.agent.joining import join_barrier
+from strata.agent.notices import ask_all_to_stop
+from strata.config.training import PREEMPT_MEMBER
+from strata.errors import BarrierTimeout
+from strata.observe import get_logger
+from strata.session.endpoints import Endpoint
+from strata.session.terms import UNTOLD_S
+from strata.transport import name_lookup
+from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
+from strata.v1.session_pb2 import WorldUpdate
+from strata.v1.worlds_pb2 import StopNotice
+
+log = get_logger()
+
+REPORT_S: Final = 5.0
+"""How long an agent that leaves waits until the ends of its ranks are on record, before it says that it waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """What an agent knows of its member from the start."""
+
+    job: str
+    worker_id: str
+    endpoints: tuple[Endpoint, ...]
+    shown_endpoints: str
+    """What ranks find as STRATA_ENDPOINTS."""
+    address: str = ""
+    """Where others reach this node; "": found by the route to a coordinator."""
+    join_timeout_s: float
+    """How long the members of a world wait for each other."""
+    preempt: str
+    """Who leaves when this node gets a signal: all of the job, or this member."""
+    preempt_grace_s: float
+    """How long the ranks may take to save a common step then."""
+
+
+class Upstream(Protocol):
+    """What the agent needs of its session with the coordinators."""
+
+    def arrive(self, arrival: Arrival) -> Awaitable[BarrierOutcome]:
+        """Arrive and return the round's outcome; `StaleGeneration` when a newer world came."""
+        ...
+
+    async def call(self, request: Message, *, timeout_s: float | None) -> Any:
+        """Return the response to one of the requests that a session carries."""
+        ...
+
+    async def rank_exit(
+        self, *, generation: int, rank: int, code: int, reason: str, early: bool = False
+    ) -> None:
+        """Return once the end of a rank is durable, or its generation has ended."""
+        ...
+
+    async def leave(self, reason: str) -> None:
+        """Return once this member is no longer one, or that could not be told in time."""
+        ...
+
+
+class Admission(Protocol):
+    """Where the ranks of this node attach."""
+
+    def set_place(self, place: Place | None) -> None:
+        """Let in the ranks of `place` from now on, and no others; None: nobody."""
+        ...
+
+    def in_process(self) -> frozenset[int]:
+        """Return the local ranks that are attached and can go on in another generation."""
+        ...
+
+    def move(self, place: Place, local_ranks: Collection[int]) -> None:
+        """Tell these local ranks, of the generation before, their place in this one."""
+        ...
+
+
+class Agent:
+    """One member: its session upward, what it tells there, and the place of its ranks.
+
+    `socket` and `detect_s` are known, and `admission` is there, once ranks are served.
+    """
+
+    def __init__(
+        self, config: AgentConfig, upstream: Upstream, *, socket: Path = Path(), detect_s: float = 0.0
+    ) -> None:
+        self.config = config
+        self.socket = socket
+        self.detect_s = detect_s
+        self.admission: Admission | None = None
+        self.reports = ExitReports(upstream)
+        self._upstream = upstream
+        self._address = ""
+
+    def set_place(self, place: Place | None) -> None:
+        """Let in the ranks of `place` from now on, and no others; None: nobody."""
+        if self.admission is not None:
+            self.admission.set_place(place)
+
+    def in_process(self) -> frozenset[int]:
+        """Return the local ranks that are attached and can go on in another generation."""
+        return self.admission.in_process() if self.admission is not None else frozenset()
+
+    def move(self, place: Place, local_ranks: Collection[int]) -> None:
+        """Tell these local ranks, of the generation before, their place in this one."""
+        if self.admission is not None:
+            self.admission.move(place, local_ranks)
+
+    async def address(self) -> str:
+        """Return where others reach this node: the address that was given, or of the route to the coordinators.
+
+        While no route is found this is the host's name, and the next call looks again. A silent name service takes its time.
+        """
+        if not self._address:
+            coordinator, given = self.config.endpoints[0], self.config.address
+            self._address = given or await find_route_towards(coordinator.host, coordinator.port)
+            address = self._address or gethostname()
+            name_lookup.warn_if_slow(address, lambda said: log.warning("names.slow", reason=said))
+            return address
+        return self._address
+
+    # -- a new world
+
+    async def meet(
+        self, update: WorldUpdate, payload: bytes, *, superseded: Awaitable[None]
+    ) -> Mapping[int, bytes] | None:
+        """Return what the members of `update`'s world brought, by first rank, once every member is there.
+
+        None when that world came to nothing: it ended, `superseded` returned, or a member did not come in time. The
+        last is reported, so that the generation ends and names who was missing.
+        """
+        world, first_rank = update.world, update.place.first_rank
+        log.info(
+            "world.joining",
+            generation=world.generation,
+            size=world.size,
+            first_rank=first_rank,
+            reason=world.reason,
+        )
+        try:
+            return await join_barrier(
+                self._upstream,
+                update,
+                job=self.config.job,
+                payload=payload,
+                timeout_s=self.config.join_timeout_s,
+                superseded=superseded,
+            )
+        except BarrierTimeout as error:
+            log.warning("world.not_joined", generation=world.generation, reason=error.message)
+            reason = f"the world was not joined: {error.message}"
+            self.reports.report(world.generation, first_rank, 1, reason)
+            return None
+
+    def place(self, update: WorldUpdate, *, master_addr: str, master_port: int) -> Place:
+        """Return where this member's ranks stand in `update`'s world, and where they meet."""
+        return Place(
+            job=self.config.job,
+            worker_id=self.config.worker_id,
+            world=update.world,
+            member=update.place,
+            master_addr=master_addr,
+            master_port=master_port,
+            socket=str(self.socket),
+            endpoints=self.config.shown_endpoints,
+            detect_s=self.detect_s,
+            preempt=self.config.preempt,
+            preempt_grace_s=self.config.preempt_grace_s,
+        )
+
+    # -- the end
+
+    async def ask_all_to_stop(
+        self, generation: int, why: str, *, timeout_s: float | None = None
+    ) -> StopNotice | None:
+        """Have all ranks of the generation asked to stop; return the notice that holds, None if none can.
+
+        All members leave then, or this one, by `config.preempt`. `Unavailable` when nobody answered in time.
+        """
+        return await ask_all_to_stop(
+            self._upstream,
+            job=self.config.job,
+            generation=generation,
+            leaving=[self.config.worker_id] if self.config.preempt == PREEMPT_MEMBER else [],
+            reason=f"{why} to {self.config.worker_id}",
+            grace_s=self.config.preempt_grace_s,
+            timeout_s=timeout_s,
+        )
+
+    async def leave(self, reason: str) -> None:
+        """Leave the job for good; return once that is known, or could not be told in time."""
+        await self._upstream.leave(reason)
+
+    async def leave_once_told(self, reason: str, *, hurry: asyncio.Event | None = None) -> None:
+        """Leave the job for good, once the ends of the ranks are on record, or no coordinator hears of them.
+
+        That is not waited for any longer once there is a `hurry`.
+        """
+        await self.reports.told(REPORT_S)
+        if not self.reports.all_told:
+            log.warning("agent.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
+            waits = [asyncio.ensure_future(self.reports.told(UNTOLD_S - REPORT_S))]
+            if hurry is not None:
+                waits.append(asyncio.ensure_future(_set(hurry)))
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        await self.leave(reason)
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,131 @@
+"""Takes this member out of its job when one of its devices has failed for good.
+
+The ranks of the generation are asked to agree on a step and to save it; then this member leaves,
+with the exit code that tells a scheduler to requeue it elsewhere, and the others go on without it. One that has
+no rank (it stands by, or no world is there) cannot be drained: it leaves by itself, before it gets a place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import Message
+
+from strata.agent.health.devices import DeviceWatch, OpenDevices, open_devices
+from strata.agent.health.traces import trace_environment
+from strata.client.rank.stall_watch import kept
+from strata.config import HealthConfig
+from strata.core.health.devices import fault
+from strata.errors import Refused, StrataError
+from strata.observe import get_logger
+from strata.v1.members_pb2 import DeviceStatus
+from strata.v1.worlds_pb2 import StopJobRequest
+from strata.wire.worlds import stop_message
+
+log = get_logger()
+
+ASK_S: Final = 30.0
+AGAIN_S: Final = 15.0
+"""A generation has one notice. When another one holds, or nobody answered, it is asked for again."""
+
+
+class Upstream(Protocol):
+    """What this needs of the session with the coordinators."""
+
+    def devices(self, devices: Sequence[DeviceStatus]) -> None:
+        """Tell what this member's accelerators are like."""
+        ...
+
+    def call(self, request: Message, *, timeout_s: float | None) -> Awaitable[Any]:
+        """Return the response to one of the requests that a session carries."""
+        ...
+
+
+async def prepare_devices(
+    config: HealthConfig, job: str, environment: MutableMapping[str, str]
+) -> OpenDevices | None:
+    """Return this node's devices, None where there are none or nobody wants to know.
+
+    Where there are, ranks will record their communication: `environment` is what they inherit.
+    `Refused` when one of them has failed already, so that this node does not join to be drained.
+    """
+    if not config.devices:
+        return None
+    devices = await open_devices(environment.get("CUDA_VISIBLE_DEVICES"))
+    if devices is None:
+        return None
+    environment.update(trace_environment(_made(config.traces, job), environment))
+    for reading in await devices.thread.call(devices.reader.read):
+        why = fault(reading, reading, ignored=config.ignored())
+        if why and config.drain_on_fault:
+            devices.thread.stop()
+            raise Refused(
+                f"device {reading.index} of this node is not to be trained on: {why}",
+                hint="run elsewhere; run.drain_on_fault = false uses it all the same, --no-devices asks nothing",
+            )
+    return devices
+
+
+def _made(traces: str, job: str) -> Path:
+    """Return the folder of a job's recordings, which is there now."""
+    folder = Path(traces, job).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@asynccontextmanager
+async def watching_devices(
+    devices: OpenDevices | None,
+    config: HealthConfig,
+    upstream: Upstream,
+    *,
+    job: str,
+    worker_id: str,
+    grace_s: float,
+    on_unfit: Callable[[str], None],
+) -> AsyncIterator[None]:
+    """Tell of the devices inside the block, and drain this member when one fails.
+
+    The ranks have `grace_s` for their save. `on_unfit` is told why this member is not to get a place any more.
+    """
+    if devices is None:
+        yield
+        return
+    tasks: list[asyncio.Task[None]] = []
+
+    def failed(reason: str) -> None:
+        if config.drain_on_fault:
+            on_unfit(reason)
+            request = stop_message(job, reason, grace_s=grace_s, leaving=[worker_id])
+            tasks.append(asyncio.create_task(_drain(upstream, request), name="drain this member"))
+
+    watch = DeviceWatch(
+        devices,
+        tell=upstream.devices,
+        on_fault=failed,
+        telemetry_s=config.telemetry_s,
+        ignored_xids=config.ignored(),
+    )
+    tasks.append(asyncio.create_task(kept(watch.run, log), name="watch over devices"))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        devices.thread.stop()
+
+
+async def _drain(upstream: Upstream, request: StopJobRequest) -> None:
+    """Ask for this member to be drained until it is: then the supervisor ends, and this with it."""
+    while True:
+        try:
+            await upstream.call(request, timeout_s=ASK_S)
+            log.warning("devices.draining", reason=request.reason)
+        except StrataError as error:
+            log.warning("devices.not_drained", reason=error.message)
+        await asyncio.sleep(AGAIN_S)

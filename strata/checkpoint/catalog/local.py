@@ -1,0 +1,459 @@
+"""A catalog without coordinators: one process at a time, and storage is the truth.
+
+A checkpoint is committed by its COMMIT marker and by nothing else. Each process that saves takes a
+generation of its own, a number made once in the root, so that what it saves counts as newer than
+what earlier processes saved beyond the step it went back to; two processes that save into one root
+by mistake never share a slot. A process holds its generation's claim while it lives, so that nobody
+takes a save that is under way for one that was left over.
+
+An Incremental says in its folder whose images it uses (`uses.json`) before it looks once more that
+its base is the newest checkpoint; whoever deletes one, which is never the newest, looks at all that
+is said. So what an Incremental uses outlives it, also when two processes meet in one root.
+
+What storage proved of a committed checkpoint is remembered: a save looks at names and at what is new, so
+its cost does not depend on how many checkpoints are kept. Which there are is listed afresh each time, since
+another process may add or delete some. Proven afresh is what a process begins from, builds on, or lists for
+its user; and, at each deletion, the newest checkpoint, which makes an older one needless.
+
+Within a process one thread saves while another deletes, where a second storage is. A save has its
+slot before anything is in its folder, and what is left over is looked for before the slots are. What
+is about to be deleted is said before anybody looks who uses it, and a begin looks at that after it
+has said what it uses. Each way round, one of the two sees the other; no storage is asked under the lock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Sequence
+from threading import Event, Lock
+from typing import Final, TypeVar
+
+from strata.checkpoint.catalog import marks
+from strata.checkpoint.catalog.evidence import Folder, examine, folders
+from strata.checkpoint.catalog.protocol import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
+from strata.checkpoint.copies.tiers import TieredStorage
+from strata.checkpoint.format.marker import NAME as MARKER
+from strata.checkpoint.format.marker import read_marker
+from strata.checkpoint.format.uses import forget_uses, read_uses, write_uses
+from strata.checkpoint.storage.sink import Storage
+from strata.core.checkpoints.lifecycle import RESTORABLE_TYPES, folder_name
+from strata.core.kv.records import CheckpointState, CheckpointType
+from strata.errors import CheckpointCorrupt, Refused
+
+_GENERATIONS = "generations"
+_CLAIM: Final = re.compile(r"[0-9]{6,18}\Z")
+
+_Found = TypeVar("_Found")
+Look = Callable[[Storage, Folder], CheckpointMetadata | None]
+"""Returns what is known of an attempt: a checkpoint, a corrupt one, or None: it has no marker."""
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+
+class LocalCatalog:
+    """The checkpoints in the root of `storage`, as the only rank of a world of one.
+
+    With a larger `world_size` it is that of rank 0, who seals when each of the others has told it that its part is durable.
+    `new_id` returns a new random attempt id, `now_unix_ms` the time.
+    """
+
+    rank = 0
+    by_marker = True
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        new_id: Callable[[], str],
+        now_unix_ms: Callable[[], int],
+        world_size: int = 1,
+    ) -> None:
+        self.world_size = world_size
+        self._storage = storage
+        self._new_id = new_id
+        self._now_unix_ms = now_unix_ms
+        self._generation = 0
+        self._lock = Lock()
+        """Of the two below."""
+        self._slots: dict[tuple[int, int], CheckpointMetadata] = {}
+        self._going: set[str] = set()
+        self._uses: dict[str, frozenset[str]] = {}
+        self._proven: dict[str, CheckpointMetadata | None] = {}
+        """By folder: the committed checkpoints that storage has proven to this process; None: it proved damage."""
+
+    # -- saving
+
+    def folder(self, checkpoint: CheckpointMetadata) -> str:
+        return folder_name(checkpoint.step, checkpoint.generation, checkpoint.id)
+
+    def begin(self, request: SaveRequest) -> CheckpointMetadata:
+        if not self._generation:
+            self._generation = self._claim_generation()
+        slot = request.step, self._generation
+        attempt = self._new_id()
+        folder = folder_name(*slot, attempt)
+        record = CheckpointMetadata(
+            id=attempt,
+            step=request.step,
+            generation=self._generation,
+            path=f"{self._storage.uri}/{folder}",
+            state=CheckpointState.OPEN,
+            checkpoint_type=request.type,
+            epoch=request.epoch,
+            metadata=dict(request.metadata),
+            created_unix_ms=self._now_unix_ms(),
+            base_step=request.base_step,
+            base_attempt=request.base_attempt,
+            ranks=self.world_size,
+        )
+        with self._lock:
+            held = self._slots.get(slot)
+            if held is not None and held.state is not CheckpointState.ABORTED:
+                return held
+            self._slots[slot] = record
+        if request.type is CheckpointType.INCREMENTAL:
+            try:
+                self._refer(folder, request)
+            except BaseException:
+                self.abort(record, "what it builds on cannot be used")
+                raise
+        return record
+
+    def ack(self, checkpoint: CheckpointMetadata, ack: CheckpointAck) -> CheckpointMetadata:
+        return self._change(checkpoint, acked=frozenset(range(self.world_size)))
+
+    def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
+        return self._change(
+            checkpoint,
+            state=CheckpointState.COMMITTED,
+            acked=frozenset(range(self.world_size)),
+            sealed=True,
+            manifest_digest=seal.manifest_digest,
+            size_bytes=seal.size_bytes,
+            model_hash=seal.model_hash,
+        )
+
+    def abort(self, checkpoint: CheckpointMetadata, reason: str) -> CheckpointMetadata:
+        held = self._held(checkpoint)
+        unmarked = held.state is CheckpointState.COMMITTED and self.is_gone(held)
+        if held.state is not CheckpointState.OPEN and not unmarked:
+            return held
+        return self._change(checkpoint, state=CheckpointState.ABORTED, reason=reason)
+
+    def wait(
+        self,
+        checkpoint: CheckpointMetadata,
+        until: Callable[[CheckpointMetadata], bool],
+        *,
+        timeout_s: float,
+        cancelled: Event,
+    ) -> CheckpointMetadata:
+        held = self._held(checkpoint)
+        assert until(held), "nobody else acts on a catalog of one rank"
+        return held
+
+    def go_back(self) -> None:
+        """Hold no generation, and take a new one with the next save.
+
+        For when an older step was restored meanwhile, or nothing is saved any more.
+        """
+        if self._generation:
+            self._storage.let_go(_claim(self._generation))
+        self._generation = 0
+
+    # -- reading
+
+    def all(self) -> list[CheckpointMetadata]:
+        """Return what storage proves: COMMITTED, or CORRUPT with the reason.
+
+        An attempt without a marker is no checkpoint and is left out.
+        """
+        return self._each(self._prove)
+
+    def kept(self) -> list[CheckpointMetadata]:
+        """Return the same for retention: each that is listed now, as it was when it was proven first."""
+        return self._each(self._recall)
+
+    def latest(self) -> CheckpointMetadata | None:
+        """Return the newest one; what this process saved is newer than anything a far storage has.
+
+        One that was proven to this process before is not proven again.
+        """
+        return self._latest(self._recall)
+
+    def _latest(self, look: Look) -> CheckpointMetadata | None:
+        own = any(_is_whole(c) and c.generation == self._generation for c in self._known())
+        if own and isinstance(self._storage, TieredStorage):
+            # no save waits for the far storage; another process may have saved here as well
+            near = self._newest(self._storage.near, look)
+            if near is not None:
+                return near
+        return self._newest(self._storage, look)
+
+    def _newest(
+        self, storage: Storage, look: Look, corrupt: list[CheckpointMetadata] | None = None
+    ) -> CheckpointMetadata | None:
+        """Return the newest that a training may begin from; add to `corrupt` what is passed over."""
+
+        def newest(there: Sequence[Folder]) -> CheckpointMetadata | None:
+            if corrupt is not None:
+                corrupt.clear()
+            for folder in sorted(there, key=lambda f: f.order, reverse=True):
+                found = look(storage, folder)
+                if found is not None and _is_whole(found):
+                    return dataclasses.replace(_with_marks(storage, [found])[0], latest=True)
+                if corrupt is not None and found is not None and found.state is CheckpointState.CORRUPT:
+                    corrupt.append(found)
+            return None
+
+        return _in_listing(storage, newest)
+
+    def _each(self, look: Look) -> list[CheckpointMetadata]:
+        def proven(there: Sequence[Folder]) -> list[CheckpointMetadata]:
+            self._forget({folder.name for folder in there})
+            return [checkpoint for f in there if (checkpoint := look(self._storage, f)) is not None]
+
+        found = _in_listing(self._storage, proven)
+        return _marked_latest(sorted(_with_marks(self._storage, found), key=lambda c: c.order))
+
+    # -- evidence
+
+    def _prove(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
+        """Return what a storage proves of an attempt now; remember it if it is committed."""
+        found = examine(storage, folder)
+        if found is None:
+            self._proven.pop(folder.name, None)
+        else:
+            self._proven[folder.name] = found if found.state is CheckpointState.COMMITTED else None
+        return found
+
+    def _recall(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
+        """Return what was proven of an attempt before, else what the storage proves now."""
+        try:
+            known = self._proven[folder.name]
+        except KeyError:
+            known = self._own(storage, folder)
+        return known or self._prove(storage, folder)
+
+    def _own(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
+        """Return an attempt that this process committed, by the marker that it left; None: it did not, or not whole."""
+        with self._lock:
+            held = self._slots.get((folder.step, folder.generation))
+        if held is None or held.id != folder.attempt or held.state is not CheckpointState.COMMITTED:
+            return None
+        try:
+            marker = read_marker(storage, folder.name)
+        except CheckpointCorrupt:
+            return None
+        if marker is None or marker.manifest_digest != held.manifest_digest:
+            return None
+        self._proven[folder.name] = held
+        return held
+
+    def _forget(self, there: Collection[str]) -> None:
+        """Remember nothing of a folder that is not there any more: none of that name comes again."""
+        for name in list(self._proven):  # another thread may take one up meanwhile
+            if name not in there:
+                self._proven.pop(name, None)
+
+    def restore_point(self) -> CheckpointMetadata | None:
+        """Return the newest, saying which newer ones are corrupt; None when there never was any.
+
+        `CheckpointCorrupt` when there are some and none is good: that is no new beginning.
+        """
+        corrupt: list[CheckpointMetadata] = []
+        found = self._newest(self._storage, self._prove, corrupt)
+        for checkpoint in corrupt:
+            log.error("step %d is corrupt, trying the one before: %s", checkpoint.step, checkpoint.reason)
+        if found is None and corrupt:
+            raise CheckpointCorrupt(
+                f"none of the checkpoints is good; of the newest: {corrupt[0].reason}",
+                hint="put the damaged file back from a copy; without one, another storage path begins from nothing",
+            )
+        return found
+
+    def before(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata | None:
+        older = [c for c in self.all() if c.order < checkpoint.order and _is_whole(c)]
+        return older[-1] if older else None
+
+    def is_gone(self, checkpoint: CheckpointMetadata) -> bool:
+        return not self._storage.exists(f"{self.folder(checkpoint)}/{MARKER}")
+
+    # -- deleting
+
+    def delete(self, checkpoint: CheckpointMetadata) -> None:
+        folder = self.folder(checkpoint)
+        with self._lock:
+            self._going.add(folder)
+        try:
+            self._check_unneeded(checkpoint, folder)
+        except BaseException:
+            with self._lock:
+                self._going.discard(folder)
+            raise
+
+    def _check_unneeded(self, checkpoint: CheckpointMetadata, folder: str) -> None:
+        newest = self._newest(self._storage, self._prove)
+        known = {c.id: c for c in self.kept()}
+        held = known.get(checkpoint.id, checkpoint)
+        if newest is None or newest.id == held.id:
+            raise Refused(f"step {held.step} is the newest checkpoint there is")
+        if held.pinned:
+            raise Refused(f"step {held.step} is pinned", hint="unpin it first")
+        if held.tags:
+            raise Refused(f"step {held.step} has the tag {held.tags[0]}", hint="take the tag away first")
+        if broken := marks.tags(self._storage).broken:
+            name = min(broken)
+            raise Refused(
+                f"step {held.step} may be what the tag {name} names, which cannot be read: {broken[name]}",
+                hint=f"set it anew, or take it away: strata checkpoints untag {name}",
+            )
+        if (user := self._user_of(folder)) is not None:
+            raise Refused(f"step {held.step} is used by {user}")
+
+    def deleted(self, checkpoint: CheckpointMetadata) -> None:
+        slot = checkpoint.step, checkpoint.generation
+        with self._lock:
+            self._going.discard(self.folder(checkpoint))
+            if slot in self._slots and self._slots[slot].id == checkpoint.id:
+                del self._slots[slot]
+
+    def leftovers(self) -> list[str]:
+        """Return the folders of attempts that ended without a marker, those of this process too.
+
+        Not those whose images a checkpoint uses: a copy of it brought them along. Those of a later
+        generation, and of one that is held, may be saved right now: a process holds its generation
+        before it makes a folder, so it is looked for after the folders are listed.
+        """
+        newest = self._generation or self._newest_generation()
+        there = folders(self._storage.list())
+        open_ids = {c.id for c in self._known() if c.state is not CheckpointState.ABORTED}
+        left = [
+            folder.name
+            for folder in there
+            if folder.generation <= newest
+            and not self._proven.get(folder.name)
+            and folder.attempt not in open_ids
+            and (
+                folder.generation == self._generation or not self._storage.is_held(_claim(folder.generation))
+            )
+            and not self._storage.exists(f"{folder.name}/{MARKER}")
+        ]
+        # a fork has of an earlier attempt the image alone: that is in use, though no checkpoint
+        return [name for name in left if self._is_unused(name)]
+
+    # -- inside
+
+    def _known(self) -> list[CheckpointMetadata]:
+        """Return what this process saved or saves."""
+        with self._lock:
+            return list(self._slots.values())
+
+    def _refer(self, folder: str, request: SaveRequest) -> None:
+        """Say what the attempt in `folder` uses; `Refused` unless its base is the newest checkpoint.
+
+        Whoever commits a newer one after this look, and deletes the base then, sees what was said.
+        """
+        write_uses(self._storage, folder, request.uses)
+        newest = self._latest(self._prove)
+        with self._lock:
+            going = self._going & request.uses
+        if newest is None or newest.id != request.base_attempt or going:
+            forget_uses(self._storage, folder)
+            raise Refused(
+                f"what it would use is being deleted: {min(going)}"
+                if going
+                else f"attempt {request.base_attempt} is not the newest checkpoint any more"
+            )
+
+    def _user_of(self, folder: str) -> str | None:
+        """Return an attempt that uses images in `folder`, or None; `Refused` when that is not known."""
+        for name in [other.name for other in folders(self._storage.list()) if other.name != folder]:
+            if name not in self._uses:
+                try:
+                    uses = read_uses(self._storage, name)
+                except CheckpointCorrupt as error:
+                    raise Refused(f"what {name} uses is not known: {error.message}") from error
+                if not uses and not self._storage.exists(f"{name}/{MARKER}"):
+                    continue  # it may still say it
+                self._uses[name] = uses
+            if folder in self._uses[name]:
+                return name
+        return None
+
+    def _is_unused(self, folder: str) -> bool:
+        try:
+            return self._user_of(folder) is None
+        except Refused:
+            return False
+
+    def _claim_generation(self) -> int:
+        generation = self._newest_generation() + 1
+        body = json.dumps({"created_unix_ms": self._now_unix_ms()}).encode()
+        while not self._storage.create_once(_claim(generation), body):
+            generation += 1
+        self._storage.hold(_claim(generation))
+        return generation
+
+    def _newest_generation(self) -> int:
+        taken = [int(name) for name in self._storage.list(_GENERATIONS) if _CLAIM.match(name)]
+        seen = [folder.generation for folder in folders(self._storage.list())]
+        return max([0, *taken, *seen])
+
+    def _held(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
+        with self._lock:
+            return self._slots[checkpoint.step, checkpoint.generation]
+
+    def _change(self, checkpoint: CheckpointMetadata, **changes: object) -> CheckpointMetadata:
+        with self._lock:
+            slot = checkpoint.step, checkpoint.generation
+            self._slots[slot] = dataclasses.replace(self._slots[slot], **changes)  # type: ignore[arg-type]  # named fields
+            return self._slots[slot]
+
+
+def _in_listing(storage: Storage, find: Callable[[Sequence[Folder]], _Found]) -> _Found:
+    """Return what is found among the folders of a storage.
+
+    Nothing found says nothing if the folders have changed meanwhile: another process may have committed a newer
+    checkpoint, and removed the older one that was listed.
+    """
+    there = folders(storage.list())
+    while not (found := find(there)):
+        before, there = there, folders(storage.list())
+        if {folder.name for folder in there} == {folder.name for folder in before}:
+            break
+    return found
+
+
+def _with_marks(storage: Storage, found: list[CheckpointMetadata]) -> list[CheckpointMetadata]:
+    if not found:
+        return []
+    pinned, tags = marks.pins(storage), marks.tags(storage)
+    for why in tags.broken.values():
+        log.error("a tag cannot be read, so no checkpoint is deleted until it is set anew: %s", why)
+    return [
+        dataclasses.replace(c, pinned=c.id in pinned, tags=tags.of.get(c.id, ()))
+        if c.id in pinned or c.id in tags.of
+        else c
+        for c in found
+    ]
+
+
+def _is_whole(checkpoint: CheckpointMetadata) -> bool:
+    """Whether a training may begin from it."""
+    return checkpoint.state is CheckpointState.COMMITTED and checkpoint.checkpoint_type in RESTORABLE_TYPES
+
+
+def _claim(generation: int) -> str:
+    return f"{_GENERATIONS}/{generation:06d}"
+
+
+def _marked_latest(ordered: list[CheckpointMetadata]) -> list[CheckpointMetadata]:
+    for index in reversed(range(len(ordered))):
+        if _is_whole(ordered[index]):
+            ordered[index] = dataclasses.replace(ordered[index], latest=True)
+            break
+    return ordered

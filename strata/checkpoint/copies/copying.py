@@ -1,0 +1,176 @@
+"""A checkpoint copied into another storage, each byte of it from a source that proves it, the marker last.
+
+Of several sources each document and each chunk is taken from the first that has it as it was saved: two damaged
+copies make a whole one if they are not damaged in the same place. The copy is read back and verified before the
+marker is written: until then it is no checkpoint. What it needs of earlier attempts' images comes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from strata.checkpoint.format.chunk_map import images_of, object_name
+from strata.checkpoint.format.digest import CHUNK_BYTES, digest
+from strata.checkpoint.format.entries import OWN
+from strata.checkpoint.format.manifest import GLOBAL_NAME, Manifest, RankManifest
+from strata.checkpoint.format.marker import read_marker, read_named, write_marker
+from strata.checkpoint.format.uses import NAME as USES
+from strata.checkpoint.format.uses import write_uses
+from strata.checkpoint.restore.verify import OnBytes, verify
+from strata.checkpoint.storage.sink import Source, Storage, proving, put, unobserved
+from strata.errors import CheckpointCorrupt, CheckpointIncomplete, StorageError
+
+_T = TypeVar("_T")
+
+
+def copy_checkpoint(
+    sources: Sequence[Storage],
+    target: Storage,
+    folder: str,
+    manifest_digest: str,
+    *,
+    on_bytes: OnBytes = unobserved,
+) -> Manifest:
+    """Return the manifest once the checkpoint in `folder` is one of `target`, too; may be repeated after a crash.
+
+    `manifest_digest` is what the catalog says; "" takes the word of a source's marker. `CheckpointCorrupt` when
+    something differs from what was saved in each source: then `target` has no such checkpoint.
+    """
+    found = manifest_digest or _first(sources, lambda source: _marked(source, folder))
+    documents: dict[str, bytes] = {}
+
+    def document(file: str, named: str) -> bytes:
+        name = f"{folder}/{file}"
+        documents[name] = _first(sources, lambda source: read_named(source, name, named))
+        return documents[name]
+
+    manifest = Manifest.from_bytes(document(GLOBAL_NAME, found), what=f"{folder}/{GLOBAL_NAME}")
+    ranks = [
+        RankManifest.from_bytes(document(part.manifest, part.digest), what=f"{folder}/{part.manifest}")
+        for part in manifest.parts
+    ]
+    if manifest.uses:  # said first, so that nobody takes the images for what a save left over
+        target.delete(f"{folder}/{USES}")
+        write_uses(target, folder, manifest.uses)
+    for name, (size_bytes, known) in sorted(_images(folder, ranks).items()):
+        target.delete(name)  # what an interrupted copy left
+        copy_image(sources, target, name, size_bytes, known, on_bytes)
+    for name, data in reversed(documents.items()):  # the ranks' before the one that names them
+        target.delete(name)
+        put(target, name, data)
+    copied = verify(target, folder, manifest_digest=found)
+    if not copied.good:
+        raise CheckpointCorrupt(copied.problems[0], hint="verify the checkpoint that was copied")
+    write_marker(target, folder, manifest, found)
+    return manifest
+
+
+def _first(sources: Sequence[Storage], read: Callable[[Storage], _T]) -> _T:
+    """Return what the first source has that proves to be what was saved; else raise what the last error was."""
+    for source in sources[:-1]:
+        try:
+            return read(source)
+        except (CheckpointCorrupt, StorageError):
+            continue
+    return read(sources[-1])
+
+
+def _marked(source: Storage, folder: str) -> str:
+    marker = read_marker(source, folder)
+    if marker is None:
+        raise CheckpointIncomplete(f"{source.uri}/{folder} has no marker: nothing says what was saved there")
+    return marker.manifest_digest
+
+
+def _images(folder: str, ranks: Sequence[RankManifest]) -> dict[str, tuple[int, dict[int, Piece]]]:
+    """Return the size of each image, and the pieces of it that the checkpoint has."""
+    found: dict[str, tuple[int, dict[int, Piece]]] = {}
+    for rank in ranks:
+        for number, image in enumerate(images_of(folder, rank)):
+            _, known = found.setdefault(object_name(folder, image), (image.size_bytes, {}))
+            known.update(known_pieces(rank, number))
+    return found
+
+
+# -- images -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes `[start, end)` of an image, and their digest; empty for what the checkpoint does not have."""
+
+    start: int
+    end: int
+    digest: str = ""
+
+    def read(self, source: Source, name: str) -> memoryview:
+        """Return these bytes of the image `name`; `CheckpointCorrupt` when they are not what was saved."""
+        chunk = memoryview(bytearray(self.end - self.start))
+        count = source.read_into(self.start, chunk)
+        if count != len(chunk):
+            raise CheckpointCorrupt(f"{name} ends after {self.start + count} bytes")
+        if self.digest and digest(chunk) != self.digest:
+            raise CheckpointCorrupt(f"{name} differs from what was saved (bytes {self.start} to {self.end})")
+        return chunk.toreadonly()
+
+
+def known_pieces(manifest: RankManifest, number: int) -> dict[int, Piece]:
+    """Return what a rank's manifest has in image `number`, by where it begins."""
+    known = {}
+    if number == OWN and manifest.header_bytes:
+        known[0] = Piece(0, manifest.header_bytes, manifest.header_digest)
+    for entry in manifest.tensors.values():
+        for chunk, lies_in, offset in entry.located():
+            if lies_in == number and (size_bytes := entry.chunk_bytes(chunk)):
+                known[offset] = Piece(offset, offset + size_bytes, entry.chunks[chunk])
+    return known
+
+
+def copy_image(
+    sources: Sequence[Storage],
+    target: Storage,
+    name: str,
+    size_bytes: int,
+    known: Mapping[int, Piece],
+    on_bytes: OnBytes,
+) -> None:
+    """Copy an image, each piece of it from the first source that has it as it was saved."""
+    sink = target.sink(name)
+    opened: dict[int, Source] = {}
+
+    def read(source: Storage, piece: Piece) -> memoryview:
+        with proving(name):
+            if id(source) not in opened:
+                opened[id(source)] = source.source(name)
+            return piece.read(opened[id(source)], name)
+
+    try:
+        sink.begin(size_bytes)
+        for piece in _pieces(size_bytes, known):
+            sink.write_at(piece.start, _first(sources, partial(read, piece=piece)))
+            on_bytes(piece.end - piece.start)
+        sink.finish()
+    finally:
+        sink.abort()
+        for each in opened.values():
+            each.close()
+
+
+def _pieces(size_bytes: int, known: Mapping[int, Piece]) -> Iterator[Piece]:
+    """Yield an image in pieces, in order, none larger than a chunk or a header: those known, and all between."""
+    at = 0
+    for start, piece in sorted(known.items()):
+        if start < at:
+            raise CheckpointCorrupt(f"two chunks overlap at byte {start}")
+        yield from _gap(at, start)
+        yield piece
+        at = piece.end
+    yield from _gap(at, size_bytes)
+
+
+def _gap(start: int, end: int) -> Iterator[Piece]:
+    for begin in range(start, end, CHUNK_BYTES):
+        yield Piece(begin, min(begin + CHUNK_BYTES, end))

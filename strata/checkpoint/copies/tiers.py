@@ -1,0 +1,183 @@
+"""Two storages as one: a near one that is written, and a far one that outlives the host.
+
+What is read is taken from the near one, and from the far one when the near one lacks it or fails.
+Either may be trusted as little as the other: the reader proves every byte. Where the near copy of a
+checkpoint proves corrupt, `copies` gives the reader the far storage alone. Of two that are both damaged
+`strata checkpoints repair` makes a whole one.
+
+A checkpoint is written to the near storage, and committed there; the replicator carries it on. What the near one
+refuses for a while goes to the far one at once (`save_retry`): a save asks `tiers_of` for the two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+from strata.checkpoint.storage.sink import NotAnObject, ObjectMissing, Sink, Source, Storage
+from strata.errors import StorageError
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+_T = TypeVar("_T")
+
+
+class FarAway(StorageError):
+    """The far storage could not be asked; what is near may be all there is, or not."""
+
+    code = "FAR_AWAY"
+
+
+@contextlib.contextmanager
+def from_afar() -> Iterator[None]:
+    """Name what fails of the far storage."""
+    try:
+        yield
+    except (ObjectMissing, NotAnObject):
+        raise
+    except StorageError as error:
+        raise FarAway(error.message, hint=error.hint, transient=error.transient) from error
+
+
+class TieredStorage:
+    """`near` in front of `far`."""
+
+    def __init__(self, near: Storage, far: Storage) -> None:
+        self.near = near
+        self.far = far
+
+    @property
+    def uri(self) -> str:
+        return self.near.uri
+
+    # -- writing
+
+    def sink(self, name: str) -> Sink:
+        return self.near.sink(name)
+
+    def create_once(self, name: str, data: bytes) -> bool:
+        return self.near.create_once(name, data)
+
+    def delete(self, name: str) -> None:
+        with from_afar():
+            self.far.delete(name)
+        self.near.delete(name)
+
+    def delete_folder(self, folder: str) -> None:
+        with from_afar():
+            self.far.delete_folder(folder)
+        self.near.delete_folder(folder)
+
+    # -- reading
+
+    def read(self, name: str) -> bytes:
+        return nearest(self.near, self.far, lambda storage: storage.read(name), name)
+
+    def source(self, name: str) -> TieredSource:
+        return TieredSource(self.near, self.far, name)
+
+    def size(self, name: str) -> int:
+        return nearest(self.near, self.far, lambda storage: storage.size(name), name)
+
+    def exists(self, name: str) -> bool:
+        if self.near.exists(name):
+            return True
+        with from_afar():
+            return self.far.exists(name)
+
+    def list(self, folder: str = "") -> list[str]:
+        """Return what either has. One that cannot be asked is an error: half a list would be a lie."""
+        here = self.near.list(folder)
+        with from_afar():
+            return sorted({*here, *self.far.list(folder)})
+
+    # -- holding
+
+    def hold(self, name: str) -> None:
+        """Hold it in both; the far one tells other hosts, as well as it can be reached."""
+        self.near.hold(name)
+        try:
+            self.far.create_once(name, self.near.read(name))
+            self.far.hold(name)
+        except StorageError as error:
+            log.warning("%s does not know that %s is in use: %s", self.far.uri, name, error.message)
+
+    def let_go(self, name: str) -> None:
+        self.near.let_go(name)
+        with contextlib.suppress(StorageError):  # then it ends by itself, later
+            self.far.let_go(name)
+
+    def is_held(self, name: str) -> bool:
+        if self.near.is_held(name):
+            return True
+        with from_afar():
+            return self.far.is_held(name)
+
+
+class TieredSource:
+    """One object being read from the near storage, and for good from the far one after a failure."""
+
+    def __init__(self, near: Storage, far: Storage, name: str) -> None:
+        self._far_storage = far
+        self._name = name
+        self._near_uri = near.uri
+        self._opening = threading.Lock()
+        self._far: Source | None = None
+        self._near = nearest(near, far, lambda storage: storage.source(name), name)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        if self._far is None:
+            try:
+                return self._near.read_into(offset, buffer)
+            except StorageError as error:
+                self._turn_to_far(error)
+        assert self._far is not None
+        return self._far.read_into(offset, buffer)
+
+    def _turn_to_far(self, error: StorageError) -> None:
+        with self._opening:
+            if self._far is not None:
+                return
+            if not isinstance(error, ObjectMissing):
+                _say(self._name, self._near_uri, self._far_storage, error)
+            try:
+                with from_afar():
+                    self._far = self._far_storage.source(self._name)
+            except ObjectMissing:
+                raise error from None
+
+    def close(self) -> None:
+        self._near.close()
+        if self._far is not None:
+            self._far.close()
+
+
+def nearest(near: Storage, far: Storage, read: Callable[[Storage], _T], name: str) -> _T:
+    """Return what `read` finds in the near storage, or in the far one where that fails."""
+    try:
+        return read(near)
+    except StorageError as error:
+        if not isinstance(error, ObjectMissing):
+            _say(name, near.uri, far, error)
+        try:
+            with from_afar():
+                return read(far)
+        except ObjectMissing:
+            raise error from None
+
+
+def _say(name: str, near_uri: str, far: Storage, error: StorageError) -> None:
+    log.warning("%s of %s is read from %s: %s", name, near_uri, far.uri, error.message)
+
+
+def tiers_of(storage: Storage) -> list[Storage]:
+    """Return the storages that are written, the near one first."""
+    return [storage.near, storage.far] if isinstance(storage, TieredStorage) else [storage]
+
+
+def copies(storage: Storage) -> list[Storage]:
+    """Return what to read a checkpoint from, in the order to try: the nearest of each file, then all from afar."""
+    return [storage, storage.far] if isinstance(storage, TieredStorage) else [storage]

@@ -1,0 +1,113 @@
+"""Where each chunk of a rank's tensors lies, whoever wrote it.
+
+A chunk is in the rank's own image, in one of an earlier attempt (an Incremental), or in that of
+another rank of the same save (a replicated tensor, which is written once). All attempts of a job
+lie side by side in one folder, so an image is named by its attempt's folder and its file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from strata.checkpoint.format.entries import ImageRef, TensorEntry
+from strata.checkpoint.format.manifest import RankManifest
+from strata.errors import CheckpointCorrupt
+
+_OBJECT: Final = re.compile(r"step-[^/\s]+/(?:rank-\d+\.(?:safetensors|json)|manifest\.json)")
+"""How complaints name what differs; of one that reads otherwise nothing is known but the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkPlace:
+    """One chunk: the image it lies in, from which byte on, how long it is, and its digest."""
+
+    image: ImageRef
+    offset: int
+    size_bytes: int
+    digest: str
+
+
+def images_of(folder: str, manifest: RankManifest) -> tuple[ImageRef, ...]:
+    """Return the images that the numbers of `manifest`'s runs mean, the rank's own first."""
+    own = ImageRef(folder=folder.rpartition("/")[2], image=manifest.image, size_bytes=manifest.image_bytes)
+    return (own, *manifest.files)
+
+
+def object_name(folder: str, image: ImageRef) -> str:
+    """Return the name in the storage of an image that a checkpoint in `folder` has chunks in."""
+    above = folder.rpartition("/")[0]
+    return f"{above}/{image.folder}/{image.image}" if above else f"{image.folder}/{image.image}"
+
+
+def objects_in(complaint: str) -> list[str]:
+    """Return the objects that a complaint names, as "folder/file"; none where it names none."""
+    return sorted(set(_OBJECT.findall(complaint)))
+
+
+def known_places(folder: str, manifest: RankManifest) -> dict[str, dict[int, ChunkPlace]]:
+    """Return where the chunks lie that one rank's manifest locates, by tensor and number."""
+    images = images_of(folder, manifest)
+    return {
+        tensor: {
+            number: ChunkPlace(
+                image=images[file],
+                offset=offset,
+                size_bytes=entry.chunk_bytes(number),
+                digest=entry.chunks[number],
+            )
+            for number, file, offset in entry.located()
+        }
+        for tensor, entry in manifest.tensors.items()
+    }
+
+
+def chunk_places(
+    folder: str, manifests: Sequence[RankManifest], rank: int
+) -> dict[str, tuple[ChunkPlace, ...]]:
+    """Return where the chunks of each tensor of `rank` lie, in their order.
+
+    `manifests` are those of all ranks of the checkpoint in `folder`. `CheckpointCorrupt`, naming
+    the tensor, when no rank has a chunk of a replicated one, or not all have the same values.
+    """
+    manifest = manifests[rank]
+    places = known_places(folder, manifest)
+    if any(entry.replicated for entry in manifest.tensors.values()):
+        _add_shares(folder, manifests, rank, places)
+    for tensor, entry in manifest.tensors.items():
+        missing = next((n for n in range(len(entry.chunks)) if n not in places[tensor]), None)
+        if missing is not None:
+            raise CheckpointCorrupt(f"{folder}: no rank has chunk {missing} of tensor {tensor}")
+    return {tensor: tuple(found[number] for number in range(len(found))) for tensor, found in places.items()}
+
+
+def _add_shares(
+    folder: str,
+    manifests: Sequence[RankManifest],
+    rank: int,
+    places: dict[str, dict[int, ChunkPlace]],
+) -> None:
+    """Add to `places` what other ranks wrote of the tensors that are replicated."""
+    mine = manifests[rank].tensors
+    for other, manifest in enumerate(manifests):
+        if other == rank:
+            continue
+        for tensor, found in known_places(folder, manifest).items():
+            entry, theirs = mine.get(tensor), manifest.tensors[tensor]
+            if (
+                entry is not None
+                and entry.replicated
+                and theirs.replicated
+                and (entry.shard, entry.spec.shape) == (theirs.shard, theirs.spec.shape)
+            ):
+                _check_same(folder, tensor, entry, theirs)
+                places[tensor] = found | places[tensor]
+
+
+def _check_same(folder: str, tensor: str, one: TensorEntry, other: TensorEntry) -> None:
+    if (one.spec.dtype, one.spec.shape, one.chunks) != (other.spec.dtype, other.spec.shape, other.chunks):
+        raise CheckpointCorrupt(
+            f"{folder}: the ranks have different values of the replicated tensor {tensor}"
+        )

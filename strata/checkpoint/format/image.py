@@ -1,0 +1,129 @@
+"""One rank's tensors as a safetensors file: where each lies, and the header that says so.
+
+The header is padded to a multiple of 4096 bytes, so that data begins where direct I/O can write
+it; the file ends with its last tensor. Tensors lie without gaps, those of larger items first, so
+that each is aligned to its items.
+
+A tensor of which the image has only some chunks stands there as plain bytes, one U8 tensor for
+each row of consecutive chunks, named `weights[3:5]` for the chunks 3 and 4.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from strata.checkpoint.format.digest import CHUNK_BYTES
+from strata.checkpoint.snapshot.tensors import DTYPES, TensorSpec
+
+ALIGNMENT: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A tensor and its bytes `[start, end)` in the file."""
+
+    spec: TensorSpec
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """The bytes `[start, end)` in the file of some chunks of a tensor, from number `first` on."""
+
+    tensor: str
+    first: int
+    start: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        return -(-(self.end - self.start) // CHUNK_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A whole image: the bytes of its header, and its tensors in the order of the file.
+
+    `places` are the tensors that are whole in it, `pieces` what it has of others.
+    """
+
+    header: bytes
+    places: Mapping[str, Place]
+    size_bytes: int
+    pieces: tuple[Piece, ...] = ()
+
+
+def lay_out(
+    specs: Mapping[str, TensorSpec], *, partly: Mapping[str, Sequence[range]] | None = None
+) -> Layout:
+    """Return where the tensors of `specs` lie in their image.
+
+    Of those in `partly` it has the chunks in these ranges of numbers only, which may be none.
+    """
+    partly = partly or {}
+    items = [_Item(tensor=name, spec=spec) for name, spec in specs.items() if name not in partly]
+    items += [
+        _Item(tensor=name, spec=specs[name], chunks=run) for name, runs in partly.items() for run in runs
+    ]
+    items.sort(key=lambda item: -DTYPES[item.spec.dtype].item_bytes)
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", "writer": "strata"}}
+    offset = 0
+    for item in items:
+        name = item.tensor if item.chunks is None else _free_name(item, specs)
+        entries[name] = item.entry(offset)
+        offset += item.size_bytes
+    header = header_of(entries)
+    places: dict[str, Place] = {}
+    pieces: list[Piece] = []
+    end = len(header)
+    for item in items:
+        start, end = end, end + item.size_bytes
+        if item.chunks is None:
+            places[item.tensor] = Place(spec=item.spec, start=start, end=end)
+        else:
+            pieces.append(Piece(tensor=item.tensor, first=item.chunks.start, start=start, end=end))
+    return Layout(header=header, places=places, size_bytes=end, pieces=tuple(pieces))
+
+
+def header_of(entries: Mapping[str, object]) -> bytes:
+    """Return the beginning of a safetensors file, padded so that data begins where direct I/O can write it."""
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    padding = -(8 + len(text)) % ALIGNMENT
+    return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Item:
+    """One tensor of the file: a whole one, or `chunks` of one."""
+
+    tensor: str
+    spec: TensorSpec
+    chunks: range | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        if self.chunks is None:
+            return self.spec.size_bytes
+        return min(self.chunks.stop * CHUNK_BYTES, self.spec.size_bytes) - self.chunks.start * CHUNK_BYTES
+
+    def entry(self, offset: int) -> dict[str, object]:
+        dtype = DTYPES[self.spec.dtype]
+        whole = self.chunks is None
+        return {
+            "dtype": dtype.safetensors if whole else "U8",
+            "shape": [*self.spec.shape, *dtype.trailing] if whole else [self.size_bytes],
+            "data_offsets": [offset, offset + self.size_bytes],
+        }
+
+
+def _free_name(item: _Item, specs: Mapping[str, TensorSpec]) -> str:
+    """Return the name of a piece, or a variation when a tensor is called so."""
+    assert item.chunks is not None
+    name = f"{item.tensor}[{item.chunks.start}:{item.chunks.stop}]"
+    while name in specs:
+        name += "~"
+    return name

@@ -1,0 +1,155 @@
+"""The COMMIT marker: by it storage knows, alone, that a checkpoint is committed.
+
+It is made once, after the catalog committed, by whoever comes first; its bytes follow from the
+manifest, so that all who try write the same. It counts only together with the manifest, the
+ranks' manifests and every image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from strata.checkpoint.format.chunk_map import object_name
+from strata.checkpoint.format.digest import named_digest
+from strata.checkpoint.format.manifest import (
+    GLOBAL_NAME,
+    VERSION,
+    Manifest,
+    Part,
+    RankManifest,
+    as_corrupt,
+    predecessor_of,
+    read_object,
+    read_sealed,
+    sealed,
+)
+from strata.checkpoint.storage.sink import ObjectMissing, Storage, proving
+from strata.documents.parsing import file_name, text, whole
+from strata.errors import CheckpointCorrupt, StorageError
+
+NAME: Final = "COMMIT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """What a marker says."""
+
+    step: int
+    generation: int
+    attempt: str
+    manifest_digest: str
+    predecessor: tuple[int, int, str] | None
+
+    def to_bytes(self) -> bytes:
+        body = {
+            "format": "strata-commit",
+            "version": VERSION,
+            "step": self.step,
+            "generation": self.generation,
+            "attempt": self.attempt,
+            "manifest": GLOBAL_NAME,
+            "manifest_digest": self.manifest_digest,
+            "predecessor": list(self.predecessor) if self.predecessor else None,
+        }
+        return sealed(body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str) -> Marker:
+        body = read_sealed("strata-commit", data, what=what)
+        with as_corrupt(what):
+            return cls(
+                step=whole(body["step"]),
+                generation=whole(body["generation"]),
+                attempt=file_name(body["attempt"]),
+                manifest_digest=text(body["manifest_digest"]),
+                predecessor=predecessor_of(body),
+            )
+
+
+def write_marker(storage: Storage, folder: str, manifest: Manifest, manifest_digest: str) -> None:
+    """Make sure that the marker exists; it may have been made by another rank."""
+    marker = Marker(
+        step=manifest.identity.step,
+        generation=manifest.identity.generation,
+        attempt=manifest.identity.attempt,
+        manifest_digest=manifest_digest,
+        predecessor=manifest.predecessor,
+    )
+    name, data = f"{folder}/{NAME}", marker.to_bytes()
+    try:
+        made = storage.create_once(name, data)
+    except StorageError as error:
+        if not error.transient or not storage.exists(name):
+            raise
+        made = False  # a full disk refuses to write what is there, too
+    if not made and read_object(storage, name) != data:
+        raise CheckpointCorrupt(f"{name} names another checkpoint than the one beside it")
+
+
+def read_manifest(storage: Storage, folder: str, manifest_digest: str) -> Manifest:
+    """Return the global manifest if it is the one that was committed; else `CheckpointCorrupt`."""
+    name = f"{folder}/{GLOBAL_NAME}"
+    return Manifest.from_bytes(read_named(storage, name, manifest_digest), what=name)
+
+
+def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> list[RankManifest]:
+    """Return every rank's manifest, verified.
+
+    `CheckpointCorrupt` also when an image is not there, be it one of an earlier attempt.
+    """
+    manifests = []
+    elsewhere: dict[str, int] = {}
+    for part in manifest.parts:
+        read = read_rank_manifest(storage, folder, part)
+        manifests.append(read)
+        check_size(storage, f"{folder}/{part.image}", part.image_bytes)
+        elsewhere |= {object_name(folder, image): image.size_bytes for image in read.files}
+    for name, size_bytes in elsewhere.items():
+        check_size(storage, name, size_bytes)
+    return manifests
+
+
+def read_rank_manifest(storage: Storage, folder: str, part: Part) -> RankManifest:
+    """Return one rank's manifest if it is the one that was committed; else `CheckpointCorrupt`."""
+    name = f"{folder}/{part.manifest}"
+    return RankManifest.from_bytes(read_named(storage, name, part.digest), what=name)
+
+
+def read_marker(storage: Storage, folder: str) -> Marker | None:
+    """Return what the marker says; None when there is none; `CheckpointCorrupt` when it is not whole."""
+    name = f"{folder}/{NAME}"
+    try:
+        return Marker.from_bytes(read_object(storage, name), what=name)
+    except ObjectMissing:
+        return None
+
+
+def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
+    """Return the manifest and its digest if storage alone proves `folder` to be committed.
+
+    None without a marker; `CheckpointCorrupt` when there is one and anything is amiss.
+    """
+    marker = read_marker(storage, folder)
+    if marker is None:
+        return None
+    manifest = read_manifest(storage, folder, marker.manifest_digest)
+    read_rank_manifests(storage, folder, manifest)
+    return manifest, marker.manifest_digest
+
+
+def read_named(storage: Storage, name: str, named: str) -> bytes:
+    """Return a document if it has the digest that it is named by."""
+    with proving(name):
+        data = storage.read(name)
+    if named_digest(data) != named:
+        raise CheckpointCorrupt(f"{name} differs from what was committed")
+    return data
+
+
+def check_size(storage: Storage, name: str, size_bytes: int) -> None:
+    """Return if the object is there and has that size; else `CheckpointCorrupt`."""
+    with proving(name):
+        found = storage.size(name)
+    if found != size_bytes:
+        raise CheckpointCorrupt(f"{name} has {found} bytes instead of {size_bytes}")

@@ -1,0 +1,146 @@
+"""The tree of a state, as somebody else may have written it: looked at before anything is made of it.
+
+What this lets through, `unflatten` and all that walks a tree can walk: every node is of a kind that there is, with the
+parts that its kind has, and containers lie no deeper than they can be saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from strata.checkpoint.format import inline
+from strata.checkpoint.format.digest import Bytes
+from strata.checkpoint.snapshot.state import CLASSES, MAX_DEPTH, Json
+from strata.documents.parsing import PLAIN, json_value, shown, text
+
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+_NODES: Final = frozenset({dict, list})
+_FLOATS: Final = frozenset({"nan", "inf", "-inf"})
+_DTYPE: Final = re.compile(r"[a-z]{1,10}[0-9]{0,3}\Z")
+_LONGEST_SCALAR: Final = 64
+"""Of a NumPy scalar, in hexadecimal digits: a complex one of long doubles has 32 bytes."""
+
+
+def check_tree(tree: Json) -> None:
+    """Return if `tree` is one that a state can have; `ValueError` otherwise."""
+    for _level in _levels(tree):
+        pass  # each is looked at on the way to the next
+
+
+def names_in(tree: Json) -> Iterator[str]:
+    """Yield the names of the tensors, and of the opaque bytes, that a tree refers to."""
+    for level in _levels(tree):
+        for node in level:
+            for kind in ("t", "b"):
+                if kind in node and len(node) == 1:
+                    yield node[kind]
+
+
+def check_names(tree: Json, known: Collection[str]) -> None:
+    """Return if each tensor that a tree refers to is a known one; `ValueError` otherwise."""
+    for name in names_in(tree):
+        if name not in known:
+            raise ValueError(f"it refers to {shown(name)}, which it does not hold")
+
+
+def with_json(tree: Json, texts: Mapping[str, Bytes]) -> Json:
+    """Return the tree with the values that `texts` are, for opaque bytes of these names that are JSON."""
+    if isinstance(tree, dict) and tree.get("b") in texts:
+        with contextlib.suppress(ValueError):  # pickled by torch's own planner: bytes they stay
+            return _plain_tree(bytes(texts[tree["b"]]))
+        return tree
+    if isinstance(tree, dict):
+        if "d" in tree:
+            return {**tree, "d": [[key, with_json(part, texts)] for key, part in tree["d"]]}
+        for kind in ("l", "u"):
+            if kind in tree:
+                return {kind: [with_json(part, texts) for part in tree[kind]]}
+    return tree
+
+
+def _plain_tree(data: bytes) -> Json:
+    """Return the tree that a plain value of DCP is, as JSON; `ValueError` for what is none, or refers to tensors."""
+    tree = json_value(data, PLAIN)
+    try:
+        check_tree(tree)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(str(error)) from error
+    check_names(tree, ())
+    return tree
+
+
+def _levels(tree: Json) -> Iterator[list[Any]]:
+    """Yield what lies equally deep, plain values left out, from the outermost on; `ValueError` for what is none."""
+    level = [tree] if type(tree) in _NODES else []
+    depth = 0
+    while level:
+        yield level
+        level = [part for node in level for part in _parts(node) if type(part) in _NODES]
+        depth += 1
+        if depth > MAX_DEPTH + 2:  # a leaf is a node, too, and so is the part of a scalar's
+            raise ValueError(f"a tree lies more than {MAX_DEPTH} containers deep")
+
+
+def _parts(node: Any) -> Sequence[Json]:
+    """Return the trees within a node; `ValueError` for one that is none."""
+    if type(node) is list:
+        raise ValueError("a list stands where a value is due")
+    if "d" in node:
+        return _items(node)
+    if len(node) != 1:
+        raise ValueError(f"a value has {len(node)} kinds")
+    ((kind, body),) = node.items()
+    if kind in {"t", "b"}:
+        text(body)
+        return ()
+    if kind in {"l", "u", "e", "g"}:
+        if type(body) is not list:
+            raise ValueError(f"a value of kind {kind!r} has no members")
+        return body
+    if kind == "f" and body in _FLOATS:
+        return ()
+    if kind == "s" and _is_scalar(body):
+        return ()
+    if kind in inline.KINDS:
+        return ()  # `inline.value_of` looks at it
+    raise ValueError(f"a value of kind {shown(kind)} is none")
+
+
+def _items(node: dict[str, Any]) -> list[Json]:
+    known = CLASSES.get(node["c"]) if isinstance(node.get("c"), str) else None
+    # only an ordered mapping has metadata: torch's modules tell their versions so
+    if known is None or node.keys() - {"d", "c"} - ({"m"} if known is not dict else set()):
+        raise ValueError(f"a mapping is no {shown(node.get('c'))}")
+    parts = [node["m"]] if "m" in node else []
+    for item in node["d"]:
+        key, part = item
+        if type(key) not in _PLAIN:
+            _check_key(key)
+        parts.append(part)
+    return parts
+
+
+def _check_key(key: Any) -> None:
+    """Return if a key of a mapping is a number that JSON has not, or a tuple of plain values."""
+    if type(key) is dict and len(key) == 1:
+        if type(key.get("u")) is list:
+            for part in key["u"]:
+                if type(part) not in _PLAIN:
+                    _check_key(part)
+            return
+        if key.get("f") in _FLOATS or _is_scalar(key.get("s")):
+            return
+    raise ValueError("a key of a mapping is none")
+
+
+def _is_scalar(body: Any) -> bool:
+    return (
+        type(body) is list
+        and len(body) == 2
+        and all(type(part) is str for part in body)
+        and _DTYPE.match(body[0]) is not None
+        and 0 < len(body[1]) <= _LONGEST_SCALAR
+    )

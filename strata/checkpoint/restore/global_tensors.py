@@ -1,0 +1,126 @@
+"""The tensors of the whole training, put together from what the ranks' manifests say of their parts.
+
+A part is named by its rank and by its name in that rank's manifest. Several ranks may hold the same
+box: then their entries have the same digests, and the chunks of each are found through all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from strata.checkpoint.format.entries import TensorEntry
+from strata.checkpoint.format.manifest import RankManifest
+from strata.checkpoint.save.sharding import Box, Shape, gap
+from strata.checkpoint.snapshot.tensors import TensorSpec
+from strata.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A box of a tensor, and one rank's entry for it."""
+
+    box: Box
+    rank: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalTensor:
+    """What a tensor is as a whole, and the boxes that it was saved in, each once."""
+
+    spec: TensorSpec
+    pieces: tuple[Piece, ...]
+
+    @property
+    def shape(self) -> Shape:
+        return self.spec.shape
+
+
+def global_tensors(manifests: Sequence[RankManifest]) -> dict[str, GlobalTensor]:
+    """Return the tensors that ranks saved parts of, by their names.
+
+    `CheckpointError`, naming the tensor, when the parts are not those of one tensor, overlap, or
+    leave something out.
+    """
+    specs: dict[str, TensorSpec] = {}
+    pieces: dict[str, dict[Box, Piece]] = {}
+    plain: dict[str, int] = {}
+    for rank, manifest in enumerate(manifests):
+        for name, entry in manifest.tensors.items():
+            found = part_of(name, entry)
+            if found is None:
+                plain.setdefault(name, rank)
+                continue
+            tensor, spec, box = found
+            if specs.setdefault(tensor, spec) != spec:
+                raise CheckpointError(f"{tensor} is {specs[tensor]} on one rank and {spec} on rank {rank}")
+            pieces.setdefault(tensor, {}).setdefault(box, Piece(box=box, rank=rank, name=name))
+    for tensor, spec in specs.items():
+        if tensor in plain:
+            raise CheckpointError(
+                f"{tensor} lies on several ranks, and rank {plain[tensor]} has one of its own under that name"
+            )
+        reason = gap(spec.shape, list(pieces[tensor]))
+        if reason is not None:
+            raise CheckpointError(f"the ranks hold no whole of {tensor} {spec}: {reason}")
+    return {
+        name: GlobalTensor(spec=spec, pieces=tuple(pieces[name].values())) for name, spec in specs.items()
+    }
+
+
+def part_of(name: str, entry: TensorEntry) -> tuple[str, TensorSpec, Box] | None:
+    """Return the tensor that an entry is a part of: its name, its spec, and which box; None for a whole."""
+    shard = entry.shard
+    if shard is None:
+        return None
+    spec = TensorSpec(kind=entry.spec.kind, dtype=entry.spec.dtype, shape=shard.global_shape)
+    return shard.tensor or name, spec, Box(shard.offsets, entry.spec.shape)
+
+
+def check_replicas(manifests: Sequence[RankManifest]) -> None:
+    """Raise `CheckpointError`, naming the tensor, unless all ranks have the same of what is replicated.
+
+    Also when no rank has written a part of it: they did not all hold the same tensors.
+    """
+    for key, holders in _replicated(manifests).items():
+        name, (first, entry) = key[0], holders[0]
+        for rank, other in holders[1:]:
+            if (entry.spec.dtype, entry.spec.shape) != (other.spec.dtype, other.spec.shape):
+                raise CheckpointError(
+                    f"{name} is {entry.spec} on rank {first} and {other.spec} on rank {rank}, and it was"
+                    " declared replicated"
+                )
+            if entry.chunks != other.chunks:
+                raise CheckpointError(
+                    f"{name} differs between rank {first} and rank {rank}, and it was declared replicated",
+                    hint="find out why the ranks differ, or leave it out of `replicated`",
+                )
+        written = {number for _, each in holders for number, _, _ in each.located()}
+        missing = set(range(len(entry.chunks))) - written
+        if missing:
+            raise CheckpointError(
+                f"{name} is declared replicated, and the ranks {[rank for rank, _ in holders]} did not"
+                f" write chunk {min(missing)} of it",
+                hint="every rank must declare the same tensors",
+            )
+
+
+def _replicated(
+    manifests: Sequence[RankManifest],
+) -> Mapping[tuple[str, Shape], list[tuple[int, TensorEntry]]]:
+    """Return who holds each replicated tensor, or box of one."""
+    holders: dict[tuple[str, Shape], list[tuple[int, TensorEntry]]] = {}
+    for rank, manifest in enumerate(manifests):
+        for name, entry in manifest.tensors.items():
+            if entry.replicated:
+                offsets = entry.shard.offsets if entry.shard is not None else ()
+                holders.setdefault((name, offsets), []).append((rank, entry))
+    return holders
+
+
+def wholes(manifest: RankManifest) -> Iterator[tuple[str, TensorEntry]]:
+    """Yield the tensors of a rank's manifest that are no parts of others."""
+    for name, entry in manifest.tensors.items():
+        if entry.shard is None:
+            yield name, entry

@@ -1,0 +1,286 @@
+"""Reading a checkpoint back: every byte is proven before any is handed out.
+
+The chain of proof: the catalog's record (or the marker) has the digest of the global manifest,
+that has the digests of the ranks' manifests, and those have the digest of each header and of each
+chunk of each tensor.
+
+A world of another size: a rank that the saving world had too gets its own part; one beyond it gets
+rank 0's, as far as all ranks had saved the same there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from strata.checkpoint.format.chunk_map import ChunkPlace, chunk_places, object_name
+from strata.checkpoint.format.digest import CHUNK_BYTES
+from strata.checkpoint.format.image import ALIGNMENT
+from strata.checkpoint.format.manifest import Manifest, RankManifest, as_corrupt, rank_manifest_name
+from strata.checkpoint.format.marker import read_manifest, read_rank_manifests
+from strata.checkpoint.format.tree_check import check_names, with_json
+from strata.checkpoint.restore.assembling import Assembler, wish
+from strata.checkpoint.restore.global_tensors import GlobalTensor, global_tensors, wholes
+from strata.checkpoint.restore.requested_tensors import wanted
+from strata.checkpoint.restore.restore import Saved
+from strata.checkpoint.save.sharding import Box
+from strata.checkpoint.snapshot.memory import allocate, keep_in_children
+from strata.checkpoint.snapshot.parts import distributed_of
+from strata.checkpoint.snapshot.state import Json, children, leaves, named_by
+from strata.checkpoint.storage.pipeline import DEFAULT_THREADS, Stored, read_chunks
+from strata.checkpoint.storage.sink import Storage
+from strata.errors import CheckpointCorrupt, CheckpointError
+
+Lend = Callable[[int], memoryview]
+"""Gives memory of that size, to be held as long as anything read into it is used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A rank's part, verified. `differing` are paths whose values differ between the ranks.
+
+    They are named only for a rank that the saving world did not have; it has no part of its own.
+    """
+
+    manifest: Manifest
+    saved: Saved
+    own: bool
+    differing: tuple[str, ...] = field(default=())
+
+    def check_known(self, keys: Collection[str], of_rank_0: Collection[str], *, rank: int) -> None:
+        """Raise `CheckpointError` if what `rank` is to restore of these keys differed between the ranks."""
+        identity = self.manifest.identity
+        for path in self.differing:
+            wanted = path.partition(".")[0] in keys or path in keys
+            if wanted and not _is_under(path, of_rank_0):
+                raise CheckpointError(
+                    f"{path} differs between the {identity.world_size} ranks that saved step {identity.step},"
+                    f" so rank {rank} has no value for it",
+                    hint="restore with at most as many ranks, or leave this key out",
+                )
+
+
+def load(
+    storage: Storage,
+    folder: str,
+    *,
+    manifest_digest: str,
+    rank: int,
+    threads: int = DEFAULT_THREADS,
+    state: Mapping[Any, Any] | None = None,
+    lend: Lend | None = None,
+) -> Loaded:
+    """Return the part of the checkpoint in `folder` for `rank`, in memory that `lend` has, or in fresh.
+
+    Of the tensors that ranks have saved parts of, what `state` wants is read, whoever wrote it; all
+    of each when no state is given. `CheckpointCorrupt`, naming the file and the tensor, when a byte
+    differs from what was saved: it holds nothing of what was read, so another copy takes no more memory.
+    """
+    try:
+        return _load(storage, folder, manifest_digest, rank, threads, state, lend)
+    except CheckpointCorrupt as error:
+        found = type(error)(error.message, hint=error.hint)
+    raise found
+
+
+def _load(
+    storage: Storage,
+    folder: str,
+    manifest_digest: str,
+    rank: int,
+    threads: int,
+    state: Mapping[Any, Any] | None,
+    lend: Lend | None,
+) -> Loaded:
+    manifest = read_manifest(storage, folder, manifest_digest)
+    manifests = read_rank_manifests(storage, folder, manifest)
+    own = rank < len(manifests)
+    index = rank if own else 0
+    places = chunk_places(folder, manifests, index)
+    tensors = tensors_of(folder, manifests)
+    check_refers(folder, manifests[index], tensors)
+    saved = _read_image(storage, folder, manifests[index], places, threads, lend)
+    assembler = Assembler(storage, folder, manifests, threads=threads)
+    saved = _with_parts(saved, assembler, tensors, state)
+    return Loaded(
+        manifest=manifest,
+        saved=saved,
+        own=own,
+        differing=() if own else tuple(differing(manifests)),
+    )
+
+
+def tensors_of(folder: str, manifests: Sequence[RankManifest]) -> dict[str, GlobalTensor]:
+    """Return the tensors that ranks saved parts of; `CheckpointCorrupt` where the parts do not fit together."""
+    try:
+        return global_tensors(manifests)
+    except CheckpointError as error:  # it was looked at before the checkpoint was committed
+        raise CheckpointCorrupt(f"{folder}: {error.message}", hint=error.hint) from error
+
+
+def check_refers(folder: str, manifest: RankManifest, tensors: Collection[str]) -> None:
+    """Return if a rank's state refers to tensors that there are; `tensors` are those of all ranks together."""
+    known = {*tensors, *(name for name, _ in wholes(manifest))}
+    with as_corrupt(f"{folder}/{rank_manifest_name(manifest.rank)}"):
+        for tree in (manifest.tree, manifest.rng):
+            check_names(tree, known)
+
+
+def _read_image(
+    storage: Storage,
+    folder: str,
+    manifest: RankManifest,
+    places: Mapping[str, Sequence[ChunkPlace]],
+    threads: int,
+    lend: Lend | None,
+) -> Saved:
+    name = f"{folder}/{manifest.image}"
+    offsets, size_bytes = _in_memory(name, manifest, places)
+    memory = lend(size_bytes) if lend is not None else allocate(size_bytes, inherited=False)
+    chunks = [
+        Stored(
+            name=name,
+            offset=0,
+            position=0,
+            size_bytes=manifest.header_bytes,
+            digest=manifest.header_digest,
+            complaint=f"{name}: the header differs from what was saved",
+        )
+    ]
+    data: dict[str, memoryview] = {}
+    specs = {tensor: entry.spec for tensor, entry in wholes(manifest)}
+    for tensor, entry in wholes(manifest):
+        begin = offsets[tensor]
+        data[tensor] = memory[begin : begin + entry.spec.size_bytes]
+        for number, place in enumerate(places[tensor]):
+            lies_in = object_name(folder, place.image)
+            chunks.append(
+                Stored(
+                    name=lies_in,
+                    offset=place.offset,
+                    position=begin + number * CHUNK_BYTES,
+                    size_bytes=place.size_bytes,
+                    digest=place.digest,
+                    complaint=f"{lies_in}: tensor {tensor} differs from what was saved (chunk {number})",
+                )
+            )
+    read_chunks(storage, memory, chunks, threads=threads)
+    if lend is None:
+        # an object may keep a tensor that lies here, and be used in a forked worker
+        keep_in_children(memory)
+    return Saved(tree=manifest.tree, rng=manifest.rng, specs=specs, data=data)
+
+
+def _with_parts(
+    saved: Saved, assembler: Assembler, tensors: Mapping[str, GlobalTensor], state: Mapping[Any, Any] | None
+) -> Saved:
+    """Return what was saved with the tensors that were put together from the parts of all ranks."""
+    specs = {**saved.specs, **{name: tensor.spec for name, tensor in tensors.items()}}
+    examples = wanted(saved.tree, state, specs) if state is not None else dict.fromkeys(specs)
+    boxes: dict[str, tuple[Box, ...]] = {}
+    for name, example in examples.items():
+        if name not in tensors:
+            continue
+        here = distributed_of(name, example)
+        boxes[name] = (
+            (Box.whole(specs[name].shape),) if here is None else tuple(part.box for part in here.parts)
+        )
+    wishes = {
+        (name, box): wish(name, tensors[name], box) for name, several in boxes.items() for box in several
+    }
+    found = assembler.read(wishes)
+    parts = {name: {box: found[name, box] for box in several} for name, several in boxes.items()}
+    whole = {name: next(iter(parts[name].values())) for name in parts if examples[name] is None}
+    return replace(
+        saved,
+        # bytes that are a part are what a planner of DCP made of a plain value
+        tree=with_json(saved.tree, whole),
+        specs=specs,
+        data={**saved.data, **whole},
+        boxes={name: parts[name] for name in parts if examples[name] is not None},
+        examples={name: example for name, example in examples.items() if example is not None},
+    )
+
+
+def _in_memory(
+    name: str, manifest: RankManifest, places: Mapping[str, Sequence[ChunkPlace]]
+) -> tuple[dict[str, int], int]:
+    """Return where each tensor goes in memory, and how much that takes.
+
+    The header and the tensors that are whole in the image lie as there. Behind them are the others
+    in the order of their files, as far into a page as there: so neighbours are read together, and
+    past the page cache.
+    """
+    end = manifest.header_bytes
+    offsets: dict[str, int] = {}
+    scattered = []
+    for tensor, entry in wholes(manifest):
+        if entry.runs is None:
+            offsets[tensor] = entry.start
+            end = max(end, entry.end)
+            if entry.start < manifest.header_bytes or entry.end > manifest.image_bytes:
+                raise CheckpointCorrupt(f"{name}: tensor {tensor} lies outside of the image")
+        elif places[tensor]:
+            first = places[tensor][0]
+            scattered.append(((first.image.folder, first.image.image), first.offset, tensor))
+        else:
+            offsets[tensor] = 0
+    last: tuple[tuple[str, str], int] | None = None
+    for image, offset, tensor in sorted(scattered):
+        if last != (image, offset):
+            end = -(-end // ALIGNMENT) * ALIGNMENT + offset % ALIGNMENT
+        offsets[tensor] = end
+        size_bytes = manifest.tensors[tensor].spec.size_bytes
+        last, end = (image, offset + size_bytes), end + size_bytes
+    return offsets, end
+
+
+def _is_under(path: str, keys: Collection[str]) -> bool:
+    """Tell whether `path` is one of `keys`, or lies below one."""
+    while path not in keys:
+        path, dot, _ = path.rpartition(".")
+        if not dot:
+            return False
+    return True
+
+
+def differing(manifests: Sequence[RankManifest]) -> Iterator[str]:
+    """Yield the paths at which the ranks did not all save the same."""
+    saved = [{path: _fingerprint(m, leaf) for path, leaf in leaves(m.tree)} for m in manifests]
+    paths = {path: None for each in saved for path in each}
+    for path in paths:
+        if any(each.get(path) != saved[0].get(path) for each in saved):
+            yield path
+
+
+def _fingerprint(manifest: RankManifest, leaf: Json) -> object:
+    """Return what is equal for two ranks that saved the same."""
+    name = named_by(leaf)
+    if name is None:
+        return repr(leaf)
+    entry = manifest.tensors.get(name)
+    # what is put together of the parts of all ranks is the same for each
+    return name if entry is None or entry.shard is not None else (entry.spec, entry.chunks)
+
+
+def texts_of_ranks(
+    storage: Storage, folder: str, *, manifest_digest: str, path: Sequence[str]
+) -> dict[int, str]:
+    """Return the text that each rank had at `path`, key below key; ranks without one are absent.
+
+    `CheckpointCorrupt` when a manifest differs from what was committed.
+    """
+    manifest = read_manifest(storage, folder, manifest_digest)
+    found = {}
+    for part in read_rank_manifests(storage, folder, manifest):
+        value = _at(part.tree, path)
+        if isinstance(value, str):
+            found[part.rank] = value
+    return found
+
+
+def _at(tree: Json, path: Sequence[str]) -> Json:
+    for key in path:
+        tree = dict(children(tree) or ()).get(key)
+    return tree

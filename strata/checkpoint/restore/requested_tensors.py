@@ -1,0 +1,79 @@
+"""Which tensors of the whole training a state wants, and which of them it holds parts of only.
+
+A restore walks the state that it is to fill beside the tree of the checkpoint. A tensor that is
+distributed in the state is read by the boxes that lie here; any other is read whole. An optimizer
+that has made no step yet has no tensors to go by: what has the shape of a parameter lies as that
+parameter does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from strata.checkpoint.snapshot.parts import distributed_of, is_distributed
+from strata.checkpoint.snapshot.state import Json, children, has_state
+from strata.checkpoint.snapshot.tensors import TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unborn:
+    """The state that an optimizer will have for a parameter."""
+
+    parameter: Any
+
+
+def wanted(tree: Json, state: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+    """Return which of the tensors in `specs` the state wants: with an example of how it lies, or None.
+
+    None: it is wanted whole.
+    """
+    found: dict[str, Any] = {}
+    for name, target in _walk(tree, state, outermost=True):
+        if name not in specs:
+            continue
+        here = distributed_of(name, target)
+        if here is not None and here.spec.shape == specs[name].shape:
+            found.setdefault(name, target)
+        else:
+            found[name] = None
+    return found
+
+
+def _walk(tree: Json, target: Any, *, outermost: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield (tensor, what stands in its place) for each tensor of the tree, and for opaque bytes."""
+    if isinstance(tree, dict) and "b" in tree:
+        yield tree["b"], None
+        return
+    if isinstance(tree, dict) and "t" in tree:
+        yield tree["t"], target.parameter if isinstance(target, _Unborn) else target
+        return
+    if not isinstance(target, Mapping | list | tuple) and has_state(target):
+        target = example_of(target)
+    for key, part in children(tree) or ():
+        if isinstance(target, _Unborn):
+            yield from _walk(part, target)
+        elif isinstance(target, Mapping):
+            if key in target or not outermost:
+                yield from _walk(part, target.get(key))
+        elif isinstance(target, list | tuple) and isinstance(key, int) and key < len(target):
+            yield from _walk(part, target[key])
+        elif not outermost:
+            yield from _walk(part, None)
+
+
+def example_of(target: Any) -> Any:
+    """Return the state of an object as it is now, an optimizer's with what it will have."""
+    state = target.state_dict()
+    groups = getattr(target, "param_groups", None)
+    if not isinstance(state, Mapping) or not isinstance(groups, list):
+        return state
+    parameters = [parameter for group in groups for parameter in group.get("params", ())]
+    if not any(is_distributed(parameter) for parameter in parameters):
+        return state
+    known = state.get("state")
+    if not isinstance(known, Mapping):
+        return state
+    unborn = {number: _Unborn(parameter=each) for number, each in enumerate(parameters)}
+    return {**state, "state": {**unborn, **known}}

@@ -1,0 +1,133 @@
+"""Which tensors all ranks hold equal in one save: each rank decides it from the same messages.
+
+Pure. The *fingerprint* of a tensor is of its name, kind, dtype, shape and bytes. A tensor is equal on
+all ranks if every rank has sent its fingerprint. All ranks hear the same messages, stage by stage,
+so all come to the same result.
+
+    stage 0    one digest of all fingerprints: if these are equal, so is every tensor, and that is all
+    stage 1    a digest and a count for each group of names: which groups differ
+    stage 2 …  the fingerprints in the groups that differ, page by page
+
+A message never exceeds the limit. What does not fit counts as different, which is always safe: each
+rank then writes its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import xxhash
+
+from strata.checkpoint.snapshot.tensors import TensorSpec
+
+LEAST_BYTES: Final = 64
+"""Where messages are limited to less, in worlds of several thousand ranks, nothing is compared."""
+FINGERPRINT_BYTES: Final = 8
+MAX_PAGES: Final = 64
+"""Stages after the first two, at most."""
+
+_ALL: Final = struct.Struct(">I16s")
+_GROUP: Final = struct.Struct(">H8s")
+_MAX_COUNT: Final = 0xFFFF
+_FILLED: Final = 0.8
+"""How full a page is planned, since fingerprints do not fall into pages evenly."""
+
+
+def fingerprint(name: str, spec: TensorSpec, digests: Sequence[str]) -> bytes:
+    """Return what tells a tensor from every other: of its name, what it is, and its chunks' digests."""
+    text = "\0".join((name, spec.kind, spec.dtype, repr(tuple(spec.shape)), *digests))
+    return xxhash.xxh3_64_digest(text.encode())
+
+
+class Comparison:
+    """One rank's side of it: send `message`, `hear` what all ranks sent, until there is no message.
+
+    `fingerprints` are this rank's, by name; `limit_bytes` is the longest message, alike on all ranks.
+    """
+
+    def __init__(self, fingerprints: Mapping[str, bytes], *, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._left = dict(fingerprints)
+        self._groups = max(1, limit_bytes // _GROUP.size)
+        self._pages = 0
+        self._done = False
+        self.stage = 0
+        self.equal: set[str] = set()
+        """The names of the tensors that are known to be equal by now."""
+
+    def message(self) -> bytes | None:
+        """Return what to send at this stage; None when the comparison is over."""
+        if self._done:
+            return None
+        if self.stage == 0:
+            return _ALL.pack(len(self._left), _digest_of(self._left.values()))
+        if self.stage == 1:
+            return b"".join(
+                _GROUP.pack(min(len(group), _MAX_COUNT), _digest_of(group)[: _GROUP.size - 2])
+                for group in self._grouped()
+            )
+        return b"".join(self._page())
+
+    def hear(self, told: Sequence[bytes]) -> None:
+        """Go on to the next stage. `told` has the message of every rank at this one."""
+        if self.stage == 0:
+            self._hear_all(told)
+        elif self.stage == 1:
+            self._hear_groups(told)
+        else:
+            self._hear_page(told)
+        self.stage += 1
+        if self.stage >= 2 + min(self._pages, MAX_PAGES) and self.stage > 1:
+            self._done = True
+
+    def _hear_all(self, told: Sequence[bytes]) -> None:
+        if len(set(told)) == 1:
+            self._settle(self._left)
+            self._done = True
+        elif any(_ALL.unpack(one)[0] == 0 for one in told):
+            self._done = True  # a rank has none, so nothing is equal on all
+
+    def _hear_groups(self, told: Sequence[bytes]) -> None:
+        by_group = zip(*(list(_GROUP.iter_unpack(one)) for one in told), strict=True)
+        differ, bound = [], 0
+        for number, entries in enumerate(by_group):
+            if len(set(entries)) > 1:
+                differ.append(number)
+                bound += max(count for count, _ in entries)
+        differing = frozenset(differ)
+        self._settle([name for name in self._left if self._group(name) not in differing])
+        self._pages = -(-bound * FINGERPRINT_BYTES // max(1, int(self._limit_bytes * _FILLED)))
+
+    def _hear_page(self, told: Sequence[bytes]) -> None:
+        common = frozenset.intersection(*(frozenset(_split(one)) for one in told))
+        self._settle([name for name, one in self._left.items() if one in common])
+
+    def _page(self) -> list[bytes]:
+        number = self.stage - 2
+        here = (one for one in self._left.values() if int.from_bytes(one) % self._pages == number)
+        return sorted(here)[: self._limit_bytes // FINGERPRINT_BYTES]
+
+    def _settle(self, names: Iterable[str]) -> None:
+        """Take these for equal, and compare the others."""
+        for name in tuple(names):
+            self.equal.add(name)
+            del self._left[name]
+
+    def _group(self, name: str) -> int:
+        return xxhash.xxh3_64_intdigest(name.encode()) % self._groups
+
+    def _grouped(self) -> list[list[bytes]]:
+        groups: list[list[bytes]] = [[] for _ in range(self._groups)]
+        for name, one in self._left.items():
+            groups[self._group(name)].append(one)
+        return groups
+
+
+def _digest_of(fingerprints: Iterable[bytes]) -> bytes:
+    return xxhash.xxh3_128_digest(b"".join(sorted(fingerprints)))
+
+
+def _split(message: bytes) -> list[bytes]:
+    return [message[at : at + FINGERPRINT_BYTES] for at in range(0, len(message), FINGERPRINT_BYTES)]

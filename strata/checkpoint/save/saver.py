@@ -1,0 +1,399 @@
+"""One rank's way through one save, from the snapshot to the marker.
+
+    begin ─▶ compare ─▶ image ─▶ rank manifest ─▶ ack ─▶ (rank 0: all acked ─▶ global manifest ─▶ seal)
+                                                    └──▶ COMMITTED in the catalog ─▶ marker ─▶ committed
+
+What the storage refuses for a reason that time may heal is tried again (`save_retry`), step by step. Whatever
+else fails before the commit, be it before this rank has begun, gives the attempt up for all ranks,
+so that nobody waits for this one. Each step is announced to `on_step`, where a crash test ends the process.
+
+Where others begin a save and say when all parts are there, as torch's DCP does, `part`, `ack`, `commit`, `mark`
+and `abort` are the same steps one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+from strata.checkpoint.catalog.protocol import (
+    Catalog,
+    CheckpointAck,
+    CheckpointMetadata,
+    SavePhase,
+    SaveRequest,
+)
+from strata.checkpoint.copies.tiers import tiers_of
+from strata.checkpoint.format.digest import named_digest
+from strata.checkpoint.format.global_manifest import compose, identity_of, seal_of
+from strata.checkpoint.format.manifest import (
+    GLOBAL_NAME,
+    Manifest,
+    RankManifest,
+    rank_manifest_name,
+)
+from strata.checkpoint.format.marker import read_manifest, read_rank_manifests, write_marker
+from strata.checkpoint.save.bases import Doubted, Plan, choose
+from strata.checkpoint.save.equal_tensors import LEAST_BYTES
+from strata.checkpoint.save.handle import CheckpointInfo
+from strata.checkpoint.save.image_writer import layout_of, write_part
+from strata.checkpoint.save.retry import HoldOver, SaveRetry, first_taken
+from strata.checkpoint.save.sharing import Exchange, share_equal
+from strata.checkpoint.snapshot.snapshot import Snapshot
+from strata.checkpoint.storage.pipeline import DEFAULT_THREADS
+from strata.checkpoint.storage.place import scheme_of
+from strata.checkpoint.storage.sink import OnStep, Storage, put, unobserved
+from strata.core.checkpoints.lifecycle import RESTORABLE_TYPES
+from strata.core.kv.records import CheckpointState, CheckpointType
+from strata.errors import (
+    CheckpointAborted,
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    Conflict,
+    Refused,
+    StorageError,
+    StrataError,
+    Unavailable,
+)
+
+_T = TypeVar("_T")
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+DROPPED: Final = "dropped"
+"""How the reason begins for which a save is given up that is no failure of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saver:
+    """Saves of one rank. `commit_timeout_s` bounds the wait for the other ranks, beside the time for which any
+    of them may hold its part (`retry`).
+
+    `threads` hash and write an image together. Nothing is built on what is `doubted`. With `exchange`
+    the ranks compare what they hold, and write once what is equal on all of them.
+    """
+
+    storage: Storage
+    catalog: Catalog
+    commit_timeout_s: float
+    doubted: Doubted = field(default_factory=Doubted)
+    threads: int = DEFAULT_THREADS
+    exchange: Exchange | None = None
+    on_step: OnStep = unobserved
+    retry: SaveRetry = field(default_factory=SaveRetry)
+
+    def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
+        """Return the committed checkpoint; raise what it failed of."""
+        chosen = partial(
+            choose,
+            snapshot,
+            request,
+            storage=self.storage,
+            catalog=self.catalog,
+            doubted=self.doubted,
+            threads=self.threads,
+        )
+        try:
+            self._check_cancelled(info)
+            asked = self._first(info, None, chosen)
+        except BaseException as error:
+            if (given_up := self.fail(request, self.reason(error))) is not None:
+                info.began(given_up)
+            raise
+        self.on_step("begin")
+        record, plan = self._begin(asked, info)
+        info.began(record)
+        folder = self.catalog.folder(record)
+        if record.state is CheckpointState.COMMITTED:
+            _check_type(record, request.type, RESTORABLE_TYPES)
+            # whoever committed it may have failed to mark it, and then it was not reported
+            return self.mark(record, folder, None, info)
+        if record.state is not CheckpointState.OPEN:
+            info.dropped = record.reason.startswith(DROPPED)
+            raise CheckpointAborted(
+                f"the save of step {record.step} is {record.state.value}: {record.reason}",
+                hint="save it again",
+            )
+        try:
+            _check_type(record, request.type, RESTORABLE_TYPES if request.type in RESTORABLE_TYPES else ())
+            snapshot, plan = self._compared(record, snapshot, plan, info)
+            record, manifest = self._to_commit(record, folder, snapshot, plan, info)
+        except BaseException as error:
+            # whatever it was, the other ranks must not wait for this one
+            record = self.abort(record, error)
+            if record.state is not CheckpointState.COMMITTED:
+                info.dropped = record.reason.startswith(DROPPED)  # by another rank
+                raise
+            manifest = None
+        return self.mark(record, folder, manifest, info)
+
+    def fail(self, request: SaveRequest, reason: str) -> CheckpointMetadata | None:
+        """Tell all ranks of a save that cannot begin here; return it once it is given up, if that was heard.
+
+        They would wait for this one until their time is over.
+        """
+        try:
+            record = self.give_up(request, reason)
+        except StrataError as untold:  # the first error is the one to report
+            log.warning("the other ranks wait for step %d, which fails here: %s", request.step, untold)
+            return None
+        return record if record is not None and record.state is CheckpointState.ABORTED else None
+
+    def give_up(self, request: SaveRequest, reason: str) -> CheckpointMetadata | None:
+        """Have a save that has not begun here given up for all ranks; return how it ended.
+
+        None where there are no others, and nobody needs to be told.
+        """
+        if self.catalog.world_size == 1:
+            return None
+        record = self.catalog.begin(Plan(request=request).whole().request)  # no base is looked for
+        return self.catalog.abort(record, reason) if record.state is CheckpointState.OPEN else record
+
+    def _begin(self, asked: Plan, info: CheckpointInfo) -> tuple[CheckpointMetadata, Plan]:
+        """Return the attempt, and how this rank is to write its part of it."""
+        try:
+            record = self._first(info, None, partial(self.catalog.begin, asked.request))
+        except (Refused, CheckpointNotFound) as error:
+            if asked.request.type is not CheckpointType.INCREMENTAL:
+                raise
+            log.info("step %d is saved whole: %s", asked.request.step, error.message)
+            asked = asked.whole()
+            record = self._first(info, None, partial(self.catalog.begin, asked.request))
+        return record, asked.for_record(record, self.catalog.folder(record))
+
+    def _compared(
+        self, record: CheckpointMetadata, snapshot: Snapshot, chosen: Plan, info: CheckpointInfo
+    ) -> tuple[Snapshot, Plan]:
+        """Return the snapshot and the plan by which this rank writes its share of what all hold equal."""
+        ranks = self.catalog.world_size
+        if self.exchange is None or ranks == 1 or self.exchange.limit_bytes < LEAST_BYTES:
+            return snapshot, chosen
+        self.on_step("compare")
+        return share_equal(
+            snapshot,
+            chosen,
+            record,
+            info,
+            exchange=self.exchange,
+            rank=self.catalog.rank,
+            ranks=ranks,
+            threads=self.threads,
+        )
+
+    def mark(
+        self, record: CheckpointMetadata, folder: str, manifest: Manifest | None, info: CheckpointInfo
+    ) -> CheckpointMetadata:
+        """Return the committed record once storage says so too; without `manifest` that is read from there.
+
+        Where a record says that it is committed, what time may heal holds no save any more: whoever restores it
+        writes the marker then.
+        """
+        self.on_step("mark")
+        named = record.manifest_digest
+
+        def tried(*acts: Callable[[], _T]) -> _T:
+            return self._first(info, None, *acts) if self.catalog.by_marker else first_taken(acts)
+
+        later = f"step {record.step} is committed, and has no marker until it is restored"
+        with contextlib.nullcontext() if self.catalog.by_marker else self.retry.excusing(later):
+            if manifest is None:
+                manifest = tried(partial(read_manifest, self.storage, folder, named))
+            mark = partial(_mark, folder=folder, manifest=manifest, manifest_digest=named)
+            near, *others = tiers_of(self.storage)
+            tried(partial(mark, near), *(partial(mark, far, proven=True) for far in others))
+            self.on_step("marked")
+        self.retry.committed(record.step)
+        return record
+
+    def _to_commit(
+        self, record: CheckpointMetadata, folder: str, snapshot: Snapshot, plan: Plan, info: CheckpointInfo
+    ) -> tuple[CheckpointMetadata, Manifest | None]:
+        own, digest = self.part(record, folder, snapshot, plan, info, rank=self.catalog.rank)
+        record = self.ack(record, own, digest, info)
+        if self.catalog.rank == 0:
+            record = self._wait(record, lambda r: not r.missing, info)
+            return self.commit(record, folder, info, acked={own.rank: digest}, written={digest: own})
+        return self._committed(record, info), None
+
+    def part(
+        self,
+        record: CheckpointMetadata,
+        folder: str,
+        snapshot: Snapshot,
+        plan: Plan,
+        info: CheckpointInfo,
+        *,
+        rank: int,
+    ) -> tuple[RankManifest, str]:
+        """Write the image and the manifest of `rank`; return the manifest and its digest once both are durable."""
+        own, written = self._write_image(record, folder, snapshot, plan, info, rank=rank)
+        data = own.to_bytes()
+        self._put(f"{folder}/{rank_manifest_name(rank)}", data, info, record)
+        self._check_cancelled(info)
+        info.phases = (*_copied(snapshot, written.backend), written)
+        return own, named_digest(data)
+
+    def ack(
+        self, record: CheckpointMetadata, own: RankManifest, digest: str, info: CheckpointInfo
+    ) -> CheckpointMetadata:
+        """Tell the catalog that this rank's part is durable, and what it took."""
+        self.on_step("ack")
+        ack = CheckpointAck(digest=digest, size_bytes=own.image_bytes, phases=info.phases)
+        return self.catalog.ack(record, ack)
+
+    def commit(
+        self,
+        record: CheckpointMetadata,
+        folder: str,
+        info: CheckpointInfo,
+        *,
+        acked: Mapping[int, str],
+        written: Mapping[str, RankManifest],
+    ) -> tuple[CheckpointMetadata, Manifest]:
+        """Compose and seal the parts that all ranks have saved; return once they are committed. For one rank.
+
+        `acked` and `written` are as `compose` takes them.
+        """
+        latest = self._first(info, record, self.catalog.latest)
+        composed = partial(
+            compose, self.storage, record, folder, predecessor=latest, acked=acked, written=written
+        )
+        manifest = self._first(info, record, composed)
+        data = manifest.to_bytes()
+        self._put(f"{folder}/{GLOBAL_NAME}", data, info, record)
+        self.on_step("seal")
+        record = self.catalog.seal(record, seal_of(manifest, data))
+        return self._committed(record, info), manifest
+
+    def _committed(self, record: CheckpointMetadata, info: CheckpointInfo) -> CheckpointMetadata:
+        return self._wait(record, lambda r: r.state is CheckpointState.COMMITTED, info)
+
+    def _write_image(
+        self,
+        record: CheckpointMetadata,
+        folder: str,
+        snapshot: Snapshot,
+        plan: Plan,
+        info: CheckpointInfo,
+        *,
+        rank: int,
+    ) -> tuple[RankManifest, SavePhase]:
+
+        def on_block(count_bytes: int) -> None:
+            self._check_cancelled(info)
+            info.advanced(count_bytes)
+
+        self._check_cancelled(info)
+        info.bytes_total = layout_of(snapshot, plan).size_bytes
+
+        def write(storage: Storage) -> tuple[RankManifest, SavePhase]:
+            info.bytes_written = 0
+            begun_s = time.monotonic()  # of the try that succeeds: a held save is measured by its hold
+            manifest = write_part(
+                storage,
+                folder,
+                snapshot,
+                plan,
+                identity=identity_of(record),
+                rank=rank,
+                threads=self.threads,
+                on_block=on_block,
+            )
+            return manifest, SavePhase(
+                phase="write",
+                backend=scheme_of(storage.uri),
+                took_s=time.monotonic() - begun_s,
+                size_bytes=manifest.image_bytes,
+            )
+
+        found = self._first(info, record, *(partial(write, storage) for storage in tiers_of(self.storage)))
+        info.stage()
+        return found
+
+    # -- what the storage may refuse for a while
+
+    def _put(self, name: str, data: bytes, info: CheckpointInfo, record: CheckpointMetadata) -> None:
+        self._first(info, record, *(partial(put, storage, name, data) for storage in tiers_of(self.storage)))
+
+    def _first(self, info: CheckpointInfo, record: CheckpointMetadata | None, *acts: Callable[[], _T]) -> _T:
+        """Return what the first of `acts` returns that is not refused; hold the save of `record` meanwhile."""
+        held = False
+
+        def pause(seconds: float) -> None:
+            nonlocal held
+            held = True
+            if record is None or self.catalog.world_size == 1:
+                info.cancelled.wait(seconds)
+            else:
+                with contextlib.suppress(Unavailable):  # after that time: nobody has given it up
+                    self.catalog.wait(record, lambda _: False, timeout_s=seconds, cancelled=info.cancelled)
+            self._check_cancelled(info)
+
+        try:
+            return self.retry.first(acts, step=info.step, pause=pause)
+        except CheckpointAborted as error:
+            if held and info.cancelled.is_set():
+                raise HoldOver(error.message) from None
+            raise
+
+    def _wait(
+        self,
+        record: CheckpointMetadata,
+        until: Callable[[CheckpointMetadata], bool],
+        info: CheckpointInfo,
+    ) -> CheckpointMetadata:
+        timeout_s = self.commit_timeout_s + self.retry.grace_s
+        return self.catalog.wait(record, until, timeout_s=timeout_s, cancelled=info.cancelled)
+
+    def abort(self, record: CheckpointMetadata, error: BaseException) -> CheckpointMetadata:
+        """Give an attempt up for all ranks; return it as it ended, as far as that can be learned."""
+        with contextlib.suppress(StrataError):  # the first error is the one to report
+            return self.catalog.abort(record, self.reason(error))
+        return record
+
+    def reason(self, error: BaseException) -> str:
+        """Return for what this rank gives a save up, as the others are told."""
+        told = f"rank {self.catalog.rank}: {str(error) or type(error).__name__}"
+        return (f"{DROPPED}: {told}" if isinstance(error, HoldOver) else told)[:1000]
+
+    def _check_cancelled(self, info: CheckpointInfo) -> None:
+        if info.cancelled.is_set():
+            if info.gives_way:
+                raise HoldOver(
+                    f"step {info.step} was given up while the storage refused it, or the save before it"
+                )
+            raise CheckpointAborted(f"the save of step {info.step} was cancelled")
+
+
+def _mark(
+    storage: Storage, *, folder: str, manifest: Manifest, manifest_digest: str, proven: bool = False
+) -> None:
+    """Write the marker; with `proven` only where the whole checkpoint lies, as beside a part that was refused here."""
+    if proven:
+        try:
+            read_rank_manifests(storage, folder, read_manifest(storage, folder, manifest_digest))
+        except CheckpointCorrupt as error:
+            raise StorageError(f"{storage.uri} has not all of it: {error.message}") from error
+    write_marker(storage, folder, manifest, manifest_digest)
+
+
+def _copied(snapshot: Snapshot, backend: str) -> Iterator[SavePhase]:
+    """Yield the phase in which the state was copied, if it was; `backend` is where it was written to."""
+    if (took_s := snapshot.copy_s) is not None:
+        yield SavePhase(
+            phase="snapshot", backend=backend, took_s=took_s, size_bytes=snapshot.layout.size_bytes
+        )
+
+
+def _check_type(record: CheckpointMetadata, asked: CheckpointType, fit: Collection[CheckpointType]) -> None:
+    """Raise `Conflict` unless the attempt holds what was asked to be saved."""
+    if record.checkpoint_type is not asked and record.checkpoint_type not in fit:
+        raise Conflict(
+            f"step {record.step} is saved already, as {record.checkpoint_type.value}, not {asked.value}",
+            hint="a step is saved once in a generation: save the whole state, or another step",
+        )

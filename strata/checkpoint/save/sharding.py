@@ -1,0 +1,162 @@
+"""Who writes which bytes of a tensor that several ranks hold, and who reads them again.
+
+Pure. Replicas of a tensor share the writing of it: its chunks, and those of the other tensors that
+the same ranks hold alike, are dealt out in equal shares of consecutive bytes.
+
+    the tensors of one group of replicas, by name, one after the other
+    |- a -|------------------- b -------------------|-- c --|------ d ------|
+    |      replica 0      |      replica 1      |        replica 2          |
+
+A sharded tensor lies in boxes, each with its offsets and its shape, on the ranks that hold them. A
+restore, by as many ranks as there may be, takes for each box that it wants what overlaps with it,
+whoever wrote that.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from strata.checkpoint.format.digest import CHUNK_BYTES
+
+Shape = tuple[int, ...]
+
+MAX_COMPARED: Final = 500_000
+"""How many pairs of parts that are no grid are compared: 1,000 with each other, in two or three seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a tensor: where it begins in each dimension, and how long it is there."""
+
+    offsets: Shape
+    shape: Shape
+
+    @classmethod
+    def whole(cls, shape: Shape) -> Box:
+        """Return the box that is all of a tensor of this shape."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    def overlap(self, other: Box) -> Box | None:
+        """Return what both have in common, or None."""
+        starts = tuple(map(max, self.offsets, other.offsets))
+        ends = (
+            min(a + n, b + m)
+            for a, n, b, m in zip(self.offsets, self.shape, other.offsets, other.shape, strict=True)
+        )
+        shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
+        return Box(starts, shape) if all(n > 0 for n in shape) else None
+
+    def within(self, outer: Box) -> Box:
+        """Return this box by its place in `outer`, which has it in it."""
+        return Box(tuple(a - b for a, b in zip(self.offsets, outer.offsets, strict=True)), self.shape)
+
+    def fits(self, shape: Shape) -> bool:
+        """Tell whether it lies in a tensor of this shape."""
+        return len(self.offsets) == len(self.shape) == len(shape) and all(
+            a >= 0 and n >= 0 and a + n <= m for a, n, m in zip(self.offsets, self.shape, shape, strict=True)
+        )
+
+    def hull(self, shape: Shape) -> tuple[int, int]:
+        """Return its first element in a row-major tensor of this shape, and the one after its last."""
+        first = last = 0
+        for offset, length, size in zip(self.offsets, self.shape, shape, strict=True):
+            first = first * size + offset
+            last = last * size + offset + length - 1
+        return first, last + 1
+
+    def is_run(self, shape: Shape) -> bool:
+        """Tell whether its elements follow each other in a row-major tensor of this shape."""
+        first, end = self.hull(shape)
+        return end - first == self.count
+
+    def slices(self) -> tuple[slice, ...]:
+        """Return what selects it from a tensor of NumPy or torch."""
+        return tuple(slice(a, a + n) for a, n in zip(self.offsets, self.shape, strict=True))
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def share(size_bytes: Mapping[str, int], *, replica: int, replicas: int) -> dict[str, range]:
+    """Return which chunks of each tensor replica number `replica` writes: numbers, which may be none.
+
+    `size_bytes` has the tensors that the replicas hold alike. They all come to the same division
+    without asking each other; every chunk falls to exactly one of them.
+    """
+    total = sum(size_bytes.values())
+    mine: dict[str, range] = {}
+    base = 0
+    for name, size in sorted(size_bytes.items()):
+        chunks = range(-(-size // CHUNK_BYTES))
+        owners = [_owner(base, size, number, total=total, replicas=replicas) for number in chunks]
+        # of neighbours, so that what a replica has of a tensor is one run
+        first, end = bisect.bisect_left(owners, replica), bisect.bisect_right(owners, replica)
+        mine[name] = range(first, end)
+        base += size
+    return mine
+
+
+def _owner(base: int, size: int, number: int, *, total: int, replicas: int) -> int:
+    """Return the replica in whose share the middle of a chunk lies."""
+    start, end = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, size)
+    return (2 * base + start + end) * replicas // (2 * total)
+
+
+def gap(shape: Shape, boxes: Sequence[Box]) -> str | None:
+    """Return why these boxes are not the whole of a tensor, each element once; None when they are."""
+    for box in boxes:
+        if not box.fits(shape):
+            return f"{list(box.shape)} at {list(box.offsets)} lies outside of {list(shape)}"
+    ordered = sorted((box for box in boxes if box.count), key=lambda box: box.offsets)
+    compared = 0
+    for index, box in enumerate(() if _is_grid(ordered) else ordered):
+        for other in itertools.islice(ordered, index + 1, None):
+            if shape and other.offsets[0] >= box.offsets[0] + box.shape[0]:
+                break
+            compared += 1
+            if compared > MAX_COMPARED:
+                return f"its {len(ordered)} parts lie so that too many would have to be compared"
+            if box.overlap(other) is not None:
+                return f"what begins at {list(box.offsets)} and at {list(other.offsets)} overlaps"
+    held, wanted = sum(box.count for box in ordered), math.prod(shape)
+    return None if held == wanted else f"{held} of {wanted} elements are there"
+
+
+def _is_grid(boxes: Sequence[Box]) -> bool:
+    """Tell whether boxes are cells of a grid, each once, as most partitionings are: then none overlap."""
+    dimensions = len(boxes[0].shape) if boxes else 0
+    if len(set(boxes)) != len(boxes):
+        return False
+    for number in range(dimensions):
+        spans = sorted({(box.offsets[number], box.offsets[number] + box.shape[number]) for box in boxes})
+        if any(before[1] > after[0] for before, after in itertools.pairwise(spans)):
+            return False
+    return True
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def sources(wanted: Box, pieces: Sequence[Box]) -> list[tuple[int, Box]] | None:
+    """Return which pieces hold what of `wanted`, by their numbers; None when something is missing.
+
+    The pieces do not overlap, but for such as are equal: of those the first one counts.
+    """
+    found: list[tuple[int, Box]] = []
+    seen: set[Box] = set()
+    for number, piece in enumerate(pieces):
+        common = wanted.overlap(piece) if piece not in seen else None
+        if common is not None:
+            seen.add(piece)
+            found.append((number, common))
+    return found if sum(box.count for _, box in found) == wanted.count else None

@@ -1,0 +1,92 @@
+"""Sharing the writing of what the ranks of one save found equal in it.
+
+    each rank hashes its tensors ─▶ all compare (`Exchange`) ─▶ equal: written once, in shares
+                                                            └▶ different: each rank writes its own
+
+It goes by what this very save holds, after the attempt has begun and before a byte of the image is
+written. A plan that differed between ranks could not be committed: every rank's manifest has the
+digests of all chunks of a shared tensor, and `check_replicas` proves that they are the same and that
+each chunk was written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Event
+from typing import Protocol
+
+from strata.checkpoint.catalog.protocol import CheckpointMetadata
+from strata.checkpoint.save.bases import Plan, digests_of
+from strata.checkpoint.save.equal_tensors import Comparison, fingerprint
+from strata.checkpoint.save.handle import CheckpointInfo
+from strata.checkpoint.save.replicated_tensors import is_random_state
+from strata.checkpoint.save.sharding import share
+from strata.checkpoint.snapshot.snapshot import Snapshot
+
+
+class Exchange(Protocol):
+    """How the ranks of one attempt tell each other what they hold."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """The longest message, alike on all ranks."""
+        ...
+
+    def __call__(
+        self, record: CheckpointMetadata, stage: int, message: bytes, *, cancelled: Event
+    ) -> Sequence[bytes]:
+        """Return the message of every rank at this stage of the attempt's comparison, in their order.
+
+        `CheckpointAborted` when the attempt is given up or `cancelled` is set, `CheckpointError` when a
+        rank takes no part, `Unavailable` when not all have come in time.
+        """
+        ...
+
+
+def share_equal(
+    snapshot: Snapshot,
+    plan: Plan,
+    record: CheckpointMetadata,
+    info: CheckpointInfo,
+    *,
+    exchange: Exchange,
+    rank: int,
+    ranks: int,
+    threads: int,
+) -> tuple[Snapshot, Plan]:
+    """Return the snapshot with this rank's shares of what is equal on all `ranks`, and the plan for it.
+
+    A rank that has nothing to compare takes part, too: the others wait for it. Nothing is hashed before it is
+    copied, since the trainer waits for the copy.
+    """
+    names = comparable(snapshot)
+    if names:
+        snapshot.wait(snapshot.places[names[-1]].end)
+    begun_s = time.monotonic()
+    found = plan.digests or digests_of(snapshot, names, threads=threads)
+    specs = {name: place.spec for name, place in snapshot.places.items()}
+    fingerprints = {name: fingerprint(name, specs[name], found[name]) for name in names}
+    comparison = Comparison(fingerprints, limit_bytes=exchange.limit_bytes)
+    while (message := comparison.message()) is not None:
+        comparison.hear(exchange(record, comparison.stage, message, cancelled=info.cancelled))
+    info.compared_s = time.monotonic() - begun_s
+    sizes = {name: specs[name].size_bytes for name in comparison.equal}
+    shares = {**snapshot.shares, **share(sizes, replica=rank, replicas=ranks)}
+    return replace(snapshot, shares=shares), plan.shared(shares, specs, found)
+
+
+def comparable(snapshot: Snapshot) -> list[str]:
+    """Return the tensors that may be equal on all ranks, in the order of the image.
+
+    That is none of which ranks hold parts, none that was declared, and no random generator's state.
+    """
+    return [
+        name
+        for name, place in snapshot.places.items()
+        if place.spec.size_bytes
+        and name not in snapshot.shards
+        and name not in snapshot.shares
+        and not is_random_state(name)
+    ]

@@ -1,0 +1,497 @@
+"""`AsyncCheckpointWriter`: saves that cost the trainer one copy of the state.
+
+`write` copies the state into an arena and returns; one thread takes the saves in turn to storage
+and to the catalog. There are two arenas, so at most two saves are in flight. What a third one
+does is `WhenFull`. With little memory there is no arena: `write` returns when the state is written.
+
+An error is never lost: it is raised by `info.wait()`, else by the next `write`, by
+`check_for_errors`, `wait_until_finished` or `close`, else it is told on stderr when the process exits.
+So is an error of what follows a save (the removal of old checkpoints). A save that was dropped is
+no error; it is logged, and `info.wait()` raises.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from strata.checkpoint.catalog.protocol import CheckpointMetadata, SaveRequest
+from strata.checkpoint.save.handle import CheckpointInfo, Progress
+from strata.checkpoint.save.pending_errors import Untold, tell_on_stderr
+from strata.checkpoint.save.replicated_tensors import RNG_KEY, Replication
+from strata.checkpoint.save.retry import HoldOver
+from strata.checkpoint.save.saver import DROPPED, Saver
+from strata.checkpoint.snapshot import rng
+from strata.checkpoint.snapshot.cuda_copies import CudaCopies, optimizers_in
+from strata.checkpoint.snapshot.memory import allocate
+from strata.checkpoint.snapshot.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
+from strata.checkpoint.snapshot.state import Flat
+from strata.checkpoint.snapshot.tensors import COPY_THREADS
+from strata.core.kv.records import CheckpointType
+from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StrataError, Unavailable
+
+MAX_IN_FLIGHT: Final = 2
+SAY_S: Final = 10.0
+"""How often it is said what the end of a program waits for."""
+
+_TO_MAKE_ROOM: Final = f"{DROPPED} to make room"
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+AfterSave = Callable[[CheckpointMetadata | None], None]
+"""Called by the writing thread after each save, with the checkpoint or None when it failed."""
+
+
+class WhenFull(StrEnum):
+    """What a save does that finds two in flight.
+
+    BLOCK: wait until one has ended. DROP: take the place of the one that has not begun, which is
+    given up for all ranks. FAIL: raise, and be given up for all ranks.
+    """
+
+    BLOCK = "block"
+    DROP = "drop"
+    FAIL = "fail"
+
+
+class AsyncCheckpointWriter:
+    """Writes one rank's states in the background. One user thread, one process.
+
+    `failing_patience_s` bounds how long a program that ends with an error waits for a save that
+    makes no progress: the other ranks may never come to it. None: there are no others.
+    """
+
+    def __init__(
+        self,
+        saver: Saver,
+        *,
+        after_save: AfterSave | None = None,
+        failing_patience_s: float | None = None,
+        when_full: WhenFull = WhenFull.BLOCK,
+        low_memory: bool = False,
+    ) -> None:
+        self._saver = saver
+        self._after_save = after_save
+        self._failing_patience_s = failing_patience_s
+        self._when_full = when_full
+        self._low_memory = low_memory
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        """Of the five below: what is free, what waits, and how much is in flight."""
+        self._cuda = CudaCopies()
+        self._arenas = [Arena() for _ in range(MAX_IN_FLIGHT)]
+        self._waiting: deque[_Job | _Failed] = deque()
+        self._in_flight = 0
+        self._ending = False
+        self._failed_attempts: dict[int, str] = {}
+        self._untold = Untold()
+        self._passes_once = False
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._exiting = False
+
+    def prepare(self, state: Any, *, capture_rng: bool = True) -> None:
+        """Have the memory ready for states like this one: the first saves then cost no more than later ones."""
+        self._check_process()
+        if self._low_memory:
+            return
+        flat = Flat()
+        flat.add("", state)
+        if capture_rng:
+            flat.add(RNG_KEY, rng.capture())
+        with self._changed:
+            for arena in self._arenas:
+                arena.prepare(image_bytes(flat))
+
+    def lend(self, size_bytes: int) -> memoryview:
+        """Return memory to read a checkpoint into: that of saves, if none is in flight.
+
+        It was used before, or is then ready for the first save.
+        """
+        with self._changed:
+            if self._arenas and not self._low_memory:
+                return self._arenas[-1].lend(size_bytes)
+        return allocate(size_bytes, inherited=True)
+
+    def take_back(self) -> None:
+        """Have for saves again what was lent, as far as nobody holds any of it."""
+        with self._changed:
+            for arena in self._arenas:
+                arena.take_back()
+
+    def write(
+        self,
+        state: Any,
+        request: SaveRequest,
+        *,
+        capture_rng: bool = True,
+        progress: Progress | None = None,
+        replication: Replication | None = None,
+    ) -> CheckpointInfo:
+        """Copy `state` and return at once; raise the error of an earlier save first.
+
+        `state` is a mapping of what is to be saved, or bytes; `replication` says what of it the
+        other ranks have as well. While two saves are in flight it does what `when_full` says.
+        `CheckpointError`, naming the key, for what cannot be saved.
+        """
+        self._check_process()
+        if self._closed:
+            raise ConfigError("the checkpoint manager is closed")
+        self._raise_earlier(request)
+        try:
+            ahead = not self._exiting and (self._thread is not None or self._start())
+            job = self._laid_out(state, request, capture_rng, progress, replication, ahead=ahead)
+        except BaseException as error:
+            self._tell(request, self._saver.reason(error))
+            raise
+        info = job.info
+        self._untold.follow(info)
+        snapshot = job.snapshot
+        try:
+            self._hand_over(job)
+            del job
+            snapshot.staging.run(COPY_THREADS)  # the save waits for it
+        except BaseException:
+            self._untold.forget(info)  # it is told here
+            raise
+        finally:
+            snapshot.staging.end()
+        del snapshot
+        if not self._low_memory:
+            info.stage()
+        self._wait_until_staged(info)
+        self._finish_if_ending()
+        return info
+
+    def _raise_earlier(self, request: SaveRequest) -> None:
+        """Raise what an earlier save failed of; this one is dropped then, on all ranks, and is no failure.
+
+        As one it would be raised by their next saves, which would fail the others' next ones in turn.
+        """
+        passes, self._passes_once = self._passes_once, False
+        if passes:
+            return
+        try:
+            self.check_for_errors()
+        except BaseException as error:
+            why = f"rank {self._saver.catalog.rank} was told of an earlier error: {error}"
+            self._tell(request, f"{DROPPED}: {why}"[:1000])
+            raise
+
+    def _laid_out(
+        self,
+        state: Any,
+        request: SaveRequest,
+        capture_rng: bool,
+        progress: Progress | None,
+        replication: Replication | None,
+        *,
+        ahead: bool,
+    ) -> _Job:
+        """Return the save with its copy of the state, or, `ahead` of that, with what will copy it."""
+        flat = Flat(replication=replication, mesh=dict(replication.mesh) if replication is not None else {})
+        tree = flat.add("", state)
+        generators = flat.add(RNG_KEY, rng.capture()) if capture_rng else None
+        info = CheckpointInfo(
+            step=request.step,
+            epoch=request.epoch,
+            checkpoint_type=request.type,
+            metadata=request.metadata,
+            progress=progress,
+        )
+        arena = self._free_arena(request)
+        try:
+            if self._low_memory:
+                snapshot = look_at(flat, tree=tree, rng=generators, arena=Arena())
+            else:
+                snapshot = take_snapshot(
+                    flat,
+                    tree=tree,
+                    rng=generators,
+                    arena=arena,
+                    cuda=self._cuda,
+                    optimizers=optimizers_in(state),
+                    hashed=request.type is CheckpointType.INCREMENTAL,
+                    ahead=ahead,
+                )
+        except BaseException:
+            self._give_back(arena)
+            raise
+        info.bytes_total = snapshot.layout.size_bytes
+        return _Job(info=info, snapshot=snapshot, request=request, arena=arena)
+
+    def _tell(self, request: SaveRequest, reason: str) -> None:
+        """Have the other ranks told that they need not wait for this one's part; nobody waits for that here."""
+        if self._saver.catalog.world_size > 1:
+            self._hand_over(_Failed(request=request, reason=reason))
+            self._finish_if_ending()
+
+    def _free_arena(self, request: SaveRequest) -> Arena:
+        """Return an arena; when there is none, do what `when_full` says."""
+        with self._changed:
+            if self._arenas:
+                return self._arenas.pop()
+        if self._when_full is WhenFull.FAIL:
+            self._saver.give_up(request, f"{_TO_MAKE_ROOM}: {MAX_IN_FLIGHT} saves were in flight")
+            raise CheckpointError(
+                f"step {request.step} is not saved: {MAX_IN_FLIGHT} saves are in flight",
+                hint='save less often, or let a save wait (when_full="block")',
+            )
+        if self._when_full is WhenFull.DROP:
+            arena = self._drop(f"{_TO_MAKE_ROOM}: step {request.step} took its place")
+            if arena is not None:
+                return arena
+        with self._changed:
+            self._changed.wait_for(lambda: self._arenas)
+            return self._arenas.pop()
+
+    def _drop(self, reason: str) -> Arena | None:
+        """Give up the newest save that has not begun, for all ranks; return its arena, if there is one.
+
+        Only once that is on record: until then the other ranks wait for this one.
+        """
+        with self._changed:
+            job = next((job for job in reversed(self._waiting) if isinstance(job, _Job)), None)
+            if job is None:
+                return None
+            self._waiting.remove(job)
+        try:
+            job.snapshot.wait()
+            record = self._saver.give_up(job.request, reason)
+        except BaseException as error:
+            with self._changed:
+                self._waiting.append(job)
+                self._changed.notify_all()
+            if not isinstance(error, StrataError):
+                raise
+            log.warning("step %d was not dropped: %s", job.request.step, error)
+            return None
+        if record is not None:
+            self._failed_attempts[job.request.step] = record.id
+        job.info.dropped = True
+        job.info.fail(CheckpointAborted(f"the save of step {job.request.step} was {reason}"))
+        log.warning("the save of step %d was %s", job.request.step, reason)
+        with self._changed:
+            self._in_flight -= 1
+            self._changed.notify_all()
+        return job.arena
+
+    def _give_back(self, arena: Arena) -> None:
+        with self._changed:
+            self._arenas.append(arena)
+            self._changed.notify_all()
+
+    def _wait_until_staged(self, info: CheckpointInfo) -> None:
+        """Return once the state may be changed. With little memory it is read until it is written."""
+        try:
+            info.wait_until_staged()
+        except BaseException:
+            info.cancel()
+            info.wait_until_staged()  # until then it must stay as it is
+            raise
+
+    def wait_until_finished(self, timeout_s: float | None = None) -> None:
+        """Return once no save is in flight; raise the error of one that failed.
+
+        `Unavailable` after `timeout_s`; the saves go on.
+        """
+        self.settle(timeout_s)
+        self.check_for_errors()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no save is in flight."""
+        return self._in_flight == 0
+
+    def give_way(self) -> None:
+        """Give up, for all ranks, the saves in flight, as no failures."""
+        self._untold.give_way()
+
+    def wait_room(self, timeout_s: float) -> bool:
+        """Tell, after that time at the latest, whether a save would not have to wait for one in flight."""
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self._arenas, timeout_s))
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Return once no save is in flight, whatever became of them; `Unavailable` after `timeout_s`."""
+        self._check_process()
+        if not self._settle(timeout_s):
+            raise Unavailable(f"{self._in_flight} saves are not done after {timeout_s:g} s", hint="")
+
+    def let_pass(self) -> None:
+        """Have the next save made whatever failed before: who asks, or the save after it, is told of that."""
+        self._passes_once = True
+
+    def check_for_errors(self) -> None:
+        """Raise the error of a save that failed, unless it was raised before."""
+        self._untold.raise_first()
+
+    def close(self, *, failing: bool = False) -> None:
+        """Wait for the saves in flight, stop the thread, and raise the error of one that failed.
+
+        `failing`: the program ends with an error of its own, so it waits no longer than it may. What
+        is unfinished then, and fails yet, is told when the process exits.
+        """
+        if self._closed:
+            return
+        self._check_process()
+        self._closed = True
+        if self._thread is not None:
+            if not self._settle_at_the_end(self._failing_patience_s if failing else None):
+                raise Unavailable(f"{self._in_flight} saves were left unfinished", hint="")
+            with self._changed:
+                self._ending = True
+                self._changed.notify_all()
+            self._thread.join()
+        atexit.unregister(self._at_exit)
+        for arena in self._arenas:
+            arena.release()
+        self.check_for_errors()
+
+    # -- the thread
+
+    def _hand_over(self, job: _Job | _Failed) -> None:
+        """Have the thread do it; where there can be none, because the process ends, say, do it here."""
+        with self._changed:
+            self._in_flight += 1
+            self._waiting.append(job)
+            self._changed.notify_all()
+        del job
+        if self._thread is None and not self._start():
+            while self._one(waits=False):
+                pass
+
+    def _finish_if_ending(self) -> None:
+        """Where the handler for the end of the process has run, wait and tell as it does: nobody else would."""
+        if self._exiting or (self._thread is None and not threading.main_thread().is_alive()):
+            self._at_exit()
+
+    def _start(self) -> bool:
+        # a daemon: an idle writer keeps no program alive; _at_exit waits for a busy one
+        thread = threading.Thread(target=self._run, name="strata-checkpoints", daemon=True)
+        atexit.unregister(self._at_exit)  # an earlier try may have come as far as this
+        atexit.register(self._at_exit)
+        try:
+            thread.start()
+        except RuntimeError:  # what Python says at its end, or when there are too many
+            return False
+        self._thread = thread
+        return True
+
+    def _run(self) -> None:
+        while self._one(waits=True):
+            pass
+
+    def _one(self, *, waits: bool) -> bool:
+        """Do the next job; False when there is none, and none will come."""
+        job = self._next(waits=waits)
+        if job is None:
+            return False
+        try:
+            if isinstance(job, _Failed):
+                if (given_up := self._saver.fail(job.request, job.reason)) is not None:
+                    self._failed_attempts[job.request.step] = given_up.id
+            else:
+                record, arena = self._save(job), job.arena
+                del job  # what was saved is let go of before its arena is used again
+                self._give_back(arena)
+                if self._after_save is not None:
+                    self._after_save(record)
+        except BaseException as error:  # noqa: BLE001  # raised in the user's thread
+            self._untold.trouble(error)
+        with self._changed:
+            self._in_flight -= 1
+            self._changed.notify_all()
+        return True
+
+    def _next(self, *, waits: bool) -> _Job | _Failed | None:
+        with self._changed:
+            if waits:
+                self._changed.wait_for(lambda: self._waiting or self._ending)
+            return self._waiting.popleft() if self._waiting else None
+
+    def _save(self, job: _Job) -> CheckpointMetadata | None:
+        info, step = job.info, job.request.step
+        request = dataclasses.replace(job.request, replaces=self._failed_attempts.get(step, ""))
+        try:
+            try:
+                record = self._saver.save(job.snapshot, request, info)
+            finally:
+                job.snapshot.settle()  # whatever became of it, nothing is copied to the arena any more
+        except BaseException as error:  # noqa: BLE001  # raised in the user's thread, by its handle
+            if info.record is not None:
+                self._failed_attempts[step] = info.record.id
+            info.dropped |= isinstance(error, HoldOver)
+            info.fail(error)
+        else:
+            self._failed_attempts.pop(step, None)
+            info.succeed(record)
+            log.info("step %d is committed: %s, %d bytes", step, record.path, record.size_bytes)
+            return record
+        told = log.warning if info.dropped else log.error
+        told("the save of step %d failed: %s", step, str(info.error) or type(info.error).__name__)
+        return None
+
+    def _settle(self, timeout_s: float | None) -> bool:
+        """Tell whether no save is in flight any more; wait for it."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._in_flight == 0, timeout_s)
+
+    def _settle_at_the_end(self, patience_s: float | None) -> bool:
+        """Do so, in `patience_s` anew after each progress; say every now and then what is waited for."""
+        written, left_s = self._untold.written, patience_s
+        while not self._settle(SAY_S if left_s is None else min(left_s, SAY_S)):
+            if self._untold.written != written:
+                written, left_s = self._untold.written, patience_s
+            elif left_s is not None:
+                left_s -= SAY_S
+                if left_s <= 0:
+                    return False
+            log.warning("the end waits for %s", self._untold.awaited)
+        return True
+
+    # -- the end of the process
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        self._exiting = True
+        failing = hasattr(sys, "last_value")  # an exception ends the program
+        patience_s = 0.0 if self._closed else self._failing_patience_s if failing else None
+        if not self._settle_at_the_end(patience_s):
+            tell_on_stderr(f"the process ends before these steps are saved: {self._untold.unfinished}")
+        self._untold.say()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ConfigError(
+                f"process {os.getpid()} was forked from {self._pid}, whose checkpoints it cannot write",
+                hint="save in the parent, or make a manager in the child",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A snapshot on its way, and the arena it lies in."""
+
+    info: CheckpointInfo
+    snapshot: Snapshot
+    request: SaveRequest
+    arena: Arena
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failed:
+    """A save that failed before it was one, of which the other ranks are to be told."""
+
+    request: SaveRequest
+    reason: str

@@ -1,0 +1,81 @@
+"""How far a snapshot's copy has come, so that its first blocks are written while the last are copied.
+
+The trainer's thread copies in runs, from the image's beginning to its end, and says of each that it
+is there; whoever writes the image waits for the bytes of a block before it touches them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from strata.checkpoint.storage.pipeline import spread
+from strata.errors import CheckpointAborted
+
+
+class Staging:
+    """The runs of one copy. `work(n)` copies run n, and with those before it the image is there up to `ends[n]`.
+
+    `kept` is what is copied from: it is held until the copy is done, and no longer.
+    """
+
+    def __init__(
+        self, ends: Sequence[int] = (), work: Callable[[int], None] | None = None, *, kept: object = None
+    ) -> None:
+        self._ends = ends
+        self._work = work
+        self._kept = kept
+        self._copied = [False] * len(ends)
+        self._next = 0
+        self._failed = False
+        self._changed = threading.Condition()
+        self.done_s = 0.0
+        """When the last run was copied, on the monotonic clock; 0 before, and where nothing is to be copied."""
+
+    def run(self, threads: int) -> None:
+        """Copy all of it, by the calling thread and others; return when none of them copies any more.
+
+        After an error, which is raised here, `wait` raises. Does nothing when it is copied already.
+        """
+        if self._is_there(None):
+            return
+        try:
+            spread(len(self._ends), self._run, threads=threads)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Say that nothing is copied any more: if it is not all there, it never will be."""
+        with self._changed:
+            self._failed = not self._is_there(None)
+            self._work = self._kept = None  # they lead to the trainer's tensors
+            self._changed.notify_all()
+
+    def wait(self, size_bytes: int | None = None) -> None:
+        """Return once the image's first `size_bytes` are there, or all of it.
+
+        `CheckpointAborted` when they never will be.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or self._is_there(size_bytes))
+            if not self._is_there(size_bytes):
+                raise CheckpointAborted("the state was not copied whole", hint="save it again")
+
+    def _is_there(self, size_bytes: int | None) -> bool:
+        if self._next == len(self._ends):
+            return True
+        return size_bytes is not None and self._next > 0 and size_bytes <= self._ends[self._next - 1]
+
+    def _run(self, number: int) -> None:
+        assert self._work is not None
+        self._work(number)
+        with self._changed:
+            self._copied[number] = True
+            before = self._next
+            while self._next < len(self._ends) and self._copied[self._next]:
+                self._next += 1
+            if self._next > before:
+                if self._next == len(self._ends):
+                    self.done_s = time.monotonic()
+                self._changed.notify_all()

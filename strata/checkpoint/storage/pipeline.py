@@ -1,0 +1,308 @@
+"""An image on its way between memory and storage, a block of 8 MiB at a time, by a few threads.
+
+Each thread takes the next block: of one to write it hashes the chunks and hands the bytes to the
+sink; of one to read it asks the source, and proves each chunk whose last byte has come. So hashing
+goes on while the device works, and all of it without the interpreter's lock. Blocks and chunks have
+nothing to do with each other: chunks begin anew at each tensor, blocks at each 8 MiB of the object.
+
+The calling thread is one of the few: a process that may start no thread any more, because it is
+ending, still finishes its save.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import itertools
+import resource
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from strata.checkpoint.format.digest import CHUNK_BYTES, digest
+from strata.checkpoint.snapshot.memory import Rooms, copy
+from strata.checkpoint.storage.sink import Sink, Source, Storage, proving, unobserved
+from strata.errors import CheckpointCorrupt
+
+DEFAULT_THREADS: Final = 4
+OPEN_AT_ONCE: Final = 64
+"""How many images are open at a time, where a process may have that many files."""
+
+OnBlock = Callable[[int], None]
+"""Called with the size of each block when it is done, by one thread at a time; what it raises ends
+the whole."""
+
+
+def spread(count: int, work: Callable[[int], None], *, threads: int) -> None:
+    """Call `work(0)` to `work(count - 1)`, begun in this order by up to `threads` threads.
+
+    Returns when all have ended. After an error none is begun any more, and the first one is raised
+    when those under way have ended.
+    """
+    numbers: Iterator[int] = iter(range(count))
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        while not errors:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            try:
+                work(number)
+            except BaseException as error:  # noqa: BLE001  # raised below, in the thread that asked
+                errors.append(error)
+
+    helpers = []
+    try:
+        for name in range(min(threads, count) - 1):
+            helper = threading.Thread(target=run, name=f"strata-io-{name}", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError:  # no thread to be had: the process is ending, or it has too many
+                break
+            helpers.append(helper)
+        run()
+    except BaseException as error:
+        errors.append(error)  # the others stop, too
+        raise
+    finally:
+        _join(helpers, errors)
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()  # it leads to this frame, and the frame to what the caller holds
+
+
+def _join(helpers: Sequence[threading.Thread], errors: list[BaseException]) -> None:
+    """Return when all have ended, also when interrupted: what they work on is let go of then."""
+    for helper in helpers:
+        while helper.is_alive():
+            try:
+                helper.join()
+            except BaseException as error:  # noqa: BLE001  # raised by the caller, when none is left
+                errors.append(error)  # and no more work is begun
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def digests(chunks: Sequence[memoryview], *, threads: int = DEFAULT_THREADS) -> list[str]:
+    """Return the digest of each of `chunks`."""
+    found = [""] * len(chunks)
+    shares = groups([len(chunk) for chunk in chunks], CHUNK_BYTES)
+
+    def work(number: int) -> None:
+        for index in shares[number]:
+            found[index] = digest(chunks[index])
+
+    spread(len(shares), work, threads=threads)
+    return found
+
+
+def write_image(
+    sink: Sink,
+    pieces: Sequence[memoryview],
+    chunks: Sequence[memoryview] = (),
+    *,
+    known: Sequence[str] = (),
+    threads: int = DEFAULT_THREADS,
+    on_block: OnBlock = unobserved,
+    ready: Callable[[int], None] = unobserved,
+    block_bytes: int = CHUNK_BYTES,
+) -> list[str]:
+    """Write `pieces`, one after the other, to a sink that has begun; return the digests of `chunks`.
+
+    `chunks` are parts of the pieces, in their order; where they are given, the pieces end with them.
+    Those whose digests are `known`, in the same order and "" for others, are not hashed again.
+    Before any of its bytes is touched, `ready` is called with how many there must be by now, counted
+    from the beginning. The sink is left for the caller to finish.
+    """
+    joined = _Joined(pieces, block_bytes=block_bytes)
+    blocks = -(-joined.size_bytes // block_bytes)
+    shares = groups([len(chunk) for chunk in chunks], block_bytes)
+    found = list(known) or [""] * len(chunks)
+    lead = joined.size_bytes - sum(map(len, chunks))
+    ends = list(itertools.accumulate(map(len, chunks), initial=lead))
+    telling = threading.Lock()
+
+    def work(number: int) -> None:
+        hashed_to = ends[shares[number].stop] if number < len(shares) else 0
+        ready(max(hashed_to, min((number + 1) * block_bytes, joined.size_bytes)))
+        for index in shares[number] if number < len(shares) else ():
+            found[index] = found[index] or digest(chunks[index])
+        if number < blocks:
+            start, end = number * block_bytes, min((number + 1) * block_bytes, joined.size_bytes)
+            with joined.block(start, end) as block:
+                sink.write_at(start, block)
+            with telling:
+                on_block(end - start)
+
+    spread(max(blocks, len(shares)), work, threads=threads)
+    return found
+
+
+def groups(sizes: Sequence[int], limit: int) -> list[range]:
+    """Return runs of neighbours whose sizes come to about `limit` together."""
+    found, first, total = [], 0, 0
+    for index, size in enumerate(sizes):
+        total += size
+        if total >= limit:
+            found.append(range(first, index + 1))
+            first, total = index + 1, 0
+    if first < len(sizes):
+        found.append(range(first, len(sizes)))
+    return found
+
+
+class _Joined:
+    """Pieces of memory as if they lay behind each other."""
+
+    def __init__(self, pieces: Sequence[memoryview], *, block_bytes: int) -> None:
+        self._pieces = [piece for piece in pieces if len(piece)]
+        self._ends = list(itertools.accumulate(len(piece) for piece in self._pieces))
+        self._rooms = Rooms(block_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @contextlib.contextmanager
+    def block(self, start: int, end: int) -> Iterator[memoryview]:
+        """Yield the bytes `[start, end)`; those of several pieces are put together in a room."""
+        first, last = bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, end)
+        begin = self._ends[first] - len(self._pieces[first])
+        if first == last:
+            yield self._pieces[first][start - begin : end - begin]
+            return
+        with self._rooms.room() as room:
+            for index in range(first, last + 1):
+                piece, begin = self._pieces[index], self._ends[index] - len(self._pieces[index])
+                part = piece[max(start - begin, 0) : end - begin]
+                offset = max(begin - start, 0)
+                copy(room[offset : offset + len(part)], part)
+            yield room[: end - start]
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A chunk in storage, and where it goes: `size_bytes` from `offset` of the object `name`.
+
+    It must have the digest; `complaint` says what is wrong if it has not.
+    """
+
+    name: str
+    offset: int
+    position: int
+    size_bytes: int
+    digest: str
+    complaint: str
+
+
+def read_chunks(
+    storage: Storage,
+    memory: memoryview,
+    wanted: Sequence[Stored],
+    *,
+    threads: int = DEFAULT_THREADS,
+    block_bytes: int = CHUNK_BYTES,
+) -> None:
+    """Read chunks to their positions in `memory`, and prove each.
+
+    Neighbours are read together, past where one ends and the next begins. Of many objects some are open
+    at a time. `CheckpointCorrupt` with the complaint of a chunk that differs, or naming the object that
+    is missing or too short.
+    """
+    by_name: dict[str, list[Stored]] = {}
+    for chunk in wanted:
+        by_name.setdefault(chunk.name, []).append(chunk)
+    names, at_once = sorted(by_name), open_at_once()
+    for start in range(0, len(names), at_once):
+        with contextlib.ExitStack() as opened:
+            sources: dict[str, Source] = {}
+            for name in names[start : start + at_once]:
+                with proving(name):
+                    sources[name] = opened.enter_context(contextlib.closing(storage.source(name)))
+            here = [chunk for name in sources for chunk in by_name[name]]
+            _read_blocks(memory, here, sources, threads=threads, block_bytes=block_bytes)
+
+
+def open_at_once() -> int:
+    """Return how many objects may be open at a time: each takes two of a process's descriptors."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_AT_ONCE if limit == resource.RLIM_INFINITY else max(1, min(OPEN_AT_ONCE, limit // 8))
+
+
+@dataclass(slots=True)
+class _Block:
+    """Bytes that are read at once: from `offset` of an object to `position` of the memory.
+
+    `chunks` are the numbers of those that have any of them.
+    """
+
+    name: str
+    offset: int
+    position: int
+    size_bytes: int
+    chunks: list[int]
+
+
+def _read_blocks(
+    memory: memoryview,
+    chunks: Sequence[Stored],
+    sources: Mapping[str, Source],
+    *,
+    threads: int,
+    block_bytes: int,
+) -> None:
+    blocks = _blocks(chunks, block_bytes)
+    pending = collections.Counter(number for block in blocks for number in block.chunks)
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        block = blocks[number]
+        room = memory[block.position : block.position + block.size_bytes]
+        with proving(block.name):
+            count = sources[block.name].read_into(block.offset, room)
+        if count != block.size_bytes:
+            raise CheckpointCorrupt(f"{block.name} ends after {block.offset + count} bytes")
+        with lock:
+            pending.subtract(block.chunks)
+            whole = [chunks[index] for index in block.chunks if not pending[index]]
+        for chunk in whole:
+            if digest(memory[chunk.position : chunk.position + chunk.size_bytes]) != chunk.digest:
+                raise CheckpointCorrupt(chunk.complaint)
+
+    spread(len(blocks), work, threads=threads)
+
+
+def _blocks(chunks: Sequence[Stored], block_bytes: int) -> list[_Block]:
+    """Return what is read at once: chunks that are neighbours in both places, cut where their objects' blocks begin."""
+    blocks: list[_Block] = []
+    for number, chunk in sorted(enumerate(chunks), key=lambda each: (each[1].name, each[1].offset)):
+        at, end = chunk.offset, chunk.offset + chunk.size_bytes
+        while at < end:
+            size_bytes = min((at // block_bytes + 1) * block_bytes, end) - at
+            block = _Block(chunk.name, at, chunk.position + at - chunk.offset, size_bytes, [number])
+            if at % block_bytes and blocks and _follows(block, blocks[-1]):
+                blocks[-1].size_bytes += size_bytes
+                blocks[-1].chunks.append(number)
+            else:
+                blocks.append(block)
+            at += size_bytes
+    return blocks
+
+
+def _follows(block: _Block, before: _Block) -> bool:
+    return (before.name, before.offset + before.size_bytes, before.position + before.size_bytes) == (
+        block.name,
+        block.offset,
+        block.position,
+    )

@@ -1,0 +1,83 @@
+"""Who a storage root belongs to, and which root it is: `strata.json`, made once.
+
+A root is used without coordinators (`standalone`), or below them (`coordinated`); there each job
+has a folder, which belongs to `coordinated:<lineage of the cluster>/<job>`. Two catalogs over one root would
+each delete what they do not know of. A restored cluster has the lineage of the one before, and so its folders.
+
+The document also has a random `id`. Two hosts that read another id at the same path do not share the
+storage. Documents that another client made may have none.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Final
+
+from strata.checkpoint.format.manifest import VERSION, as_corrupt, read_document, read_object
+from strata.checkpoint.storage.sink import ObjectMissing, Storage
+from strata.core.restore.lineage import lineage
+from strata.documents.parsing import text
+from strata.errors import ConfigError
+
+NAME: Final = "strata.json"
+STANDALONE: Final = "standalone"
+COORDINATED: Final = "coordinated"
+
+
+def job_owner(uid: str, job: str) -> str:
+    """Return who the folder of `job` belongs to, below coordinators of the cluster `uid`."""
+    return f"{COORDINATED}:{lineage(uid)}/{job}"
+
+
+def parse_owner(owner: str) -> tuple[str, str] | None:
+    """Return the lineage and the job that `job_owner` made an owner of; None for any other owner."""
+    mode, _, rest = owner.partition(":")
+    uid, _, job = rest.partition("/")
+    return (lineage(uid), job) if mode == COORDINATED and uid and job else None
+
+
+def claim(storage: Storage, owner: str, *, folder: str = "") -> str:
+    """Take `folder` (the root) for `owner`; return its id, "" if it has none.
+
+    `ConfigError` when it is somebody else's.
+    """
+    name = _name(folder)
+    document = _document(storage, name)
+    if document is None:
+        body = {"format": "strata-root", "version": VERSION, "owner": owner, "id": uuid.uuid4().hex}
+        storage.create_once(name, json.dumps(body).encode())
+        document = _document(storage, name)
+    found = None if document is None else document["owner"]
+    if document is None or found != owner:
+        raise ConfigError(
+            f"{storage.uri}/{name} says that this folder is {found}, and it was to be used as {owner}",
+            hint="choose another storage path",
+        )
+    return document["id"]
+
+
+def owner_of(storage: Storage, *, folder: str = "") -> str | None:
+    """Return whose folder this is; None while it is nobody's."""
+    document = _document(storage, _name(folder))
+    return None if document is None else document["owner"]
+
+
+def id_of(storage: Storage, *, folder: str = "") -> str:
+    """Return the random id of a folder; "" if it has none, or is nobody's."""
+    document = _document(storage, _name(folder))
+    return "" if document is None else document["id"]
+
+
+def _document(storage: Storage, name: str) -> dict[str, str] | None:
+    try:
+        data = read_object(storage, name)
+    except ObjectMissing:
+        return None
+    document = read_document("strata-root", data, what=name)
+    with as_corrupt(name):
+        return {"owner": text(document["owner"]), "id": text(document.get("id", ""))}
+
+
+def _name(folder: str) -> str:
+    return f"{folder}/{NAME}" if folder else NAME

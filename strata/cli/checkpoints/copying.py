@@ -1,0 +1,232 @@
+"""`strata checkpoints export | import | fork | repair`: to other programs, from them, and to another root."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strata.checkpoint.catalog.protocol import CheckpointMetadata
+from strata.checkpoint.convert import file_export, file_import
+from strata.checkpoint.copies.copying import copy_checkpoint
+from strata.checkpoint.save.handle import CheckpointInfo
+from strata.checkpoint.storage import root
+from strata.checkpoint.storage.removal import remove_objects
+from strata.checkpoint.storage.sink import Storage
+from strata.cli.checkpoints.inspection import Looking, on_shelf
+from strata.cli.checkpoints.listing import manifests_of
+from strata.cli.checkpoints.root_listing import StorageShelf, open_storage, storage_shelf
+from strata.cli.checkpoints.where import Which, chosen
+from strata.cli.console.output import (
+    Json,
+    print_values,
+    printable,
+    size,
+)
+from strata.cli.console.progress import byte_progress
+from strata.core.kv.records import CheckpointState
+from strata.errors import Refused
+
+Out = Annotated[Path, typer.Argument(metavar="FILE", help="Its suffix says the format, unless --format.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A safetensors file, or one of torch.save.")]
+Only = Annotated[
+    str | None,
+    typer.Option(
+        "--only", help="A key of the state, such as model: only what is below it, without that key."
+    ),
+]
+Format = Annotated[
+    str | None, typer.Option("--format", help="safetensors, numpy, torch, or bytes for opaque ones.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+RankOf = Annotated[int | None, typer.Option("--rank", min=0, help="Whose part, where the ranks differ.")]
+Step = Annotated[int, typer.Option("--step", min=0, help="The step that it counts as.")]
+Epoch = Annotated[int, typer.Option("--epoch", min=0, help="The epoch that it counts as.")]
+Key = Annotated[
+    str | None, typer.Option("--key", help="The key of the state under which it comes.", show_default="model")
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Whatever the file is, import its bytes as they are.")]
+Root = Annotated[
+    str, typer.Option("--storage", "-s", help="The storage root to save into, as a path or URI.")
+]
+To = Annotated[
+    str, typer.Option("--to", help="The new job; with --storage the new storage root, as a path or URI.")
+]
+
+Replica = Annotated[
+    str, typer.Option("--replica", help="The storage root with the other copy, as a path or URI.")
+]
+RepairedTo = Annotated[
+    str, typer.Option("--to", help="The new storage root for the whole one, as a path or URI.")
+]
+
+
+@on_shelf
+def export_checkpoint(
+    which: Which,
+    out: Out,
+    only: Only = None,
+    rank: RankOf = None,
+    file_format: Format = None,
+    force: Force = False,
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Write a checkpoint's tensors to one file: safetensors, NumPy's .npz or torch's .pt.
+
+    Every byte is verified on its way; the file appears whole or not at all.
+
+    Example: strata checkpoints export latest model.safetensors --only model --job gpt
+    """
+    with looking.shelf() as shelf:
+        checkpoint = chosen(shelf.all(), which)
+        _, manifests = manifests_of(shelf, checkpoint)
+        part = file_export.choose(manifests, rank=rank, only=only)
+        opaque = isinstance(part.tree, dict) and "b" in part.tree
+        named = file_format or ("bytes" if opaque and out.suffix not in file_export.FORMATS else None)
+        place, folder = shelf.place(checkpoint)
+        with shelf.reading(checkpoint), byte_progress(f"step {checkpoint.step}", part.size_bytes) as advance:
+            size_bytes = file_export.export(
+                place,
+                folder,
+                part,
+                out,
+                file_format=file_export.format_of(out, named),
+                replace=force,
+                on_bytes=advance,
+            )
+    if as_json:
+        print_values({"file": str(out), "size_bytes": size_bytes, "tensors": list(part.tensors)})
+        return
+    _say(f"{out}: {len(part.tensors)} tensors of step {checkpoint.step}, {size(size_bytes)}")
+
+
+def import_file(
+    path: File,
+    storage: Root,
+    step: Step = 0,
+    epoch: Epoch = 0,
+    key: Key = None,
+    raw: Raw = False,
+    as_json: Json = False,
+) -> None:
+    """Save the tensors of another program's file as a checkpoint. Nothing in it is executed.
+
+    As the program of `strata run --job NAME --` it makes a checkpoint of that job.
+
+    Example: strata checkpoints import model.safetensors --step 0 --storage /data/checkpoints
+    """
+    from strata.client.checkpoints.manager import CheckpointManager  # noqa: PLC0415  # only when it is needed
+
+    imported = None if raw else file_import.read_file(path, key=key)
+    total = path.stat().st_size if imported is None else imported.size_bytes
+    notes = {"imported_from": path.name}
+    done = 0
+    with byte_progress(path.name, total) as advance, CheckpointManager(storage, capture_rng=False) as manager:
+
+        def on_progress(info: CheckpointInfo) -> None:
+            nonlocal done
+            advance(info.bytes_written - done)
+            done = info.bytes_written
+
+        if imported is None:
+            info = manager.save(path.read_bytes(), step, epoch, metadata=notes, progress=on_progress)
+        else:
+            info = manager.save_state(imported.state, step, epoch, metadata=notes, progress=on_progress)
+        info.wait()
+    if as_json:
+        names = [] if imported is None else list(imported.tensors)
+        print_values({"step": step, "attempt": info.id, "path": info.path, "tensors": names})
+        return
+    what = "opaque bytes" if imported is None else f"{len(imported.tensors)} tensors"
+    _say(f"step {step}: {what}, {size(info.size_bytes)}, at {info.path}")
+
+
+@on_shelf
+def fork(
+    which: Which,
+    to: To,
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Let another training begin from a checkpoint: a new job, or with --storage a new root.
+
+    Example: strata checkpoints fork 5000 --to gpt-cooler --job gpt
+    """
+    with looking.shelf() as shelf:
+        checkpoint = chosen(shelf.all(), which)
+        if isinstance(shelf, StorageShelf):
+            where = _fork_root(shelf, checkpoint, to)
+        else:
+            where = shelf.fork(checkpoint, to)
+    if as_json:
+        print_values({"step": checkpoint.step, "attempt": checkpoint.id, "path": where})
+        return
+    _say(f"a training with {to} begins at step {checkpoint.step}")
+
+
+def _fork_root(shelf: StorageShelf, checkpoint: CheckpointMetadata, to: str) -> str:
+    place, folder = shelf.place(checkpoint)
+    target = _empty_root(to, folder=folder)
+    with byte_progress(f"step {checkpoint.step}", checkpoint.size_bytes) as advance:
+        copy_checkpoint([place], target, folder, checkpoint.manifest_digest, on_bytes=advance)
+    return f"{target.uri}/{folder}"
+
+
+@on_shelf
+def repair(
+    which: Which,
+    replica: Replica,
+    to: RepairedTo,
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Make a whole checkpoint of two damaged copies of it, in a new storage root.
+
+    Each file and each chunk is taken from the copy that has it as it was saved, and the result is verified. Neither
+    copy is changed.
+
+    Example: strata checkpoints repair 5000 --storage /data/checkpoints --replica s3://bucket/ckpt --to /data/repaired
+    """
+    with looking.shelf() as shelf:
+        checkpoint = chosen(shelf.all(), which)
+        place, folder = shelf.place(checkpoint)
+        copy = storage_shelf(
+            replica, place.uri.rpartition("/")[2]
+        ).storage  # a fork lies with its source's job
+        target = _empty_root(to, folder=folder)
+        with (
+            shelf.reading(checkpoint) if checkpoint.state is CheckpointState.COMMITTED else nullcontext(),
+            byte_progress(f"step {checkpoint.step}", checkpoint.size_bytes) as advance,
+        ):
+            copy_checkpoint([place, copy], target, folder, checkpoint.manifest_digest, on_bytes=advance)
+    where = f"{target.uri}/{folder}"
+    if as_json:
+        print_values({"step": checkpoint.step, "attempt": checkpoint.id, "path": where})
+        return
+    _say(f"step {checkpoint.step} is whole in {where}")
+
+
+def _empty_root(to: str, *, folder: str) -> Storage:
+    """Return the storage at `to`, which has no checkpoint yet, but perhaps what a fork left of `folder`."""
+    storage = open_storage(to)
+    root.claim(storage, root.STANDALONE)
+    known = storage_shelf(to, "").all()
+    if known:
+        raise Refused(
+            f"{storage.uri} has checkpoints already, of step {known[-1].step} for one",
+            hint="a fork begins a root of its own: choose a new one",
+        )
+    if storage.exists(folder):
+        remove_objects(storage, folder)
+    return storage
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{printable(text)}\n")

@@ -1,0 +1,105 @@
+"""The options that say where the commands of `strata checkpoints` look: one declaration for all of them.
+
+A command that takes `looking: Looking` is decorated with `on_shelf`, which puts the options of a job and of
+a storage root in that parameter's place, or with `on_catalog`: those of a job alone. Credentials come with
+them, and its `--json`, if it has one, stands among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from strata.cli.checkpoints.root_listing import StorageShelf
+from strata.cli.checkpoints.where import StorageRoot, catalog_of, opened
+from strata.cli.console.credentials import connecting
+from strata.cli.console.output import DEFAULT_ENDPOINTS, DEFAULT_TIMEOUT_S, Endpoints, Job, TimeoutS
+from strata.config import Credentials
+
+if TYPE_CHECKING:
+    from strata.cli.checkpoints.cluster import ClusterShelf
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looking:
+    """Where a command was told to look."""
+
+    endpoints: str
+    job: str
+    timeout_s: float
+    credentials: Credentials
+    storage: str | None = None
+
+    @contextlib.contextmanager
+    def shelf(self) -> Iterator[StorageShelf | ClusterShelf]:
+        """Yield the shelf of the storage root, or without one that of the job."""
+        with opened(
+            self.storage,
+            endpoints=self.endpoints,
+            job=self.job,
+            timeout_s=self.timeout_s,
+            credentials=self.credentials,
+        ) as shelf:
+            yield shelf
+
+    @contextlib.contextmanager
+    def catalog(self) -> Iterator[ClusterShelf]:
+        """Yield the shelf of the job."""
+        with catalog_of(
+            self.job, endpoints=self.endpoints, timeout_s=self.timeout_s, credentials=self.credentials
+        ) as shelf:
+            yield shelf
+
+
+def on_shelf(command: C) -> C:
+    """Give a command the options of `Looking` for a job or a storage root."""
+    return _told(command, storage=True)
+
+
+def on_catalog(command: C) -> C:
+    """Give a command the options of `Looking` for a job."""
+    return _told(command, storage=False)
+
+
+def _told(command: C, *, storage: bool) -> C:
+    taken = inspect.signature(command, eval_str=True)
+    own = [p for p in taken.parameters.values() if p.name not in {"looking", "as_json"}]
+    as_json = [p for p in taken.parameters.values() if p.name == "as_json"]
+    where = [
+        *([_option("storage", StorageRoot, None)] if storage else []),
+        _option("endpoints", Endpoints, DEFAULT_ENDPOINTS),
+        _option("job", Job, "default"),
+    ]
+    waits = _option("timeout_s", TimeoutS, DEFAULT_TIMEOUT_S)
+
+    @functools.wraps(command)
+    def looked(
+        *,
+        endpoints: str,
+        job: str,
+        timeout_s: float,
+        credentials: Credentials,
+        storage: str | None = None,
+        **given: Any,
+    ) -> Any:
+        looking = Looking(
+            storage=storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials
+        )
+        return command(**given, looking=looking)
+
+    wrapper: Any = looked
+    options = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *where, *as_json, waits)]
+    wrapper.__signature__ = taken.replace(
+        parameters=[*options, _option("credentials", Credentials, inspect.Parameter.empty)]
+    )
+    return connecting(wrapper)  # type: ignore[no-any-return]  # a command is called by typer alone
+
+
+def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

@@ -1,0 +1,194 @@
+"""`strata checkpoints pin | unpin | tag | untag | delete | gc`: what stays and what goes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from strata.checkpoint.catalog.protocol import CheckpointMetadata
+from strata.cli.checkpoints.inspection import Looking, on_shelf
+from strata.cli.checkpoints.where import Which, chosen, means_another
+from strata.cli.console.output import (
+    Json,
+    print_values,
+    printable,
+    size,
+)
+from strata.cli.console.progress import item_progress
+from strata.errors import CheckpointNotFound, InvalidArgument, Refused, StorageError
+
+Name = Annotated[str, typer.Argument(help="The name: letters, digits, dots, dashes, underscores.")]
+Why = Annotated[
+    str, typer.Option("--why", help="Why it is to stay; whoever pins it for another reason is told.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+KeepCount = Annotated[
+    int | None,
+    typer.Option(
+        "--keep-count", min=1, help="Delete older ones than so many of the newest, too. Without it none goes."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would go, and change nothing.")]
+
+
+@on_shelf
+def pin(
+    which: Which,
+    why: Why = "",
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Keep a checkpoint until it is unpinned, whatever the retention says.
+
+    Example: strata checkpoints pin 5000 --why "the paper's" --job gpt
+    """
+    with looking.shelf() as shelf:
+        checkpoint = chosen(shelf.all(), which)
+        shelf.pin(checkpoint, who=whoever(), why=why)
+    _changed(as_json, checkpoint, f"step {checkpoint.step} is pinned", pinned=True)
+
+
+@on_shelf
+def unpin(
+    which: Which,
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Let a checkpoint go when the retention says so.
+
+    Example: strata checkpoints unpin 5000 --job gpt
+    """
+    with looking.shelf() as shelf:
+        checkpoint = chosen(shelf.all(), which)
+        shelf.unpin(checkpoint)
+    _changed(as_json, checkpoint, f"step {checkpoint.step} is not pinned", pinned=False)
+
+
+@on_shelf
+def tag(
+    which: Which,
+    name: Name,
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Give a checkpoint a name, or move the name to it. What has a name is not deleted.
+
+    Example: strata checkpoints tag 5000 best --job gpt
+    """
+    if means_another(name):
+        raise InvalidArgument(
+            f"{name!r} cannot be a tag: as a word for a checkpoint it means another one",
+            hint="a tag is not `latest`, and not of digits alone, which are a step",
+        )
+    with looking.shelf() as shelf:
+        checkpoint = chosen(shelf.all(), which)
+        shelf.tag(checkpoint, name, who=whoever())
+    _changed(as_json, checkpoint, f"step {checkpoint.step} is {name}", tag=name)
+
+
+@on_shelf
+def untag(
+    name: Name,
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Take a name away. The checkpoint stays as long as the retention says.
+
+    Example: strata checkpoints untag best --job gpt
+    """
+    with looking.shelf() as shelf:
+        if name not in shelf.tags():
+            raise CheckpointNotFound(f"no checkpoint has the name {name!r}")
+        shelf.untag(name)
+    if as_json:
+        print_values({"tag": name, "removed": True})
+        return
+    _say(f"no checkpoint is {name} any more")
+
+
+@on_shelf
+def delete(
+    which: Which,
+    yes: Yes = False,
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Delete a checkpoint and its files. The latest one, and what is pinned or used, stays.
+
+    Asks first, unless --yes.
+
+    Example: strata checkpoints delete 5000 --job gpt
+    """
+    with looking.shelf() as shelf:
+        checkpoint = chosen(shelf.all(), which, alone=True)
+        what = f"step {checkpoint.step}, generation {checkpoint.generation}, {size(checkpoint.size_bytes)}"
+        if not yes:
+            typer.confirm(f"Delete {what} at {printable(checkpoint.path)}?", abort=True, err=True)
+        shelf.remove(checkpoint)
+    _changed(as_json, checkpoint, f"deleted: {what}", deleted=True, size_bytes=checkpoint.size_bytes)
+
+
+@on_shelf
+def collect(
+    keep_count: KeepCount = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Remove what crashes and interrupted deletions left, and with --keep-count old checkpoints.
+
+    A save that is going on is left alone, and so is what is pinned, tagged, used or the latest.
+
+    Example: strata checkpoints gc --dry-run --storage /data/checkpoints
+    """
+    gone: list[dict[str, Any]] = []
+    trouble: StorageError | None = None
+    with looking.shelf() as shelf, item_progress("what may go") as advance:
+        for each in shelf.garbage(keep_count):
+            advance()
+            try:
+                if not dry_run:
+                    each.remove()
+            except Refused as error:
+                sys.stderr.write(f"{printable(each.what)} stays: {printable(error.message)}\n")
+                continue
+            except StorageError as error:  # the others go
+                sys.stderr.write(f"{printable(each.what)} cannot be removed: {printable(error.message)}\n")
+                trouble = trouble or error
+                continue
+            gone.append({"what": each.what, "why": each.why, "removed": not dry_run})
+            if not as_json:
+                _say(f"{'would remove' if dry_run else 'removed'} {each.what}: {each.why}")
+    if as_json:
+        print_values(gone)
+    elif not gone and trouble is None:
+        _say("there is nothing to remove")
+    if trouble is not None:
+        raise trouble
+
+
+def whoever() -> str:
+    """Return the name of the person at the terminal, as far as the environment knows it."""
+    return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
+
+
+def _changed(as_json: bool, checkpoint: CheckpointMetadata, said: str, **facts: object) -> None:
+    """Say what became of a checkpoint, in a sentence or as one JSON document."""
+    if not as_json:
+        _say(said)
+        return
+    which = {"step": checkpoint.step, "generation": checkpoint.generation, "attempt": checkpoint.id}
+    print_values({**which, **facts})
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{printable(text)}\n")

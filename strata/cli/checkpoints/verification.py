@@ -1,0 +1,141 @@
+"""`strata checkpoints verify | diff`: is it as it was saved, and what is different from another."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from strata.checkpoint.catalog.protocol import CheckpointMetadata
+from strata.checkpoint.restore.diff import Difference, compare
+from strata.checkpoint.restore.verify import Verification, verify
+from strata.cli.checkpoints.inspection import Looking, on_shelf
+from strata.cli.checkpoints.listing import manifests_of
+from strata.cli.checkpoints.where import Shelf, Which, chosen
+from strata.cli.console.exits import Exit
+from strata.cli.console.output import (
+    Json,
+    print_table,
+    print_values,
+    printable,
+    size,
+)
+from strata.cli.console.progress import byte_progress
+from strata.core.kv.records import CheckpointState
+from strata.errors import CheckpointNotFound, Refused
+
+All = Annotated[bool, typer.Option("--all", help="Every committed one, and what storage has as corrupt.")]
+Newer = Annotated[str, typer.Argument(metavar="NEWER", help="The other one, named likewise.")]
+_READABLE = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
+
+
+@on_shelf
+def verify_checkpoints(
+    which: Which = "latest",
+    every: All = False,
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Read a checkpoint and say whether every byte is the one that was saved. Changes nothing.
+
+    Ends with code 1 when one is not, and names every file and tensor that differs.
+
+    Example: strata checkpoints verify latest --storage /data/checkpoints
+    """
+    with looking.shelf() as shelf:
+        known = shelf.all()
+        wanted = [c for c in known if c.state in _READABLE] if every else [chosen(known, which)]
+        if not wanted:
+            raise CheckpointNotFound(f"{shelf.title} has no checkpoint to verify")
+        found = [(c, _verified(shelf, c)) for c in wanted]
+    if as_json:
+        print_values([_as_values(c, v) for c, v in found])
+    else:
+        for c, verification in found:
+            _print(c, verification)
+    if not all(verification.good for _, verification in found):
+        raise typer.Exit(Exit.FAILURE)
+
+
+def _verified(shelf: Shelf, checkpoint: CheckpointMetadata) -> Verification:
+    if checkpoint.state not in _READABLE:
+        raise Refused(f"step {checkpoint.step} is {checkpoint.state.value}: there is nothing to verify yet")
+    storage, folder = shelf.place(checkpoint)
+    with (
+        shelf.reading(checkpoint),
+        byte_progress(f"step {checkpoint.step}", checkpoint.size_bytes) as advance,
+    ):
+        return verify(storage, folder, manifest_digest=checkpoint.manifest_digest or None, on_bytes=advance)
+
+
+def _as_values(checkpoint: CheckpointMetadata, verification: Verification) -> dict[str, Any]:
+    return {
+        "step": checkpoint.step,
+        "generation": checkpoint.generation,
+        "attempt": checkpoint.id,
+        "good": verification.good,
+        "read_bytes": verification.read_bytes,
+        "marked": verification.marked,
+        "problems": list(verification.problems),
+    }
+
+
+def _print(checkpoint: CheckpointMetadata, verification: Verification) -> None:
+    what = f"step {checkpoint.step}, generation {checkpoint.generation}"
+    if verification.good:
+        unmarked = "" if verification.marked else "; its marker is not written yet"
+        sys.stdout.write(f"{what}: good, {size(verification.read_bytes)} read{unmarked}\n")
+        return
+    sys.stdout.write(f"{what}: CORRUPT\n")
+    for problem in verification.problems:
+        sys.stdout.write(f"  {printable(problem)}\n")
+
+
+@on_shelf
+def diff(
+    older: Which,
+    newer: Newer = "latest",
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose part is compared.")] = 0,
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Say what is different in another checkpoint: tensors and values. Reads manifests only.
+
+    Example: strata checkpoints diff 1000 2000 --job gpt
+    """
+    with looking.shelf() as shelf:
+        known = shelf.all()
+        before, after = chosen(known, older), chosen(known, newer)
+        parts = [manifests_of(shelf, checkpoint)[1] for checkpoint in (before, after)]
+    for checkpoint, ranks in zip((before, after), parts, strict=True):
+        if rank >= len(ranks):
+            raise Refused(f"step {checkpoint.step} has no rank {rank}, only 0 to {len(ranks) - 1}")
+    difference = compare(parts[0][rank], parts[1][rank])
+    if as_json:
+        print_values(dataclasses.asdict(difference))
+        return
+    _print_difference(f"step {before.step} to step {after.step}, rank {rank}", difference)
+
+
+def _print_difference(title: str, difference: Difference) -> None:
+    rows: list[tuple[object, ...]] = [("-", name, "removed", "") for name in difference.removed]
+    rows += [("+", name, "added", "") for name in difference.added]
+    for c in difference.changed:
+        if c.chunks is None:
+            rows.append(("!", c.name, f"{c.before} became {c.after}", ""))
+        else:
+            rows.append(("~", c.name, f"{c.chunks} of {c.of_chunks} chunks", size(c.changed_bytes)))
+    rows += [("~", v.path, f"{_value(v.before)} became {_value(v.after)}", "") for v in difference.values]
+    print_table(title, ("", "NAME", "CHANGE", "SIZE"), rows, empty=f"{title}: nothing is different")
+    sys.stdout.write(
+        f"{difference.same} tensors are the same; at most {size(difference.changed_bytes)} of"
+        f" {size(difference.total_bytes)} are different\n"
+    )
+
+
+def _value(text: str | None) -> str:
+    return "nothing" if text is None else text[:80]

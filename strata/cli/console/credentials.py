@@ -1,0 +1,93 @@
+"""The options that say who we are and whom we trust: the same for every command that connects.
+
+A command that connects takes `credentials: Credentials` and is decorated with `connecting`, which
+puts the options in that parameter's place; a command that reads the file itself takes `config`, too. Its `endpoints` and `job`, if it has them, then come from
+flag, environment and file as well; where that job does not exist, the error names those that do.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+import typer
+
+from strata.cli.console.unknown_job import naming_jobs
+from strata.config import ClientConfig
+from strata.errors import NotFound
+
+TlsCaFile = Annotated[
+    Path | None,
+    typer.Option("--tls-ca-file", help="The authority that signs the other side's certificate."),
+]
+TlsCertFile = Annotated[Path | None, typer.Option("--tls-cert-file", help="Our certificate.")]
+TlsKeyFile = Annotated[Path | None, typer.Option("--tls-key-file", help="Its private key.")]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", help="A file with the token to show.")]
+Insecure = Annotated[
+    bool | None, typer.Option("--insecure", help="Speak plaintext on addresses that are not loopback.")
+]
+Config = Annotated[Path | None, typer.Option("--config", help="A TOML file.")]
+
+OPTIONS: dict[str, Any] = {
+    "ca_file": TlsCaFile,
+    "cert_file": TlsCertFile,
+    "key_file": TlsKeyFile,
+    "token_file": TokenFile,
+    "insecure": Insecure,
+    "config": Config,
+}
+
+SETTLED = ("endpoints", "job")
+"""Parameters that a file may set, too. The default in a command's signature counts when nothing else does."""
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def connecting(command: C) -> C:
+    """Give a command the options of `Credentials`, and what they, environment and file say."""
+    taken = inspect.signature(command, eval_str=True)
+    own = [_optional(p) for p in taken.parameters.values() if p.name not in {"credentials", "config"}]
+    reads_file = "config" in taken.parameters
+    settled = [p.name for p in own if p.name in SETTLED]
+    defaults = {p.name: p.default for p in taken.parameters.values() if p.name == "job"}
+    ours = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in OPTIONS.items()
+    ]
+
+    @functools.wraps(command)
+    def connected(**given: Any) -> Any:
+        path = given.pop("config")
+        said = {f"credentials.{name}": given.pop(name) for name in OPTIONS if name != "config"}
+        said |= {name: given.pop(name) for name in settled}
+        found = ClientConfig.load(flags=said, env=os.environ, path=path, defaults=defaults)
+        if "endpoints" in settled:
+            given["endpoints"] = ",".join(found.endpoints)
+        if "job" in settled:
+            given["job"] = found.job
+        if reads_file:
+            given["config"] = path
+        try:
+            return command(**given, credentials=found.credentials)
+        except NotFound as error:
+            if "job" not in settled:
+                raise
+            raise naming_jobs(error, found) from None
+
+    wrapper: Any = connected
+    wrapper.__signature__ = taken.replace(parameters=[*own, *ours])
+    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *ours)} | {"return": None}
+    del wrapper.__wrapped__  # typer would read the hints of the command inside
+    return wrapper  # type: ignore[no-any-return]  # a command is called by typer alone
+
+
+def _optional(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return it without its default, where a file may say what typer must not decide."""
+    if parameter.name not in SETTLED:
+        return parameter
+    kind, *more = get_args(parameter.annotation)
+    return parameter.replace(default=None, annotation=Annotated[kind | None, *more])

@@ -1,0 +1,1 @@
+"""`strata controlplane`: backup, restore and rebuild."""

@@ -1,0 +1,141 @@
+"""Defragmenting etcd, one member at a time: `strata etcd defrag`.
+
+1. look at all members; refuse if no quorum of healthy voters is left while the next one stalls
+2. defragment it: followers first, the leader last
+3. wait until it answers and knows a leader again; go on with 1
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wait_fixed
+
+from strata.cli.etcd.view import PROBE_S, ClusterState, look
+from strata.core.leadership.etcd_quorum import Peer, may_stall, next_to_defragment, voters
+from strata.errors import Refused, Unavailable
+from strata.etcd import EtcdStore, MemberStatus
+
+POLL_S: Final = 0.1
+SETTLE_S: Final = 0.5
+"""How long what a database uses must not shrink for its compaction to count as over."""
+_SHRUNK: Final = 0.99
+"""Below so much of what it used before, a database still shrinks: writes go on meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freed:
+    """One member that was defragmented, and the size of its database before and after."""
+
+    member: str
+    endpoint: str
+    before_bytes: int
+    after_bytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Defragmentation:
+    """What was done so far."""
+
+    compacted_revision: int | None = None
+    freed: list[Freed] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    """Voters that did not answer, and so were left out."""
+    interrupted: bool = False
+
+
+async def defragment(
+    store: EtcdStore,
+    done: Defragmentation,
+    *,
+    member: str | None,
+    compact: bool,
+    stall_all: bool,
+    timeout_s: float,
+    interrupted: asyncio.Event,
+    report: Callable[[str], None],
+    report_freed: Callable[[Freed], None],
+) -> None:
+    """Defragment `member`, or all; `done` is filled as it goes on, so that it holds also after an error.
+
+    `Refused` if quorum would be lost; `Unavailable` if a member does not come back within `timeout_s`.
+    """
+    finished: set[int] = set()
+    state = await look(store)
+    only = state.need(member) if member is not None else None
+    if only is not None and only.learner:
+        raise Refused(f"{only.label} is a learner, and etcd defragments none", hint="promote it first")
+    while (peer := _next(state, only, finished)) is not None:
+        judgement = may_stall(peer, state.peers, stall_all=stall_all)
+        if not judgement.allowed:
+            raise Refused(judgement.reason, hint=_hint(state))
+        if compact and done.compacted_revision is None:
+            report(f"compacting at revision {state.revision}")
+            await store.compact(state.revision, physical_s=timeout_s)
+            done.compacted_revision = state.revision
+        if interrupted.is_set():
+            done.interrupted = True
+            return
+        if compact:
+            await _wait_for_compaction(store, peer, timeout_s)
+        report(f"defragmenting {peer.label}; it answers nothing meanwhile")
+        before = state.statuses[peer.id].db_bytes
+        after = await _defragment_one(store, peer, timeout_s)
+        finished.add(peer.id)
+        freed = Freed(
+            member=peer.label, endpoint=peer.endpoint, before_bytes=before, after_bytes=after.db_bytes
+        )
+        done.freed.append(freed)
+        report_freed(freed)
+        state = await look(store)
+    done.silent = [p.label for p in voters(state.peers) if p.answer is None and only is None]
+    if not done.freed:
+        raise Refused(f"{member or 'no voter'} does not answer: it cannot be defragmented", hint=_hint(state))
+
+
+def _next(state: ClusterState, only: Peer | None, finished: set[int]) -> Peer | None:
+    if only is None:
+        return next_to_defragment(state.peers, finished)
+    return next_to_defragment([peer for peer in state.peers if peer.id == only.id], finished)
+
+
+def _hint(state: ClusterState) -> str:
+    if len(voters(state.peers)) == 1:
+        return "pass --stall-all, at a moment when nothing has to be written"
+    return "strata etcd status shows the members, and what mends them"
+
+
+async def _wait_for_compaction(store: EtcdStore, peer: Peer, timeout_s: float) -> None:
+    """Return once the member's database uses no less than it used a moment before, or after `timeout_s`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            before = math.inf
+            while True:
+                used = (await store.cluster.status(peer.endpoint, timeout_s=PROBE_S)).db_bytes_in_use
+                if used >= _SHRUNK * before:
+                    return
+                before = used
+                await asyncio.sleep(SETTLE_S)
+
+
+async def _defragment_one(store: EtcdStore, peer: Peer, timeout_s: float) -> MemberStatus:
+    """Return the member's status once it answers and knows a leader again."""
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(Unavailable) | retry_if_result(lambda status: not status.leader_id),
+        wait=wait_fixed(POLL_S),
+    )
+    try:
+        await store.cluster.defragment(peer.endpoint, timeout_s=timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await retrying(store.cluster.status, peer.endpoint, timeout_s=PROBE_S)
+    except (Unavailable, TimeoutError) as error:
+        why = error.message if isinstance(error, Unavailable) else "it knows no leader"
+        raise Unavailable(
+            f"{peer.label} is not back {timeout_s:g} s after its defragmentation began: {why}",
+            hint="it may still be at work: look with strata etcd status, then run the same command again",
+        ) from error

@@ -1,0 +1,1 @@
+"""`strata jobs`: `listing` shows jobs, `control` changes them."""

@@ -1,0 +1,4 @@
+"""The API for everything that is no rank: `CoordinatorClient`, datasets, shards and watches.
+
+Begin with `coordinator`.
+"""

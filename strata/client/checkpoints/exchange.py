@@ -1,0 +1,103 @@
+"""How the ranks of one save tell each other what they hold: `RankExchange`.
+
+A background barrier carries the messages. It has one name a generation, so its rounds do not know
+of saves: every message begins with the attempt and the stage that it is of. Ranks that met with
+different ones (because one of them gave its save up, say) look at the record, and meet again.
+
+The barrier breaks every few seconds until all ranks have come. So a rank that waits there notices
+soon that the attempt was given up or cancelled.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from threading import Event
+from typing import Final
+
+import xxhash
+
+from strata.checkpoint.catalog.protocol import CheckpointMetadata
+from strata.checkpoint.save.sharing import Exchange
+from strata.client.checkpoints.catalog import CoordinatedCatalog
+from strata.client.checkpoints.port import SessionPort
+from strata.core.barriers.arrivals import payload_limit
+from strata.core.checkpoints.lifecycle import COMPARE_BARRIER
+from strata.core.words import ranks_text
+from strata.errors import BarrierBroken, BarrierTimeout, CheckpointAborted, CheckpointError, Unavailable
+
+ROUND_S: Final = 2.0
+"""How long a round waits for the ranks that are late, before all look whether the save goes on."""
+AGAIN_S: Final = 0.2
+"""How long a rank waits after a round without an outcome, or with different saves, before it meets the others again."""
+
+_HEAD: Final = struct.Struct(">QQH")
+
+
+class RankExchange(Exchange):
+    """The exchange of one rank over its session. `wait_s` bounds the wait for the other ranks."""
+
+    def __init__(
+        self, port: SessionPort, catalog: CoordinatedCatalog, *, wait_s: float, round_s: float = ROUND_S
+    ) -> None:
+        self._port = port
+        self._catalog = catalog
+        self._wait_s = wait_s
+        self._round_s = round_s
+
+    @property
+    def limit_bytes(self) -> int:
+        return payload_limit(self._port.world_size) - _HEAD.size
+
+    def __call__(
+        self, record: CheckpointMetadata, stage: int, message: bytes, *, cancelled: Event
+    ) -> Sequence[bytes]:
+        head = _HEAD.pack(record.step, xxhash.xxh3_64_intdigest(record.id.encode()), stage)
+        deadline_s = time.monotonic() + self._wait_s
+        while True:
+            try:
+                told = self._port.barrier(COMPARE_BARRIER, head + message, timeout_s=self._round_s)
+            except BarrierTimeout as error:
+                why = error.message
+            except BarrierBroken as error:
+                raise CheckpointAborted(
+                    f"the save of step {record.step} lost a rank: {error.message}", hint="save it again"
+                ) from None
+            except Unavailable as error:
+                cancelled.wait(AGAIN_S)  # the port may say so at once
+                self._check_in_time(record, cancelled, deadline_s, error.message)
+                continue  # the same round: this rank may be the only one that did not hear its outcome
+            else:
+                if len(told) == self._port.world_size and all(
+                    one[: _HEAD.size] == head for one in told.values()
+                ):
+                    return [told[rank][_HEAD.size :] for rank in sorted(told)]
+                why = "the ranks are at different saves"
+                cancelled.wait(AGAIN_S)
+            self._check_in_time(record, cancelled, deadline_s, why)
+            self._check_open(record)
+
+    def _check_in_time(
+        self, record: CheckpointMetadata, cancelled: Event, deadline_s: float, why: str
+    ) -> None:
+        if cancelled.is_set():
+            raise CheckpointAborted(f"the save of step {record.step} was cancelled")
+        if time.monotonic() >= deadline_s:
+            raise Unavailable(
+                f"step {record.step} is not committed after {self._wait_s:g} s: the ranks have not all come to"
+                f" compare what they hold: {why}",
+                hint="look what the missing ranks do (strata members); commit_timeout_s is how long to wait for them",
+            )
+
+    def _check_open(self, record: CheckpointMetadata) -> None:
+        """Raise unless the attempt is open, and every rank that has a part in it by now has compared it.
+
+        A rank acks after the last stage, which this one has not seen: so it takes no part in any.
+        """
+        found = self._catalog.look(record)
+        if found.acked:
+            raise CheckpointError(
+                f"ranks {ranks_text(found.acked)} saved step {record.step} without comparing it with the others",
+                hint="give the managers of all ranks the same `replicated` and `low_memory`",
+            )

@@ -1,0 +1,259 @@
+"""The chores of a job's checkpoints, done on one host (PROTOCOLS 8.6, 8.8).
+
+The coordinators mark what is to go, and doubt what a host found damaged. Whoever has the bytes asks what
+is due: rank 0 after each commit, and one process of each host when a doubt comes up. Every chore may be
+done twice, by several, and late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from strata.checkpoint.format.chunk_map import objects_in
+from strata.checkpoint.format.marker import NAME as MARKER
+from strata.checkpoint.format.marker import committed
+from strata.checkpoint.restore.verify import look
+from strata.checkpoint.storage.removal import remove_objects
+from strata.checkpoint.storage.sink import Storage
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    QuotaExceeded,
+    Refused,
+    StorageError,
+    StrataError,
+    Unavailable,
+)
+from strata.v1.checkpoints_pb2 import (
+    CHORE_KIND_CLEAR,
+    CHORE_KIND_VERIFY,
+    AdoptCheckpointRequest,
+    Chore,
+    DeleteCheckpointRequest,
+    ListChoresRequest,
+    ReportDamageRequest,
+)
+from strata.wire.pages import whole
+
+LOOK_S: Final = 0.05
+"""How often whoever waits for the leader's marks looks whether they are there."""
+
+Ask = Callable[[Message], Any]
+"""Sends a request of the job and returns its answer; `Unavailable` when there is none in time."""
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+
+class Chores:
+    """What this host does for the checkpoints of `job`, where one of `storages` has them.
+
+    `first` is called before each pass.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        *,
+        job: str,
+        host: str,
+        storages: Sequence[Storage],
+        first: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._ask = ask
+        self._first = first
+        self._job = job
+        self._host = host
+        self._storages = tuple(storages)
+        self._busy = threading.Lock()
+        self._waking = threading.Lock()
+        self._again = False
+        self._worker: threading.Thread | None = None
+
+    def tidy(self, *, marked_within_s: float = 0.0) -> None:
+        """Remove what is due; with `marked_within_s`, also what the leader marks until then.
+
+        What cannot be removed keeps nothing else from going; the first such error is raised at the end.
+        Without a coordinator it is left for the next time.
+        """
+        deadline = time.monotonic() + marked_within_s
+        trouble: StorageError | None = None
+        done: set[bytes] = set()
+        with self._busy:
+            try:
+                self._first()
+                while True:
+                    answer = whole(self._ask, ListChoresRequest(job=self._job, host=self._host))
+                    for chore in answer.chores:
+                        name = chore.SerializeToString()
+                        if name not in done and chore.kind != CHORE_KIND_VERIFY:
+                            done.add(name)
+                            trouble = self._attempt(chore) or trouble
+                    if not answer.pending or time.monotonic() >= deadline:
+                        break
+                    time.sleep(LOOK_S)
+            except (Unavailable, QuotaExceeded) as error:
+                log.warning("old checkpoints stay for now: %s", error.message)
+        if trouble is not None:
+            raise trouble
+
+    def soon(self) -> None:
+        """Look, and do what is due, in a thread of its own; one that is at it goes on to what came up meanwhile.
+
+        Where no thread can be started, because the process is ending, say, it is left for the next time.
+        """
+        with self._waking:
+            self._again = True
+            if self._worker is None or not self._worker.is_alive():
+                worker = threading.Thread(target=self._passes, name="strata-chores", daemon=True)
+                with contextlib.suppress(RuntimeError):
+                    worker.start()
+                    self._worker = worker
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the thread, if there is one; what it leaves undone is done by the next process."""
+        with self._waking:
+            worker = self._worker
+        if worker is not None:
+            worker.join(timeout_s)
+
+    def _passes(self) -> None:
+        while True:
+            with self._waking:
+                if not self._again:
+                    self._worker = None
+                    return
+                self._again = False
+            self._pass()
+
+    def look(self) -> None:
+        """Read what another host found damaged, and say what came of it; what cannot be said is left."""
+        for chore in whole(self._ask, ListChoresRequest(job=self._job, host=self._host)).chores:
+            if chore.kind == CHORE_KIND_VERIFY:
+                self._attempt(chore)
+
+    def _pass(self) -> None:
+        try:
+            self.look()
+            self.tidy()
+        except StorageError as error:
+            log.warning("a chore is left: %s", error.message)
+        except StrataError as error:  # the generation ended, or the job was deleted
+            log.debug("no chores: %s", error.message)
+
+    # -- one chore
+
+    def _attempt(self, chore: Chore) -> StorageError | None:
+        found = next((s for s in self._storages if chore.path.startswith(_root(s))), None)
+        if found is None:
+            return None  # another storage has it, and whoever has that one
+        folder = chore.path.removeprefix(_root(found))
+        try:
+            if chore.kind == CHORE_KIND_VERIFY:
+                self._verify(chore, found, folder)
+            elif chore.kind != CHORE_KIND_CLEAR or self._may_clear(chore, found, folder):
+                self._remove(chore, found, folder)
+        except StorageError as error:
+            log.warning("step %d cannot be removed: %s", chore.step, error.message)
+            return error
+        except (Unavailable, QuotaExceeded):
+            raise
+        except (Refused, CheckpointNotFound) as error:
+            log.debug("step %d stays: %s", chore.step, error.message)
+        except StrataError as error:
+            log.warning("a chore of step %d is left: %s", chore.step, error.message)
+        return None
+
+    def _remove(self, chore: Chore, storage: Storage, folder: str) -> None:
+        remove_objects(storage, folder)
+        self._delete(chore, finished=True)
+        log.info("step %d is deleted: %s", chore.step, chore.path)
+
+    def _delete(self, chore: Chore, *, finished: bool) -> None:
+        self._ask(
+            DeleteCheckpointRequest(
+                job=self._job,
+                step=chore.step,
+                attempt=chore.attempt,
+                finished=finished,
+                tier=chore.tier if finished else "",
+                host=self._host if finished else "",
+            )
+        )
+
+    def _may_clear(self, chore: Chore, storage: Storage, folder: str) -> bool:
+        """Tell whether a save that was given up may go: never before its marker was looked for.
+
+        That of one whose slot another attempt took is not there any more to be marked for deletion.
+        """
+        if not storage.exists(f"{folder}/{MARKER}"):
+            with contextlib.suppress(CheckpointNotFound):
+                self._delete(chore, finished=False)
+            return True
+        try:
+            proven = committed(storage, folder)
+        except CheckpointCorrupt as error:
+            log.error("step %d was given up, and is marked as committed: %s", chore.step, error.message)  # noqa: TRY400  # the reason says it all
+            return False
+        if proven is not None:
+            manifest, digest = proven
+            log.error("step %d was given up, and storage has it as committed: %s", chore.step, chore.path)
+            self._ask(
+                AdoptCheckpointRequest(
+                    job=self._job,
+                    step=chore.step,
+                    attempt=chore.attempt,
+                    manifest_digest=digest,
+                    size_bytes=manifest.size_bytes,
+                    model_hash=manifest.model_hash,
+                )
+            )
+        return False
+
+    def _verify(self, chore: Chore, storage: Storage, folder: str) -> None:
+        """Read the object that another host found damaged, and say what came of it.
+
+        What could not be read, be it not there or not mounted, confirms nothing; whoever waits for this host's
+        word learns why.
+        """
+        try:
+            if not storage.exists(folder):
+                raise StorageError(f"{storage.uri} has nothing of it on this host")
+            complaint = look(storage, folder, manifest_digest=chore.manifest_digest, only=chore.object)
+        except (StorageError, CheckpointError) as error:
+            log.warning(
+                "step %d, which another host found damaged, cannot be read: %s", chore.step, error.message
+            )
+            self._report(chore, reason=error.message, unread=True)
+            return
+        log.log(
+            logging.ERROR if complaint else logging.WARNING,
+            "step %d, which another host found damaged, is %s",
+            chore.step,
+            complaint or "sound here",
+        )
+        found = next(iter(objects_in(complaint)), "") if complaint else chore.object
+        self._report(chore, reason=complaint, sound=not complaint, object=found)
+
+    def _report(self, chore: Chore, **found: Any) -> None:
+        self._ask(
+            ReportDamageRequest(
+                job=self._job,
+                step=chore.step,
+                attempt=chore.attempt,
+                tier=chore.tier,
+                host=self._host,
+                **found,
+            )
+        )
+
+
+def _root(storage: Storage) -> str:
+    return f"{storage.uri.rstrip('/')}/"

@@ -1,0 +1,463 @@
+"""`CheckpointManager`: save and restore the state of a training.
+
+Two modes. Under `strata run`, or with `client=`, the coordinators keep the catalog: a checkpoint
+is committed when every rank's part is durable, and a restore begins where the world begins.
+Without coordinators one process has a storage root of its own. A root belongs to one mode.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from strata.checkpoint.catalog.local import LocalCatalog
+from strata.checkpoint.catalog.protocol import CheckpointMetadata, SaveRequest
+from strata.checkpoint.save.handle import CheckpointInfo, Progress
+from strata.checkpoint.save.replicated_tensors import Replication
+from strata.checkpoint.save.retry import SaveRetry
+from strata.checkpoint.save.saver import Saver
+from strata.checkpoint.save.sharing import Exchange
+from strata.checkpoint.save.writer import AsyncCheckpointWriter, WhenFull
+from strata.client.api import arguments
+from strata.client.api.arguments import integer
+from strata.client.checkpoints.config import CheckpointManagerConfig, merged, paths_of, type_named
+from strata.client.checkpoints.restore import MAX_STEP, Loading, put_into, steps_of
+from strata.client.checkpoints.retention import best_step, delete_step
+from strata.client.checkpoints.root import OpenRoot
+from strata.client.checkpoints.writing import Holds
+from strata.client.rank.preemption import PreemptionPoint
+from strata.client.rank.process_environment import session_of_rank, world_size_elsewhere
+from strata.core.checkpoints.lifecycle import RESTORABLE_TYPES
+from strata.core.kv.records import CheckpointType
+from strata.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    ConfigError,
+    InvalidArgument,
+    StrataError,
+)
+
+if TYPE_CHECKING:
+    from strata.client.checkpoints.catalog import CoordinatedCatalog
+    from strata.client.checkpoints.port import SessionPort
+
+__all__ = ["CheckpointInfo", "CheckpointManager", "CheckpointManagerConfig", "CheckpointMetadata"]
+
+FAILING_PATIENCE_S: Final = 5.0
+"""How long a program that fails waits for a save that makes no progress: other ranks may never come to it."""
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+
+class CheckpointManager:
+    """Saves in the background, restores only what is committed, complete and verified.
+
+    For one thread of one process. At most two saves are in flight; a third `save` blocks until
+    one has ended. An error of a save is raised by `info.wait()`, else by the next `save`, by
+    `check_for_errors`, `wait_until_finished` or `close`.
+    """
+
+    def __init__(
+        self,
+        storage_path: str | Path | CheckpointManagerConfig | None = None,
+        *,
+        client: SessionPort | None = None,
+        config: CheckpointManagerConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        """Open a storage root. `settings` are the fields of `CheckpointManagerConfig`.
+
+        A whole configuration may stand in the place of the path. `client` is what `strata.connect()`
+        returned. Without it, under `strata run`, the manager connects by itself. `ConfigError` when
+        the root belongs to the other mode.
+        """
+        if isinstance(storage_path, CheckpointManagerConfig):
+            if config is not None:
+                raise ConfigError("two configurations are given", hint="pass one of them")
+            config = storage_path
+            storage_path = None
+        self.config = merged(storage_path, config, settings)
+        self._closing = ExitStack()
+        """What is let go at the end, the last first, whichever of it fails."""
+        if client is None and os.environ.get("STRATA_SOCKET"):
+            owned = client = session_of_rank()
+            self._closing.callback(owned.close)
+        if client is None and (size := world_size_elsewhere()) > 1:
+            raise ConfigError(
+                f"{size} processes train together, and no coordinator is known to their manager",
+                hint="start them with `strata run`, or pass client=strata.connect()",
+            )
+        self._root = OpenRoot(self.config, client)
+        self._closing.callback(lambda: self._root.close(saving=not self._writer.idle))
+        self._tiers, self._storage = self._root.tiers, self._root.storage
+        self._catalog, self._keeping = self._root.catalog, self._root.keeping
+        self.root_ids = self._root.root_ids
+        self._exchange: Exchange | None = None
+        self._preemption: PreemptionPoint | None = None
+        if client is not None and not isinstance(self._catalog, LocalCatalog):
+            self._coordinate(client, self._catalog)
+        self._claimed = client is not None
+        self._progressed_to: int | None = None
+        self._reached: int | None = None
+        """The step that was saved or restored last."""
+        self.gone_back: str | None = None
+        """Why nothing is saved any more: an older step was restored by hand."""
+        self._tiers.start(self._catalog, afterwards=self._tidy)
+        tell = client.hold_saves if client is not None else (lambda hold: None)
+        retry = SaveRetry(grace_s=self.config.save_grace_s, tell=tell)
+        saver = Saver(
+            storage=self._storage,
+            catalog=self._catalog,
+            commit_timeout_s=self.config.commit_timeout_s,
+            doubted=self._tiers.doubted,
+            threads=self.config.io_threads,
+            exchange=self._exchange,
+            retry=retry,
+        )
+        self._writer = AsyncCheckpointWriter(
+            saver,
+            after_save=self._retain,
+            failing_patience_s=FAILING_PATIENCE_S if client is not None else None,
+            when_full=WhenFull(self.config.when_full),
+            low_memory=self.config.low_memory,
+        )
+        self._closing.callback(self._tiers.close)
+        self.holds: Final = Holds(retry, self._writer)
+        self._loading = Loading(self._root, lend=self._writer.lend)
+
+    def _coordinate(self, client: SessionPort, catalog: CoordinatedCatalog) -> None:
+        from strata.client.checkpoints.exchange import RankExchange  # noqa: PLC0415  # imports protobuf
+
+        self._preemption = PreemptionPoint(client, storage_uri=self._storage.uri)
+        self._closing.callback(self._preemption.close)
+        if self.config.compares:
+            wait_s = self.config.commit_timeout_s + self.config.save_grace_s
+            self._exchange = RankExchange(client, catalog, wait_s=wait_s)
+
+    # -- saving
+
+    def save(
+        self,
+        model_bytes: bytes | bytearray | memoryview,
+        step: int,
+        epoch: int = 0,
+        checkpoint_type: CheckpointType | str = CheckpointType.FULL,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+        sync: bool = False,
+    ) -> CheckpointInfo:
+        """Save opaque bytes; return at once, when they are copied, or with `sync` when all ranks have committed."""
+        if not isinstance(model_bytes, bytes | bytearray | memoryview):
+            raise InvalidArgument(
+                f"save() takes bytes, not {type(model_bytes).__name__}", hint="save_state() takes a mapping"
+            )
+        request = self._request(step, epoch, type_named(checkpoint_type), metadata)
+        return self._save(model_bytes, request, capture_rng=False, progress=progress, sync=sync)
+
+    def save_state(
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        epoch: int = 0,
+        checkpoint_type: CheckpointType | str = CheckpointType.FULL,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+        sync: bool = False,
+        replicated: Collection[str] | bool = (),
+    ) -> CheckpointInfo:
+        """Save modules, optimizers, tensors, arrays and plain values; return when they are copied.
+
+        With `sync`: barrier, save, barrier. It returns when the checkpoint is committed, on all ranks.
+
+        An Incremental writes what has changed since the newest checkpoint, and is a Full when most
+        has, or there is none. MODEL_ONLY and OPTIMIZER_ONLY hold the keys of the state that match
+        `model_keys` and `optimizer_keys`; no world begins from them. Tensors that all ranks hold equal
+        in this save are written once between them, others by each rank. What stands under the paths
+        in `replicated`, or in the configuration's, must be equal: the save fails, naming the tensor,
+        if it is not. `CheckpointError`, naming the key, for what cannot be saved.
+        """
+        if not isinstance(state, Mapping):
+            raise InvalidArgument(
+                f"save_state() takes a mapping, not {type(state).__name__}", hint='{"model": model, …}'
+            )
+        kind = type_named(checkpoint_type)
+        chosen = self.config.selected(state, kind)
+        request = self._request(step, epoch, kind, metadata)
+        # random generators belong to the whole of a training, not to a part of its state
+        capture_rng = self.config.capture_rng and kind in RESTORABLE_TYPES
+        return self._save(
+            chosen, request, capture_rng=capture_rng, progress=progress, sync=sync, replicated=replicated
+        )
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Have the memory ready for saves of `state`, so that the first ones block no longer than later ones.
+
+        An optimizer has its state only after its first step; call it then, or leave it.
+        """
+        self._writer.prepare(dict(state), capture_rng=self.config.capture_rng)
+
+    def _save(
+        self,
+        state: Any,
+        request: SaveRequest,
+        *,
+        capture_rng: bool,
+        progress: Progress | None,
+        sync: bool,
+        replicated: Collection[str] | bool = (),
+    ) -> CheckpointInfo:
+        replication = Replication(
+            rank=self._catalog.rank,
+            ranks=self._catalog.world_size,
+            paths=paths_of(self.config.replicated) | paths_of(replicated),
+            mesh=self.config.mesh,
+            finds=self.config.low_memory and self.config.replicated is not False,
+        )
+        if sync:
+            self._meet()
+        info = self._writer.write(
+            state, request, capture_rng=capture_rng, progress=progress, replication=replication
+        )
+        self._tiers.follow(info)
+        if sync:
+            info.wait()
+            self._meet()
+        return info
+
+    def _meet(self) -> None:
+        if not isinstance(self._catalog, LocalCatalog):
+            self._catalog.meet(self.config.commit_timeout_s)
+
+    def _request(
+        self, step: int, epoch: int, checkpoint_type: CheckpointType, metadata: Mapping[str, str] | None
+    ) -> SaveRequest:
+        step, epoch = integer("step", step, below=MAX_STEP), integer("epoch", epoch, below=2**63)
+        told = arguments.metadata(metadata)
+        if self.gone_back is not None:
+            raise CheckpointError(self.gone_back, hint="start the job again to train on from there")
+        if not self._claimed:
+            with self.holds.retry.excusing(f"{self._storage.uri} has no owner until the next save"):
+                self._root.claim()
+                self._claimed = True
+        self._progressed_to = self._reached = step
+        return SaveRequest(step=step, epoch=epoch, type=checkpoint_type, metadata=told)
+
+    def _retain(self, saved: CheckpointMetadata | None) -> None:
+        if saved is not None:
+            self._tiers.committed(saved)
+        if not self._tiers.two and (saved is not None or isinstance(self._catalog, LocalCatalog)):
+            self._tidy()
+
+    def _tidy(self) -> None:
+        with self.holds.retry.excusing("old checkpoints stay until the next save"):
+            self._root.tidy()
+
+    # -- restoring
+
+    def restore(
+        self,
+        state: MutableMapping[str, Any],
+        step: int | Sequence[int] | None = None,
+        *,
+        of_rank_0: Collection[str] = (),
+    ) -> CheckpointMetadata | None:
+        """Put a checkpoint into `state`: tensors in place, objects by `load_state_dict`.
+
+        Restored are the keys that `state` has. Without `step`: where this world begins under
+        coordinators, else the newest good checkpoint. Of several steps each key comes from the
+        first that holds it. Returns what was restored (the first), or None when there is nothing to
+        begin from. `CheckpointCorrupt` when bytes differ from what was saved (without coordinators
+        the one before is taken, with an error in the log); `CheckpointError` naming the key or the
+        tensor that does not fit. Nothing is changed then.
+
+        A rank that the saving world did not have takes what all ranks had alike, and what rank 0 had
+        at and below the paths in `of_rank_0`, where ranks may differ.
+        """
+        self._writer.settle()
+        found = self._loading.each(step, state, begins=self._progressed_to is None)
+        if not found:
+            alone = isinstance(self._catalog, LocalCatalog)
+            why = (
+                f"{self._storage.uri} has no checkpoint" if alone else "this world begins from no checkpoint"
+            )
+            log.info("nothing to restore: %s", why)
+            return None
+        try:
+            capture_rng = self.config.capture_rng
+            put_into(state, found, of_rank_0=of_rank_0, rank=self._catalog.rank, restore_rng=capture_rng)
+            for checkpoint in [checkpoint for checkpoint, _ in found]:
+                self._note_restored(checkpoint)
+                log.info("step %d is restored: %s", checkpoint.step, checkpoint.path)
+            return replace(found[0][0], metadata=found[0][1].manifest.metadata)
+        finally:
+            found.clear()
+            self._writer.take_back()
+
+    def load_bytes(self, step: int | None = None) -> bytes:
+        """Return what `save` was given; `CheckpointNotFound` when there is none."""
+        self._writer.settle()
+        found = self._loading.one(step, None, begins=self._progressed_to is None)
+        if found is None:
+            raise CheckpointNotFound("no checkpoint is there to load")
+        checkpoint, loaded = found
+        tree = loaded.saved.tree
+        if not (isinstance(tree, dict) and "b" in tree):
+            raise CheckpointError(f"step {checkpoint.step} holds a state, not bytes", hint="use restore()")
+        if loaded.differing:
+            raise CheckpointError(f"the ranks saved different bytes, none for rank {self._catalog.rank}")
+        self._note_restored(checkpoint)
+        return bytes(loaded.saved.value(tree))
+
+    def _note_restored(self, checkpoint: CheckpointMetadata) -> None:
+        """What is saved from now on follows from this checkpoint, if it is whole, also when newer ones exist."""
+        if checkpoint.checkpoint_type in RESTORABLE_TYPES:
+            self._reached = self.holds.retry.committed_step = checkpoint.step
+        if isinstance(self._catalog, LocalCatalog):
+            self._catalog.go_back()
+        elif checkpoint.checkpoint_type in RESTORABLE_TYPES:
+            point = self._catalog.restore_point()
+            begun = point is not None and point.id == checkpoint.id
+            if not begun or (self._progressed_to is not None and self._progressed_to > checkpoint.step):
+                self.gone_back = (
+                    f"step {checkpoint.step} was restored by hand, and this generation did not begin there"
+                )
+
+    # -- when to save
+
+    def should_save(self, step: int) -> bool:
+        """Tell whether a loop should save this step: the same on all ranks that ask about the same steps.
+
+        Yes for the first step of all, for multiples of `save_interval_steps`, and when `reached_preemption`
+        says so. No for a step that is not beyond the one saved, restored or begun from last.
+        """
+        step = integer("step", step, below=MAX_STEP)
+        if self._reached is None:
+            # under coordinators not the newest checkpoint: ranks may look before and after a commit
+            alone = isinstance(self._catalog, LocalCatalog)
+            point = self._catalog.latest() if alone else self._catalog.restore_point()
+            self._reached = point.step if point is not None else -1
+        stops = self.reached_preemption(step)
+        if step <= self._reached:
+            return False
+        return stops or self._reached < 0 or step % self.config.save_interval_steps == 0
+
+    def reached_preemption(self, step: int) -> bool:
+        """Tell whether this job is asked to stop, and `step` is one to save before the end.
+
+        All ranks ask, at the same steps, and are told so from the same step on, whichever of them heard
+        first. Always False without coordinators. Under `strata.init` the run does this by itself.
+        """
+        step = integer("step", step, below=MAX_STEP)
+        return self._preemption is not None and self._preemption.reached(step)
+
+    def is_saving_in_progress(self) -> bool:
+        """Tell whether a save is in flight: staged, and neither committed nor given up yet."""
+        return not self._writer.idle
+
+    # -- looking
+
+    @property
+    def directory(self) -> Path | str:
+        """Where the storage root is: the path of a folder, or the URI of a place in S3."""
+        place = self.config.place()
+        return place if isinstance(place, Path) else place.uri
+
+    def best_step(self) -> int | None:
+        """Return the step of the best whole checkpoint by the number under `best_metric` in its metadata.
+
+        The highest or the lowest, as `best_mode` says; of equals the newer. None when no metric is
+        configured (`keep_best`, `best_metric`), and when no checkpoint has such a number.
+        """
+        return best_step(self._catalog.all(), self.config.keep)
+
+    def latest_step(self) -> int | None:
+        """Return the step of the newest committed checkpoint, or None before the first."""
+        latest = self._catalog.latest()
+        return latest.step if latest is not None else None
+
+    def all_steps(self) -> list[int]:
+        """Return the steps of all committed checkpoints, in order."""
+        return steps_of(self._catalog.all())
+
+    def all_checkpoints(self) -> list[CheckpointMetadata]:
+        """Return every checkpoint the catalog knows, oldest first."""
+        return self._catalog.all()
+
+    def texts_of_ranks(self, checkpoint: CheckpointMetadata, *path: str) -> dict[int, str]:
+        """Return the text that each rank had saved at `path`, key below key; ranks without one are absent."""
+        return self._tiers.texts_of_ranks(checkpoint, self._catalog.folder(checkpoint), path)
+
+    # -- deleting
+
+    def delete(self, step: int) -> None:
+        """Delete what is committed of `step`, and its bytes; for one rank of the job.
+
+        `Refused`, saying why, for the newest checkpoint there is, a pinned or tagged one, one that an
+        Incremental uses or that is being read. `CheckpointNotFound` when there is none of this step.
+        """
+        delete_step(self._catalog, self._storage, self._keeping, integer("step", step, below=MAX_STEP))
+
+    # -- the end
+
+    def wait_until_finished(self, timeout_s: float | None = None) -> None:
+        """Return once no save is in flight; raise the error of one that failed, or of its copy."""
+        self._writer.wait_until_finished(arguments.timeout(timeout_s, zero=True))
+        self._tiers.check_for_errors()
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Return once no save is in flight; what failed before keeps the next save from nothing.
+
+        It is raised by whatever raises errors after that save. `Unavailable` after `timeout_s`; the saves go on.
+        """
+        self._writer.settle(arguments.timeout(timeout_s, zero=True))
+        self._writer.let_pass()
+
+    def stand(self, stands: Callable[[], bool]) -> None:
+        """Have saves wait for coordinators beyond their time as long as it `stands`."""
+        if not isinstance(self._catalog, LocalCatalog):
+            self._catalog.stands = stands
+
+    def wait_until_replicated(self, timeout_s: float | None = None) -> None:
+        """Return once every committed checkpoint is in the second storage too.
+
+        `StorageError` after `timeout_s`, naming what it fails of; the copying goes on.
+        """
+        timeout_s = arguments.timeout(timeout_s, zero=True)
+        self._writer.wait_until_finished(timeout_s)
+        self._tiers.wait(timeout_s)
+
+    def check_for_errors(self) -> None:
+        """Raise the error of a save that failed, or of its copy, unless it was raised before."""
+        self._writer.check_for_errors()
+        self._tiers.check_for_errors()
+
+    def close(self) -> None:
+        """Wait for the saves in flight and their copies; raise the error of one that failed."""
+        self._close(failing=False)
+
+    def _close(self, *, failing: bool) -> None:
+        with self._closing:
+            self._writer.close(failing=failing)
+            if self._tiers.two and not failing:
+                self._tiers.wait(self.config.commit_timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self._close(failing=True)
+        except StrataError as lost:
+            # the training's own error goes on; this one is told beside it
+            error.add_note(f"a checkpoint was lost as well: {lost}")
+            log.error("a checkpoint was lost: %s", lost)  # noqa: TRY400  # as above

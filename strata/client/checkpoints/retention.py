@@ -1,0 +1,170 @@
+"""Which checkpoints go: after each commit, where one process keeps the catalog, what no rule keeps; or one by hand.
+
+Under coordinators the leader decides by the same rules. The latest one, pinned and tagged ones, and
+whatever the catalog refuses to delete stay. What an earlier run never finished goes too. A pass that is interrupted is made up for by the
+next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from strata.checkpoint.catalog.local import LocalCatalog
+from strata.checkpoint.catalog.protocol import Catalog, CheckpointMetadata
+from strata.checkpoint.copies.tiers import FarAway, TieredStorage, from_afar
+from strata.checkpoint.format.marker import committed
+from strata.checkpoint.storage.removal import remove_objects
+from strata.checkpoint.storage.sink import Storage
+from strata.client.checkpoints.restore import steps_of
+from strata.core.checkpoints.lifecycle import RESTORABLE_TYPES
+from strata.core.checkpoints.references import Keep
+from strata.core.checkpoints.retention_rules import Candidate, kept, newest_of_each_step
+from strata.core.kv.records import CheckpointState
+from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError
+
+if TYPE_CHECKING:
+    from strata.client.checkpoints.garbage_collection import Keeping
+
+_THERE: Final = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+
+def excess(
+    checkpoints: Sequence[CheckpointMetadata], keep: Keep, *, now_unix_ms: int
+) -> list[CheckpointMetadata]:
+    """Return what goes of `checkpoints` (in their order, each committed or corrupt), the oldest first.
+
+    Unless everything is kept, of the attempts at a step only the newest counts, and the earlier ones go.
+    A corrupt one stays until there are as many newer good ones as the rules count.
+    """
+    whole_or_not = [candidate_of(c) for c in checkpoints if c.state is CheckpointState.COMMITTED]
+    if not keep.everything:
+        whole_or_not = newest_of_each_step(whole_or_not)
+    counted = {candidate.key for candidate in whole_or_not}
+    committed = [c for c in checkpoints if c.id in counted and c.checkpoint_type in RESTORABLE_TYPES]
+    if not committed:
+        return []
+    oldest = (0, 0)
+    if keep.latest and len(committed) >= keep.latest:
+        oldest = committed[-keep.latest].order
+    stays = kept(whole_or_not, keep, now_unix_ms=now_unix_ms)
+    return [
+        c
+        for c in checkpoints
+        if not c.latest
+        and not c.pinned
+        and not c.tags
+        and c.id not in stays
+        and (c.state is CheckpointState.COMMITTED or c.order < oldest)
+    ]
+
+
+def newest_afar(catalog: LocalCatalog, storage: Storage, checkpoints: Sequence[CheckpointMetadata]) -> str:
+    """Return the newest attempt that a training can begin from by the far storage alone; nothing without one.
+
+    It is what is left if this host is lost, so it stays until a newer one is there.
+    """
+    if not isinstance(storage, TieredStorage):
+        return ""
+    for checkpoint in reversed(checkpoints):
+        if checkpoint.checkpoint_type in RESTORABLE_TYPES:
+            with contextlib.suppress(CheckpointCorrupt), from_afar():
+                if committed(storage.far, catalog.folder(checkpoint)) is not None:
+                    return checkpoint.id
+    return ""
+
+
+def candidate_of(checkpoint: CheckpointMetadata) -> Candidate:
+    return Candidate(
+        key=checkpoint.id,
+        type=checkpoint.checkpoint_type,
+        step=checkpoint.step,
+        counts=checkpoint.order,
+        created_unix_ms=checkpoint.created_unix_ms,
+        metadata=checkpoint.metadata,
+    )
+
+
+def retain(catalog: LocalCatalog, storage: Storage, keep: Keep, *, now_unix_ms: int) -> None:
+    """Remove what the rules leave over; for one process with a storage root of its own.
+
+    What cannot be removed keeps nothing else from going; the first such error is raised at the end. While the far
+    storage is away nothing more is removed.
+    """
+    failed: list[StorageError] = []
+    try:
+        for folder in catalog.leftovers():  # first: a save that never ended may use an older one
+            with _noted(failed, f"{folder}, which never ended,"):
+                remove_objects(storage, folder)
+        # the newest of them first: an Incremental goes before what it uses
+        known = catalog.kept()
+        going = excess(known, keep, now_unix_ms=now_unix_ms)
+        spared = newest_afar(catalog, storage, known) if going else ""
+        for checkpoint in reversed(going):
+            if checkpoint.id != spared:
+                with _noted(failed, f"step {checkpoint.step}"):
+                    _remove(catalog, storage, checkpoint)
+    except FarAway as error:
+        log.warning("old checkpoints stay for now: %s", error.message)
+    if failed:
+        raise failed[0]
+
+
+@contextlib.contextmanager
+def _noted(failed: list[StorageError], what: str) -> Iterator[None]:
+    try:
+        yield
+    except FarAway:
+        raise
+    except StorageError as error:
+        log.warning("%s cannot be removed: %s", what, error.message)
+        failed.append(error)
+
+
+def _remove(catalog: LocalCatalog, storage: Storage, checkpoint: CheckpointMetadata) -> None:
+    try:
+        catalog.delete(checkpoint)
+    except Refused as error:
+        log.debug("step %d stays: %s", checkpoint.step, error.message)
+        return
+    remove_objects(storage, catalog.folder(checkpoint))
+    catalog.deleted(checkpoint)
+    log.info("step %d is deleted: %s", checkpoint.step, checkpoint.path)
+
+
+def delete_step(catalog: Catalog, storage: Storage, keeping: Keeping | None, step: int) -> None:
+    """Delete every checkpoint of `step`, the newest first; the first refusal ends it.
+
+    The catalog refuses what is needed. Under coordinators (`keeping`) this host removes the bytes it has, and
+    the others theirs with their next pass.
+    """
+    known = catalog.all()
+    there = [c for c in known if c.step == step and c.state in _THERE]
+    if not there:
+        raise CheckpointNotFound(f"no checkpoint of step {step} is committed; there are {steps_of(known)}")
+    for checkpoint in reversed(there):
+        catalog.delete(checkpoint)
+        if isinstance(catalog, LocalCatalog):
+            remove_objects(storage, catalog.folder(checkpoint))
+            catalog.deleted(checkpoint)
+            log.info("step %d is deleted: %s", checkpoint.step, checkpoint.path)
+    if keeping is not None:
+        keeping.clear()
+
+
+def best_step(checkpoints: Sequence[CheckpointMetadata], keep: Keep) -> int | None:
+    """Return the step that would stay if only the best one did; None without a metric, or a number under it."""
+    if not keep.metric:
+        return None
+    whole = [
+        c
+        for c in checkpoints
+        if c.state is CheckpointState.COMMITTED and c.checkpoint_type in RESTORABLE_TYPES
+    ]
+    only = Keep(best=1, metric=keep.metric, highest=keep.highest)
+    best = kept(map(candidate_of, whole), only, now_unix_ms=0)
+    return next((c.step for c in whole if c.id in best), None)

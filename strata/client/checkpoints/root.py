@@ -1,0 +1,103 @@
+"""A storage root, opened for one rank: its storages, the catalog of what is in it, and the job's part in its upkeep.
+
+What saves or restores works with one, whoever brings the state: `CheckpointManager`, and torch's DCP.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from strata.checkpoint.catalog.local import LocalCatalog
+from strata.checkpoint.storage import root
+from strata.client.checkpoints.config import CheckpointManagerConfig
+from strata.client.checkpoints.retention import retain
+from strata.client.checkpoints.tiers import Tiers
+from strata.client.rank.process_environment import now_unix_ms, random_id
+
+if TYPE_CHECKING:
+    from strata.client.checkpoints.catalog import CoordinatedCatalog
+    from strata.client.checkpoints.garbage_collection import Keeping
+    from strata.client.checkpoints.port import SessionPort
+
+
+class OpenRoot:
+    """With a session the coordinators keep the catalog; else this process does, for a world of `ranks`.
+
+    `ConfigError` when the root belongs to the other mode. `ask_again_s` is how often whoever waits asks, where a
+    session is pushed nothing.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointManagerConfig,
+        client: SessionPort | None,
+        *,
+        ranks: int = 1,
+        ask_again_s: float | None = None,
+    ) -> None:
+        self.config: Final = config
+        self.tiers: Final = Tiers(config, nonce=random_id)
+        self.storage: Final = self.tiers.storage
+        self.root_ids: dict[str, str] = {}
+        """The ids of the job's folders, by the URIs of their roots. Hosts that share a root read the same id."""
+        self.keeping: Keeping | None = None
+        self.catalog: CoordinatedCatalog | LocalCatalog
+        if client is not None:
+            self.catalog = self._coordinate(client, ask_again_s)
+        else:
+            self.tiers.claim_again(root.STANDALONE)
+            self.catalog = LocalCatalog(
+                self.storage, new_id=random_id, now_unix_ms=now_unix_ms, world_size=ranks
+            )
+
+    def _coordinate(self, client: SessionPort, ask_again_s: float | None) -> CoordinatedCatalog:
+        from strata.client.checkpoints.catalog import (  # noqa: PLC0415  # imports protobuf
+            ASK_AGAIN_S,
+            CoordinatedCatalog,
+        )
+        from strata.client.checkpoints.garbage_collection import Keeping  # noqa: PLC0415  # as above
+        from strata.client.checkpoints.port import check_port  # noqa: PLC0415  # as above
+
+        check_port(client)
+        self.tiers.claim(root.COORDINATED)
+        owner = root.job_owner(client.uid, client.job)
+        self.root_ids = self.tiers.claim(owner, folder=client.job)
+        catalog = CoordinatedCatalog(
+            client,
+            root_uri=self.storage.uri,
+            new_id=random_id,
+            save_wait_s=self.config.save_wait_s,
+            ask_again_s=ASK_AGAIN_S if ask_again_s is None else ask_again_s,
+        )
+        self.keeping = Keeping(catalog, self.storage, self.config)
+        return catalog
+
+    def claim(self) -> None:
+        """Take a root that has no owner for processes without coordinators; `ConfigError` when it has another."""
+        if isinstance(self.catalog, LocalCatalog):
+            self.tiers.claim(root.STANDALONE)
+
+    def tidy(self) -> None:
+        """Remove what the rules give up, after a commit: what storage shows, or as rank 0 what the leader marks."""
+        if isinstance(self.catalog, LocalCatalog):
+            retain(self.catalog, self.storage, self.config.keep, now_unix_ms=now_unix_ms())
+        elif self.keeping is not None and self.catalog.rank == 0:
+            self.keeping.after_commit()
+
+    def close(self, *, saving: bool = False) -> None:
+        """Take part in nothing any more; harmless when repeated.
+
+        Unless it is `saving` yet, others may remove what this process left unfinished.
+        """
+        self.let_go()
+        if self.keeping is not None:
+            self.keeping.close()
+        if isinstance(self.catalog, LocalCatalog) and not saving:
+            self.catalog.go_back()
+
+    def let_go(self) -> None:
+        """Hear of nothing any more; nothing is waited for."""
+        if self.keeping is not None:
+            self.keeping.let_go()
+        if not isinstance(self.catalog, LocalCatalog):
+            self.catalog.close()

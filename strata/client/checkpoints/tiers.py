@@ -1,0 +1,303 @@
+"""The storages of a `CheckpointManager`: one, or a near one with a far one behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from strata.checkpoint.catalog.local import LocalCatalog
+from strata.checkpoint.catalog.protocol import Catalog, CheckpointMetadata
+from strata.checkpoint.copies.copier import Replicator
+from strata.checkpoint.copies.far_copy import Replica
+from strata.checkpoint.copies.tiers import FarAway, TieredStorage, copies, tiers_of
+from strata.checkpoint.format.marker import NAME as MARKER
+from strata.checkpoint.restore.reader import Lend, Loaded, load, texts_of_ranks
+from strata.checkpoint.save.bases import Doubted
+from strata.checkpoint.save.handle import CheckpointInfo
+from strata.checkpoint.storage import root
+from strata.checkpoint.storage.opening import open_storage
+from strata.checkpoint.storage.sink import Storage, unobserved
+from strata.client.checkpoints.config import CheckpointManagerConfig
+from strata.core.checkpoints.tiers import PRIMARY
+from strata.core.kv.records import CheckpointState
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointIncomplete,
+    ConfigError,
+    Conflict,
+    PermissionDenied,
+    QuotaExceeded,
+    StorageError,
+    Unauthenticated,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from strata.client.checkpoints.catalog import CoordinatedCatalog
+
+_T = TypeVar("_T")
+
+TIER: Final = "replica"
+"""The name of the second storage among the tiers of a record."""
+MISSING_HINT: Final = "put the file back or mount it; `strata checkpoints rewind` takes a job to another step"
+_TWO_HINT: Final = (
+    "`strata checkpoints repair` makes a whole one of two copies that are damaged in different places"
+)
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A copy that was read twice, and is not what was saved: the name of its tier, and what differs."""
+
+    tier: str
+    complaint: str
+
+
+class Tiers:
+    """Opened as `config` says; nothing is written yet. `storage` is all of them as one.
+
+    `doubted` are the checkpoints of which a copy was found damaged, by who restores or by who copies.
+    """
+
+    def __init__(self, config: CheckpointManagerConfig, *, nonce: Callable[[], str]) -> None:
+        self.storage: Storage = open_storage(config.place(), nonce=nonce)
+        if (replica := config.replica()) is not None:
+            far = open_storage(replica, nonce=nonce, patient=False)
+            self.storage = TieredStorage(self.storage, far)
+        self.doubted = Doubted()
+        self._threads = config.io_threads
+        self._others_s = config.commit_timeout_s
+        self._replicator: Replicator | None = None
+
+    def claim(self, owner: str, *, folder: str = "") -> dict[str, str]:
+        """Take every root for `owner` and return the ids by URI; `ConfigError` when one is somebody else's."""
+        return {storage.uri: root.claim(storage, owner, folder=folder) for storage in tiers_of(self.storage)}
+
+    def claim_again(self, owner: str) -> None:
+        """The same for roots that have an owner already."""
+        for storage in tiers_of(self.storage):
+            if root.owner_of(storage) is not None:
+                root.claim(storage, owner)
+
+    def loads(
+        self,
+        checkpoint: CheckpointMetadata,
+        folder: str,
+        *,
+        rank: int,
+        state: Mapping[Any, Any] | None,
+        lend: Lend | None = None,
+    ) -> Callable[[Storage], Loaded]:
+        """Return what reads a copy of a checkpoint, in memory of `lend`, and proves every byte of it.
+
+        `state` is what is wanted of the tensors that ranks have saved parts of.
+        """
+        return partial(
+            load,
+            folder=folder,
+            manifest_digest=checkpoint.manifest_digest,
+            rank=rank,
+            threads=self._threads,
+            state=state,
+            lend=lend,
+        )
+
+    def texts_of_ranks(
+        self, checkpoint: CheckpointMetadata, folder: str, path: Sequence[str]
+    ) -> dict[int, str]:
+        """Return the text that each rank had saved at `path`, from the nearest copy that is good."""
+        read = partial(texts_of_ranks, folder=folder, manifest_digest=checkpoint.manifest_digest, path=path)
+        return self.first_good(checkpoint, folder, read, [])
+
+    def first_good(
+        self,
+        checkpoint: CheckpointMetadata,
+        folder: str,
+        read: Callable[[Storage], _T],
+        damaged: list[Damage],
+    ) -> _T:
+        """Return what `read` finds in the nearest copy that proves to be what was saved.
+
+        Each copy that does not is read again before it counts, and then added to `damaged`. `CheckpointCorrupt` names
+        what is wrong with each; `FarAway` when the near one is damaged and the far one is out of reach.
+        """
+        found: list[CheckpointCorrupt] = []
+        for storage in copies(self.storage):
+            try:
+                good = self._read(checkpoint, storage, folder, read, damaged)
+            except CheckpointCorrupt as error:
+                found.append(error)
+                self.doubted.note(folder, error.message)
+            except StorageError as error:
+                if not found:
+                    raise
+                raise FarAway(
+                    f"step {checkpoint.step} is not whole here ({found[0].message}), and its copy in"
+                    f" {storage.uri} cannot be read: {error.message}",
+                    hint=error.hint,
+                    transient=error.transient,
+                ) from error
+            else:
+                if found:
+                    log.warning(
+                        "step %d is taken from %s: %s", checkpoint.step, storage.uri, found[0].message
+                    )
+                return good
+        lacking = all(isinstance(each, CheckpointIncomplete) for each in found)
+        raise (CheckpointIncomplete if lacking else CheckpointCorrupt)(
+            "; of the copy: ".join(each.message for each in found),
+            hint=found[0].hint if len(found) == 1 else _TWO_HINT,
+        ) from found[0]
+
+    def _read(
+        self,
+        checkpoint: CheckpointMetadata,
+        storage: Storage,
+        folder: str,
+        read: Callable[[Storage], _T],
+        damaged: list[Damage],
+    ) -> _T:
+        """Return what one copy holds; what is not as it was saved is read again, and of this copy alone."""
+        try:
+            return read(storage)
+        except CheckpointIncomplete:
+            raise
+        except CheckpointCorrupt as error:
+            log.warning("step %d is read again: %s", checkpoint.step, error.message)
+            first = error
+        try:
+            return read(_alone(storage))
+        except CheckpointIncomplete:
+            raise
+        except CheckpointCorrupt as error:
+            if tier := self._tier_of(storage, folder):
+                damaged.append(Damage(tier=tier, complaint=error.message))
+            raise
+        except StorageError:
+            raise first from None  # which proves nothing of that copy
+
+    def _tier_of(self, storage: Storage, folder: str) -> str:
+        """Return the name that a copy has in the record, or "" for a storage that was never given it."""
+        if isinstance(self.storage, TieredStorage) and storage is self.storage.far:
+            return TIER
+        near = _alone(storage)
+        if storage is near:
+            return PRIMARY
+        # hosts may have disks of their own at one path: what never was here is not damaged here
+        with contextlib.suppress(StorageError):
+            return PRIMARY if near.exists(folder) else ""
+        return ""
+
+    # -- copying
+
+    @property
+    def two(self) -> bool:
+        """Whether there is a far one, which no save may have to wait for."""
+        return isinstance(self.storage, TieredStorage)
+
+    def start(self, catalog: CoordinatedCatalog | LocalCatalog, *, afterwards: Callable[[], None]) -> None:
+        """Copy from now on what `committed` names, and tell the coordinators how far it is; then call `afterwards`."""
+        if not isinstance(self.storage, TieredStorage):
+            return
+        near, far = self.storage.near, self.storage.far
+
+        def missing() -> list[Replica]:
+            """What earlier processes left: alone all of it, else where this world began."""
+            if isinstance(catalog, LocalCatalog):
+                known = catalog.all()
+            else:
+                point = catalog.restore_point()
+                known = [point] if point is not None else []
+            return [
+                _replica(catalog, c)
+                for c in known
+                if c.state is CheckpointState.COMMITTED
+                and near.exists(f"{catalog.folder(c)}/{MARKER}")
+                and not far.exists(f"{catalog.folder(c)}/{MARKER}")
+            ]
+
+        self._catalog = catalog
+        self._replicator = Replicator(
+            self.storage,  # a part that the near one refused may lie in the far one alone
+            far,
+            rank=catalog.rank,
+            ranks=catalog.world_size,
+            world="" if isinstance(catalog, LocalCatalog) else str(catalog.generation),
+            others_s=self._others_s,
+            report=unobserved if isinstance(catalog, LocalCatalog) else CopyReports(catalog, root=far.uri),
+            doubted=self.doubted,
+            missing=missing,
+            afterwards=afterwards,
+        )
+
+    def follow(self, info: CheckpointInfo) -> None:
+        """Tell the handle when its copy is whole."""
+        if self._replicator is not None:
+            self._replicator.follow(info)
+
+    def committed(self, checkpoint: CheckpointMetadata) -> None:
+        """Have it copied."""
+        if self._replicator is not None:
+            self._replicator.add(_replica(self._catalog, checkpoint))
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return once all that is committed is copied; `StorageError` after `timeout_s`, or when parts stay away."""
+        if self._replicator is None:
+            raise ConfigError("there is no second storage", hint="CheckpointManager(replica_path=…)")
+        self._replicator.wait(timeout_s)
+
+    def check_for_errors(self) -> None:
+        """Raise, once, what a checkpoint could not be copied for."""
+        if self._replicator is not None:
+            self._replicator.check()
+
+    def close(self) -> None:
+        """Copy nothing more."""
+        if self._replicator is not None:
+            self._replicator.close()
+
+
+def _alone(storage: Storage) -> Storage:
+    """Return the near storage of two that are read as one: what it lacks is not taken from afar then."""
+    return storage.near if isinstance(storage, TieredStorage) else storage
+
+
+def _replica(catalog: Catalog, checkpoint: CheckpointMetadata) -> Replica:
+    return Replica(
+        folder=catalog.folder(checkpoint),
+        attempt=checkpoint.id,
+        manifest_digest=checkpoint.manifest_digest,
+        step=checkpoint.step,
+    )
+
+
+class CopyReports:
+    """What the coordinators are told of one rank's copies in the second storage, at the URI `root` (PROTOCOLS 8.7).
+
+    They are told before the first byte is there, so that what a crash leaves goes with the record; when a
+    rank's part is; and when the marker is. With all of them the storage is a tier of the record.
+    """
+
+    def __init__(self, catalog: CoordinatedCatalog, *, root: str) -> None:
+        self._catalog = catalog
+        self._root = root
+
+    def __call__(self, replica: Replica, **what: Any) -> None:
+        """Say it; a plain `Refused` is left to those for whom the copy is not wanted any more."""
+        try:
+            self._catalog.report_copy(
+                step=replica.step, attempt=replica.attempt, tier=TIER, root=self._root, **what
+            )
+        except QuotaExceeded as error:  # by etcd, say: there may be room again
+            raise Unavailable(error.message, hint=error.hint) from error
+        except (Conflict, PermissionDenied, Unauthenticated) as error:
+            raise CheckpointError(
+                f"step {replica.step} is not copied: {error.message}", hint=error.hint
+            ) from error

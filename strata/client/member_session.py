@@ -1,0 +1,50 @@
+"""`MemberSession`: the session of a member, which is an agent, with the coordinators, over gRPC."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+
+from strata.config import Credentials
+from strata.core.timing import Timing
+from strata.session.client_session import Session
+from strata.session.endpoints import Endpoint, Route
+from strata.session.link import Link
+from strata.session.terms import Dial, Pace, SessionObserver, member_hello
+from strata.transport.channel import dialer
+from strata.v1.members_pb2 import Registration
+from strata.v1.session_pb2 import Down, Up
+
+
+class MemberSession(Session):
+    """Be a member of a job, over whichever of `endpoints` serves.
+
+    `registration` names the job, the worker and its boot; its incarnation is filled in here.
+    `timing` says how soon a replica whose host is gone is left, until the first welcome tells the
+    cluster's own `detect_s`. `dial` replaces the transport.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        registration: Registration,
+        observer: SessionObserver,
+        *,
+        rng: random.Random,
+        timing: Timing | None = None,
+        dial: Dial | None = None,
+        pace: Pace | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        def dial_as_told(endpoint: Endpoint) -> AbstractAsyncContextManager[Link[Down, Up]]:
+            told = self.welcome.detect_s if self.welcome is not None else 0.0
+            return dialer(Timing.derive(told) if told else timing or Timing.derive(), credentials)(endpoint)
+
+        super().__init__(
+            introduce=member_hello(registration),
+            route=Route(endpoints, rng),
+            dial=dial or dial_as_told,
+            observer=observer,
+            pace=pace,
+        )

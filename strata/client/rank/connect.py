@@ -1,0 +1,239 @@
+"""`strata.connect()`: this process's session, as its environment says or as the caller does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import socket
+import uuid
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from google.protobuf import json_format
+
+from strata.client import event_loop
+from strata.client.api import arguments
+from strata.client.rank.rank_client import RankClient
+from strata.client.rank.shared_session import RankPlace, Seat, Watcher, connected, running
+from strata.client.rank.stack_dump import answer_stack_dumps
+from strata.client.rank.standalone import join, start_of
+from strata.client.rank_session import RankSession
+from strata.config import Credentials, LibraryConfig
+from strata.config.scheduler import run_identity
+from strata.core.ids import checked_id
+from strata.core.timing import Timing
+from strata.errors import ConfigError, InvalidArgument, Unavailable
+from strata.session.endpoints import Endpoint, parse_endpoints
+from strata.session.terms import Pace
+from strata.v1.members_pb2 import Registration
+from strata.v1.session_pb2 import RankHello
+from strata.v1.worlds_pb2 import JobSpec, RestorePoint
+
+_SUPERVISED: Final = (
+    "STRATA_SOCKET",
+    "STRATA_JOB",
+    "STRATA_WORKER_ID",
+    "STRATA_GENERATION",
+    "RANK",
+    "WORLD_SIZE",
+)
+
+
+def connect(
+    endpoints: str | Iterable[str] | None = None,
+    *,
+    job: str | None = None,
+    worker_id: str | None = None,
+    min_workers: int = 1,
+    max_workers: int | None = None,
+    timeout_s: float | None = None,
+    credentials: Credentials | None = None,
+    cannot_restart: bool = False,
+) -> RankClient:
+    """Return this process's rank, once it is part of a world.
+
+    Under `strata run`, and without `endpoints`, that is the rank of the environment. Elsewhere the
+    process becomes a member of `job` (STRATA_JOB, or `job` in strata.toml, else "default") with one
+    rank, at `endpoints` (STRATA_ENDPOINTS, or `endpoints` in strata.toml), under `worker_id`
+    (STRATA_WORKER_ID, else made of the host's name and the local rank, or the process id). The job is
+    created with `min_workers` and `max_workers` (as many) if it is new; the call returns once its
+    world has formed with this process in it: without `timeout_s` it waits for that as long as it takes.
+
+    `cannot_restart` is for a program that ends when the world has changed, as `strata.init` without an agent does: no
+    world grows by it while it holds another such member.
+
+    `credentials` say who this process is, and whom it trusts; without them, the environment and
+    strata.toml do. A rank needs none: its agent has them.
+
+    Connecting again in the same process gives another client of the same session: of the rank's, or
+    of the standalone process's with the same endpoints, job and worker id.
+
+    `ConfigError` when neither the environment nor the file names a coordinator; `Unavailable` when the world, or any
+    coordinator, was not there within `timeout_s` (a coordinator: 300 s by default); `Conflict` when another process lives under
+    this name; `JobDone` or `JobFailed` when the job has ended, `Refused` when that was another run's, as far as
+    the environment tells them apart (STRATA_RUN_ID, SLURM_JOB_ID).
+    """
+    environment = os.environ
+    timeout_s = None if timeout_s is None else arguments.seconds(timeout_s)
+    spec = JobSpec(
+        min_workers=_members("min_workers", min_workers),
+        max_workers=_members("max_workers", min_workers if max_workers is None else max_workers),
+    )
+    background = event_loop.shared()
+    if endpoints is None and "STRATA_SOCKET" in environment:
+        attach = partial(_attach, background, environment)
+        return background.call(_share(background, environment["STRATA_SOCKET"], attach, timeout_s))
+    said_all = endpoints is not None and job and credentials is not None
+    found = LibraryConfig() if said_all else LibraryConfig.load(env=environment)
+    where = list(found.endpoints) if endpoints is None else endpoints
+    if where in ("", []):
+        raise ConfigError(
+            "this process runs neither under `strata run` nor knows a coordinator",
+            hint="set STRATA_ENDPOINTS, or `endpoints` in strata.toml, or pass them:"
+            ' strata.connect("host:50051")',
+        )
+    registration = Registration(
+        job=checked_id("job", job or found.job),
+        worker_id=checked_id(
+            "worker", worker_id or environment.get("STRATA_WORKER_ID") or _own_name(environment)
+        ),
+        boot=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        slots=1,
+        pid=os.getpid(),
+        spec=spec,
+        cannot_restart=cannot_restart,
+        run_id=run_identity(environment),
+    )
+    try:
+        detect_s = float(environment.get("STRATA_DETECT_S", "5"))
+        Timing.derive(detect_s)
+    except ValueError:
+        raise ConfigError(f"STRATA_DETECT_S is {environment['STRATA_DETECT_S']!r}, not a number") from None
+    own = found.credentials if credentials is None else credentials
+    words = [where] if isinstance(where, str) or not isinstance(where, Iterable) else list(where)
+    who = frozenset(parse_endpoints(words, own)), registration.job, registration.worker_id
+    join_as = partial(join, background, start_of(words, detect_s, own), registration)
+    return background.call(_share(background, who, join_as, timeout_s))
+
+
+def _members(what: str, value: object) -> int:
+    """Return a number of members; whether the two make sense together is for the coordinator to say."""
+    count = arguments.integer(what, value, below=2**31, hint="a number of members, from 1 on")
+    if count == 0:
+        raise InvalidArgument(f"{what} is 0", hint="a world has at least one member")
+    return count
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The seat of one rank of this process; `lock` is held by whoever takes it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    seat: Seat | None = None
+
+
+_shared: Final[defaultdict[object, _Shared]] = defaultdict(_Shared)
+"""By the agent's socket; of a standalone process by endpoints, job and worker id. A second session of the same would be
+refused by the first."""
+
+
+async def _share(
+    background: event_loop.BackgroundLoop,
+    who: object,
+    take_seat: Callable[[float | None], Awaitable[Seat]],
+    timeout_s: float | None,
+) -> RankClient:
+    """Return a client of the session that this process has as this rank; take a seat if it has none."""
+    shared, clock = _shared[who], asyncio.get_running_loop().time
+    deadline = None if timeout_s is None else clock() + timeout_s
+    try:
+        async with asyncio.timeout_at(deadline):
+            await shared.lock.acquire()
+    except TimeoutError:
+        raise Unavailable(
+            f"within {timeout_s:g} s no world had a place for this member, which another thread joins as"
+        ) from None
+    try:
+        before = shared.seat
+        if before is None or not before.users or before.session.error is not None:
+            shared.seat = await take_seat(None if deadline is None else max(0.0, deadline - clock()))
+            if before is not None and (before.session.token.uid, before.place) == (
+                shared.seat.session.token.uid,
+                shared.seat.place,
+            ):
+                shared.seat.rounds = before.rounds  # the rank is the same one, and as far as it was
+        assert shared.seat is not None
+        return RankClient(shared.seat, background)
+    finally:
+        shared.lock.release()
+
+
+async def _attach(
+    background: event_loop.BackgroundLoop, environment: Mapping[str, str], timeout_s: float | None
+) -> Seat:
+    """Attach to the supervisor as the rank that the environment names."""
+    missing = [name for name in _SUPERVISED if name not in environment]
+    if missing:
+        raise ConfigError(
+            f"STRATA_SOCKET is set, but {', '.join(missing)} is not",
+            hint="keep the variables that `strata run` gives to a rank",
+        )
+    try:
+        place = RankPlace(
+            job=environment["STRATA_JOB"],
+            worker_id=environment["STRATA_WORKER_ID"],
+            generation=int(environment["STRATA_GENERATION"]),
+            rank=int(environment["RANK"]),
+            world_size=int(environment["WORLD_SIZE"]),
+            restore_point=_restore_point(environment.get("STRATA_RESTORE")),
+        )
+        hello = RankHello(
+            job=place.job,
+            worker_id=place.worker_id,
+            generation=place.generation,
+            rank=place.rank,
+            local_rank=int(environment.get("LOCAL_RANK", "0")),
+            pid=os.getpid(),
+            in_process=environment.get("STRATA_IN_PROCESS") == "1",
+        )
+    except ValueError as error:
+        raise ConfigError(f"the environment of this rank is not what `strata run` set: {error}") from None
+    answer_stack_dumps(environment)
+    watcher = Watcher()
+    session = RankSession(
+        Endpoint(path=environment["STRATA_SOCKET"]),
+        hello,
+        watcher,
+        rng=random.Random(),
+        pace=Pace(progress_s=0.0),  # its client gathers: a second timer would wake this process up once more
+    )
+    session.on_request = watcher.on_request
+    serving = running(background, session)
+    serving.add_done_callback(watcher.on_ended)
+    try:
+        await connected(session, timeout_s, "its agent")
+    except BaseException:
+        serving.cancel()
+        raise
+    return Seat(session=session, watcher=watcher, place=place, owns_member=False)
+
+
+def _restore_point(text: str | None) -> RestorePoint | None:
+    if text is None:
+        return None
+    try:
+        return json_format.Parse(text, RestorePoint(), ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise ConfigError(f"STRATA_RESTORE is not what `strata run` set: {error}") from None
+
+
+def _own_name(environment: Mapping[str, str]) -> str:
+    """Return a worker id that no other process of this host takes."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100].lstrip("._-") or "host"
+    return f"{host}-{environment.get('LOCAL_RANK') or os.getpid()}"

@@ -1,0 +1,110 @@
+"""What an agent answers while somebody looks at one of its ranks: its threads' stacks, and what it wrote last."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from strata.client.rank.stall_watch import Log
+from strata.core.health.stacks import shortened
+from strata.v1.members_pb2 import RankEvidence
+from strata.v1.members_pb2 import RankLog as RankLogMessage
+from strata.v1.session_pb2 import Down
+
+STACK_CHARS: Final = 4000
+TAIL_BYTES: Final = 8192
+TAIL_LINES: Final = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLog:
+    """The file that one process of a rank writes, or wrote."""
+
+    generation: int
+    """In which the process began."""
+    file: Path
+    ended: str = ""
+    """How it ended; "" while it runs."""
+
+
+class Inspection:
+    """Answers the looks that come on a session; one look at a rank at a time."""
+
+    def __init__(
+        self,
+        tell: Callable[[int, RankEvidence], None],
+        stack: Callable[[int], Awaitable[str | None]],
+        logs: Callable[[int], Sequence[RankLog]],
+        *,
+        log: Log,
+    ) -> None:
+        """`tell` is called with (generation, evidence). `stack` returns where a rank's threads stand, None if it cannot tell; `logs` where its output went,
+        the newest process first.
+        """
+        self._tell = tell
+        self._stack = stack
+        self._logs = logs
+        self._log = log
+        self._looking: dict[int, asyncio.Task[None]] = {}
+
+    def on_request(self, down: Down) -> None:
+        """Take a message of the session; those that are no look are passed over."""
+        if down.HasField("inspect") and down.inspect.rank not in self._looking:
+            rank = down.inspect.rank
+            task = asyncio.create_task(self._look(down.inspect.generation, rank), name=f"look at rank {rank}")
+            self._looking[rank] = task
+            task.add_done_callback(partial(self._looked, rank))
+
+    def _looked(self, rank: int, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # whoever looks asks again every second, and the training that is looked at must not end by it
+            self._log.warning("rank.not_looked_at", rank=rank, reason=f"{type(error).__name__}: {error}")
+
+    async def _look(self, generation: int, rank: int) -> None:
+        try:
+            self._tell(generation, await self._seen(rank))
+        finally:
+            del self._looking[rank]
+
+    async def _seen(self, rank: int) -> RankEvidence:
+        stack, logs = await self._stack(rank), self._logs(rank)
+        newest, before = await asyncio.to_thread(_newest_two, logs)
+        return RankEvidence(
+            rank=rank,
+            stack=shortened(stack or "", STACK_CHARS),
+            log=newest.lines,
+            log_file=newest.file,
+            log_generation=newest.generation,
+            log_ended=newest.ended,
+            before=before,
+        )
+
+
+def _newest_two(logs: Sequence[RankLog]) -> tuple[RankLogMessage, RankLogMessage | None]:
+    read = [
+        RankLogMessage(
+            generation=each.generation, file=str(each.file), ended=each.ended, lines=last_lines(each.file)
+        )
+        for each in logs[:2]
+    ]
+    return read[0] if read else RankLogMessage(), read[1] if len(read) > 1 else None
+
+
+def last_lines(file: Path) -> list[str]:
+    """Return the last lines of a file, of bounded length; if it cannot be read, one line that says why."""
+    try:
+        with file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            opened.seek(max(0, size - TAIL_BYTES))
+            text = opened.read(TAIL_BYTES).decode(errors="replace")
+    except OSError as error:
+        return [f"({file} cannot be read: {error.strerror or error})"]
+    lines = text.splitlines()
+    if size > TAIL_BYTES:
+        lines = lines[1:]  # its beginning is not there
+    return lines[-TAIL_LINES:]

@@ -1,0 +1,148 @@
+"""What one rank reports of its steps, on the way from its trainer's thread to its session: `ProgressReports`.
+
+    trainer's thread   add ─▶ queue ◀─ add ◀─ add …
+    loop               ─────────▶ send, at most every `GATHERED_S` ─▶ session
+
+A step costs its trainer a clock and an entry in a queue. The first report after a pause wakes the loop up, which costs
+more than all the rest; while the loop has a timer running, nobody wakes it. Each step goes into the rank's window, with
+the time at which it was reported; a message is made of the newest report only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Callable
+from typing import Final
+
+from strata.client.event_loop import BackgroundLoop
+from strata.client.rank.shared_session import RankPlace, Seat
+from strata.core.health.stragglers import StepTimes
+from strata.observe import get_logger
+from strata.v1.members_pb2 import RankProgress, TrainingReport
+from strata.v1.members_pb2 import StepTimes as StepTimesMessage
+
+log = get_logger()
+
+GATHERED_S: Final = 0.2
+"""Of the reports of so long the newest is sent: charts have one point a second, and a rank is late after two."""
+MOST_REPORTED: Final = 1024
+
+MakeTraining = Callable[[], TrainingReport]
+"""Returns how the training went at the moment of a report; called in the loop."""
+
+
+_Report = tuple[RankPlace, float, int, str, float, float, MakeTraining | None]
+"""(place, when, step, phase, compute time and data wait together, data wait, training): a plain tuple is made quickest."""
+
+
+class ProgressReports:
+    """The reports of one client of `seat`. `add` is for any thread, all else for the loop."""
+
+    def __init__(self, seat: Seat, background: BackgroundLoop) -> None:
+        self._seat = seat
+        self._loop = background
+        self._now_s = background.now_s
+        self._reported: collections.deque[_Report] = collections.deque(maxlen=MOST_REPORTED)
+        self._awake = False
+        """Whether the loop will look at the queue without being woken up."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(
+        self, step: int, phase: str, own_s: float, data_wait_s: float, training: MakeTraining | None
+    ) -> None:
+        """Have a report sent soon, unless a newer one follows it."""
+        self._reported.append((self._seat.place, self._now_s(), step, phase, own_s, data_wait_s, training))
+        if not self._awake:
+            self._awake = True
+            self._loop.soon(self.send)
+
+    def send(self) -> None:
+        """Send the newest report, with what the steps of all of them cost; look again after `GATHERED_S`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._reported:
+            self._awake = False
+        if self._reported:  # also if one was added before the trainer's thread saw that nobody is awake
+            self._awake = True
+            self._timer = asyncio.get_running_loop().call_later(GATHERED_S, self.send)
+            if (newest := self._noted()) is not None:
+                self._send(newest)
+
+    def send_again(self) -> None:
+        """Send what was sent last, with what has changed since of why the rank cannot save."""
+        seat = self._seat
+        again = RankProgress(rank=seat.place.rank, heeds_notices=seat.heeds_notices)
+        if seat.said is not None:
+            again.CopyFrom(seat.said)
+            again.ClearField("save_hold")
+        self._tell(again)
+
+    def _noted(self) -> _Report | None:
+        """Empty the queue, note what each step cost, and return the newest report; None if none is of this generation."""
+        queue, place, note, newest = self._reported, self._seat.place, self._seat.steps.note, None
+        while queue:
+            report = queue.popleft()
+            of, at_s, step, _, own_s, data_wait_s, _ = report
+            if of is place:
+                newest = report
+                note(step, own_s - data_wait_s, data_wait_s, at_s)
+        return newest
+
+    def _send(self, report: _Report) -> None:
+        """Send a report as of now: replicas order what they hear of a rank by time, and a step and the phase behind it
+        may be less apart than a message takes.
+        """
+        seat = self._seat
+        place, _, step, phase, own_s, _, training = report
+        said = RankProgress(
+            rank=place.rank,
+            step=step,
+            phase=phase,
+            heeds_notices=seat.heeds_notices,
+            step_us=round(1e6 * own_s),
+            training=_made(training),
+            # empty while it warms up: so nobody takes what it measured then for its pace
+            step_times=_step_times(seat.steps.times) if own_s > 0 else None,
+        )
+        self._tell(said)
+
+    def _tell(self, said: RankProgress) -> None:
+        """Send what the rank says of its step and phase, with why it cannot save, if so."""
+        seat = self._seat
+        if seat.save_hold is not None:
+            said.save_hold.CopyFrom(seat.save_hold.message())
+        seat.said = said
+        seat.session.progress(seat.place.generation, [said])
+
+
+def _made(training: MakeTraining | None) -> TrainingReport | None:
+    """Return how the training goes; nothing if the program that is to say it fails: its steps count all the same."""
+    if training is None:
+        return None
+    try:
+        return training()
+    except Exception:
+        log.exception("training_report_failed")
+        return None
+
+
+def _step_times(times: StepTimes | None) -> StepTimesMessage:
+    """Return the message of what a rank measured; an empty one before it made enough steps."""
+    if times is None:
+        return StepTimesMessage()
+    return StepTimesMessage(
+        compute_us=_us(times.compute_s),
+        data_wait_us=_us(times.data_wait_s),
+        median_compute_us=_us(times.median_compute_s),
+        median_data_wait_us=_us(times.median_data_wait_s),
+        best_compute_us=_us(times.best_compute_s),
+        cheaper_us=_us(times.cheaper_s),
+        steady_steps=times.steady_steps,
+        slowed_ms=max(1, round(times.slowed_s * 1000)) if times.slowed_s > 0 else 0,
+    )
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)

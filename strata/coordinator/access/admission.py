@@ -1,0 +1,240 @@
+"""The gate: who calls, whether they may, and how often.
+
+Who it is, is found out once for a call or a stream (`caller`); what they may do is read from the
+table in `strata.core.access.authority` (`admit` here, `permission` for requests), for unary calls, sessions
+and what they carry, peers and watches alike. Without authentication everybody is nobody in
+particular, and may do everything.
+
+A stream outlives the moment at which it was admitted. So what is open is judged again, by the credential that it
+was admitted by and the function that admitted it, every `review_s`: whose token was revoked or expired, whose
+certificate expired or lost its authority, is ended. Who has a newer one connects again with that, as after any
+broken connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from strata.config import CoordinatorConfig
+from strata.coordinator.access.permission import check
+from strata.coordinator.measures import Measures
+from strata.core.access.authority import RULES, Identity, Role, refusal
+from strata.core.access.rate_limits import Meter, Seldom
+from strata.errors import ConfigError, StrataError, Unauthenticated
+from strata.observe import get_logger
+from strata.security.certificates import describe
+from strata.security.tokens import AcceptedTokens, own_token
+from strata.security.trust import Authorities
+from strata.wire.tls import Certified, Context, address_of, bearer, certified
+
+log = get_logger()
+
+REVIEW_AT_ONCE: Final = 20
+"""Streams that are judged without a pause: each costs a comparison with every token."""
+REFUSAL_S: Final = 1.0
+"""How often a refused stream is logged at most: whoever is refused may come again at once."""
+
+
+End = Callable[[StrataError], None]
+"""Ends a stream with an error."""
+Reviewed = Callable[[End], AbstractContextManager[None]]
+Credential = str | Certified
+"""A token, or a certificate whose owner the transport has made sure of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Stream:
+    """A stream that was admitted."""
+
+    credential: Credential = field(repr=False)
+    identity: Identity
+    kind: str
+    end: End
+
+
+class Gate:
+    """Made once for a replica; `ConfigError` when the file of tokens, or of authorities, cannot be used."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        *,
+        now: Callable[[], dt.datetime],
+        meter: Meter | None = None,
+        measures: Measures | None = None,
+    ) -> None:
+        self.meter = meter or Meter()
+        self.refusals = Seldom(REFUSAL_S)
+        self._admitted: set[str] = set()
+        self._refused: set[str] = set()
+        self._measures = measures or Measures()
+        self._cluster = config.cluster
+        self._authenticates = config.authenticates
+        self._review_s = config.review_s
+        self._open: dict[_Stream, None] = {}
+        path, ca_file = config.accepted_tokens_file, config.credentials.ca_file
+        self._tokens = AcceptedTokens(path, cluster=config.cluster, now=now) if path is not None else None
+        self._authorities = Authorities(ca_file, now=now) if path is None and ca_file is not None else None
+
+    def caller(self, context: Context) -> Identity | None:
+        """Return who calls, None where nobody is asked; `Unauthenticated` when they cannot be known."""
+        if not self._authenticates:
+            return None
+        credential = self._credential(context)
+        if self._tokens is not None and isinstance(credential, str):
+            return self._tokens.identify(credential)
+        return self._holder(credential)
+
+    def _credential(self, context: Context) -> Credential:
+        """Return what the caller shows; `Unauthenticated` if it shows no token where one is wanted."""
+        return bearer(context) if self._tokens is not None else certified(context)
+
+    def _holder(self, credential: Credential) -> Identity:
+        """Return whom a credential stands for, by the tokens as they were read last; `Unauthenticated` if for nobody."""
+        if isinstance(credential, str):
+            assert self._tokens is not None
+            return self._tokens.holder(credential)
+        identity = credential.identity()
+        if self._authorities is not None and credential.chain:
+            self._authorities.check(credential.chain)
+        return identity
+
+    def asks(self, context: Context) -> Identity | None:
+        """Return who calls, as `caller`; `QuotaExceeded` when they do it too often, known or unknown."""
+        now_s = asyncio.get_running_loop().time()
+        try:
+            identity = self.caller(context)
+        except Unauthenticated:
+            if self._tokens is None:  # what it shows is the connection's, and stays as it is
+                self._refused.add(context.peer())
+            self.meter.stranger(address_of(context), now_s)
+            raise
+        self.meter.call(identity, now_s)
+        self._admitted.add(context.peer())
+        return identity
+
+    def admitted(self) -> set[str]:
+        """Return the peers whose calls were admitted since this was last asked: the connection's address and port."""
+        peers, self._admitted = self._admitted, set()
+        return peers
+
+    def refused(self) -> set[str]:
+        """Return the peers that were refused for their certificate since this was last asked."""
+        peers, self._refused = self._refused, set()
+        return peers
+
+    @contextmanager
+    def holding(self, identity: Identity | None, kind: str) -> Iterator[None]:
+        """Count a stream for as long as the block runs; `QuotaExceeded` when it is one too many."""
+        self.meter.open(identity, kind)
+        try:
+            yield
+        finally:
+            self.meter.close(identity, kind)
+
+    def reviewed(self, context: Context, identity: Identity | None, kind: str) -> Reviewed:
+        """Return the block in which a stream is judged again and again, to be given what ends it.
+
+        `end` is called once the stream would not be admitted any more.
+        """
+        # now, for a context cannot be asked any more once its call has ended
+        return partial(
+            self._registered, identity, None if identity is None else self._credential(context), kind
+        )
+
+    @contextmanager
+    def _registered(
+        self, identity: Identity | None, credential: Credential | None, kind: str, end: End
+    ) -> Iterator[None]:
+        if identity is None or credential is None:
+            yield
+            return
+        stream = _Stream(credential=credential, identity=identity, kind=kind, end=end)
+        self._open[stream] = None
+        try:
+            yield
+        finally:
+            self._open.pop(stream, None)
+
+    async def review(self) -> None:
+        """Judge what is open again, every `review_s`, until cancelled."""
+        while True:
+            await asyncio.sleep(self._review_s)
+            if not self._readable():
+                continue
+            for number, stream in enumerate(list(self._open)):
+                if number % REVIEW_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                if stream in self._open:
+                    self._judge(stream)
+
+    def _readable(self) -> bool:
+        """Tell whether the tokens can be read. A file that is being replaced must not end every session."""
+        try:
+            if self._tokens is not None:
+                self._tokens.reload()
+        except ConfigError as error:
+            log.warning("open_streams_not_judged", error=error.message, hint=error.hint)
+            return False
+        return True
+
+    def _judge(self, stream: _Stream) -> None:
+        try:
+            if self._holder(stream.credential) == stream.identity:
+                return
+            why = Unauthenticated(f"the credential of {stream.identity} stands for other rights now")
+        except Unauthenticated as error:
+            why = error
+        del self._open[stream]
+        self._measures.revoked.child(stream.kind).add()
+        log.warning("stream_revoked", kind=stream.kind, identity=str(stream.identity), why=why.message)
+        hint = f"{why.hint}; a new connection takes the new one" if why.hint else "connect again"
+        stream.end(Unauthenticated(f"admitted earlier, and no longer: {why.message}", hint=hint))
+
+    def admit(self, context: Context, method: str, *, job: str | None = None) -> Identity | None:
+        """Return who opens a stream, or asks about the cluster, as `asks`; raises when they may not."""
+        identity = self.asks(context)
+        rule = RULES.get(method)
+        # for whom a session speaks is known with its Hello, and is checked then
+        worker = identity.id if identity is not None and rule is not None and rule.own_worker else None
+        check(refusal(identity, method, cluster=self._cluster, job=job, worker=worker))
+        return identity
+
+
+def own_identity(config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -> Identity | None:
+    """Return what this replica's peers will take it for, None where nobody is asked; else `ConfigError`.
+
+    They would refuse it one by one, and it would wait for them for ever.
+    """
+    mine = config.credentials
+    identity: Identity | None
+    if config.accepted_tokens_file is not None:
+        what, hint = f"the token in {mine.token_file}", "strata tokens add --role coordinator"
+        accepted = AcceptedTokens(config.accepted_tokens_file, cluster=config.cluster, now=now)
+        try:
+            identity = accepted.identify(own_token(mine))
+        except Unauthenticated as error:
+            raise ConfigError(f"{what}: {error.message}", hint=hint) from None
+    elif mine.cert_file is not None:
+        what, hint = f"the certificate {mine.cert_file}", "strata certs issue --role coordinator"
+        identity = describe(mine.cert_file).identity
+    else:
+        return None
+    if identity is None or identity.role is not Role.COORDINATOR or identity.cluster != config.cluster:
+        whose = "nobody that Strata knows" if identity is None else identity.uri
+        raise ConfigError(
+            f"{what} is that of {whose}, not of a coordinator of cluster {config.cluster}", hint=hint
+        )
+    if config.replica not in ("", identity.id):
+        raise ConfigError(
+            f"{what} is that of {identity}, and this replica is called {config.replica}:"
+            " peers believe a coordinator under its own name only",
+            hint=f"{hint} --id {config.replica}, or leave coordinator.replica out",
+        )
+    return identity

@@ -1,0 +1,166 @@
+"""The connections of the gRPC port, held to their limits: a look at the descriptors once a second.
+
+What gRPC's C core can bound, it bounds (`server.server_options`): the time of a handshake, the time that a connection
+is idle, the streams of a connection, and the connections in all. It does not know whether anybody behind a
+connection is known, nor does it count by address: that is done here, by the rule in `core.access.connection_limits`. A call that
+passed the gate names its connection by the peer's address and port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections import Counter as Tally
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from strata.config import CoordinatorConfig
+from strata.coordinator.access.descriptors import Accepted, Descriptors, Peer, limit, shut
+from strata.core.access.connection_limits import (
+    Connections,
+    Excess,
+    Limits,
+    Reason,
+    Shares,
+    address_key,
+    plain_host,
+    shares,
+    worst_address,
+)
+from strata.core.access.rate_limits import Seldom
+from strata.observe import get_logger
+from strata.observe.metrics import Counter, Family, counters
+
+log = get_logger()
+
+LOOK_S: Final = 1.0
+HURRY_S: Final = 0.1
+"""Between looks while more than three quarters of the connections are taken."""
+LOG_S: Final = 60.0
+
+
+def connection_shares(config: CoordinatorConfig) -> Shares:
+    """Return how many connections each port of this process may have; `ConfigError` when there is room for none."""
+    return shares(
+        descriptors=limit(), most=config.max_connections, per_address=config.max_connections_per_address
+    )
+
+
+class ConnectionReport:
+    """What a replica shows of its connections: how many are open at each port, and which it closed and why."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, int] = {}
+        self.closed: Family[Counter] = counters(
+            "strata_connections_closed_total",
+            "Connections that this replica closed: without an admitted call for too long (unadmitted), or above"
+            " the limit of an address (address), of strangers (strangers) or of all (all), or whose certificate"
+            " is not accepted, or no longer (certificate).",
+            *("port", "reason"),
+        )
+        self._due = Seldom(LOG_S)
+        self._untold: Tally[str] = Tally()
+
+    def tell(self, port: str, excess: Sequence[Excess[Any]], now_s: float) -> None:
+        """Count what is closed; say so in the log once a minute at most."""
+        for each in excess:
+            self.closed.child(port, each.reason).add()
+            self._untold[f"{port} {each.reason}"] += 1
+        if excess and self._due.due(now_s) is not None:
+            log.warning(
+                "connections_closed",
+                counts=dict(self._untold),
+                most_from=worst_address(list(excess)),
+                open=dict(self.open),
+                hint="docs/security.md: connections",
+            )
+            self._untold.clear()
+
+
+class Callers(Protocol):
+    """Who called, by the peers of their calls, since it was last asked."""
+
+    def admitted(self) -> set[str]:
+        """Return those whose calls were admitted."""
+        ...
+
+    def refused(self) -> set[str]:
+        """Return those whose certificate was refused: nobody can call on these connections again."""
+        ...
+
+
+class ConnectionLimiter:
+    """Closes the connections of one gRPC port that are above the limits, while it runs."""
+
+    def __init__(
+        self,
+        port: int,
+        limits: Limits,
+        report: ConnectionReport,
+        callers: Callers,
+    ) -> None:
+        self._descriptors = Descriptors(port)
+        self._connections: Connections[Accepted] = Connections(limits)
+        self._by_peer: dict[Peer, Accepted] = {}
+        self._report = report
+        self._callers = callers
+        self._refused: set[str] = set()
+        """Refused before the last look: that they were has been sent by now."""
+        self._looking = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Look, and close, until cancelled."""
+        while True:
+            await self.look()
+            hurried = len(self._connections) > self._connections.limits.most * 3 // 4
+            await asyncio.sleep(HURRY_S if hurried else LOOK_S)
+
+    async def look(self) -> None:
+        """Close what is above the limits now."""
+        async with self._looking:
+            await self._look()
+
+    async def end(self, peer: str) -> bool:
+        """Close the connection of `peer`, as the context of a call names it; False if it has ended already."""
+        await self.look()
+        connection = self._by_peer.get(peer_of(peer))
+        if connection is not None:
+            shut(connection)
+        return connection is not None
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        admitted = (
+            self._callers.admitted()
+        )  # before the look: whoever is in it has a descriptor still, or is gone
+        seen = await asyncio.to_thread(self._descriptors.look)
+        now_s = loop.time()
+        for gone in seen.closed:
+            self._connections.closed(gone)
+            if self._by_peer.get(gone.peer) is gone:
+                del self._by_peer[gone.peer]
+        for came in seen.opened:
+            self._connections.opened(came, address_key(came.peer[0]), now_s)
+            self._by_peer[came.peer] = came
+        for text in admitted:
+            connection = self._by_peer.get(peer_of(text))
+            if connection is not None:
+                self._connections.admitted(connection)
+        excess = self._connections.excess(now_s)
+        for each in excess:
+            if not shut(each.connection):  # the next look finds it gone, or tries again
+                self._connections.opened(each.connection, each.address, now_s)
+        due, self._refused = self._refused, self._callers.refused()
+        for text in due:
+            connection = self._by_peer.get(peer_of(text))
+            if connection is not None and shut(connection):
+                address = address_key(connection.peer[0])
+                excess.append(Excess(connection=connection, address=address, reason=Reason.CERTIFICATE))
+        self._report.open["grpc"] = len(self._connections)
+        self._report.tell("grpc", excess, now_s)
+
+
+def peer_of(text: str) -> Peer:
+    """Return host and port of what gRPC calls a peer: `ipv4:10.0.0.7:40312`, `ipv6:%5B::1%5D:40312`."""
+    host, _, port = urllib.parse.unquote(text.partition(":")[2]).rpartition(":")
+    return plain_host(host.strip("[]")), int(port) if port.isdecimal() else 0

@@ -1,0 +1,98 @@
+"""The leader's office: the controllers of each term, begun and ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.controllers.compaction import Compaction
+from strata.coordinator.controllers.coordinators import CoordinatorList
+from strata.coordinator.controllers.datasets import Datasets
+from strata.coordinator.controllers.housekeeping import Housekeeping
+from strata.coordinator.controllers.loop import Controller, drive
+from strata.coordinator.controllers.retention import RetentionController
+from strata.coordinator.controllers.world import Worlds
+from strata.coordinator.leadership.controller_watchdog import Heartbeat
+from strata.coordinator.writes.fence import Fence
+from strata.core.ids import Epoch
+from strata.errors import NotLeader
+
+OVER: Final = "its controllers found that they may not act any more"
+
+
+class Government:
+    """Runs fresh controllers for every term of office that the election brings.
+
+    `hears` tells whether a boot of a worker of a job has a transport here, or had one a moment ago.
+    """
+
+    def __init__(
+        self, context: ReplicaContext, heartbeat: Heartbeat, hears: Callable[[str, str, str], bool]
+    ) -> None:
+        self._context = context
+        self._heartbeat = heartbeat
+        self._hears = hears
+
+    async def run(self) -> None:
+        """Govern whenever elected, until cancelled."""
+        while True:
+            await self._term(await self._context.election.elected())
+
+    async def _term(self, epoch: Epoch) -> None:
+        """Run the controllers until the term ends; whoever meets the fence ends it for all."""
+        election, mirror = self._context.election, self._context.mirror
+        try:
+            async with asyncio.TaskGroup() as office:
+                working = [
+                    office.create_task(
+                        drive(controller, mirror, self._context.measures), name=controller.name
+                    )
+                    for controller in self._controllers(epoch)
+                ]
+                await election.ended(epoch)
+                for task in working:
+                    task.cancel()
+        except* NotLeader:
+            election.deposed(epoch, OVER)
+
+    def _controllers(self, epoch: Epoch) -> list[Controller]:
+        context = self._context
+        store, keys, mirror = context.store, context.keys, context.mirror
+        fence = Fence(
+            store=store,
+            mirror=mirror,
+            keys=keys,
+            term=context.election,
+            epoch=epoch,
+            measures=context.measures,
+        )
+        housekeeping = Housekeeping(
+            keys=keys,
+            mirror=mirror,
+            fence=fence,
+            timing=context.timing,
+            spares_s=context.health.spares_s,
+            hears=self._hears,
+        )
+        return [
+            Worlds(
+                keys=keys,
+                mirror=mirror,
+                fence=fence,
+                heartbeat=self._heartbeat,
+                unix_now=context.unix_now,
+                is_clearing=housekeeping.is_clearing,
+            ),
+            Datasets(keys=keys, mirror=mirror, fence=fence),
+            housekeeping,
+            CoordinatorList(keys=keys, mirror=mirror, fence=fence, unix_now=context.unix_now),
+            RetentionController(keys=keys, mirror=mirror, fence=fence, unix_now=context.unix_now),
+            Compaction(
+                store=store,
+                mirror=mirror,
+                quota_bytes=context.config.etcd.quota_bytes,
+                members=context.etcd_members,
+            ),
+        ]

@@ -1,0 +1,1 @@
+"""A replica's own look at etcd: version, members, and whether it takes writes."""

@@ -1,0 +1,140 @@
+"""Taking the lead from a dead leader: carries out what `core.leadership.takeover` decides.
+
+The links to the other replicas tell this of every handshake and of every end. One case is looked
+into at a time; there is one leader. The delete of its key wakes every election.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from strata.coordinator.view.mirror import Mirror
+from strata.core.ids import InstanceId
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import Leader
+from strata.core.kv.store import Store
+from strata.core.kv.view import Entry
+from strata.core.leadership.leader import resign_txn
+from strata.core.leadership.takeover import (
+    PROBE_EVERY_S,
+    REFUSALS,
+    Act,
+    Memory,
+    Probe,
+    Verdict,
+    probed,
+    suspect,
+)
+from strata.errors import StrataError, Unavailable
+from strata.observe import get_logger
+
+log = get_logger()
+
+Prober = Callable[[str], Awaitable[Probe]]
+"""Connects to `host:port` once and says what it met, within about a second; raises nothing."""
+
+ATTEMPTS: Final = 5
+RETRY_S: Final = 0.1
+
+
+class Deposition:
+    """What one replica knows of its links to leaders. `run` acts on it until cancelled."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        mirror: Mirror,
+        keys: ClusterKeys,
+        probe: Prober,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._keys = keys
+        self._probe = probe
+        self._clock = clock
+        self._memory = Memory()
+        self._linked: set[InstanceId] = set()
+        self._cases: asyncio.Queue[Entry[Leader]] = asyncio.Queue()
+
+    def met(self, instance: InstanceId) -> None:
+        """Take note that this instance shook hands, on a link of its own or of ours."""
+        before = self._memory
+        self._memory = before.met(instance, self._clock())
+        if self._memory is not before:
+            log.warning("deposed_leader_lives", instance=instance)
+
+    def linked(self, instance: InstanceId) -> None:
+        """Take note that our link to this instance is up: it shook hands under that uuid."""
+        self._linked.add(instance)
+        self.met(instance)
+
+    def unlinked(self, instance: InstanceId, *, broke: bool) -> None:
+        """Take note that our link to this instance, which was up, ended; `broke`: it was ended or reset by the other side.
+
+        Silence, and an error that says nothing of the other process, are no reason to look into it.
+        """
+        self._linked.discard(instance)
+        view, now_s = self._mirror.view, self._clock()
+        case = suspect(instance, view, self._keys, self._memory, now_s=now_s) if broke else None
+        if case is not None:
+            self._cases.put_nowait(case)
+
+    async def run(self) -> None:
+        """Look into every case, until cancelled."""
+        while True:
+            await self._look_into(await self._cases.get())
+
+    async def _look_into(self, case: Entry[Leader]) -> None:
+        log.info("leader_link_broke", epoch=case.create_revision, address=case.record.address)
+        verdict = await self._probed(case)
+        log.info("leader_probed", epoch=case.create_revision, act=verdict.act.value, reason=verdict.reason)
+        if verdict.act is Act.DEPOSE:
+            await self._depose(case)
+
+    async def _probed(self, case: Entry[Leader]) -> Verdict:
+        """Connect as often as it takes to decide."""
+        probes: list[Probe] = []
+        while True:
+            probes.append(await self._probe(case.record.address))
+            verdict = self._verdict(case, probes)
+            if verdict.act is not Act.PROBE:
+                return verdict
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    def _verdict(self, case: Entry[Leader], probes: Sequence[Probe]) -> Verdict:
+        return probed(
+            case,
+            probes,
+            self._mirror.view,
+            self._keys,
+            self._memory,
+            linked=case.record.instance in self._linked,
+            now_s=self._clock(),
+        )
+
+    async def _depose(self, case: Entry[Leader]) -> None:
+        """Delete the key of that epoch; an unknown outcome is asked for again, if it still seems dead.
+
+        If etcd does not answer for longer, the lease ends the epoch.
+        """
+        self._memory = self._memory.has_deposed(case.record.instance)
+        for _attempt in range(ATTEMPTS):
+            try:
+                result = await self._store.execute(resign_txn(self._keys, case.create_revision))
+            except Unavailable as error:
+                log.info("deposition_retries", epoch=case.create_revision, error=error.message)
+                await asyncio.sleep(RETRY_S)
+                verdict = self._verdict(case, [Probe.REFUSED] * REFUSALS)
+                if verdict.act is not Act.DEPOSE:
+                    log.info("deposition_given_up", epoch=case.create_revision, reason=verdict.reason)
+                    return
+            except StrataError as error:
+                log.warning("deposition_refused", epoch=case.create_revision, error=str(error))
+                return
+            else:
+                log.warning("leader_deposed", epoch=case.create_revision, by_this_replica=result.succeeded)
+                return

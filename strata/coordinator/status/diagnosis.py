@@ -1,0 +1,240 @@
+"""What is wrong with a job, from what this replica knows: asked by the status page, GetJob and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from strata.core.barriers.arrivals import OpenRound
+from strata.core.checkpoints.lifecycle import COMPARE_BARRIER
+from strata.core.health.attribution import RankReport
+from strata.core.health.findings import Device, Diagnosis, Ended, diagnose
+from strata.core.health.stacks import ACTIVITIES, activity, innermost
+from strata.core.health.stragglers import StepTimes
+from strata.core.job import JobView, World
+from strata.core.kv.records import Phase
+from strata.core.stop.save_hold import SaveHold
+from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress
+
+DIAGNOSIS_S: Final = 0.9
+"""How long a diagnosis is shown again: one of 1,000 ranks takes 16 ms."""
+
+
+class Told(Protocol):
+    """What ranks and members told a replica."""
+
+    def open_rounds(self, job: str) -> Iterator[OpenRound]:
+        """Yield the rounds of a job that are open as far as is known here."""
+        ...
+
+    def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[RankProgress]:
+        """Return what is known of these ranks; those that said nothing are absent."""
+        ...
+
+    def devices(self, job: str) -> Iterator[MemberDevices]:
+        """Yield what is known of the accelerators of the job's members, gone ones perhaps included."""
+        ...
+
+    def violations(self, job: str) -> Sequence[str]:
+        """Return what the job's keys say and cannot be."""
+        ...
+
+
+class _Place(NamedTuple):
+    """Where a rank runs."""
+
+    worker: str
+    host: str
+    local: int
+    slots: int
+
+
+def diagnose_job(told: Told, job: JobView) -> Diagnosis:
+    """Return what is wrong with a job's keys, and with the ranks and devices of its current world."""
+    world = job.world()
+    if world is None:
+        return diagnose((), (), told.violations(job.keys.name))
+    head = world.head
+    return diagnose_world(told, job, told.progress(job.keys.name, head.generation, range(head.size)), world)
+
+
+class Diagnoses:
+    """The diagnoses of jobs that are shown, each made at most once in `DIAGNOSIS_S`."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[float, Diagnosis]] = {}
+
+    def of(self, told: Told, job: JobView) -> Diagnosis:
+        """Return what is wrong with a job, as of a moment ago; `StrataError` if it cannot be read."""
+        now_s, name = asyncio.get_running_loop().time(), job.keys.name
+        held = self._made.get(name)
+        if held is None or now_s - held[0] >= DIAGNOSIS_S:
+            self._made = {key: each for key, each in self._made.items() if now_s - each[0] < DIAGNOSIS_S}
+            held = self._made[name] = (now_s, diagnose_job(told, job))
+        return held[1]
+
+
+def diagnose_world(told: Told, job: JobView, said: Iterable[RankProgress], world: World) -> Diagnosis:
+    """The same, of what ranks said, when that is known already."""
+    name, generation, latest = job.keys.name, world.head.generation, job.latest()
+    waiting = {
+        rank
+        for round_ in told.open_rounds(name)
+        # a save in the background holds no training up
+        if round_.key.generation == generation and round_.key.name != COMPARE_BARRIER
+        for rank in round_.arrived
+    }
+    hosts = {(entry.name, entry.create_revision): entry.record.host for entry in job.workers()}
+    places = {
+        member.first_rank + local: _Place(
+            member.worker, hosts.get((member.worker, member.incarnation), ""), local, member.slots
+        )
+        for member in world.members
+        for local in range(member.slots)
+    }
+    devices = [
+        (worker, device)
+        for worker, device in world_devices(told, name, world)
+        if device.fault or device.throttled
+    ]
+    throttled = {(worker, device.index): device.throttled for worker, device in devices if device.throttled}
+    over = job.done(generation) | job.stopped(generation)
+    host_of: dict[str, str] = {
+        member.worker: hosts.get((member.worker, member.incarnation), "") for member in world.members
+    }
+    return diagnose(
+        [
+            _report(each, waiting, places, throttled)
+            for each in said
+            if each.rank not in over  # it has nothing to do any more
+        ],
+        [
+            Device(
+                worker=worker,
+                index=device.index,
+                fault=device.fault,
+                throttled=device.throttled,
+                host=host_of[worker],
+            )
+            for worker, device in devices
+        ],
+        told.violations(name),
+        ended=tuple(_ended(job, world, hosts, over, places)) if job.phase() is Phase.RUNNING else (),
+        committed_step=latest.record.step if latest is not None else None,
+    )
+
+
+def _report(
+    said: RankProgress,
+    waiting: set[int],
+    places: Mapping[int, _Place],
+    throttled: Mapping[tuple[str, int], str],
+) -> RankReport:
+    place = places.get(said.rank)
+    device = None
+    if throttled and place is not None and (place.worker, place.local) in throttled:
+        # an agent's devices are in the order of its ranks: each rank uses the one of its number
+        device = (place.local, throttled[place.worker, place.local])
+    return RankReport(
+        rank=said.rank,
+        step=said.step,
+        phase=said.phase,
+        age_ms=said.age_ms,
+        stalled_ms=said.stalled_ms,
+        late_ms=said.late_ms,
+        usual_ms=said.usual_ms,
+        times=step_times(said),
+        waits=said.rank in waiting,
+        where=said.where or (innermost(said.stack) if said.stack else ""),
+        activity=_activity(said),
+        process=said.process,
+        worker=place.worker if place is not None else "",
+        host=place.host if place is not None else "",
+        throttled=device,
+        trace_file=said.trace_file,
+        hold=_hold(said),
+    )
+
+
+def _activity(said: RankProgress) -> str:
+    """Return what the rank does where it stands; an older agent sends the stack only."""
+    if said.activity in ACTIVITIES:
+        return said.activity
+    return activity(said.stack) if said.stack and not said.activity else ""
+
+
+def step_times(said: RankProgress) -> StepTimes | None:
+    """Return what its steps cost a rank, or None if it reports nothing of it.
+
+    An agent that only sees how far apart its steps are takes that for their cost. When they changed is unknown then, so
+    such ranks are compared at the same step only.
+    """
+    if said.HasField("step_times"):
+        times = said.step_times
+        return StepTimes(
+            compute_s=times.compute_us / 1e6,
+            data_wait_s=times.data_wait_us / 1e6,
+            median_compute_s=times.median_compute_us / 1e6,
+            median_data_wait_s=times.median_data_wait_us / 1e6,
+            best_compute_s=times.best_compute_us / 1e6,
+            step=said.step,
+            cheaper_s=times.cheaper_us / 1e6,
+            steady_steps=times.steady_steps,
+            slowed_s=(times.slowed_ms + said.age_ms) / 1000 if times.slowed_ms else 0.0,
+        )
+    if said.median_step_us <= 0:
+        return None
+    return StepTimes(
+        compute_s=said.step_us / 1e6,
+        data_wait_s=0.0,
+        median_compute_s=said.median_step_us / 1e6,
+        median_data_wait_s=0.0,
+        cheaper_s=said.median_step_us / 1e6,
+        step=said.step,
+        steady_steps=1,
+    )
+
+
+def _ended(
+    job: JobView,
+    world: World,
+    hosts: Mapping[tuple[str, int], str],
+    over: set[int],
+    places: Mapping[int, _Place],
+) -> Iterator[Ended]:
+    """Yield the ranks of this generation that have failed, and those whose member is not registered any more."""
+    generation = world.head.generation
+    failed = job.failed(generation)
+    for rank, record in sorted(failed.items()):
+        place = places.get(rank)
+        host = place.host if place is not None else ""
+        yield Ended(rank=rank, worker=record.worker, host=host, reason=record.reason)
+    if job.notice(generation) is not None:
+        return  # members leave because they were asked to
+    for member in world.members:
+        if (member.worker, member.incarnation) in hosts:
+            continue
+        for rank in range(member.first_rank, member.first_rank + member.slots):
+            if rank not in failed and rank not in over:
+                reason = f"its node {member.worker} is gone"
+                yield Ended(rank=rank, worker=member.worker, host="", reason=reason, lost=True)
+
+
+def _hold(said: RankProgress) -> SaveHold | None:
+    """Return why a rank cannot save, and for how long by now: it said so `age_ms` ago."""
+    if not said.HasField("save_hold"):
+        return None
+    held = said.save_hold
+    return SaveHold(
+        step=held.step, reason=held.reason, host=held.host, held_s=(held.held_ms + said.age_ms) / 1000
+    )
+
+
+def world_devices(told: Told, name: str, world: World) -> Iterator[tuple[str, DeviceStatus]]:
+    """Yield the devices of the members of this world, with the worker that has them."""
+    here = {(member.worker, member.incarnation) for member in world.members}
+    for member in told.devices(name):
+        if (member.worker_id, member.incarnation) in here:
+            for device in member.devices:
+                yield member.worker_id, device

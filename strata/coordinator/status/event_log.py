@@ -1,0 +1,200 @@
+"""What happened lately, in the words of its records, and how often.
+
+A subscriber of the mirror: leaders, replicas, members, generations, failed ranks, broken barriers,
+ended saves. It remembers the last few for people, and counts. No decision reads it, and a replica
+that has just started knows nothing of what was before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from strata.coordinator.measures import Measures
+from strata.core.checkpoints.references import SavesHeld
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import (
+    BarrierOutcome,
+    BarrierResult,
+    CheckpointRecord,
+    CheckpointState,
+    JobPhase,
+    Leader,
+    PoisonRecord,
+    RankFailed,
+    StopNotice,
+    WorldHead,
+)
+from strata.core.kv.txn import Event, WatchBatch
+from strata.core.kv.view import View
+from strata.core.stop.requests import act
+from strata.observe import get_logger
+
+log = get_logger()
+
+KEPT: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """One thing that happened. `job` is empty where it is about the cluster."""
+
+    unix_s: float
+    revision: int
+    kind: str
+    job: str
+    text: str
+
+
+class Chronicle:
+    """Remembers the last `KEPT` happenings, newest last."""
+
+    def __init__(
+        self, view: View, keys: ClusterKeys, measures: Measures, unix_now: Callable[[], float]
+    ) -> None:
+        self._view = view
+        self._keys = keys
+        self._unix_now = unix_now
+        self._happened: deque[Happening] = deque(maxlen=KEPT)
+        self._leader_changes = measures.leader_changes.child()
+        self._generations = measures.generations.child()
+        self._rounds = {result: measures.rounds.child(result.value) for result in BarrierResult}
+        self._checkpoints = {
+            state: measures.checkpoints.child(state.value)
+            for state in (CheckpointState.COMMITTED, CheckpointState.ABORTED, CheckpointState.CORRUPT)
+        }
+        self._states: dict[str, CheckpointState] = {}
+
+    def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]:
+        """Yield the last ones, newest first; of one job if it is named."""
+        for happening in reversed(self._happened):
+            if limit <= 0:
+                return
+            if job is None or happening.job == job:
+                limit -= 1
+                yield happening
+
+    def begin(self) -> None:
+        """Learn what is there, without counting it. To be called before the first batch."""
+        for kv in self._view.walk(self._keys.jobs):
+            try:
+                match self._keys.parts(kv.key):
+                    case ("jobs", _, "checkpoints", _, _):
+                        record = self._view.record(kv.key, CheckpointRecord)
+                        self._states[kv.key] = record.state if record else CheckpointState.OPEN
+                    case _:
+                        pass
+            except PoisonRecord:
+                continue  # whoever serves that job says so
+
+    def take(self, batch: WatchBatch) -> None:
+        """Take note of a batch that the view has taken over."""
+        for event in batch.events:
+            try:
+                self._sort(event, self._keys.parts(event.kv.key))
+            except (PoisonRecord, ValueError) as error:  # written by hand
+                log.debug("event_not_understood", key=event.kv.key[:500], error=str(error))
+
+    def _sort(self, event: Event, parts: tuple[str, ...]) -> None:
+        key, view = event.kv.key, self._view
+        match parts:
+            case ("leader",):
+                leader = view.record(key, Leader)
+                if event.deleted or leader is None:
+                    self._note(event, "leader", "", "nobody leads: the leader's key is gone")
+                else:
+                    self._leader_changes.add()
+                    self._note(
+                        event, "leader", "", f"{leader.replica} leads, epoch {event.kv.create_revision}"
+                    )
+            case ("replicas", name):
+                self._came_or_went(event, "coordinator", "", name)
+            case ("jobs", job, "workers", name):
+                self._came_or_went(event, "member", job, name)
+            case ("jobs", job, "world"):
+                self._on_head(event, job)
+            case ("jobs", job, "phase"):
+                phase = view.record(key, JobPhase)
+                if phase is not None:
+                    self._note(event, "phase", job, f"{phase.phase.value}: {phase.reason}")
+            case ("jobs", job, "worlds", generation, "failed", rank):
+                failed = view.record(key, RankFailed)
+                if failed is not None:
+                    self._note(
+                        event,
+                        "rank",
+                        job,
+                        f"rank {int(rank)} of generation {int(generation)} on {failed.worker} ended:"
+                        f" {failed.reason}",
+                    )
+            case ("jobs", job, "worlds", generation, "held"):
+                self._on_held(event, job, int(generation))
+            case ("jobs", job, "worlds", generation, "notice"):
+                self._on_notice(event, job, int(generation))
+            case ("jobs", job, "barriers", name, _, round_, "outcome"):
+                self._on_outcome(event, job, name, int(round_))
+            case ("jobs", job, "checkpoints", _, _):
+                self._on_checkpoint(event, job)
+            case _:
+                pass
+
+    def _came_or_went(self, event: Event, kind: str, job: str, name: str) -> None:
+        if event.deleted:
+            self._note(event, kind, job, f"{name} is gone")
+        elif event.kv.create_revision == event.kv.mod_revision:
+            self._note(event, kind, job, f"{name} is there")
+
+    def _on_head(self, event: Event, job: str) -> None:
+        head = self._view.record(event.kv.key, WorldHead)
+        if head is None:
+            return
+        self._generations.add()  # a head is written once a generation
+        what = "forms" if head.forming else f"has {head.size} ranks on {head.members} members"
+        self._note(event, "generation", job, f"generation {head.generation} {what}: {head.reason}")
+
+    def _on_notice(self, event: Event, job: str, generation: int) -> None:
+        """Say what the ranks of a generation are asked for, by somebody or by the leader."""
+        notice = self._view.record(event.kv.key, StopNotice)
+        if notice is not None:
+            who = f" ({', '.join(notice.workers[:4])})" if notice.workers else ""
+            what = f"{act(notice)}{who}, {notice.reason}"
+            self._note(event, "notice", job, f"generation {generation} is asked to stop: {what}")
+
+    def _on_held(self, event: Event, job: str, generation: int) -> None:
+        held = self._view.record(event.kv.key, SavesHeld)
+        if held is not None:
+            why = f"{held.reason} on host {held.host}"
+            self._note(event, "checkpoint", job, f"rank {held.rank} cannot save step {held.step}: {why}")
+            log.warning("saves_held", job=job, generation=generation, step=held.step, reason=why)
+
+    def _on_outcome(self, event: Event, job: str, name: str, round_: int) -> None:
+        if event.deleted:
+            return
+        outcome = self._view.record(event.kv.key, BarrierOutcome)
+        if outcome is None:
+            return
+        self._rounds[outcome.result].add()
+        if outcome.result is not BarrierResult.RELEASED:
+            self._note(event, "barrier", job, f"{name}, round {round_}: {outcome.reason}")
+
+    def _on_checkpoint(self, event: Event, job: str) -> None:
+        key = event.kv.key
+        record = None if event.deleted else self._view.record(key, CheckpointRecord)
+        if record is None:
+            self._states.pop(key, None)
+            return
+        if self._states.get(key) is record.state:
+            return
+        self._states[key] = record.state
+        if (counter := self._checkpoints.get(record.state)) is not None:
+            counter.add()
+            if record.state is not CheckpointState.COMMITTED:  # routine, and in the catalog
+                why = f": {record.reason}" if record.reason else ""
+                self._note(event, "checkpoint", job, f"step {record.step} {record.state.value}{why}")
+
+    def _note(self, event: Event, kind: str, job: str, text: str) -> None:
+        self._happened.append(
+            Happening(unix_s=self._unix_now(), revision=event.kv.mod_revision, kind=kind, job=job, text=text)
+        )

@@ -1,0 +1,162 @@
+"""What a replica shows of itself and of its cluster: read-only, and never in anybody's way.
+
+The status page, the metrics and the probes are made of this. It reads the view and the soft state of
+this replica, and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.peers.registry import UNHEARD
+from strata.coordinator.status.diagnosis import Diagnoses
+from strata.coordinator.status.event_log import Chronicle
+from strata.coordinator.status.job_phases import JobPhases
+from strata.coordinator.status.live_state import SoftState
+from strata.coordinator.writes.measured import MeasuredStore
+from strata.core.access.authority import Identity
+from strata.core.health.findings import Diagnosis
+from strata.core.ids import Uid
+from strata.core.kv import records
+from strata.core.kv.view import Entry
+from strata.core.leadership.leader import leader_of
+from strata.observe.loop_lag import LoopLag
+
+STALLED_S: Final = 2.0
+"""A loop that was later than this within the last ten seconds is not healthy."""
+
+
+Call = Callable[[str, Message, Identity | None], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaState:
+    """One registered replica as this one sees it."""
+
+    entry: Entry[records.Replica]
+    leader: bool
+    ready: bool
+    reason: str
+
+
+class Observed:
+    """One replica, to be looked at. `run` measures."""
+
+    def __init__(
+        self, context: ReplicaContext, store: MeasuredStore, soft: SoftState, call: Call, *, version: str
+    ) -> None:
+        self.context = context
+        self.view = context.mirror.view
+        self.keys = context.keys
+        self.replica = context.replica
+        self.instance = context.instance
+        self.measures = context.measures
+        self.connections = context.connections
+        self.charts = context.charts
+        self.outage = context.outage
+        """Returns why nothing can be written; an empty string as long as something can."""
+        self.etcd_members = context.etcd_members
+        """Returns etcd's members as they were some seconds ago."""
+        self.etcd_silence_s = context.mirror.silence_s
+        """Returns for how long etcd has answered nothing at all."""
+        self.unix_now = context.unix_now
+        self.soft = soft
+        self._call = call
+        self.version = version
+        self._store = store
+        self._chronicle = Chronicle(context.mirror.view, context.keys, context.measures, context.unix_now)
+        self.happenings = self._chronicle.happenings
+        self._diagnoses = Diagnoses()
+        self._phases = JobPhases(context.mirror.view, context.keys)
+        self.job_phases = self._phases.phases
+        self.lag = LoopLag()
+
+    @property
+    def uid(self) -> Uid:
+        """The cluster's; empty until the keyspace was read once."""
+        return self.context.mirror.uid
+
+    def is_healthy(self) -> tuple[bool, str]:
+        """Say whether this process turns as it should, and if not, why."""
+        worst_s = self.lag.worst_s()
+        if worst_s > STALLED_S:
+            return False, f"the event loop stood still for {worst_s:.1f} s"
+        return True, ""
+
+    def is_ready(self) -> tuple[bool, str]:
+        """Say whether members may be sent here and something can be written, and if not, why.
+
+        For people, probes and load balancers. What decides about members goes by `context.is_ready`:
+        while nothing can be written anywhere, they stay where they are.
+        """
+        outage = self.outage()
+        return (False, outage) if outage else self.context.is_ready()
+
+    def diagnosis(self, name: str) -> Diagnosis:
+        """Return what is wrong with a job, as of at most a second ago; `StrataError` if it cannot be read."""
+        return self._diagnoses.of(self.soft, self.context.job(name))
+
+    def leader(self) -> Entry[records.Leader] | None:
+        """Return who leads; its create revision is the epoch."""
+        return leader_of(self.view, self.keys)
+
+    def replicas(self) -> list[ReplicaState]:
+        """Return every registered replica, in the order of their names."""
+        held = self.leader()
+        leader = held.record.instance if held is not None else ""
+        return [
+            self._replica(entry, leader=entry.record.instance == leader)
+            for entry in self.view.entries(self.keys.replicas, records.Replica)
+        ]
+
+    async def call(self, name: str, request: Message, identity: Identity | None) -> Any:
+        """Answer an operator's call, by its name in session.proto; `Unavailable` while this replica does not serve."""
+        return await self._call(name, request, identity)
+
+    def epoch(self) -> int | None:
+        """Return the epoch in which this replica may act as leader at this moment, or None."""
+        return self.context.election.epoch
+
+    def etcd_revision(self) -> int:
+        """Return the newest revision that any answer of etcd named."""
+        return self._store.revision
+
+    def audit_differences(self) -> int:
+        """Return how many keys an audit found wrong in the view, since the start."""
+        return self.context.mirror.differences
+
+    def loop_lag_s(self) -> tuple[float, float]:
+        """Return how late the loop was when last measured, and its worst of the last ten seconds."""
+        return self.lag.last_s, self.lag.worst_s()
+
+    def loop_now_ms(self) -> float:
+        """Return the clock by which open rounds are aged, in milliseconds."""
+        return asyncio.get_running_loop().time() * 1000
+
+    async def run(self) -> None:
+        """Measure, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.lag.run(), name="loop lag")
+            await self.context.mirror.started()
+            self._chronicle.begin()
+            takers = (self._chronicle.take, self.context.save_times.take)
+            leave = [self.context.mirror.subscribe(take) for take in takers]
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                for each in leave:
+                    each()
+
+    def _replica(self, entry: Entry[records.Replica], *, leader: bool) -> ReplicaState:
+        if entry.record.instance == self.context.instance:
+            ready, reason = self.is_ready()
+        else:
+            ready = entry.record.instance in self.soft.ready_peers()
+            reason = "" if ready else UNHEARD
+        return ReplicaState(entry=entry, leader=leader, ready=ready, reason=reason)

@@ -1,0 +1,136 @@
+"""How often an identity may ask, and how much it may hold open: token buckets and counts.
+
+The defaults are far above what a job needs: a session carries arrivals, progress and ticks, which
+are not counted here at all, and a thousand calls a second is what a replica has better uses for.
+A stream that opens is a call too: a watch begins with all that is there.
+They keep one broken client from taking a replica away from everybody else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from strata.core.access.authority import Identity, Role
+from strata.errors import QuotaExceeded
+
+K = TypeVar("K")
+
+MAX_IDENTITIES: Final = 10_000
+"""Of how many identities, and addresses, the bucket is remembered; the one that asked longest ago is
+forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """`per_s` calls a second on the average, `burst` at once."""
+
+    per_s: float
+    burst: float
+
+
+class Buckets(Generic[K]):
+    """A token bucket for each key, at one rate. Of each it is kept when it will be full again."""
+
+    def __init__(self, rate: Rate) -> None:
+        self.rate = rate
+        self._full_at_s: OrderedDict[K, float] = OrderedDict()
+
+    def take(self, key: K, now_s: float) -> float:
+        """Count one call by `key`; return the seconds to wait when its bucket is empty, else 0.0.
+
+        A call that has to wait takes nothing: who keeps asking is not punished for asking.
+        """
+        full_at_s = max(self._full_at_s.get(key, now_s), now_s) + 1 / self.rate.per_s
+        wait_s = full_at_s - now_s - self.rate.burst / self.rate.per_s
+        if wait_s > 1e-9:
+            return wait_s
+        self._full_at_s[key] = full_at_s
+        self._full_at_s.move_to_end(key)
+        if len(self._full_at_s) > MAX_IDENTITIES:
+            self._full_at_s.popitem(last=False)
+        return 0.0
+
+
+RATE: Final = Rate(per_s=500.0, burst=2_000.0)
+STRANGERS: Final = Rate(per_s=2.0, burst=20.0)
+"""How often one address may be told that nobody knows who it is; a client that was given a wrong token
+comes back every two seconds."""
+
+
+class Seldom:
+    """Says when something that may come in any number is to be said again."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._next_s = 0.0
+        self._untold = 0
+
+    def due(self, now_s: float) -> int | None:
+        """Return how many were not told since the last time, or None: this one is not told either."""
+        if now_s < self._next_s:
+            self._untold += 1
+            return None
+        self._next_s = now_s + self._interval_s
+        untold, self._untold = self._untold, 0
+        return untold
+
+
+MOST_OPEN: Final[Mapping[str, int]] = {"sessions": 64, "watches": 256}
+"""How many streams of a kind one identity may hold open at a replica. A reconnecting member has two sessions for a
+moment; standalone processes of one host may share an identity."""
+
+
+class Meter:
+    """The buckets and counts of a replica. Coordinators are not counted: they relay for others."""
+
+    def __init__(self, rate: Rate = RATE, strangers: Rate = STRANGERS) -> None:
+        self._calls: Buckets[tuple[Role, str]] = Buckets(rate)
+        self._strangers: Buckets[str] = Buckets(strangers)
+        self._open: Counter[tuple[Role, str, str]] = Counter()
+
+    def call(self, identity: Identity | None, now_s: float) -> None:
+        """Count one call; `QuotaExceeded` says when to come again."""
+        if identity is None or identity.role is Role.COORDINATOR:
+            return
+        wait_s = self._calls.take((identity.role, identity.id), now_s)
+        if wait_s:
+            raise QuotaExceeded(
+                f"{identity} makes more than {self._calls.rate.per_s:g} calls a second",
+                hint=f"ask again in {max(wait_s, 0.01):.2f} s",
+            )
+
+    def stranger(self, address: str, now_s: float) -> None:
+        """Count a call from `address` whose caller is unknown; `QuotaExceeded` when there are too many.
+
+        Whoever is known at the same address is not counted, and never refused for it.
+        """
+        wait_s = self._strangers.take(address, now_s)
+        if wait_s:
+            raise QuotaExceeded(
+                f"too many calls from {address} by nobody that this cluster knows",
+                hint=f"check the token or the certificate, and ask again in {max(wait_s, 0.01):.2f} s",
+            )
+
+    def open(self, identity: Identity | None, kind: str) -> None:
+        """Count a stream that opens: "sessions" or "watches"; `QuotaExceeded` when it is one too many."""
+        if identity is None or identity.role is Role.COORDINATOR:
+            return
+        key = (identity.role, identity.id, kind)
+        if self._open[key] >= MOST_OPEN[kind]:
+            raise QuotaExceeded(
+                f"{identity} holds {self._open[key]} {kind} open at this replica, the limit",
+                hint="close some, or give each process an identity of its own",
+            )
+        self._open[key] += 1
+
+    def close(self, identity: Identity | None, kind: str) -> None:
+        """Count a stream that ended, of those that `open` counted."""
+        if identity is None or identity.role is Role.COORDINATOR:
+            return
+        key = (identity.role, identity.id, kind)
+        self._open[key] -= 1
+        if not self._open[key]:
+            del self._open[key]

@@ -1,0 +1,288 @@
+"""How a round of a barrier ends: one commit, by whoever holds what it takes (PROTOCOLS 6.2-6.6).
+
+The outcome is created once, on one key, so release and break exclude each other:
+
+    what is known                                           what is written, if the key is absent
+    ------------------------------------------------------  -------------------------------------
+    every participant has arrived                           RELEASED, with the payloads
+    one that has not arrived is dead, failed or done        BROKEN, naming the missing
+    the earliest timeout of an arrival has passed           TIMED_OUT, naming the missing
+
+Every one of them compares the world's head and the floor as well: a newer head ends a round
+without a write. Only a release moves the floor, to its own round, and deletes the older rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
+
+import xxhash
+
+from strata.core.barriers.arrivals import (
+    Arrival,
+    BarrierBook,
+    BarrierKey,
+    OpenRound,
+    participants_digest,
+    payload_limit,
+)
+from strata.core.ids import InstanceId
+from strata.core.job import JobView, World
+from strata.core.kv.chunks import parts_of
+from strata.core.kv.keys import number
+from strata.core.kv.records import (
+    BarrierArrived,
+    BarrierFloor,
+    BarrierOutcome,
+    BarrierResult,
+    PayloadChunk,
+    b64,
+    encode,
+    unb64,
+)
+from strata.core.kv.txn import Compare, Decision, Delete, Operation, Put, Txn, absent, refusable, unchanged
+from strata.core.kv.view import Entry
+from strata.core.words import first_few
+from strata.errors import Refused, StaleGeneration, StrataError
+
+__all__ = [
+    "Arrival",
+    "BarrierBook",
+    "BarrierKey",
+    "OpenRound",
+    "decide_arrived",
+    "decide_outcome",
+    "ended",
+    "outcome_payloads",
+    "participants_digest",
+    "payload_limit",
+    "writer_delay_ms",
+]
+
+WRITER_STEP_MS = 20
+MAX_INLINE_BYTES = 56 * 1024
+"""Of payloads, as base64, in the outcome itself or in one chunk beside it."""
+MAX_MISSING = 2000
+"""How many missing ranks an outcome lists; its reason has their number."""
+_NAMED = 8
+
+
+def ended(job: JobView, key: BarrierKey) -> Entry[BarrierOutcome] | StrataError | None:
+    """Return how the round ended, or None while it may be open: by its outcome, or as out of date.
+
+    An arrival for a round with an outcome gets that outcome, however late. The answer is final:
+    nothing that a newer view shows can make it wrong.
+    """
+    path = job.keys.outcome(key.name, key.generation, key.round)
+    outcome = job.view.entry(path, BarrierOutcome)
+    if outcome is not None:
+        return outcome
+    head = job.head()
+    if head is not None and head.record.generation > key.generation:
+        return StaleGeneration(f"{key}: the world is generation {head.record.generation}")
+    floor = job.view.record(job.keys.barrier_floor(key.name, key.generation), BarrierFloor)
+    if floor is not None and floor.round >= key.round:
+        why = f"{key}: rounds up to {floor.round} have ended"
+        return Refused(why, hint="begin at the round after the world's floor")
+    return None
+
+
+def outcome_payloads(job: JobView, outcome: Entry[BarrierOutcome]) -> dict[int, bytes]:
+    """Return the payloads of a released round by rank; ranks that brought none are absent."""
+    record = outcome.record
+    texts = dict(record.payloads)
+    if record.payload_chunks:
+        folder = outcome.key.removesuffix("outcome") + "payloads/"
+        for chunk in job.view.entries(folder, PayloadChunk):
+            texts.update(chunk.record.payloads)
+    return {int(rank): unb64(text) for rank, text in texts.items()}
+
+
+def writer_delay_ms(key: BarrierKey, me: InstanceId, ready: Iterable[InstanceId]) -> int:
+    """Return how long this replica waits, with a full set, for another one to write the outcome.
+
+    The ready replicas stand in rendezvous-hash order, which differs from key to key; the first
+    writes at once, the k-th after 20 k ms unless it saw the outcome.
+    """
+    text = f"\n{key.job}\n{key.name}\n{key.generation}\n{key.round}"
+
+    def score(instance: InstanceId) -> tuple[int, str]:
+        return xxhash.xxh3_64_intdigest((instance + text).encode()), instance
+
+    mine = score(me)
+    return WRITER_STEP_MS * sum(score(other) > mine for other in set(ready) if other != me)
+
+
+@refusable
+def decide_outcome(
+    job: JobView,
+    open_round: OpenRound,
+    *,
+    now_ms: float,
+    phases: Mapping[int, str] | None = None,
+) -> Decision:
+    """Write the round's outcome if what is known here decides it.
+
+    `phases`: what ranks last said of themselves, to say what the missing were doing. Refusals:
+    `StaleGeneration` when a newer head ended it, `Refused` for a round below the floor.
+    """
+    key = open_round.key
+    end = ended(job, key)
+    if isinstance(end, StrataError):
+        raise end
+    if end is not None:
+        return Decision(reason=f"{key} is {end.record.result.value}")
+    world = job.world()
+    if world is None or world.head.generation != key.generation:
+        return Decision(reason=f"{key}: this view does not know its generation yet")
+    if open_round.complete:
+        return _release(job, open_round)
+    missing = open_round.missing()
+    arrived, expected = len(open_round.arrived), len(open_round.participants)
+    counted = f"{arrived} of {expected} arrived"
+    said = {**open_round.phases, **(phases or {})}
+    dead = _dead(job, world, missing)
+    if dead:
+        why = "; ".join(islice(dead.values(), _NAMED))
+        reason = f"{why}; {counted}, missing {_named(missing, said)}"
+        return _break(job, open_round, BarrierResult.BROKEN, reason, missing)
+    if open_round.deadline_ms is not None and now_ms >= open_round.deadline_ms:
+        waited_s = (now_ms - open_round.since_ms) / 1000
+        reason = f"timed out after {waited_s:.1f} s: {counted}, missing {_named(missing, said)}"
+        return _break(job, open_round, BarrierResult.TIMED_OUT, reason, missing)
+    return Decision(reason=f"{counted}; waiting for {_named(missing, said)}")
+
+
+def decide_arrived(job: JobView, open_round: OpenRound) -> Decision:
+    """Show people who is missing. Never read by a decision; the caller bounds how often."""
+    key = open_round.key
+    if ended(job, key) is not None:
+        return Decision(reason=f"{key} has ended")
+    path = job.keys.arrived(key.name, key.generation, key.round)
+    missing = open_round.missing()
+    record = BarrierArrived(
+        arrived=len(open_round.arrived),
+        expected=len(open_round.participants),
+        missing=tuple(missing[:MAX_MISSING]),
+    )
+    shown = job.view.entry(path, BarrierArrived)
+    if shown is not None and shown.record.arrived >= record.arrived:
+        return Decision(reason=f"{key}: {shown.record.arrived} arrived, as shown")
+    compares = (*_guards(job, key), unchanged(path, job.view.mod_revision(path)))
+    put = Put(key=path, value=encode(record))
+    reason = f"{key}: {record.arrived} of {record.expected} arrived"
+    return Decision(reason=reason, txn=Txn(compares=compares, success=(put,)))
+
+
+# -- what is written --------------------------------------------------------------------------
+
+
+def _guards(job: JobView, key: BarrierKey) -> tuple[Compare, ...]:
+    """Compare the head, the floor, and that nobody has ended the round."""
+    keys, view = job.keys, job.view
+    floor = keys.barrier_floor(key.name, key.generation)
+    return (
+        unchanged(keys.head, view.mod_revision(keys.head)),
+        unchanged(floor, view.mod_revision(floor)),
+        absent(keys.outcome(key.name, key.generation, key.round)),
+    )
+
+
+def _release(job: JobView, open_round: OpenRound) -> Decision:
+    key, keys = open_round.key, job.keys
+    texts = {str(rank): b64(data) for rank, data in sorted(open_round.arrived.items()) if data}
+    beside = [dict(part) for part in parts_of(texts.items(), _json_bytes, most_bytes=MAX_INLINE_BYTES)]
+    inline = beside.pop() if len(beside) == 1 else {}
+    reason = f"all {len(open_round.participants)} arrived"
+    outcome = BarrierOutcome(
+        generation=key.generation,
+        round=key.round,
+        result=BarrierResult.RELEASED,
+        digest=open_round.digest,
+        reason=reason,
+        payloads=inline,
+        payload_chunks=len(beside),
+    )
+    operations: list[Operation] = [
+        Put(key=keys.outcome(key.name, key.generation, key.round), value=encode(outcome)),
+        Put(
+            key=keys.barrier_floor(key.name, key.generation),
+            value=encode(BarrierFloor(round=key.round)),
+        ),
+    ]
+    operations += [
+        Put(
+            key=keys.payload_chunk(key.name, key.generation, key.round, index),
+            value=encode(PayloadChunk(payloads=chunk)),
+        )
+        for index, chunk in enumerate(beside)
+    ]
+    if key.round > 1:
+        # Ends before this round's own keys, and the floor sorts after all numbers: etcd refuses
+        # a transaction that both deletes and puts a key.
+        folder = keys.barrier_generation(key.name, key.generation)
+        operations.append(Delete(key=folder + number(0), range_end=folder + number(key.round)))
+    txn = Txn(compares=_guards(job, key), success=tuple(operations))
+    return Decision(reason=f"{key}: {reason}", txn=txn)
+
+
+def _break(
+    job: JobView,
+    open_round: OpenRound,
+    result: BarrierResult,
+    reason: str,
+    missing: list[int],
+) -> Decision:
+    key = open_round.key
+    outcome = BarrierOutcome(
+        generation=key.generation,
+        round=key.round,
+        result=result,
+        digest=open_round.digest,
+        reason=reason,
+        missing=tuple(missing[:MAX_MISSING]),
+    )
+    path = job.keys.outcome(key.name, key.generation, key.round)
+    txn = Txn(compares=_guards(job, key), success=(Put(key=path, value=encode(outcome)),))
+    return Decision(reason=f"{key} breaks: {reason}", txn=txn)
+
+
+# -- who is missing, and why ------------------------------------------------------------------
+
+
+def _json_bytes(item: tuple[str, str]) -> int:
+    return len(item[0]) + len(item[1]) + 6  # quotes, colon, comma
+
+
+def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str]:
+    """Return those of `missing` that cannot arrive any more, with the reason.
+
+    No transaction compares these facts: a `failed`, `done` or `stopped` key stays while the head does, and
+    an incarnation that is gone never returns.
+    """
+    generation = world.head.generation
+    failed, done, stopped = job.failed(generation), job.done(generation), job.stopped(generation)
+    waited_for = set(missing)
+    dead = {
+        rank: f"rank {rank} of {failed[rank].worker} failed ({failed[rank].reason[:200]})"
+        for rank in sorted(waited_for & failed.keys())
+    }
+    dead |= {rank: f"rank {rank} is done and will not arrive" for rank in sorted(waited_for & done)}
+    dead |= {
+        rank: f"rank {rank} has stopped, as asked, and will not arrive"
+        for rank in sorted(waited_for & stopped)
+    }
+    for member in world.members:
+        own = waited_for.intersection(member.ranks) - dead.keys()
+        worker = job.worker(member.worker) if own else None
+        if worker is None or worker.create_revision != member.incarnation:
+            dead |= {rank: f"rank {rank} went with {member.worker}" for rank in sorted(own)}
+    return dead
+
+
+def _named(ranks: Collection[int], phases: Mapping[int, str]) -> str:
+    """Return the first few of the ranks with their phases, and how many more there are."""
+    return first_few(
+        [f"{rank} ({phases[rank][:60]})" if phases.get(rank) else str(rank) for rank in ranks], _NAMED
+    )

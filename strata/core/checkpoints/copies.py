@@ -1,0 +1,184 @@
+"""How a further tier comes to hold a checkpoint (PROTOCOLS 8.7).
+
+Each rank, or whoever copies for it, reports its part, with the digest that was acked; one of them reports
+the manifest and the marker. Once every part and that seal are there, the tier is in the record, and may be
+read. A tier that was removed never comes back: its objects may still be on their way out. So are the images
+that an Incremental needs of its base: it is not copied to where that goes from, or is damaged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from strata.core.checkpoints.attempt import bases, named
+from strata.core.checkpoints.paths import attempt_path, check_root
+from strata.core.checkpoints.references import Copy
+from strata.core.checkpoints.tiers import BEGUN, tiers_of
+from strata.core.ids import checked_id
+from strata.core.job import JobView
+from strata.core.kv.records import Ack, CheckpointRecord, CheckpointState, Seal, Tier, TierState, encode
+from strata.core.kv.txn import Decision, Put, Txn, absent, present, refusable, unchanged
+from strata.core.kv.view import Entry
+from strata.errors import CheckpointError, Conflict, Refused
+
+_COPIED = frozenset({CheckpointState.OPEN, CheckpointState.COMMITTED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRequest:
+    """A rank's part (or the manifest and the marker: `rank` None) lies on `tier`, below `root`.
+
+    `begun`: nothing does yet; what a crash leaves there shall go with the record all the same.
+    """
+
+    step: int
+    attempt: str
+    tier: str
+    root: str
+    shared: bool = True
+    rank: int | None = None
+    digest: str = ""
+    host: str = ""
+    begun: bool = False
+
+
+@refusable
+def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
+    """Record that a part is copied, once; with the last one the tier is in the record.
+
+    The digest must be the acked one. Of a checkpoint that was adopted the acks are gone, and that of its manifest
+    alone is known: there each part has the digest that is reported first. `Conflict` for another. `Refused` once
+    the tier, or the checkpoint, is to be deleted: what was copied is removed with the rest. `CheckpointError`
+    when what it needs of its base is lost there.
+    """
+    held = named(job, request.step, request.attempt)
+    record, name = held.record, checked_id("tier", request.tier)
+    if record.state not in _COPIED:
+        raise Refused(f"step {record.step} is {record.state.value}, and is not copied any more")
+    known = tiers_of(record).get(name)
+    if known is not None and known.state is TierState.PRESENT:
+        return Decision(reason=f"step {record.step} is on {name}")
+    if known is not None:
+        raise Refused(f"step {record.step} on {name} is {known.state.value}")
+    if (lost := _lost_base(job, record, name)) is not None:
+        raise lost
+    key = (
+        job.keys.copied_seal(*record.where, name)
+        if request.rank is None
+        else job.keys.copy(*record.where, name, request.rank)
+    )
+    if request.begun:
+        key = job.keys.copies(*record.where, name) + BEGUN
+    elif (wanted := _digest_of(job, record, request)) != request.digest or not wanted:
+        there, acked = request.digest or "none", wanted or "none"
+        raise Conflict(f"what lies on {name} has digest {there}, and {acked} was acked")
+    if (copied := job.view.record(key, Copy)) is not None:
+        if not request.begun and copied.digest != request.digest:
+            differing = f"has digest {copied.digest}, and {request.digest} is reported"
+            raise Conflict(f"the part on {name} {differing}")
+        return decide_tier(job, held, name)
+    check_root(request.root)
+    copy = Copy(
+        digest=request.digest,
+        path=attempt_path(request.root, job.keys.name, *record.where),
+        shared=request.shared,
+        host=request.host,
+    )
+    what = (
+        "begins" if request.begun else "has the seal" if request.rank is None else f"has rank {request.rank}"
+    )
+    return Decision(
+        reason=f"{name} {what} of step {record.step}",
+        txn=Txn(
+            compares=(unchanged(held.key, held.mod_revision), absent(key)),
+            success=(
+                Put(key=key, value=encode(copy)),
+                *(_begun_beside(job, record, request) if request.begun else ()),
+            ),
+        ),
+    )
+
+
+def _digest_of(job: JobView, record: CheckpointRecord, request: CopyRequest) -> str:
+    """Return the digest that must lie there, or "": it is not known, or there is no such part."""
+    rank = request.rank
+    # nothing commits without its acks: where they are gone it was given up first, and adopted then
+    adopted = record.state is CheckpointState.COMMITTED and record.origin is None
+    if rank is None:
+        seal = job.view.record(job.keys.seal(*record.where), Seal)
+        return seal.digest if seal is not None else record.manifest_digest if adopted else ""
+    ack = job.view.record(job.keys.ack(*record.where, rank), Ack)
+    if ack is not None:
+        return ack.digest
+    # the manifest, which the seal of the copy must match, names the parts
+    return request.digest if adopted and rank < record.ranks else ""
+
+
+def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> CheckpointError | None:
+    """Return why no copy on this tier could be read: what it needs of its base is not there, for good.
+
+    It is no `Refused`, which says that nobody wants the copy any more: whoever waits for this one is to be told.
+
+    A base that was not copied is no obstacle: whoever copies takes its images along. No write compares this:
+    while `record` refers to it, a base leaves no tier.
+    """
+    for base in (entry.record for entry in bases(job, record)):
+        if name in base.tiers and base.tiers[name].state is not TierState.PRESENT:
+            state = base.tiers[name].state.value
+            why = f"step {base.step}, which step {record.step} needs, is {state} on {name}"
+            return CheckpointError(why, hint="save a Full")
+    return None
+
+
+def _begun_beside(job: JobView, record: CheckpointRecord, request: CopyRequest) -> Iterator[Put]:
+    """Yield what has the images of its bases, which the copy takes along, go with their records.
+
+    A base that was saved before there was this tier has no copy of its own there that would say so.
+    """
+    for base in (entry.record for entry in bases(job, record)):
+        key = job.keys.copies(*base.where, request.tier) + BEGUN
+        if base.origin is None and request.tier not in tiers_of(base) and job.view.get(key) is None:
+            path = attempt_path(request.root, job.keys.name, *base.where)
+            yield Put(key=key, value=encode(Copy(digest="", path=path, shared=request.shared)))
+
+
+def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decision:
+    """Take a tier into a committed record once every part and the seal are there.
+
+    Copies stay while the record does, so that "all are there" needs no compare but the record's and the
+    seal's, which a deletion would take away.
+    """
+    record = held.record
+    if name in tiers_of(record) or record.state is not CheckpointState.COMMITTED:
+        return Decision(reason=f"step {record.step} is {record.state.value}: no part of it is waited for")
+    key = job.keys.copied_seal(*record.where, name)
+    seal = job.view.record(key, Copy)
+    there = set(job.view.names(job.keys.copies(*record.where, name))) - {"seal", BEGUN}
+    if seal is None or len(there) < record.ranks:
+        return Decision(reason=f"{name} has {len(there)} of {record.ranks} parts of step {record.step}")
+    if (lost := _lost_base(job, record, name)) is not None:
+        return Decision(reason=lost.message)
+    tiers = {**tiers_of(record), name: Tier(path=seal.path, shared=seal.shared)}
+    return Decision(
+        reason=f"step {record.step} is on {name}",
+        txn=Txn(
+            compares=(unchanged(held.key, held.mod_revision), present(key)),
+            success=(Put(key=held.key, value=encode(dataclasses.replace(record, tiers=tiers))),),
+        ),
+    )
+
+
+def next_tier(job: JobView) -> Decision:
+    """Decide the first tier of this job that is complete and in no record; for any replica, at any time."""
+    for entry in job.checkpoints():
+        record = entry.record
+        if record.state is not CheckpointState.COMMITTED:
+            continue
+        copies = f"{job.keys.attempt(*record.where)}copies/"
+        for name in job.view.names(copies):
+            decision = decide_tier(job, entry, name)
+            if decision.txn is not None:
+                return decision
+    return Decision(reason="no copy is complete and unknown")

@@ -1,0 +1,308 @@
+"""How a checkpoint, or one copy of it, leaves the catalog (PROTOCOLS 8.5, 8.6, 8.7).
+
+A deletion is two transactions with the removal of the bytes between them. The first turns the
+record, or one of its tiers, into a tombstone (DELETING) and compares everything that could still need
+the bytes; the second removes it. Whoever removes the bytes in between is right however late: the
+attempt's folder is unique and never used again, and a tier that is REMOVED stays so.
+
+The record goes with its last tier. A fork has no bytes: its record goes at once, and with it the
+reference that kept its source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from strata.core.checkpoints.attempt import bases, named, release_references
+from strata.core.checkpoints.corruption import is_whole
+from strata.core.checkpoints.order import (
+    RESTORABLE_TYPES,
+    asked_back,
+    counts,
+    find,
+    is_latest,
+    order,
+    superseded,
+)
+from strata.core.checkpoints.pins import tags_of
+from strata.core.checkpoints.references import Copy, Discarded
+from strata.core.checkpoints.tiers import hosts_of, present_on, tiers_of
+from strata.core.ids import checked_id
+from strata.core.job import JobView
+from strata.core.kv.records import CheckpointRecord, CheckpointState, Tier, TierState, encode
+from strata.core.kv.txn import (
+    Compare,
+    Decision,
+    Delete,
+    Operation,
+    Put,
+    Txn,
+    absent,
+    delete_prefix,
+    none_in,
+    none_newer_in,
+    refusable,
+    unchanged,
+)
+from strata.core.kv.view import Entry
+from strata.errors import InvalidArgument, Refused
+
+_GONE = frozenset({TierState.DELETING, TierState.REMOVED})
+
+
+@refusable
+def decide_delete(
+    job: JobView, *, step: int, attempt: str, finished: bool, tier: str = "", host: str = ""
+) -> Decision:
+    """Mark an attempt, or its copy on `tier`, as DELETING; with its bytes removed (`finished`), end it.
+
+    `host` says whose disk is clear, where a tier lies on several. Settled, for the first call, once
+    there is a tombstone; for the second, once the record, the copy or the host's part is gone.
+    """
+    if not attempt:
+        raise InvalidArgument("a deletion names the attempt it means")
+    checked_id("attempt", attempt)
+    if finished and find(job, step, attempt) is None:
+        return _forget(job, step, attempt, tier)
+    held = named(job, step, attempt)
+    record, tiers = held.record, tiers_of(held.record)
+    if tier and tier not in tiers:
+        raise InvalidArgument(f"step {step} has no copy on {tier}", hint=f"there is {', '.join(tiers)}")
+    if finished:
+        return _finish(job, held, tier, host)
+    if record.state is CheckpointState.DELETING or (tier and tiers[tier].state in _GONE):
+        return Decision(reason=f"step {step} may be removed")
+    return decide_tombstone(job, held, tier=tier)
+
+
+# -- the tombstone ----------------------------------------------------------------------------
+
+
+@refusable
+def decide_tombstone(job: JobView, held: Entry[CheckpointRecord], *, tier: str = "") -> Decision:
+    """Forbid the use of a checkpoint, or of one copy, unless somebody needs it."""
+    record = held.record
+    if tier and (record.state is not CheckpointState.COMMITTED or present_on(record) == [tier]):
+        tier = ""  # without this copy nothing is left: the record goes with its last tier
+    guards = _unneeded(job, held)
+    newer = _newer_commit(job, record, tier)
+    if record.origin is not None:
+        return _remove(job, held, guards=(*guards, *_as_they_are(job, newer)))
+    tiers = {
+        name: dataclasses.replace(each, state=TierState.DELETING)
+        if each.state is not TierState.REMOVED and (not tier or name == tier)
+        else each
+        for name, each in tiers_of(record).items()
+    }
+    state = record.state if tier else CheckpointState.DELETING
+    if not tier:
+        tiers |= _half_copied(job, record)
+    tombstone = dataclasses.replace(record, state=state, tiers=tiers)
+    return Decision(
+        reason=f"step {record.step}{f' on {tier}' if tier else ''} is to be deleted",
+        txn=Txn(
+            compares=(*guards, *_as_they_are(job, newer)),
+            success=(Put(key=held.key, value=encode(tombstone)),),
+        ),
+    )
+
+
+def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...]:
+    """Return what must hold for this record's bytes to go; raise who needs them."""
+    record, keys = held.record, job.keys
+    if record.state is CheckpointState.OPEN:
+        raise Refused(f"step {record.step} is being saved", hint="abort it first")
+    rewind = asked_back(job)
+    if is_latest(job, record):
+        raise Refused(f"step {record.step} is the latest checkpoint")
+    if rewind is not None and rewind.record.attempt == record.attempt:
+        raise Refused(f"the job goes back to step {record.step}")
+    pin, refs, readers = (
+        keys.pin(record.step, record.attempt),
+        keys.refs(*record.where),
+        keys.readers(*record.where),
+    )
+    if job.view.get(pin) is not None:
+        raise Refused(f"step {record.step} is pinned", hint="unpin it first")
+    if names := tags_of(job, record):
+        raise Refused(f"step {record.step} is tagged {names[0]}", hint="take the tag away first")
+    if users := job.view.names(refs):
+        raise Refused(f"step {record.step} is referenced by attempt {users[0]}")
+    if users := job.view.names(readers):
+        raise Refused(f"step {record.step} is being read by {users[0]}")
+    return (
+        unchanged(held.key, held.mod_revision),
+        unchanged(keys.latest, job.view.mod_revision(keys.latest)),
+        unchanged(keys.rewind, job.view.mod_revision(keys.rewind)),
+        absent(pin),
+        none_in(keys.tags_of(*record.where)),
+        none_in(refs),
+        none_in(readers),
+    )
+
+
+def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> Sequence[Entry[CheckpointRecord]]:
+    """Return the newer commits that must stay as they are for this one to go; raise where one is missing.
+
+    There is always one; and one on each shared tier that this goes from, so that what survives the
+    loss of a host is never gone before something newer survives it too. An ABORTED one is no restore
+    point and needs none.
+    """
+    if record.state is CheckpointState.ABORTED:
+        return ()
+    newer = [e for e in job.checkpoints() if _newer(job, e.record, record)]
+    if not newer:
+        raise Refused(f"no newer checkpoint than step {record.step} is committed")
+    newest = max(newer, key=lambda e: counts(job, e.record))
+    kept = {newest.key: newest}
+    for name, each in tiers_of(record).items():
+        if not each.shared or each.state is not TierState.PRESENT or (tier and name != tier):
+            continue
+        there = [e for e in newer if name in present_on(e.record)]
+        if not there:
+            raise Refused(f"no newer checkpoint than step {record.step} is on {name}")
+        safe = max(there, key=lambda e: counts(job, e.record))
+        kept[safe.key] = safe
+    return tuple(kept.values())
+
+
+def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> list[Compare]:
+    """Return what holds while these records stay what they are, and nobody reports them, or a base, damaged."""
+    stay = {entry.key: entry for entry in entries}
+    needed = {key: entry.record for key, entry in stay.items()}
+    needed |= {base.key: base.record for entry in stay.values() for base in bases(job, entry.record)}
+    return [
+        *(unchanged(entry.key, entry.mod_revision) for entry in stay.values()),
+        *(
+            none_newer_in(f"{job.keys.attempt(*r.where)}suspects/", job.view.revision)
+            for r in needed.values()
+        ),
+    ]
+
+
+def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:
+    """Tell whether `one` can be restored in place of `than`, and counts as newer."""
+    if one.state is not CheckpointState.COMMITTED or one.type not in RESTORABLE_TYPES or not present_on(one):
+        return False
+    if one.attempt == than.attempt or not is_whole(job, one):
+        return False
+    if superseded(job, one):
+        return False
+    return counts(job, one) > order(than) or (is_latest(job, one) and superseded(job, than))
+
+
+def _half_copied(job: JobView, record: CheckpointRecord) -> dict[str, Tier]:
+    """Return the tiers that a copy was begun on and that are in no record: what is there goes as well."""
+    found = {}
+    for name in job.view.names(f"{job.keys.attempt(*record.where)}copies/"):
+        copies = list(job.view.entries(job.keys.copies(*record.where, name), Copy))
+        if name not in tiers_of(record) and copies:
+            first = copies[0].record
+            found[name] = Tier(path=first.path, shared=first.shared, state=TierState.DELETING)
+    return found
+
+
+# -- the end ----------------------------------------------------------------------------------
+
+
+def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -> Decision:
+    record, tiers = held.record, dict(tiers_of(held.record))
+    dying = dying_tiers(record)
+    if tier and tiers[tier].state is TierState.REMOVED:
+        return Decision(reason=f"step {record.step} is gone from {tier}")
+    if record.state is not CheckpointState.DELETING and tier not in dying:
+        raise Refused(
+            f"step {record.step} is {record.state.value}, not deleting",
+            hint="ask for its deletion first, then remove its bytes",
+        )
+    if not tier:
+        return _remove(job, held)
+    if waiting := _other_hosts(job, record, tier, host):
+        key = job.keys.removed(*record.where, tier) + checked_id("host", host)
+        if job.view.get(key) is not None:
+            return Decision(
+                reason=f"{tier} of step {record.step} is still on {', '.join(sorted(waiting)[:4])}"
+            )
+        return Decision(
+            reason=f"step {record.step} is gone from the {tier} of {host}",
+            txn=Txn(
+                compares=(unchanged(held.key, held.mod_revision), absent(key)),
+                success=(Put(key=key, value=encode(tiers[tier])),),
+            ),
+        )
+    if record.state is CheckpointState.DELETING and dying == [tier]:
+        return _remove(job, held)
+    tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.REMOVED)
+    return Decision(
+        reason=f"the bytes of step {record.step} are gone from {tier}",
+        txn=Txn(
+            compares=(unchanged(held.key, held.mod_revision),),
+            success=(
+                Put(key=held.key, value=encode(dataclasses.replace(record, tiers=tiers))),
+                delete_prefix(job.keys.copies(*record.where, tier)),
+                delete_prefix(job.keys.removed(*record.where, tier)),
+                delete_prefix(job.keys.suspects(*record.where, tier)),
+            ),
+        ),
+    )
+
+
+def dying_tiers(record: CheckpointRecord) -> list[str]:
+    """Return the copies whose bytes are to be removed: all that are left, once the record is a tombstone."""
+    return [name for name, tier in tiers_of(record).items() if tier.state is TierState.DELETING]
+
+
+def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -> set[str]:
+    """Return the hosts that still hold a part of this tier once `host` has removed its own.
+
+    Without a host the caller vouches for all of them, as a person does for a machine that is gone.
+    """
+    if not host:
+        return set()
+    done = job.view.names(job.keys.removed(*record.where, tier))
+    return hosts_of(job, record, tier) - {host, *done}
+
+
+def _remove(job: JobView, held: Entry[CheckpointRecord], guards: tuple[Compare, ...] = ()) -> Decision:
+    """No new reader or reference can appear: they refuse a tombstone, so none is compared."""
+    record, keys = held.record, job.keys
+    operations: list[Operation] = [
+        Delete(key=held.key),
+        delete_prefix(keys.attempt(*record.where)),
+        *release_references(job, record),
+    ]
+    what = "bytes"
+    if record.origin is not None:
+        operations.append(Delete(key=fork_reference(job, record)))
+        what = "fork"
+    return Decision(
+        reason=f"step {record.step}: its {what} and its record are gone",
+        txn=Txn(
+            compares=guards or (unchanged(held.key, held.mod_revision),),
+            success=tuple(operations),
+        ),
+    )
+
+
+def fork_reference(job: JobView, record: CheckpointRecord) -> str:
+    """Return the key by which a fork keeps its source: no attempt and no job can have its name."""
+    assert record.origin is not None
+    source = f"{job.keys.folder}{record.origin.job}/"
+    keys = dataclasses.replace(job.keys, root=source)
+    refs = keys.refs(record.origin.step, record.origin.generation, record.attempt)
+    return f"{refs}fork:{job.keys.name}"
+
+
+def _forget(job: JobView, step: int, attempt: str, tier: str) -> Decision:
+    """End what was left of an attempt whose slot another one took."""
+    note = job.view.entry(job.keys.discard(attempt), Discarded)
+    if note is None:
+        return Decision(reason=f"attempt {attempt} of step {step} is gone")
+    left = {name: each for name, each in note.record.tiers.items() if tier and name != tier}
+    after = dataclasses.replace(note.record, tiers=left)
+    operation = Put(key=note.key, value=encode(after)) if left else Delete(key=note.key)
+    return Decision(
+        reason=f"the bytes of attempt {attempt} of step {step} are gone",
+        txn=Txn(compares=(unchanged(note.key, note.mod_revision),), success=(operation,)),
+    )

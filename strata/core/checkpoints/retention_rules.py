@@ -1,0 +1,132 @@
+"""Which checkpoints a policy keeps, and why: the same rules with coordinators and without.
+
+A policy is several rules, and a checkpoint stays if any one of them wants it. Rules count per kind: what
+holds a whole state is one kind, each part of it another. The reasons are sentences that people read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from strata.core.checkpoints.references import Keep
+from strata.core.kv.records import CheckpointType
+from strata.errors import InvalidArgument
+
+WHOLE = frozenset({CheckpointType.FULL, CheckpointType.INCREMENTAL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A committed checkpoint, as far as a rule looks at it.
+
+    `counts` is what it counts as, (generation, step); `superseded` ones are of a history that was given
+    up, and are no newer ones for anybody. `key` is the caller's own name for it.
+    """
+
+    key: str
+    type: CheckpointType
+    step: int
+    counts: tuple[int, int]
+    created_unix_ms: int
+    superseded: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_keep(keep: Keep) -> None:
+    """Return if the rules make sense; `InvalidArgument`, naming the one that does not."""
+    for name in ("latest", "every_steps", "best", "age_ms"):
+        if getattr(keep, name) < 0:
+            raise InvalidArgument(
+                f"{name} is {getattr(keep, name)}", hint="0 is no such rule, else from 1 on"
+            )
+    if bool(keep.best) != bool(keep.metric):
+        raise InvalidArgument(
+            "best and metric belong together: how many, and by which number of the metadata",
+            hint='keep the 3 best by metadata["loss"]: best=3, metric="loss"',
+        )
+    if not keep.everything and not keep.latest:
+        raise InvalidArgument(
+            "the rules keep none of the newest", hint="add a number of the latest, from 1 on, to the others"
+        )
+
+
+def kept(candidates: Iterable[Candidate], keep: Keep, *, now_unix_ms: int) -> dict[str, str]:
+    """Return the keys of those that stay, each with its reason."""
+    every = list(candidates)
+    if keep.everything:
+        return dict.fromkeys((c.key for c in every), "everything is kept")
+    kinds: defaultdict[frozenset[CheckpointType], list[Candidate]] = defaultdict(list)
+    for candidate in every:
+        kinds[_kind_of(candidate)].append(candidate)
+    found: dict[str, str] = {}
+    for kind in kinds.values():
+        kind.sort(key=lambda c: c.counts)
+        for rule in (_latest, _every, _best, _young):
+            for key, why in rule(kind, keep, now_unix_ms).items():
+                found.setdefault(key, why)
+    return found
+
+
+def newest_of_each_step(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return, of those of one kind and step, the one that counts as newest: what a load of the step takes."""
+    found: dict[tuple[frozenset[CheckpointType], int], Candidate] = {}
+    for candidate in sorted(candidates, key=lambda c: c.counts):
+        found[_kind_of(candidate), candidate.step] = candidate
+    return list(found.values())
+
+
+def _kind_of(candidate: Candidate) -> frozenset[CheckpointType]:
+    return WHOLE if candidate.type in WHOLE else frozenset({candidate.type})
+
+
+def _latest(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
+    """One that was superseded stays until there are as many newer ones as any other: no sooner."""
+    found, newer = {}, 0
+    for candidate in reversed(kind):
+        if newer < keep.latest:
+            found[candidate.key] = f"one of the {keep.latest} newest"
+        newer += not candidate.superseded
+    return found
+
+
+def _every(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
+    """The first at or after each multiple: a save is seldom due at the multiple itself."""
+    if not keep.every_steps:
+        return {}
+    firsts: dict[int, Candidate] = {}
+    for candidate in kind:
+        number = candidate.step // keep.every_steps
+        if candidate.superseded or (number == 0 and candidate.step > 0):
+            continue
+        first = firsts.get(number)
+        if first is None or candidate.step < first.step:
+            firsts[number] = candidate
+    return {c.key: f"the first from step {n * keep.every_steps} on" for n, c in firsts.items()}
+
+
+def _best(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
+    """Those without a number under that name are none of the best; of equals the newer one is."""
+    scored = []
+    for candidate in kind:
+        try:
+            number = float(candidate.metadata.get(keep.metric, ""))
+        except ValueError:
+            continue
+        if math.isfinite(number):
+            scored.append((number if keep.highest else -number, candidate.counts, candidate))
+    scored.sort(key=lambda each: each[:2], reverse=True)
+    return {
+        c.key: f"one of the {keep.best} best by {keep.metric}: {c.metadata[keep.metric]}"
+        for _score, _counts, c in scored[: keep.best]
+    }
+
+
+def _young(kind: Sequence[Candidate], keep: Keep, now_unix_ms: int) -> dict[str, str]:
+    return {
+        c.key: f"younger than {keep.age_ms / 3_600_000:g} h"
+        for c in kind
+        if keep.age_ms and now_unix_ms - c.created_unix_ms < keep.age_ms
+    }

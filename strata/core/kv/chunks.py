@@ -1,0 +1,88 @@
+"""The members of a world are written in chunks, and adopted by the head that is written last.
+
+Chunks lie under (generation, epoch), so those of another leader's attempt are never adopted
+(PROTOCOLS 6.1). An earlier attempt of the *same* leader lies in the same folder, and one of its
+transactions may still be on the way. So before the head chunks are only written, never deleted; the head's
+transaction compares that none came since the view, and deletes those that are too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from strata.core.job import JobView
+from strata.core.kv.records import Member, MembersChunk, encode
+from strata.core.kv.txn import Compare, Delete, Operation, Put, Txn, none_newer_in, prefix_end
+
+T = TypeVar("T")
+
+MAX_CHUNK_MEMBERS = 400
+MAX_CHUNK_BYTES = 56 * 1024
+MAX_OPS = 100
+"""PROTOCOLS 2.5; etcd itself refuses more than 128."""
+MAX_BYTES = 900 * 1024
+"""Of the values in one transaction, which leaves room for keys and compares below 1 MiB."""
+_FIXED_BYTES = 120
+"""Of a member as JSON, beside its name, with every number as long as it can be."""
+
+
+def parts_of(
+    items: Iterable[T], size: Callable[[T], int], *, most_bytes: int, most: int | None = None
+) -> Iterator[list[T]]:
+    """Divide items, in their order, into parts of at most `most`, and of `most_bytes` unless one item alone is larger."""
+    part: list[T] = []
+    part_bytes = 0
+    for item in items:
+        item_bytes = size(item)
+        if part and (len(part) == most or part_bytes + item_bytes > most_bytes):
+            yield part
+            part, part_bytes = [], 0
+        part.append(item)
+        part_bytes += item_bytes
+    if part:
+        yield part
+
+
+def chunks_of(members: Sequence[Member]) -> list[bytes]:
+    """Return the encoded chunks, each of at most 400 members and well below a value's limit."""
+    parts = parts_of(
+        members,
+        lambda member: _FIXED_BYTES + len(member.worker),
+        most=MAX_CHUNK_MEMBERS,
+        most_bytes=MAX_CHUNK_BYTES,
+    )
+    return [encode(MembersChunk(members=tuple(part))) for part in parts]
+
+
+def write_members(
+    job: JobView,
+    *,
+    generation: int,
+    epoch: int,
+    chunks: Sequence[bytes],
+    guards: Sequence[Compare],
+    last: Txn,
+) -> tuple[Txn, ...]:
+    """Return what makes `chunks` the members of (generation, epoch), and then `last`, the head.
+
+    If everything fits into one transaction that is the answer. Else the answer is only what is
+    missing of the chunks, each under `guards`; the next plan finds them in the view.
+    """
+    view, folder = job.view, job.keys.members(generation, epoch)
+    there = {kv.key: kv.value for kv in view.walk(folder)}
+    wanted = {job.keys.members_chunk(generation, epoch, index): value for index, value in enumerate(chunks)}
+    puts: list[Operation] = [
+        Put(key=key, value=value) for key, value in wanted.items() if there.get(key) != value
+    ]
+    if len(puts) + len(last.success) < MAX_OPS and sum(map(_value_bytes, puts)) <= MAX_BYTES:
+        if there.keys() - wanted.keys():
+            first = job.keys.members_chunk(generation, epoch, len(chunks))
+            puts.append(Delete(key=first, range_end=prefix_end(folder)))
+        return (last.and_if(none_newer_in(folder, view.revision)).then(*puts),)
+    parts = parts_of(puts, _value_bytes, most=MAX_OPS, most_bytes=MAX_BYTES)
+    return tuple(Txn(compares=tuple(guards), success=tuple(part)) for part in parts)
+
+
+def _value_bytes(write: Operation) -> int:
+    return len(write.value) if isinstance(write, Put) else 0

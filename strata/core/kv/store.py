@@ -1,0 +1,80 @@
+"""The `Store` protocol: what Strata needs of etcd, and nothing more.
+
+Two implementations stand under one contract suite (`tests/contract`): the etcd client in
+`strata.etcd` and the in-memory one in `strata.testing`.
+
+Errors, the same from both:
+
+- `Unavailable`: indeterminate. The call may have taken effect (PROTOCOLS 2.3). For a read: no
+  answer in time.
+- `InvalidArgument`: the store refuses the request as malformed (a key written twice, too many
+  operations, an empty key); nothing was written.
+- `QuotaExceeded`: the request is too large; nothing was written. A full store is `NoSpace`, an
+  `Unavailable`: its answer does not prove that nothing was written (docs/adr/0002).
+- `NotFound`: the lease does not exist (any more); nothing was written.
+- `Compacted`: the asked revision is gone; list again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from strata.core.kv.txn import Lease, Range, RangeResult, Txn, TxnResult, WatchBatch
+from strata.errors import StrataError, Unavailable
+
+
+class Compacted(StrataError):
+    """The revision asked for was compacted away."""
+
+    code = "COMPACTED"
+
+
+class NoSpace(Unavailable):
+    """The store's quota is used up: it takes no write until somebody makes room."""
+
+    code = "NO_SPACE"
+
+
+class Store(Protocol):
+    """A linearizable, revisioned key-value store with leases and watches."""
+
+    async def read(self, request: Range) -> RangeResult:
+        """Return the keys of the range; linearizable unless `request.serializable`."""
+        ...
+
+    async def execute(self, txn: Txn) -> TxnResult:
+        """Apply one transaction.
+
+        Never retries a transaction whose outcome is unknown: that is the caller's decision,
+        because only the caller knows whether it is guarded.
+        """
+        ...
+
+    def watch(
+        self, key: str, range_end: str | None, *, start_revision: int
+    ) -> AbstractAsyncContextManager[AsyncIterator[WatchBatch]]:
+        """Yield every change of the range from `start_revision` on: ordered, without gaps.
+
+        Survives the loss of a connection by resuming after the last revision it yielded; ends
+        with `Compacted` when that revision is gone. Whole revisions only. Leaving it by
+        `TimeoutError` says that it was late: the next watch is opened elsewhere, where there is one.
+        """
+        ...
+
+    async def grant(self, ttl_s: int) -> Lease:
+        """Return a new lease of about `ttl_s` seconds."""
+        ...
+
+    async def keep_alive(self, lease_id: int) -> int:
+        """Renew the lease once and return the seconds it now has; `NotFound` when it is gone."""
+        ...
+
+    async def revoke(self, lease_id: int) -> None:
+        """End the lease and delete its keys; a lease that is gone already is no error."""
+        ...
+
+    async def compact(self, revision: int) -> None:
+        """Drop history before `revision`; a revision compacted already is no error."""
+        ...

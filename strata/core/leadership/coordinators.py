@@ -1,0 +1,102 @@
+"""Which coordinators there are, and which of them are unreachable (PROTOCOLS 4.9).
+
+`P/replicas/<replica>` hangs from a lease and goes with its replica. The leader keeps a second key of the same
+name, `P/coordinators/<replica>`, without a lease. A coordinator that has only the second key is *unreachable*.
+No decision about members or leadership reads that key; only an operator's `forget` deletes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from strata.core.ids import is_id
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import PoisonRecord, Replica, encode
+from strata.core.kv.txn import Decision, Delete, Plan, Put, Txn, absent, created_at, unchanged
+from strata.core.kv.view import View
+from strata.core.leadership.coordinator_record import Coordinator
+from strata.errors import NotFound, Refused, StrataError
+
+MAX_LISTED = 100
+"""The leader adds no name beyond: something makes up names."""
+
+
+def unreachable(view: View, keys: ClusterKeys) -> Mapping[str, Coordinator]:
+    """Return, by name, the coordinators whose registration is gone and which nobody has forgotten."""
+    return {
+        name: _listed(view, keys, name) or Coordinator()
+        for name in view.names(keys.coordinators)
+        if is_id(name) and view.get(keys.replica(name)) is None
+    }
+
+
+def plan_list(view: View, keys: ClusterKeys, *, epoch: int, now_unix_ms: int) -> Plan:
+    """Make the list agree with the registrations: each coordinator in a transaction of its own."""
+    txns = [
+        Txn(
+            compares=(
+                created_at(keys.leader, epoch),
+                unchanged(keys.replica(name), view.mod_revision(keys.replica(name))),
+                unchanged(keys.coordinator(name), view.mod_revision(keys.coordinator(name))),
+            ),
+            success=(Put(key=keys.coordinator(name), value=encode(record)),),
+        )
+        for name, record in _due(view, keys, epoch, now_unix_ms)
+    ]
+    return Plan(reason=f"{len(txns)} coordinators registered or are gone", txns=tuple(txns))
+
+
+def is_known(view: View, keys: ClusterKeys, name: str) -> bool:
+    """Tell whether a coordinator of this name is registered or on the list."""
+    return any(view.get(key) is not None for key in (keys.replica(name), keys.coordinator(name)))
+
+
+def decide_forget(view: View, keys: ClusterKeys, name: str, *, known: bool) -> Decision:
+    """Take an unreachable coordinator off the list; refuse one that is registered.
+
+    `known`: it was known when the request came. If it is not on the list by now, this request or another one took it off.
+    """
+    replica, listed = view.entry(keys.replica(name), Replica), view.get(keys.coordinator(name))
+    if replica is not None:
+        refusal: StrataError = Refused(
+            f"coordinator {name} runs at {replica.record.address}",
+            hint="stop it first, and wait until strata status says that it is unreachable",
+        )
+        return Decision(reason=f"{name} is registered", refusal=refusal)
+    if listed is None:
+        unknown = NotFound(f"no coordinator is called {name}", hint="strata status shows their names")
+        return Decision(reason=f"{name} is not on the list", refusal=None if known else unknown)
+    return Decision(
+        reason=f"{name} is forgotten",
+        txn=Txn(
+            compares=(absent(keys.replica(name)), unchanged(listed.key, listed.mod_revision)),
+            success=(Delete(key=listed.key),),
+        ),
+    )
+
+
+def _due(view: View, keys: ClusterKeys, epoch: int, now_unix_ms: int) -> Iterator[tuple[str, Coordinator]]:
+    """Yield the records that are to be written."""
+    room = MAX_LISTED - view.count(keys.coordinators)
+    for entry in view.entries(keys.replicas, Replica):
+        listed = _listed(view, keys, entry.name)
+        if listed is None and view.get(keys.coordinator(entry.name)) is None:
+            room -= 1
+            if room < 0:
+                continue
+        if listed is None or (listed.address, listed.unreachable_since_unix_ms) != (entry.record.address, 0):
+            yield entry.name, Coordinator(address=entry.record.address, epoch=epoch)
+    for name, record in unreachable(view, keys).items():
+        if not record.unreachable_since_unix_ms:
+            yield (
+                name,
+                Coordinator(address=record.address, epoch=epoch, unreachable_since_unix_ms=now_unix_ms),
+            )
+
+
+def _listed(view: View, keys: ClusterKeys, name: str) -> Coordinator | None:
+    """Return what the list says of a coordinator; None for a value that nobody can read, which the leader replaces."""
+    try:
+        return view.record(keys.coordinator(name), Coordinator)
+    except PoisonRecord:
+        return None

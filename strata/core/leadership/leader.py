@@ -1,0 +1,209 @@
+"""Who leads: a lease for liveness, a fence for safety (PROTOCOLS 4).
+
+Safety is in the fence alone: every controller write compares the leader key's create_revision,
+the epoch. What stands here is liveness: when to campaign, when to renew, when to stop acting.
+
+    stands as     sees in the leader key     and then
+    ------------  -------------------------  ---------------------------------------------------
+    no office     nothing                    gets a lease (if it has no fresh one), campaigns
+                  another instance           waits
+                  itself, by its lease       takes office (a late campaign is as good as any)
+                  itself, by another lease   deletes the key, guarded
+    in office     its own key, same epoch    renews; acts until 2/3 of the lease have passed
+                  anything else              stops acting at once
+
+The lease is anchored at the moment its grant or its last answered renewal was *sent*; an answer
+moves the deadline and proves nothing else. Times are seconds of one clock that runs through
+suspends (CLOCK_BOOTTIME), read again before each act and never compared between processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from strata.core.ids import Epoch, InstanceId, ReplicaId
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import Leader, encode
+from strata.core.kv.txn import Delete, Put, Txn, absent, created_at
+from strata.core.kv.view import Entry, View
+
+ASKED_TTL_S = 6
+RENEW_S = 1.0
+MAX_STILL_S = 2.0
+"""A leader whose world controller has not turned for this long lets its lease run out."""
+_ACTS = 2 / 3
+
+
+# -- transactions -----------------------------------------------------------------------------
+
+
+def campaign_txn(
+    keys: ClusterKeys, *, instance: InstanceId, replica: ReplicaId, address: str, lease_id: int
+) -> Txn:
+    """Create the leader key if nobody holds it."""
+    record = Leader(instance=instance, replica=replica, address=address)
+    put = Put(key=keys.leader, value=encode(record), lease=lease_id)
+    return Txn(compares=(absent(keys.leader),), success=(put,))
+
+
+def resign_txn(keys: ClusterKeys, epoch: int) -> Txn:
+    """Delete the leader key of `epoch`, and no other."""
+    return Txn(compares=(created_at(keys.leader, epoch),), success=(Delete(key=keys.leader),))
+
+
+# -- the lease --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseClock:
+    """How long a lease may be relied on. `ttl_s` is what etcd granted, not what was asked."""
+
+    lease_id: int
+    ttl_s: float
+    anchored_s: float
+    tried_s: float
+    """When the last keepalive was sent, answered or not."""
+    outstanding: bool = False
+    """Whether that one has no answer yet; at most one has none."""
+
+    @property
+    def act_until_s(self) -> float:
+        return self.anchored_s + self.ttl_s * _ACTS
+
+    @property
+    def renew_at_s(self) -> float:
+        """When the next keepalive is due, if none is outstanding."""
+        return self.tried_s + min(RENEW_S, self.ttl_s / 6)
+
+    def may_act(self, now_s: float) -> bool:
+        return now_s < self.act_until_s
+
+
+# -- the state machine ------------------------------------------------------------------------
+
+
+class Act(Enum):
+    """What a replica does next."""
+
+    WAIT = "wait"
+    """Nothing until `until_s`, or until the leader key changes."""
+    GRANT = "grant"
+    """Get a lease of `ASKED_TTL_S`; then `granted`."""
+    CAMPAIGN = "campaign"
+    """Execute `campaign_txn`, bring the view there, and ask again."""
+    TAKE_OFFICE = "take_office"
+    """Confirm by a linearizable read, bring the view there, then `took_office`."""
+    RENEW = "renew"
+    """`sending`, send one keepalive, then `answered`."""
+    DELETE_OWN = "delete_own"
+    """Execute `resign_txn` of the step's epoch: the key is ours and serves nobody."""
+    STOP = "stop"
+    """Act no more, at once; then `stopped`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The next act, in words too. `epoch` for TAKE_OFFICE and DELETE_OWN."""
+
+    act: Act
+    reason: str
+    until_s: float | None = None
+    epoch: Epoch | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where one instance stands. Every change makes a new one."""
+
+    instance: InstanceId
+    lease: LeaseClock | None = None
+    epoch: Epoch | None = None
+
+    def may_act(self, now_s: float) -> bool:
+        """Tell whether this instance may act as the leader of `epoch`, as far as time says."""
+        return self.epoch is not None and self.lease is not None and self.lease.may_act(now_s)
+
+    def granted(self, lease_id: int, ttl_s: float, *, sent_s: float) -> Standing:
+        """Take over a lease whose grant was sent at `sent_s`."""
+        lease = LeaseClock(lease_id=lease_id, ttl_s=ttl_s, anchored_s=sent_s, tried_s=sent_s)
+        return replace(self, lease=lease)
+
+    def took_office(self, epoch: Epoch) -> Standing:
+        """Begin to act: a linearizable read confirmed the key, and the view is as new."""
+        return replace(self, epoch=epoch)
+
+    def sending(self, now_s: float) -> Standing:
+        """Note that a keepalive is being sent."""
+        assert self.lease is not None
+        return replace(self, lease=replace(self.lease, tried_s=now_s, outstanding=True))
+
+    def answered(self, ttl_s: float | None) -> Standing:
+        """Note a keepalive's answer: the deadline moves to its send. None: it had no answer, and is repeated.
+
+        With a TTL of 0 or less the lease is gone.
+        """
+        lease = self.lease
+        if lease is None or (ttl_s is not None and ttl_s <= 0):
+            return replace(self, lease=None)
+        if ttl_s is not None:
+            lease = replace(lease, ttl_s=ttl_s, anchored_s=lease.tried_s)
+        return replace(self, lease=replace(lease, outstanding=False))
+
+    def stopped(self) -> Standing:
+        """Leave office. The lease is left to run out; the next campaign gets its own."""
+        return Standing(instance=self.instance)
+
+
+def leader_of(view: View, keys: ClusterKeys) -> Entry[Leader] | None:
+    """Return who leads, as the view knows."""
+    return view.entry(keys.leader, Leader)
+
+
+def next_step(standing: Standing, view: View, keys: ClusterKeys, *, now_s: float, turned_s: float) -> Step:
+    """Return what the instance does next.
+
+    `turned_s`: when the world controller's loop last turned (or began to wait for etcd).
+    """
+    held = leader_of(view, keys)
+    mine = held is not None and held.record.instance == standing.instance
+    if standing.epoch is not None:
+        return _in_office(standing, held if mine else None, now_s, turned_s)
+    lease = standing.lease if standing.lease and standing.lease.may_act(now_s) else None
+    if held is None:
+        if lease is None:
+            return Step(act=Act.GRANT, reason="nobody leads; a campaign needs a lease")
+        return Step(act=Act.CAMPAIGN, reason="nobody leads")
+    epoch = Epoch(held.create_revision)
+    if not mine:
+        return Step(act=Act.WAIT, reason=f"{held.record.replica} leads in epoch {epoch}")
+    kv = view.get(keys.leader)
+    if lease is not None and kv is not None and kv.lease == lease.lease_id:
+        return Step(act=Act.TAKE_OFFICE, reason=f"this instance won epoch {epoch}", epoch=epoch)
+    return Step(
+        act=Act.DELETE_OWN,
+        reason=f"epoch {epoch} is this instance's own, by a lease it has given up",
+        epoch=epoch,
+    )
+
+
+def _in_office(standing: Standing, held: Entry[Leader] | None, now_s: float, turned_s: float) -> Step:
+    lease, epoch = standing.lease, standing.epoch
+    if held is None or held.create_revision != epoch:
+        return Step(act=Act.STOP, reason=f"the leader key of epoch {epoch} is gone")
+    if lease is None:
+        return Step(act=Act.STOP, reason=f"the lease of epoch {epoch} is gone")
+    if not lease.may_act(now_s):
+        return Step(act=Act.STOP, reason=f"the lease of epoch {epoch} was not renewed in time")
+    if lease.outstanding:
+        return Step(act=Act.WAIT, reason="a keepalive is outstanding", until_s=lease.act_until_s)
+    if now_s - turned_s > MAX_STILL_S:
+        return Step(
+            act=Act.WAIT,
+            reason=f"the world controller has not turned for {now_s - turned_s:.1f} s",
+            until_s=min(lease.act_until_s, now_s + RENEW_S / 4),
+        )
+    if now_s < lease.renew_at_s:
+        until_s = min(lease.renew_at_s, lease.act_until_s)
+        return Step(act=Act.WAIT, reason=f"leads in epoch {epoch}", until_s=until_s)
+    return Step(act=Act.RENEW, reason=f"leads in epoch {epoch}; the lease is due")

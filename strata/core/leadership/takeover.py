@@ -1,0 +1,128 @@
+"""Whether a follower takes the lead from a leader that has died (PROTOCOLS 4.7).
+
+A follower keeps a link to the leader, handshaken with the uuid in the leader key. Only one chain
+of facts deposes; whatever else happens waits for the lease, since barriers and saves need no leader:
+
+    the link was up while it led ─▶ it was ended or reset ─▶ connects are refused, twice in a row
+         └ else: wait                 └ silence, ours: wait     └ answered, unclear: wait
+
+A refusal is no proof of death: a firewall may refuse on its behalf. So a leader that shakes hands
+after it was deposed buys peace: this follower deposes nobody for a minute. No member notices a
+change of leader, and the delete compares the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from strata.core.ids import InstanceId
+from strata.core.kv.keys import ClusterKeys
+from strata.core.kv.records import Leader, PoisonRecord
+from strata.core.kv.view import Entry, View
+from strata.core.leadership.leader import leader_of
+
+REFUSALS = 2
+PROBE_EVERY_S = 0.02
+MAX_PROBES = 10
+"""A dying process may close what it listened on a little after the link: it is asked a few times."""
+PEACE_S = 60.0
+
+
+class Probe(Enum):
+    """What a plain TCP connect to the leader's address met."""
+
+    REFUSED = "refused"
+    ANSWERED = "answered"
+    UNCLEAR = "unclear"
+    """A timeout, a name that does not resolve, a host without a route."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Whom this follower has deposed, and until when it keeps the peace for having been wrong."""
+
+    deposed: frozenset[InstanceId] = frozenset()
+    peace_until_s: float = float("-inf")
+
+    def has_deposed(self, instance: InstanceId) -> Memory:
+        """Note that the key of this instance was, or may have been, deleted by us."""
+        return replace(self, deposed=self.deposed | {instance})
+
+    def met(self, instance: InstanceId, now_s: float) -> Memory:
+        """Note a handshake with this instance: if it was deposed, that was a mistake."""
+        if instance not in self.deposed:
+            return self
+        return Memory(deposed=self.deposed - {instance}, peace_until_s=now_s + PEACE_S)
+
+
+class Act(Enum):
+    """What a follower does next about a leader."""
+
+    WAIT_FOR_LEASE = "wait for the lease"
+    PROBE = "probe"
+    """Connect once more, `PROBE_EVERY_S` after the last time."""
+    DEPOSE = "depose"
+    """Delete the leader key, comparing the epoch, and campaign."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The next act, in words too."""
+
+    act: Act
+    reason: str
+
+
+def suspect(
+    instance: InstanceId, view: View, keys: ClusterKeys, memory: Memory, *, now_s: float
+) -> Entry[Leader] | None:
+    """Return the leader key if the established link to `instance`, which broke, was the leader's.
+
+    If the view shows that it leads, the link was up in its epoch: it stood until now, and the
+    epoch began before. None as well while this replica keeps the peace.
+    """
+    held = _leader(view, keys)
+    if held is None or held.record.instance != instance or now_s < memory.peace_until_s:
+        return None
+    return held
+
+
+def probed(
+    case: Entry[Leader],
+    probes: Sequence[Probe],
+    view: View,
+    keys: ClusterKeys,
+    memory: Memory,
+    *,
+    linked: bool,
+    now_s: float,
+) -> Verdict:
+    """Decide after the probes so far. `case`: its key when the link broke. `linked`: it has shaken hands since."""
+    epoch, address = case.create_revision, case.record.address
+    held = _leader(view, keys)
+    if held is None or held.create_revision != epoch:
+        return _wait(f"epoch {epoch} has ended")
+    if linked:
+        return _wait("it shook hands again")
+    if now_s < memory.peace_until_s:
+        return _wait("this replica was wrong a short while ago and deposes nobody")
+    if len(probes) >= REFUSALS and all(p is Probe.REFUSED for p in probes[-REFUSALS:]):
+        reason = f"the link to the leader of epoch {epoch} broke, and {address} refuses"
+        return Verdict(act=Act.DEPOSE, reason=reason)
+    if len(probes) >= MAX_PROBES or probes[-1] is Probe.UNCLEAR:
+        return _wait(f"a connect to {address} was {probes[-1].value}")
+    return Verdict(act=Act.PROBE, reason=f"{address} is asked again")
+
+
+def _leader(view: View, keys: ClusterKeys) -> Entry[Leader] | None:
+    """Return who leads; nobody that could be deposed, if somebody wrote the key by hand."""
+    try:
+        return leader_of(view, keys)
+    except PoisonRecord:
+        return None
+
+
+def _wait(reason: str) -> Verdict:
+    return Verdict(act=Act.WAIT_FOR_LEASE, reason=reason)

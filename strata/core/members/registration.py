@@ -1,0 +1,102 @@
+"""What a member says of itself when it comes, and whether that can be right in any state of the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from strata.core.ids import BootId, WorkerId, checked_id
+from strata.core.kv.records import Command, JobSpec
+from strata.errors import InvalidArgument
+
+MAX_SLOTS = 1024
+MAX_WORKERS = 10_000
+MAX_RUN_ID_CHARS = 256
+MAX_COMMAND_CHARS = 8192
+DEFAULT_JOB = "default"
+"""The job of a heartbeat that names none."""
+BARE_BOOT = BootId("heartbeat")
+"""The boot of every worker whose heartbeats name none: its name alone identifies it, across restarts too."""
+UNLIMITED = 1_000_000
+"""As many fruitless generations as no job has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What a member says of itself. `spec` counts only if this creates the job.
+
+    `incarnation` is the one that an earlier session of this boot was given, 0 at first: a process
+    that names one never becomes a newcomer by accident. `resume` lets a new process take up a
+    finished job; a reconnect never does. `anew` does the same from nothing: what the job has saved is given
+    up, but stays, and this member's limits count from then on. So does an `attempt` above the one in which it ended; the first
+    member of an attempt brings the job's limits. A paused job stays paused. `cannot_restart`: nobody
+    starts it again when a generation that it trained in has ended. `command` is what its ranks run, None where that
+    is not compared. `run_id` names the run that it belongs to, "" where nobody knows it: see `core.members.admission`.
+    `sole`: the job's name was made for this member alone, so that another one in it is somebody else's run.
+    """
+
+    worker: WorkerId
+    boot: BootId
+    host: str = ""
+    slots: int = 1
+    devices: tuple[str, ...] = ()
+    pid: int = 0
+    spec: JobSpec = field(default_factory=JobSpec)
+    incarnation: int = 0
+    resume: bool = False
+    attempt: int = 0
+    anew: bool = False
+    cannot_restart: bool = False
+    command: Command | None = None
+    run_id: str = ""
+    sole: bool = False
+
+
+def check_registration(registration: Registration) -> None:
+    """Return if the registration could be accepted in some state; else `InvalidArgument`."""
+    checked_id("worker", registration.worker)
+    checked_id("boot", registration.boot)
+    if not 1 <= registration.slots <= MAX_SLOTS:
+        raise InvalidArgument(
+            f"{registration.slots} slots: a member has 1 to {MAX_SLOTS}",
+            hint="slots is the number of ranks that this member runs",
+        )
+    if registration.attempt < 0:
+        raise InvalidArgument(f"attempt = {registration.attempt} is below 0")
+    if len(registration.run_id) > MAX_RUN_ID_CHARS:
+        raise InvalidArgument(
+            f"a run id of {len(registration.run_id)} characters", hint=f"give at most {MAX_RUN_ID_CHARS}"
+        )
+    if registration.command is not None and len(registration.command.text) > MAX_COMMAND_CHARS:
+        raise InvalidArgument(
+            f"a command of {len(registration.command.text)} characters",
+            hint=f"a registration names at most {MAX_COMMAND_CHARS}; the digest stands for the rest",
+        )
+    check_spec(registration.spec)
+
+
+def bare_registration(worker: WorkerId) -> Registration:
+    """Return what a bare heartbeat registers: one slot, in a job that takes every such worker.
+
+    The job may be no training, so it never fails for want of checkpoints.
+    """
+    spec = JobSpec(min_workers=1, max_workers=MAX_WORKERS, max_fruitless_generations=UNLIMITED)
+    return Registration(worker=worker, boot=BARE_BOOT, spec=spec)
+
+
+def check_spec(spec: JobSpec) -> None:
+    """Return if the limits make sense together; else `InvalidArgument`."""
+    if not 1 <= spec.min_workers <= spec.max_workers <= MAX_WORKERS:
+        raise InvalidArgument(
+            f"min_workers = {spec.min_workers}, max_workers = {spec.max_workers}: they must be"
+            f" 1 <= min <= max <= {MAX_WORKERS}",
+            hint="both count members (one strata run a node), not ranks",
+        )
+    if not 0 <= spec.settle_s <= 3600:
+        raise InvalidArgument(f"settle_s = {spec.settle_s:g} is not in 0 .. 3600")
+    if spec.max_fruitless_generations < 1:
+        raise InvalidArgument(f"max_fruitless_generations = {spec.max_fruitless_generations} is below 1")
+    if spec.max_generations < 0:
+        raise InvalidArgument(
+            f"max_generations = {spec.max_generations} is below 0",
+            hint="0 sets no limit, 1 allows no restart",
+        )

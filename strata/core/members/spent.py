@@ -1,0 +1,39 @@
+"""Members that cannot restart: each belongs to one generation that had begun (PROTOCOLS 5.7).
+
+A standalone process that trains by `strata.init` cannot leave a collective or a step, and nobody starts it again. So it
+ends when its generation has ended. Between the newer head and that end its key is still there; the next worlds are made
+of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from strata.core.job import JobView
+from strata.core.kv.records import Member, Spent, Worker
+from strata.core.kv.view import Entry
+from strata.core.stop.last_step import BEGIN_BARRIER
+
+SPENT_S: Final = 15.0
+"""How long they are given no place. One that is here after that had not begun: it missed the outcome of `strata.begin`."""
+
+
+def spent(job: JobView, here: Mapping[str, Entry[Worker]], asked_s: Mapping[int, float]) -> tuple[Spent, ...]:
+    """Return the members that cannot restart, were in a generation that had begun, and have not left yet.
+
+    `asked_s`: for how long the leader has known of the head, by its revision.
+    """
+    head, world = job.head(), job.world()
+    known: list[Spent | Member] = []
+    if head is not None and asked_s.get(head.mod_revision, 0.0) < SPENT_S:
+        known += head.record.spent
+    if head is not None and world is not None and job.met(BEGIN_BARRIER, head.record.generation):
+        known += world.members
+    return tuple(
+        Spent(worker=one.worker, incarnation=one.incarnation)
+        for one in known
+        if (worker := here.get(one.worker)) is not None
+        and worker.create_revision == one.incarnation
+        and worker.record.cannot_restart
+    )

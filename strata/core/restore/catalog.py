@@ -1,0 +1,497 @@
+"""The catalog of one job, completed by what storage roots prove: the checkpoints' part of a restore (PROTOCOLS 9.3).
+
+A record is judged by its copies in the searched roots:
+
+    record             its copies                                    what it becomes
+    -----------------  --------------------------------------------  -----------------------------------------
+    none               marked                                        COMMITTED, from the manifest
+    OPEN, ABORTED      of this attempt one is marked                 COMMITTED
+                       another attempt of the slot is marked         that one; this one is under `discarded/`
+    OPEN               none is marked                                ABORTED
+    COMMITTED,         one is whole, not searched or unread          as it is; a copy that is not there is REMOVED
+    CORRUPT            one is damaged, none is whole                 CORRUPT
+                       none is there                                 gone, as after a deletion; CORRUPT if it is
+                                                                     pinned, tagged, forked or used by another
+    DELETING           any                                           as it is: its bytes may go at any moment
+
+Bytes of a tombstone may be removed at any later time (PROTOCOLS 4.6), so nothing brings one back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from strata.core.checkpoints.references import Discarded, Reference
+from strata.core.checkpoints.tiers import PRIMARY, present_on, tiers_of
+from strata.core.ids import AttemptId
+from strata.core.kv.keys import JobKeys
+from strata.core.kv.records import (
+    CheckpointRecord,
+    CheckpointState,
+    CheckpointType,
+    Tier,
+    TierState,
+    decode,
+    encode,
+)
+from strata.core.restore.storage_evidence import Found, FoundCheckpoint, Seen, Slot
+from strata.errors import QuotaExceeded
+
+SECOND = "replica"
+"""The name of a second root where no record names it: the one that `CheckpointManager` gives its second storage."""
+
+_ENDED = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT, CheckpointState.PREPARED})
+_UNFINISHED = frozenset({CheckpointState.OPEN, CheckpointState.ABORTED})
+_GOING = frozenset({TierState.DELETING, TierState.REMOVED})
+MAX_REASON_CHARS = 500
+
+
+@dataclass(kw_only=True)
+class CatalogChanges:
+    """What became of a job's checkpoints, each as (step, generation)."""
+
+    adopted: list[tuple[int, int]] = field(default_factory=list)
+    aborted: list[tuple[int, int]] = field(default_factory=list)
+    gone: list[tuple[int, int]] = field(default_factory=list)
+    corrupt: list[tuple[int, int]] = field(default_factory=list)
+    fewer_copies: list[tuple[int, int]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    not_searched: set[str] = field(default_factory=set)
+    """The folders above those of checkpoints that lie in no searched root."""
+
+
+class JobValues:
+    """The keys of a job and their values, with what lies below an attempt, and what an attempt refers to, at hand."""
+
+    def __init__(self, job: JobKeys, values: Mapping[str, bytes]) -> None:
+        self.values: dict[str, bytes] = {}
+        self.below: defaultdict[Slot, set[str]] = defaultdict(set)
+        """By attempt, the keys below its folder."""
+        self.used_by: defaultdict[str, set[Slot]] = defaultdict(set)
+        """By attempt that refers to others, those others."""
+        self._job = job
+        for key, value in values.items():
+            self.put(key, value)
+
+    def put(self, key: str, value: bytes) -> None:
+        self.values[key] = value
+        if (where := self._attempt_of(key)) is not None:
+            self.below[where].add(key)
+            if key.startswith(self._job.refs(*where)):
+                self.used_by[key.rpartition("/")[2]].add(where)
+
+    def drop(self, key: str) -> None:
+        if self.values.pop(key, None) is not None and (where := self._attempt_of(key)) is not None:
+            self.below[where].discard(key)
+            if key.startswith(self._job.refs(*where)):
+                self.used_by[key.rpartition("/")[2]].discard(where)
+
+    def in_folder(self, where: Slot, folder: str) -> list[str]:
+        """Return the keys below an attempt that begin with `folder`."""
+        return [key for key in self.below.get(where, ()) if key.startswith(folder)]
+
+    def _attempt_of(self, key: str) -> Slot | None:
+        if not key.startswith(self._job.checkpoints):
+            return None
+        parts = key.removeprefix(self._job.checkpoints).split("/")
+        if len(parts) < 4 or not (parts[0].isdigit() and parts[1].isdigit()):
+            return None
+        return int(parts[0]), int(parts[1]), AttemptId(parts[2])
+
+
+class Catalog:
+    """The checkpoints of one job while they are completed: `store` has all keys of the job, and is changed.
+
+    `why` is the reason that records are given. All values must be records that can be read.
+    """
+
+    def __init__(self, job: JobKeys, store: JobValues, found: Found, *, why: str) -> None:
+        self._job = job
+        self._store = store
+        self._found = found
+        self._why = why
+        self._marked = found.jobs.get(job.name, ())
+        self.changes = CatalogChanges()
+        self.records = dict(self._read())
+        self._names = self._tier_names()
+        self._has_past = bool(self.records)
+        self._shared = self._shared_roots()
+
+    def complete(self) -> CatalogChanges:
+        """Judge every record, adopt what has none, and return what changed."""
+        for slot, attempts in sorted(self._by_slot().items()):
+            self._settle_slot(slot, attempts)
+        for slot, record in sorted(self.records.items()):
+            if record.state is CheckpointState.OPEN:
+                self._abort(slot, record)
+        self._refer()
+        # the newest first: an Incremental is judged before what it uses
+        judged = sorted(
+            (record for record in self.records.values() if record.state in _ENDED),
+            key=lambda record: (record.generation, record.step),
+            reverse=True,
+        )
+        for record in judged:
+            self._judge(record)
+        return self.changes
+
+    # -- reading
+
+    def _read(self) -> Iterator[tuple[tuple[int, int], CheckpointRecord]]:
+        for key, value in self._store.values.items():
+            parts = key.removeprefix(self._job.checkpoints).split("/")
+            if key.startswith(self._job.checkpoints) and len(parts) == 2:
+                record = decode(CheckpointRecord, value)
+                yield (record.step, record.generation), record
+
+    def _tier_names(self) -> dict[str, str]:
+        """Return the name of the tier that each searched root is: as the records have it, else in their order."""
+        names: dict[str, str] = {}
+        for record in self.records.values():
+            for name, tier in tiers_of(record).items():
+                root = self._found.root_of(tier.path)
+                if root is not None and record.origin is None:
+                    names.setdefault(root, name)
+        free = (name for name in _names() if name not in names.values())
+        for root in self._found.roots:
+            if root not in names and any(each.root == root for each in self._marked):
+                names[root] = next(free)
+        return names
+
+    def _by_slot(self) -> dict[tuple[int, int], dict[AttemptId, list[FoundCheckpoint]]]:
+        """Return what is marked, by slot and attempt, in the order of the roots."""
+        slots: dict[tuple[int, int], dict[AttemptId, list[FoundCheckpoint]]] = {}
+        for each in sorted(self._marked, key=lambda each: self._found.roots.index(each.root)):
+            slots.setdefault((each.step, each.generation), {}).setdefault(each.attempt, []).append(each)
+        return slots
+
+    # -- one slot
+
+    def _settle_slot(
+        self, slot: tuple[int, int], attempts: Mapping[AttemptId, list[FoundCheckpoint]]
+    ) -> None:
+        """Have a record say that the slot's marked attempt is committed."""
+        record = self.records.get(slot)
+        if record is not None and record.attempt in attempts:
+            chosen = record.attempt
+        elif record is not None and record.state in _ENDED and self._is_here(record):
+            return self._say_taken(slot, record.attempt, attempts)
+        else:
+            chosen = max(attempts, key=lambda attempt: (attempts[attempt][0].created_unix_ms, attempt))
+        self._say_taken(slot, chosen, attempts)
+        copies = attempts[chosen]
+        if record is None or record.attempt != chosen:
+            self._adopt(slot, copies, replaces=record)
+        elif record.state in _UNFINISHED:
+            self._adopt(slot, copies, of=record)
+        return None
+
+    def _say_taken(
+        self, slot: tuple[int, int], holder: str, attempts: Mapping[AttemptId, list[FoundCheckpoint]]
+    ) -> None:
+        for attempt, copies in attempts.items():
+            if attempt != holder:
+                self.changes.warnings.append(
+                    f"{_name(slot)} has two committed attempts: {holder} is taken, and not {copies[0].path}"
+                )
+
+    def _is_here(self, record: CheckpointRecord) -> bool:
+        """Tell whether a copy may be there: in a searched root, or in one that was not searched."""
+        return any(
+            tier.state not in _GOING and self._seen(tier, record)[0] is not Seen.ABSENT
+            for tier in tiers_of(record).values()
+        )
+
+    def _adopt(
+        self,
+        slot: tuple[int, int],
+        copies: list[FoundCheckpoint],
+        *,
+        of: CheckpointRecord | None = None,
+        replaces: CheckpointRecord | None = None,
+    ) -> None:
+        first = copies[0]
+        if going := self._tombstone_among(first.uses):
+            warning = (
+                f"{_name(slot)} is committed in storage and left out: it uses {going}, which is being deleted"
+            )
+            self.changes.warnings.append(warning)
+            return
+        base = max(first.uses, key=lambda use: (use[1], use[0]), default=None)
+        reason = f"{self._why}: committed in storage"
+        record = CheckpointRecord(
+            attempt=first.attempt,
+            step=first.step,
+            generation=first.generation,
+            type=first.type,
+            state=CheckpointState.COMMITTED,
+            ranks=first.ranks,
+            path=of.path if of is not None else first.path,
+            epoch=first.epoch,
+            size_bytes=first.size_bytes,
+            model_hash=first.model_hash,
+            manifest_digest=first.manifest_digest,
+            created_unix_ms=first.created_unix_ms,
+            base_step=of.base_step if of is not None else base[0] if base is not None else None,
+            base_attempt=of.base_attempt if of is not None else base[2] if base is not None else None,
+            metadata=first.metadata,
+            reason=reason if of is None or not of.reason else f"{reason}; {of.reason}"[:MAX_REASON_CHARS],
+            tiers=tiers_of(of) if of is not None else {},
+        )
+        if replaces is not None:
+            self._discard(replaces)
+        self._put(self._fitting(self._with_copies(record, copies)))
+        self.changes.adopted.append(slot)
+
+    def _tombstone_among(self, uses: Iterable[tuple[int, int, AttemptId]]) -> str:
+        for step, generation, attempt in uses:
+            used = self.records.get((step, generation))
+            if used is not None and used.attempt == attempt and used.state is CheckpointState.DELETING:
+                return _name((step, generation))
+        return ""
+
+    def _with_copies(self, record: CheckpointRecord, copies: Iterable[FoundCheckpoint]) -> CheckpointRecord:
+        """Return a record that names these copies, too: those of its manifest, where no tier of it is recorded."""
+        tiers = dict(record.tiers)
+        paths = {tier.path for tier in tiers.values()}
+        for copy in copies:
+            if copy.manifest_digest != record.manifest_digest:
+                self.changes.warnings.append(
+                    f"{copy.path} is left out: its manifest is another one than its copy's"
+                )
+            elif copy.path not in paths:
+                name = self._names[copy.root]
+                if name in tiers:
+                    name = next(each for each in _names() if each not in tiers)
+                tiers[name] = Tier(path=copy.path, shared=self._is_shared(copy.root))
+        return dataclasses.replace(record, tiers=tiers)
+
+    def _is_shared(self, root: str) -> bool:
+        """Whether a root survives the loss of a host: as the past's records say of it.
+
+        A folder that none of them names may be each host's own. So it is taken for one, unless the past has no record of
+        this job at all: then somebody has named the root for the job to go on from, and a host's own would be
+        restored by nobody.
+        """
+        if root in self._shared:
+            return self._shared[root]
+        if not root.startswith("file:") or not self._has_past:
+            return True
+        self._warn(
+            f"{root} is named by no record: its copies are taken for one host's own, and are not restored from"
+        )
+        return False
+
+    def _shared_roots(self) -> dict[str, bool]:
+        """Return whether hosts share the roots that records name; False if any record says that they do not."""
+        shared: dict[str, bool] = {}
+        for record in self.records.values():
+            for tier in tiers_of(record).values():
+                if (root := self._found.root_of(tier.path)) is not None:
+                    shared[root] = tier.shared and shared.get(root, True)
+        return shared
+
+    def _fitting(self, record: CheckpointRecord) -> CheckpointRecord:
+        """Return the record, without its metadata if it would be too large for a key."""
+        try:
+            encode(record)
+        except QuotaExceeded:
+            where = _name((record.step, record.generation))
+            self.changes.warnings.append(f"{where} loses its metadata, which is too large for a record")
+            return dataclasses.replace(record, metadata={})
+        return record
+
+    def _discard(self, record: CheckpointRecord) -> None:
+        """Leave of an attempt whose slot another one has what a begin leaves of it: a note of its bytes."""
+        self._forget_attempt(record)
+        if record.state in _ENDED:
+            return  # its bytes are gone
+        note = Discarded(step=record.step, generation=record.generation, tiers=tiers_of(record))
+        self._store.put(self._job.discard(record.attempt), encode(note))
+
+    def _abort(self, slot: tuple[int, int], record: CheckpointRecord) -> None:
+        """Give an OPEN attempt up, as the leader does before a new world."""
+        reason = f"{self._why}: this save had not ended"
+        self._put(dataclasses.replace(record, state=CheckpointState.ABORTED, reason=reason))
+        self._release(record)
+        if all(tier.shared for tier in tiers_of(record).values()):
+            self._drop(record, self._job.acks(*record.where))
+        self.changes.aborted.append(slot)
+        self._note_roots(record)
+
+    # -- what was committed
+
+    def _seen(self, tier: Tier, record: CheckpointRecord) -> tuple[Seen, str]:
+        """Return what is known of a copy: of one on a host's own disk, another host's search proves only what is there."""
+        seen, why = self._found.seen(tier.path, record)
+        return (seen, why) if tier.shared or seen is Seen.PROVEN else (Seen.NOT_SEARCHED, "")
+
+    def _judge(self, record: CheckpointRecord) -> None:
+        """Compare a committed record with what the searched roots have of it."""
+        slot = record.step, record.generation
+        tiers, reasons = dict(tiers_of(record)), []
+        for name, tier in tiers_of(record).items():
+            if tier.state in _GOING:
+                continue
+            seen, why = self._seen(tier, record)
+            if seen is Seen.NOT_SEARCHED and self._found.root_of(tier.path) is not None:
+                self._warn(
+                    f"{_above(tier.path)} is each host's own: what is not found in it here is taken as it was"
+                )
+            elif seen is Seen.NOT_SEARCHED:
+                self.changes.not_searched.add(_above(tier.path))
+            elif seen is Seen.UNREAD:
+                self._warn_unread(f"{_name(slot)} on {name}", tier.path, why)
+            elif seen is Seen.DAMAGED:
+                tiers[name] = dataclasses.replace(tier, state=TierState.CORRUPT)
+                reasons.append(f"{name}: {why}")
+            elif seen is Seen.ABSENT:
+                state = TierState.CORRUPT if self._used_on(record, name) else TierState.REMOVED
+                tiers[name] = dataclasses.replace(tier, state=state)
+                reasons.append(f"{name}: nothing of it is there")
+        judged = dataclasses.replace(record, tiers=tiers)
+        if record.origin is None:
+            copies = [each for each in self._marked if each.where == record.where]
+            judged = self._with_copies(judged, copies)
+        self._end(record, judged, "; ".join(reasons))
+
+    def _warn_unread(self, which: str, path: str, why: str) -> None:
+        """Name the folder that was not read: a checkpoint's, or, once, its job's."""
+        folder = path.rpartition("/")[0]
+        whole = path not in self._found.unread
+        said = f"{folder} is not read, so its checkpoints are" if whole else f"{which} is"
+        warning = f"{said} taken as it was: {why}" if not whole else f"{said} taken as they were: {why}"
+        self._warn(warning)
+
+    def _warn(self, warning: str) -> None:
+        """Say it once."""
+        if warning not in self.changes.warnings:
+            self.changes.warnings.append(warning)
+
+    def _end(self, before: CheckpointRecord, judged: CheckpointRecord, why: str) -> None:
+        slot, states = (before.step, before.generation), {tier.state for tier in judged.tiers.values()}
+        if TierState.PRESENT in states:
+            if before.state is CheckpointState.CORRUPT and set(present_on(judged)) - set(present_on(before)):
+                self.changes.adopted.append(slot)
+                judged = dataclasses.replace(judged, state=CheckpointState.COMMITTED)
+            elif set(present_on(before)) - set(present_on(judged)):
+                self.changes.fewer_copies.append(slot)
+            if judged.tiers != tiers_of(before) or judged.state is not before.state:
+                self._put(judged)
+                self._drop_removed(judged)
+            return
+        if states <= {TierState.REMOVED} and not self._is_kept(judged):
+            self.forget(judged)
+            self.changes.gone.append(slot)
+            return
+        if states <= _GOING and TierState.DELETING in states and not self._is_kept(judged):
+            self._put(dataclasses.replace(judged, state=CheckpointState.DELETING))
+            self.changes.gone.append(slot)
+            return
+        if before.state is CheckpointState.CORRUPT:
+            return
+        self.mark_corrupt(judged, why or "no copy of it is left")
+
+    def mark_corrupt(self, record: CheckpointRecord, why: str) -> None:
+        """Keep a record of which nothing can be read: it is never chosen, and says why."""
+        reason = f"{self._why}: {why}"[:MAX_REASON_CHARS]
+        self._put(dataclasses.replace(record, state=CheckpointState.CORRUPT, reason=reason))
+        self.changes.corrupt.append((record.step, record.generation))
+
+    def _is_kept(self, record: CheckpointRecord) -> bool:
+        """Tell whether a deletion would be refused: it is pinned, tagged, forked, or used by one that stays."""
+        folders = (self._job.refs(*record.where), self._job.tags_of(*record.where))
+        pinned = self._job.pin(record.step, record.attempt) in self._store.values
+        return pinned or any(self._store.in_folder(record.where, folder) for folder in folders)
+
+    def _used_on(self, record: CheckpointRecord, name: str) -> bool:
+        """Tell whether one that can be read on this tier uses the record."""
+        refs = self._store.in_folder(record.where, self._job.refs(*record.where))
+        users = (decode(Reference, self._store.values[key]) for key in refs)
+        found = (self.records.get((user.step, user.generation)) for user in users if not user.job)
+        return any(user is not None and name in present_on(user) for user in found)
+
+    def forget(self, record: CheckpointRecord) -> None:
+        """Leave of a record what a deletion leaves: nothing."""
+        self._forget_attempt(record)
+        self._store.drop(self._job.checkpoint(record.step, record.generation))
+        self.records.pop((record.step, record.generation), None)
+
+    def _drop_removed(self, record: CheckpointRecord) -> None:
+        for name, tier in record.tiers.items():
+            if tier.state is TierState.REMOVED:
+                for folder in (self._job.copies, self._job.removed, self._job.suspects):
+                    self._drop(record, folder(*record.where, name))
+
+    # -- references
+
+    def _refer(self) -> None:
+        """Have every adopted Incremental refer to what it uses, and to what its base refers to, as a begin does."""
+        uses = {each.where: each.uses for each in self._marked}
+        self._by_step: defaultdict[int, list[CheckpointRecord]] = defaultdict(list)
+        for record in self.records.values():
+            self._by_step[record.step].append(record)
+        for slot in sorted(self.changes.adopted, key=lambda slot: (slot[1], slot[0])):
+            record = self.records[slot]
+            if record.type is not CheckpointType.INCREMENTAL:
+                continue
+            wanted = [(step, attempt) for step, _generation, attempt in uses.get(record.where, ())]
+            if record.base_step is not None and record.base_attempt is not None:
+                wanted.append((record.base_step, record.base_attempt))
+            direct = {used.where for step, attempt in wanted for used in self._at(step, attempt)}
+            needed = direct.union(*(self._store.used_by[where[2]] for where in direct)) - {record.where}
+            reference = encode(Reference(step=record.step, generation=record.generation))
+            for where in needed:
+                used = self.records.get(where[:2])
+                if used is not None and used.where == where and used.state in _ENDED:
+                    self._store.put(self._job.refs(*where) + record.attempt, reference)
+
+    def _at(self, step: int, attempt: str) -> list[CheckpointRecord]:
+        return [record for record in self._by_step[step] if record.attempt == attempt]
+
+    def _release(self, record: CheckpointRecord) -> None:
+        for where in list(self._store.used_by[record.attempt]):
+            self._store.drop(self._job.refs(*where) + record.attempt)
+
+    # -- writing
+
+    def _put(self, record: CheckpointRecord) -> None:
+        self.records[record.step, record.generation] = record
+        self._store.put(self._job.checkpoint(record.step, record.generation), encode(record))
+
+    def _forget_attempt(self, record: CheckpointRecord) -> None:
+        """Remove all that lies around a record, and what names it."""
+        for key in self._store.in_folder(record.where, self._job.tags_of(*record.where)):
+            self._store.drop(self._job.tag(key.rpartition("/")[2]))
+        self._store.drop(self._job.pin(record.step, record.attempt))
+        self._drop(record, self._job.attempt(*record.where))
+        self._release(record)
+
+    def _drop(self, record: CheckpointRecord, folder: str) -> None:
+        for key in self._store.in_folder(record.where, folder):
+            self._store.drop(key)
+
+    def _note_roots(self, record: CheckpointRecord) -> None:
+        for tier in tiers_of(record).values():
+            if self._found.root_of(tier.path) is None:
+                self.changes.not_searched.add(_above(tier.path))
+
+
+def _names() -> Iterator[str]:
+    yield from (PRIMARY, SECOND)
+    number = 3
+    while True:
+        yield f"storage-{number}"
+        number += 1
+
+
+def _above(path: str) -> str:
+    """Return the storage root that the folder of a checkpoint lies in."""
+    return path.rpartition("/")[0].rpartition("/")[0]
+
+
+def _name(slot: tuple[int, int]) -> str:
+    return f"step {slot[0]} of generation {slot[1]}"

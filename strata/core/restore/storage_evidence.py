@@ -1,0 +1,126 @@
+"""What storage roots prove of a cluster's checkpoints, without any catalog: the input of a restore.
+
+A root is *searched* if it is named here. Of a checkpoint's folder in a searched root one of four things is known:
+its manifests and images are there (`checkpoints`), something of it is damaged (`damaged`), it could not be read
+(`unread`), or it is not there. Only the folder of a job that was listed (`listed`) proves that one is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+
+from strata.core.checkpoints.paths import attempt_path
+from strata.core.ids import AttemptId
+from strata.core.kv.records import CheckpointRecord, CheckpointType
+
+MAX_GENERATION = 10**9
+"""A folder of a later generation is nobody's: keys hold larger ones, and generations after it would not fit."""
+
+NO_FOLDER = "the root has no folder of this job with a strata.json of this cluster"
+"""Why a job's folder in a searched root was not listed, if nothing else is known."""
+
+Slot = tuple[int, int, AttemptId]
+"""Step, generation and attempt, as the keys of a checkpoint are built of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCheckpoint:
+    """A checkpoint whose manifests and images, those of its bases included, are in the searched root `root`.
+
+    `marked`: its COMMIT marker is there, so that storage alone proves it committed. Without a marker it counts
+    only for a record that was committed with this `manifest_digest`. `uses` are the attempts whose images it uses.
+    """
+
+    job: str
+    root: str
+    step: int
+    generation: int
+    attempt: AttemptId
+    type: CheckpointType
+    ranks: int
+    manifest_digest: str
+    epoch: int = 0
+    size_bytes: int = 0
+    model_hash: str = ""
+    created_unix_ms: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    predecessor: tuple[int, int, str] | None = None
+    uses: tuple[Slot, ...] = ()
+    marked: bool = True
+
+    @property
+    def path(self) -> str:
+        """The URI of its folder, as a record has it."""
+        return attempt_path(self.root, self.job, self.step, self.generation, self.attempt)
+
+    @property
+    def where(self) -> Slot:
+        return self.step, self.generation, self.attempt
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.generation, self.step
+
+
+class Seen(Enum):
+    """What a search says of one folder."""
+
+    PROVEN = "proven"
+    DAMAGED = "damaged"
+    UNREAD = "unread"
+    ABSENT = "absent"
+    NOT_SEARCHED = "not searched"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """All that a search of storage roots has found.
+
+    `roots`: the URIs of those that were searched; `listed`: those of the jobs' folders in them that were listed.
+    `damaged` and `unread` are by the URI of a checkpoint's folder, or of a job's; the value says why.
+    `generations`: by job, the greatest generation of any folder.
+    """
+
+    roots: tuple[str, ...] = ()
+    listed: frozenset[str] = frozenset()
+    checkpoints: tuple[FoundCheckpoint, ...] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
+    generations: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def by_path(self) -> Mapping[str, FoundCheckpoint]:
+        return {checkpoint.path: checkpoint for checkpoint in self.checkpoints}
+
+    @cached_property
+    def jobs(self) -> Mapping[str, tuple[FoundCheckpoint, ...]]:
+        """Those that storage alone proves committed, by job."""
+        found: dict[str, list[FoundCheckpoint]] = {job: [] for job in self.generations}
+        for checkpoint in self.checkpoints:
+            if checkpoint.marked:
+                found.setdefault(checkpoint.job, []).append(checkpoint)
+        return {job: tuple(checkpoints) for job, checkpoints in found.items()}
+
+    def root_of(self, path: str) -> str | None:
+        """Return the searched root that `path` lies in, or None."""
+        return next((root for root in self.roots if path.startswith(f"{root.rstrip('/')}/")), None)
+
+    def seen(self, path: str, record: CheckpointRecord) -> tuple[Seen, str]:
+        """Return what is known of a copy of `record` in the folder `path`, and why it is damaged or was not read."""
+        if self.root_of(path) is None:
+            return Seen.NOT_SEARCHED, ""
+        proof = self.by_path.get(path)
+        if proof is not None and record.manifest_digest in {"", proof.manifest_digest}:
+            return Seen.PROVEN, ""
+        if proof is not None:
+            return Seen.DAMAGED, "its manifest is not the one that was committed"
+        if path in self.damaged:
+            return Seen.DAMAGED, self.damaged[path]
+        if path in self.unread:
+            return Seen.UNREAD, self.unread[path]
+        if (folder := path.rpartition("/")[0]) not in self.listed:
+            return Seen.UNREAD, self.unread.get(folder, NO_FOLDER)
+        return Seen.ABSENT, ""

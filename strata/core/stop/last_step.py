@@ -1,0 +1,208 @@
+"""All ranks of a generation stop after the same step S, though none of them may wait for the others (PROTOCOLS 6.1).
+
+A rank that runs a step needs the other ranks in its collectives. A rank that stopped one step before another would leave
+that one hanging. So the ranks agree in rounds, from a background thread, while they train on. Round a (0, 1, 2 …)
+meets twice at one barrier, `STOP_BARRIER`:
+
+    meeting    each rank brings                           what follows for all alike
+    ---------  -----------------------------------------  ---------------------------------------------
+    proposals  how many steps it has *begun*, its time    S = the largest `begun` + 2a, and whether S is
+               left, what a save costs, whether it can    saved (`Verdict`)
+    answers    begun ≤ S: it holds at S, and says "ok"    every "ok": S is decided, once a generation
+               else: "past"                               one "past": all are released, the next round
+
+To hold is a promise: the rank begins no step after S. It is given in one act with the look at `begun`. Only the outcome of
+the answers, a newer generation, or the end of the process releases it; no clock of the rank's own does, because the
+others may have been told to stop at S. S grows by two steps a round: the fastest steps are shorter than a round. A loop that
+ends before S needs no common stop.
+
+The leader reads S and the verdict from the same outcome (`read_decision`).
+`tests/unit/core/stop/test_last_step.py` searches every interleaving of small models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
+from typing import Any, Final
+
+from strata.errors import InvalidArgument, Refused
+
+BEGIN_BARRIER: Final = "strata.begin"
+"""Where ranks that take part in stops meet before their first step: it proves that they do."""
+STOP_BARRIER: Final = "strata.stop"
+"""Where the ranks agree on the step to stop at."""
+CLOSING_BARRIER: Final = "strata.closing"
+"""Where the first rank that is about to be done is alone: others may evaluate."""
+
+MARGIN_STEPS: Final = 2
+NO_LIMIT: Final = -1
+"""What a rank brings as its time left that has no deadline."""
+_VERSION: Final = 2
+_PROPOSAL, _ANSWER = "p", "a"
+
+
+class Gate(Enum):
+    """What a rank does that has finished a step and would begin the next."""
+
+    GO = "go"
+    WAIT = "wait"
+    STOP = "stop"
+
+
+class Verdict(IntEnum):
+    """Whether all ranks save the common step, or why none does."""
+
+    SAVE = 0
+    NO_TIME = 1
+    TOO_SLOW = 2
+    NOTHING_NEW = 3
+    CANNOT = 4
+
+    @property
+    def sentence(self) -> str:
+        """The same in words."""
+        return _SENTENCES[self]
+
+
+_SENTENCES: Final = {
+    Verdict.SAVE: "it is saved",
+    Verdict.NO_TIME: "no time is left to save",
+    Verdict.TOO_SLOW: "a save takes longer than the time that is left",
+    Verdict.NOTHING_NEW: "nothing was trained since the last checkpoint",
+    Verdict.CANNOT: "a rank cannot save",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The step after which all ranks stop, and whether it is saved."""
+
+    step: int
+    verdict: Verdict
+
+    @property
+    def save(self) -> bool:
+        """Whether all ranks save the step; else none does."""
+        return self.verdict is Verdict.SAVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """One rank's part in the agreement of one generation. Every act returns the next state.
+
+    `start`: the step that the generation began from. `begun`: the newest step that has begun, which may be under way.
+    `round`: how many rounds had no result. `offer`: what the proposals of this round gave. `hold`: the step after which
+    it waits. `decision`: the step after which all stop.
+    """
+
+    start: int = 0
+    begun: int = 0
+    round: int = 0
+    offer: Decision | None = None
+    hold: int | None = None
+    decision: Decision | None = None
+
+    def begin(self, completed: int) -> tuple[Agreement, Gate]:
+        """Begin the step after `completed` if nothing is against it."""
+        if self.decision is not None and completed >= self.decision.step:
+            return self, Gate.STOP
+        if self.hold is not None and completed >= self.hold:
+            return self, Gate.WAIT
+        return replace(self, begun=max(self.begun, completed + 1)), Gate.GO
+
+    def propose(self, *, cost_ms: int = 0, left_ms: int = NO_LIMIT, can_save: bool = True) -> bytes:
+        """Return what to bring to the proposals of this round.
+
+        `cost_ms`: what a save has cost so far until it was committed, 0 if none was. `left_ms`: until the deadline of
+        the notice, which is 0 when it is over.
+        """
+        return _encode(_PROPOSAL, self.round, self.begun, cost_ms, left_ms, int(can_save))
+
+    def answer(self, brought: Mapping[int, bytes], *, ranks: int) -> tuple[Agreement, bytes]:
+        """Hold at the step that the proposals give, unless it has passed here; return what to bring to the answers."""
+        proposals = _decoded(_PROPOSAL, brought, ranks=ranks, round_=self.round, fields=4)
+        step = max(begun for begun, *_ in proposals.values()) + MARGIN_STEPS * self.round
+        offer = Decision(step, _verdict(step, self.start, proposals))
+        ok = self.begun <= step
+        payload = _encode(_ANSWER, self.round, step, int(ok), offer.verdict)
+        return replace(self, offer=offer, hold=step if ok else None), payload
+
+    def conclude(self, brought: Mapping[int, bytes], *, ranks: int) -> Agreement:
+        """Stop at the step if all said "ok", else go on: `decision` says which."""
+        answers = _decoded(_ANSWER, brought, ranks=ranks, round_=self.round, fields=3)
+        if len({(step, verdict) for step, _, verdict in answers.values()}) != 1:
+            raise Refused(f"ranks answer for different steps in round {self.round}: {answers}", hint=_ALIKE)
+        if all(ok for _, ok, _ in answers.values()):
+            return replace(self, hold=None, decision=self.offer)
+        return replace(self, hold=None, offer=None, round=self.round + 1)
+
+    def released(self) -> Agreement:
+        """Hold no longer: the round broke, as every rank is told. A decision stays."""
+        return replace(self, hold=None, offer=None)
+
+
+def read_decision(brought: Mapping[int, bytes], *, ranks: int) -> Decision | None:
+    """Return what the outcome of a meeting decided for all ranks; None for proposals, and if one was past."""
+    bodies = [_body(brought.get(rank, b"")) for rank in range(ranks)]
+    answers = [body for body in bodies if body is not None and body[1] == _ANSWER and len(body) == 6]
+    if len(answers) != ranks or not answers or not all(answer[4] for answer in answers):
+        return None
+    step, verdict = answers[0][3], answers[0][5]
+    return Decision(step, Verdict(verdict)) if verdict in _SENTENCES else None
+
+
+def _verdict(step: int, start: int, proposals: Mapping[int, list[int]]) -> Verdict:
+    """Return whether the step can be saved: the shortest time of any rank counts, against the largest cost of any."""
+    if step <= start:
+        return Verdict.NOTHING_NEW
+    if not all(can for _, _, _, can in proposals.values()):
+        return Verdict.CANNOT
+    left_ms = min((left for _, _, left, _ in proposals.values() if left >= 0), default=None)
+    if left_ms is None:
+        return Verdict.SAVE
+    if left_ms == 0:
+        return Verdict.NO_TIME
+    cost_ms = max(cost for _, cost, _, _ in proposals.values())
+    return Verdict.SAVE if cost_ms <= left_ms else Verdict.TOO_SLOW
+
+
+def _encode(kind: str, *numbers: int) -> bytes:
+    """Return a payload that is small enough for worlds of thousands of ranks."""
+    return json.dumps([_VERSION, kind, *numbers], separators=(",", ":")).encode()
+
+
+def _body(payload: bytes) -> list[Any] | None:
+    """Return version, kind, round and numbers; None for what is nothing of this agreement."""
+    try:
+        body = json.loads(payload)
+    except ValueError:
+        return None
+    if not isinstance(body, list) or len(body) < 3 or body[0] != _VERSION:
+        return None
+    return body
+
+
+def _decoded(
+    kind: str, brought: Mapping[int, bytes], *, ranks: int, round_: int, fields: int
+) -> dict[int, list[int]]:
+    """Return what every rank brought; `Refused` unless all speak of this meeting."""
+    missing = [rank for rank in range(ranks) if rank not in brought]
+    if missing:
+        raise Refused(f"ranks {missing[:8]} brought nothing to the agreement on a step", hint=_ALIKE)
+    return {rank: _numbers(kind, rank, payload, round_, fields) for rank, payload in brought.items()}
+
+
+def _numbers(kind: str, rank: int, payload: bytes, round_: int, fields: int) -> list[int]:
+    body = _body(payload)
+    if body is None or body[1:3] != [kind, round_] or len(body) != 3 + fields:
+        raise Refused(f"rank {rank} brought {payload[:80]!r} to round {round_} of the stop", hint=_ALIKE)
+    numbers: list[int] = body[3:]
+    if not all(type(number) is int and number >= NO_LIMIT for number in numbers):
+        raise InvalidArgument(f"rank {rank} brought {payload[:80]!r} to the stop", hint=_ALIKE)
+    return numbers
+
+
+_ALIKE: Final = "all ranks must run the same version of Strata"

@@ -1,0 +1,360 @@
+"""Ranks are asked to stop together, members to leave, jobs to pause and to go on.
+
+A *notice* asks the ranks of one generation to agree on a step, to save it and to stop there; how they do that
+is theirs (`core.stop.last_step`), and what it means to a member says `core.stop.notices`. It is created once, by the leader
+or any replica, and only ever made wider or more urgent. A rank that then ends with code 75 has stopped and not failed.
+
+The leader ends the generation (`generation_over`) once nothing is left to wait for: the common step is committed, or is
+not to be and no earlier save is under way, or cannot be any more, or the time is over.
+
+Who was asked to leave gets no place any more, in this generation's successors either: the heads
+carry that on (`WorldHead.asked`) until they are gone. So nobody is placed while it packs up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from strata.core.barriers.outcomes import outcome_payloads
+from strata.core.ids import WorkerId, checked_id
+from strata.core.job import JobView, World
+from strata.core.kv.records import (
+    Asked,
+    BarrierFloor,
+    BarrierOutcome,
+    CheckpointState,
+    JobPhase,
+    Phase,
+    StopAction,
+    StopNotice,
+    Worker,
+    encode,
+)
+from strata.core.kv.txn import Decision, Put, Txn, unchanged
+from strata.core.kv.view import Entry
+from strata.core.members.newcomers import delay_s
+from strata.core.members.spent import SPENT_S
+from strata.core.stop.last_step import BEGIN_BARRIER, STOP_BARRIER, read_decision
+from strata.core.stop.last_step import Decision as CommonStep
+from strata.core.stop.notices import MAX_NAMED, Meaning, cut, meaning, meant_before, merged
+from strata.errors import InvalidArgument, NotFound, Refused, StaleGeneration
+
+DEFAULT_GRACE_MS: Final = 60_000
+MAX_GRACE_MS: Final = 24 * 3600 * 1000
+
+SCALE_MS: Final = 60_000
+"""How long the ranks may take to agree on a step before a world of another size: they train on meanwhile."""
+SAVE_S: Final = 3600.0
+"""How long such a step may take to be reached and committed: no save takes longer, nor does an evaluation before it."""
+LATE_S: Final = 30.0
+"""How long after its grace a notice is waited for. Then the leader ends the generation anyway."""
+GONE_S: Final = 90.0
+"""How long after that grace those who were asked to leave are given no place, if they stay."""
+
+
+def active_world(job: JobView) -> World | None:
+    """Return the world, if it has members and is not one that finished before the job was resumed."""
+    world = job.world()
+    return None if world is None or world.head.forming or resumed(job) else world
+
+
+def resumed(job: JobView) -> bool:
+    """Tell whether somebody took the job up again, or paused it, since its last head was written."""
+    head, phase = job.head(), job.view.entry(job.keys.phase, JobPhase)
+    return phase is not None and head is not None and phase.mod_revision > head.mod_revision
+
+
+def waits_for(job: JobView) -> str:
+    """Return, for people, whom the next world of a job waits for that was taken up again; "" where that is not so."""
+    spec = job.spec()
+    if spec is None or job.phase() is not Phase.RUNNING or not resumed(job):
+        return ""
+    return f"{job.view.count(job.keys.workers)} of at least {spec.record.min_workers} members are here"
+
+
+# -- who was asked to leave -------------------------------------------------------------------
+
+
+def all_asked(job: JobView) -> tuple[Asked, ...]:
+    """Return every request to leave that may still mean somebody: the notice's, and older ones."""
+    head = job.head()
+    if head is None:
+        return ()
+    notice = job.notice(head.record.generation)
+    if notice is None or notice.record.action is StopAction.SCALE:
+        return head.record.asked
+    asked = Asked(notice=notice.record, revision=meant_before(notice), written=notice.mod_revision)
+    return (*head.record.asked, asked)
+
+
+def means(asked: Asked, worker: str, incarnation: int) -> bool:
+    """Tell whether this incarnation of `worker` was asked to leave."""
+    return meaning(asked.notice, worker, came_before=incarnation < asked.revision) is Meaning.LEAVE
+
+
+def asked_notice(asked: Iterable[Asked], worker: str, incarnation: int) -> StopNotice | None:
+    """Return the newest notice that asks this incarnation of `worker` to leave, or None."""
+    found = [one for one in asked if means(one, worker, incarnation)]
+    return max(found, key=lambda one: one.revision).notice if found else None
+
+
+def leaving(
+    asked: Iterable[Asked], workers: Iterable[Entry[Worker]], asked_s: Mapping[int, float]
+) -> frozenset[str]:
+    """Return the registered workers that get no place, because they were asked to leave.
+
+    `asked_s`: for how long the caller has known of each request, by its revision. One whose members
+    stay in spite of it is forgotten in the end: better that they train than that they wait for ever.
+    """
+    counts = remembered(asked, asked_s)
+    if not counts:
+        return frozenset()
+    return frozenset(
+        worker.name
+        for worker in workers
+        if any(means(one, worker.name, worker.create_revision) for one in counts)
+    )
+
+
+def remembered(asked: Iterable[Asked], asked_s: Mapping[int, float]) -> tuple[Asked, ...]:
+    """Return the requests to leave that still count."""
+    return tuple(one for one in asked if not _over(one.notice, asked_s.get(one.written, 0.0), GONE_S))
+
+
+def _over(notice: StopNotice, since_s: float, more_s: float) -> bool:
+    return since_s >= notice.grace_ms / 1000 + more_s
+
+
+def revisions(job: JobView) -> set[int]:
+    """Return what `asked_s` is about: the revision of everything whose age matters."""
+    head = job.head()
+    if head is None:
+        return set()
+    notice = job.notice(head.record.generation)
+    found = {one.written for one in head.record.asked}
+    if head.record.spent:
+        found.add(head.mod_revision)
+    if notice is not None:
+        found.add(notice.mod_revision)
+        if (outcome := _stop_outcome(job, head.record.generation)) is not None:
+            found.add(outcome.mod_revision)
+    return found | {one.revision for one in head.record.newcomers if one.revision}
+
+
+def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
+    """Return in how many seconds the age of some request changes what is to be done, or None."""
+    head = job.head()
+    if head is None:
+        return None
+    left = [one.notice.grace_ms / 1000 + GONE_S - asked_s.get(one.written, 0.0) for one in head.record.asked]
+    notice = job.notice(head.record.generation)
+    if notice is not None:
+        limits = time_over_s(job, notice, asked_s)
+        left += [limits, limits + GONE_S - LATE_S]
+    left += [delay_s(one) - asked_s.get(one.revision, 0.0) for one in head.record.newcomers if one.revision]
+    if head.record.spent:
+        left.append(SPENT_S - asked_s.get(head.mod_revision, 0.0))
+    return min((each for each in left if each > 0), default=None)
+
+
+# -- when a generation that is asked to stop is over ------------------------------------------
+
+
+def takes_part(job: JobView, generation: int) -> bool:
+    """Tell whether the ranks of `generation` agree on a step when they are asked to: all have begun."""
+    return job.met(BEGIN_BARRIER, generation)
+
+
+def common_step(job: JobView, generation: int, *, ranks: int) -> CommonStep | None:
+    """Return the step that the ranks of `generation` have agreed to stop at; None while they have not."""
+    outcome = _stop_outcome(job, generation)
+    return None if outcome is None else read_decision(outcome_payloads(job, outcome), ranks=ranks)
+
+
+def _stop_outcome(job: JobView, generation: int) -> Entry[BarrierOutcome] | None:
+    """Return the newest meeting of the ranks that are to stop; it stays as long as its generation."""
+    floor = job.view.record(job.keys.barrier_floor(STOP_BARRIER, generation), BarrierFloor)
+    if floor is None:
+        return None
+    return job.view.entry(job.keys.outcome(STOP_BARRIER, generation, floor.round), BarrierOutcome)
+
+
+def generation_over(
+    job: JobView, notice: Entry[StopNotice], world: World, asked_s: Mapping[int, float]
+) -> str | None:
+    """Return why a generation that is asked to stop ends now, though not all who were asked have; None while it goes on."""
+    generation, record = world.head.generation, notice.record
+    if not takes_part(job, generation):
+        return "its ranks had not begun"
+    if record.has_deadline and not record.grace_ms:
+        return "at once"
+    common = common_step(job, generation, ranks=world.head.size)
+    over = time_over_s(job, notice, asked_s) <= 0
+    if common is not None and not common.save:
+        # what was begun before may still be saved: the next world would give it up
+        return f"without a save: {common.verdict.sentence}" if over or not _saving(job, generation) else None
+    if common is not None:
+        entry = job.checkpoint(common.step, generation)
+        if entry is not None and entry.record.state is CheckpointState.COMMITTED:
+            return f"step {common.step} is saved"
+        if entry is not None and entry.record.state is CheckpointState.ABORTED:
+            return f"step {common.step} could not be saved: {entry.record.reason}"
+    if not over:
+        return None
+    return (
+        "the ranks had not stopped in time" if common is None else f"step {common.step} was not saved in time"
+    )
+
+
+def _saving(job: JobView, generation: int) -> bool:
+    return any(
+        one.record.state is CheckpointState.OPEN and one.record.generation == generation
+        for one in job.checkpoints()
+    )
+
+
+def time_over_s(job: JobView, notice: Entry[StopNotice], asked_s: Mapping[int, float]) -> float:
+    """Return in how many seconds a notice is waited for no longer; `asked_s` has for how long the leader has known."""
+    record = notice.record
+    grace_s = record.grace_ms / 1000
+    if record.has_deadline:
+        return grace_s + LATE_S - asked_s.get(notice.mod_revision, 0.0)
+    world = job.world()
+    outcome = None if world is None else _stop_outcome(job, world.head.generation)
+    if (
+        world is None
+        or outcome is None
+        or common_step(job, world.head.generation, ranks=world.head.size) is None
+    ):
+        return grace_s - asked_s.get(notice.mod_revision, 0.0)
+    return SAVE_S - asked_s.get(outcome.mod_revision, 0.0)
+
+
+def act(notice: StopNotice) -> str:
+    """Return, for people, what a notice asks for."""
+    alone = notice.pause and notice.action is StopAction.SCALE
+    return StopAction.PAUSE.value if alone else notice.action.value
+
+
+# -- the decisions ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequest:
+    """What somebody asks for. `generation` 0 means the current one, `now`: without a save."""
+
+    action: StopAction
+    reason: str = ""
+    workers: tuple[WorkerId, ...] = ()
+    grace_ms: int = 0
+    generation: int = 0
+    now: bool = False
+
+
+def decide_stop(job: JobView, request: StopRequest) -> Decision:
+    """Ask the ranks of the current generation to stop; PAUSE pauses a job without ranks at once.
+
+    Refusals: `InvalidArgument` and `NotFound` for workers that cannot be drained, `StaleGeneration`
+    when another generation was meant, `Refused` for a job that has ended.
+    """
+    _check(request)
+    name, phase, world = job.keys.name, job.phase(), active_world(job)
+    if phase in {Phase.DONE, Phase.FAILED}:
+        why = f"job {name} has ended: it is {phase.value}"
+        return Decision(reason=why, refusal=Refused(why, hint="there is nothing to stop"))
+    head = job.head()
+    current = head.record.generation if head is not None else 0
+    if 0 < request.generation < current and job.notice(request.generation) is not None:
+        return Decision(reason=f"generation {request.generation} was asked to stop, and has ended")
+    if request.generation not in {0, current}:
+        why = f"generation {request.generation} was to stop; the world is {current}"
+        return Decision(reason=why, refusal=StaleGeneration(why))
+    if phase is Phase.PAUSED:
+        return Decision(reason=f"job {name} is paused: no rank runs")
+    if request.action is StopAction.PAUSE and (world is None or request.now):
+        return _pause_at_once(job, request)
+    if world is None:
+        return Decision(reason=f"no rank of job {name} runs: there is nobody to ask")
+    refusal = _undrainable(job, world, request)
+    if refusal is not None:
+        return Decision(reason=refusal.message, refusal=refusal)
+    held = job.notice(current)
+    notice = _notice(request) if held is None else merged(held, _notice(request))
+    if held is not None and notice == held.record:
+        return Decision(reason=f"generation {current} is asked to stop already: {held.record.reason}")
+    key = job.keys.notice(current)
+    compares = (
+        unchanged(job.keys.head, job.view.mod_revision(job.keys.head)),
+        unchanged(job.keys.phase, job.view.mod_revision(job.keys.phase)),
+        unchanged(key, held.mod_revision if held is not None else 0),
+    )
+    return Decision(
+        reason=f"generation {current} is asked to stop ({act(notice)}): {notice.reason}",
+        txn=Txn(compares=compares, success=(Put(key=key, value=encode(notice)),)),
+    )
+
+
+# -- inside -----------------------------------------------------------------------------------
+
+
+def _check(request: StopRequest) -> None:
+    for worker in request.workers:
+        checked_id("worker", worker)
+    if not 0 <= request.grace_ms <= MAX_GRACE_MS:
+        raise InvalidArgument(
+            f"a grace of {request.grace_ms} ms", hint=f"0, for the default, to {MAX_GRACE_MS} (a day)"
+        )
+    if request.action is StopAction.SCALE:
+        raise InvalidArgument(
+            "ranks are not asked to scale", hint="ScaleJob changes how many members there are"
+        )
+    if request.generation < 0:
+        raise InvalidArgument(f"no generation {request.generation} can exist", hint="0 is the current one")
+    if (request.action is StopAction.DRAIN) != bool(request.workers):
+        raise InvalidArgument(
+            f"{request.action.value} with {len(request.workers)} workers named",
+            hint="to drain names those who leave; to preempt or to pause means all",
+        )
+    if len(request.workers) > MAX_NAMED:
+        raise InvalidArgument(f"{len(request.workers)} workers to drain: at most {MAX_NAMED} at once")
+
+
+def _notice(request: StopRequest) -> StopNotice:
+    reason = request.reason or f"{request.action.value} was asked for"
+    pauses = request.action is StopAction.PAUSE
+    return StopNotice(
+        action=StopAction.SCALE if pauses else request.action,
+        pause=pauses,
+        reason=cut(reason),
+        workers=tuple(sorted(set(request.workers))),
+        grace_ms=0 if request.now else request.grace_ms or DEFAULT_GRACE_MS,
+    )
+
+
+def _pause_at_once(job: JobView, request: StopRequest) -> Decision:
+    """Write the phase; the leader ends the generation, if there is one, when it sees that."""
+    keys, view = job.keys, job.view
+    record = JobPhase(phase=Phase.PAUSED, reason=_notice(request).reason, attempt=job.attempt())
+    compares = (
+        unchanged(keys.head, view.mod_revision(keys.head)),
+        unchanged(keys.phase, view.mod_revision(keys.phase)),
+    )
+    return Decision(
+        reason=f"job {keys.name} is paused: {record.reason}",
+        txn=Txn(compares=compares, success=(Put(key=keys.phase, value=encode(record)),)),
+    )
+
+
+def _undrainable(job: JobView, world: World, request: StopRequest) -> Refused | NotFound | None:
+    for worker in request.workers:
+        held = job.worker(worker)
+        if held is None:
+            return NotFound(f"no member {worker} is in job {job.keys.name}", hint="strata members shows them")
+        if world.find(worker, held.create_revision) is None:  # it, or the one that came in its place
+            return Refused(
+                f"{worker} stands by in job {job.keys.name}: it has no rank that could stop",
+                hint="end its strata run, which nobody will notice",
+            )
+    return None

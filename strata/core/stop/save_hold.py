@@ -1,0 +1,95 @@
+"""Held saves: a rank trains on while the storage refuses its part for a reason that time may heal.
+
+Three facts tell of it, each for another reader:
+
+    who reads it          what it is                              how it ends
+    --------------------  --------------------------------------  ----------------------------------
+    people, at once       `SaveHold` in the rank's progress       the rank's next word without one
+    the plan of worlds    the key `worlds/<generation>/held`      with the keys of its generation
+    people, in one line   `no_checkpoint`                         -
+
+The key is written once a generation, and only for a step beyond the one that its generation began from: of a rank
+that has trained it and cannot save it, or cannot begin it, for its start waits for the storage. Such a generation
+made progress and could not keep it, or none could be made, so it does not count as one without (`core.worlds.changes`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from strata.core.checkpoints.attempt import Author, authorised
+from strata.core.checkpoints.references import SavesHeld
+from strata.core.job import JobView
+from strata.core.kv.records import encode
+from strata.core.kv.txn import Decision, Put, Txn, absent, refusable
+from strata.core.words import first_few
+from strata.errors import InvalidArgument
+
+MAX_REASON_CHARS: Final = 200
+MAX_HOST_CHARS: Final = 128
+NAMED: Final = 3
+"""So many hosts, and reasons, one sentence names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveHold:
+    """One rank that cannot save for now.
+
+    `step`: the one whose save is held. `reason`: in words, such as `disk full`. `held_s`: for how long,
+    when this is said.
+    """
+
+    step: int
+    reason: str
+    host: str
+    held_s: float = 0.0
+
+
+def no_checkpoint(*holds: SaveHold, committed_step: int | None) -> str:
+    """Return the sentence that everybody shows: `no checkpoint since step 40, 4 min: disk full on host a`.
+
+    Of several ranks that hold saves: for how long the first has, and each reason with its hosts.
+    """
+    since = "no checkpoint yet" if committed_step is None else f"no checkpoint since step {committed_step}"
+    longest_s = max((hold.held_s for hold in holds), default=0.0)
+    hosts: dict[str, set[str]] = {}
+    for hold in holds:
+        hosts.setdefault(hold.reason or "the storage refuses", set()).add(hold.host or "?")
+    where = [
+        f"{reason} on host{'s' if len(names) > 1 else ''} {first_few(sorted(names), NAMED)}"
+        for reason, names in sorted(hosts.items())
+    ]
+    if len(where) > NAMED:
+        where = [*where[:NAMED], f"{len(where) - NAMED} more reasons"]
+    return f"{since}, {_span(longest_s)}: {'; '.join(where)}"
+
+
+@refusable
+def decide_hold_saves(job: JobView, *, author: Author, step: int, reason: str, host: str) -> Decision:
+    """Record that a rank has trained and cannot save; the first of its generation to say so counts."""
+    guards = authorised(job, author)
+    if step < 0:
+        raise InvalidArgument(f"step {step} is below 0")
+    key, began = job.keys.held(author.generation), job.restored(author.generation) or 0
+    who = f"rank {author.rank} of generation {author.generation}"
+    if job.held(author.generation) is not None:
+        return Decision(reason=f"generation {author.generation} is on record as one whose saves are held")
+    if step <= began:
+        return Decision(reason=f"{who} has not trained beyond step {began}, where it began")
+    record = SavesHeld(
+        step=step,
+        rank=author.rank,
+        worker=author.worker,
+        host=host[:MAX_HOST_CHARS],
+        reason=reason[:MAX_REASON_CHARS],
+    )
+    return Decision(
+        reason=f"{who} cannot save step {step}: {record.reason} on host {record.host}",
+        txn=Txn(compares=(*guards, absent(key)), success=(Put(key=key, value=encode(record)),)),
+    )
+
+
+def _span(seconds: float) -> str:
+    """Return a time as people read it."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

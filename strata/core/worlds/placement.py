@@ -1,0 +1,60 @@
+"""Who of the registered members gets which place in the next world.
+
+Places are group ranks, because members may have different numbers of slots; a member's first
+global rank is the sum of the slots before it. Survivors keep their group rank, newcomers fill the
+holes in the order they came, and where a smaller world leaves no such place, the highest group
+ranks fill the holes. With equal slots a member that keeps its group rank keeps its ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from strata.core.ids import WorkerId
+from strata.core.job import World
+from strata.core.kv.records import Member, Worker
+from strata.core.kv.view import Entry
+
+
+def placed(before: World | None, workers: Mapping[str, Entry[Worker]], *, most: int) -> tuple[Member, ...]:
+    """Return the members of the next world, at most `most`, by group rank.
+
+    `workers` are the registered ones by name. Members of `before` go first, then the others in
+    the order of their incarnations.
+    """
+    old_place = {
+        member.worker: member.group_rank
+        for member in (before.members if before is not None else ())
+        if member.worker in workers and workers[member.worker].create_revision == member.incarnation
+    }
+    survivors = sorted(old_place, key=lambda name: old_place[name])[:most]
+    newcomers = sorted(
+        (name for name in workers if name not in old_place),
+        key=lambda name: workers[name].create_revision,
+    )[: most - len(survivors)]
+    places = _places({name: old_place[name] for name in survivors}, newcomers)
+    members, first_rank = [], 0
+    for group_rank, name in enumerate(places):
+        worker = workers[name]
+        members.append(
+            Member(
+                worker=WorkerId(name),
+                incarnation=worker.create_revision,
+                group_rank=group_rank,
+                slots=worker.record.slots,
+                first_rank=first_rank,
+            )
+        )
+        first_rank += worker.record.slots
+    return tuple(members)
+
+
+def _places(survivors: Mapping[str, int], newcomers: list[str]) -> list[str]:
+    """Return the names by their new group rank."""
+    size = len(survivors) + len(newcomers)
+    kept = {rank: name for name, rank in survivors.items() if rank < size}
+    movers = sorted((rank, name) for name, rank in survivors.items() if rank >= size)
+    fillers = [*newcomers, *(name for _rank, name in reversed(movers))]
+    holes = [rank for rank in range(size) if rank not in kept]
+    kept.update(zip(holes, fillers, strict=True))
+    return [kept[rank] for rank in range(size)]

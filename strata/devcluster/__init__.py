@@ -1,0 +1,4 @@
+"""A control plane on one machine, for development, the demo and tests: etcd members and coordinators as child processes.
+
+Begin with `local_cluster`.
+"""

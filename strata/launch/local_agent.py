@@ -1,0 +1,399 @@
+"""The supervisor: one member of a job, which runs its ranks generation after generation.
+
+What it does follows from three things only: the newest `WorldUpdate`, the ranks that run here,
+and whether somebody asked it to stop. A generation goes through
+
+    world with a place here → end the ranks of the one before → meet at the join barrier
+    → start the ranks → they end, or a newer world comes
+
+With `--restart=in_process` the ranks that can go on by themselves are not ended: they are told
+their place in the new generation, and have `restart_grace_s` to attach in it; a process that does
+not is replaced by a new one.
+
+`slots` has the ranks; `agent.agent` meets the other members, and tells of ranks that ended. Losing the
+coordinators changes nothing here: ranks go on, and what they did is told later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from strata.agent.agent import Agent
+from strata.agent.agent_state import is_outdated, waits_because
+from strata.agent.environment import Place
+from strata.agent.health.stack_request import process_state
+from strata.agent.notices import SAY_S, asked_to_leave
+from strata.agent.rendezvous import Meeting
+from strata.config import RunConfig
+from strata.config.run import IN_PROCESS
+from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
+from strata.errors import Unavailable
+from strata.launch import exit_status
+from strata.launch.rank_logs import RankLogs
+from strata.launch.rank_output import RankOutputs
+from strata.launch.ranks import Program, RankGroup, inherited_environment
+from strata.launch.slots import Slots
+from strata.launch.stopping import Stopping, StopRequest
+from strata.launch.warm.starting import Starter
+from strata.observe import get_logger
+from strata.session.terms import UNTOLD_S
+from strata.v1.session_pb2 import WorldUpdate
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, JOB_PHASE_PAUSED, StopNotice
+
+log = get_logger()
+
+
+class Supervisor:
+    """Has `starter` start the command once a slot in every generation that has a place for `agent`'s member.
+
+    `agent` is told of the ranks that run here whenever they change. `folder` is this supervisor's own.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        starter: Starter,
+        agent: Agent,
+        *,
+        folder: Path,
+        will_heed: Callable[[], bool] = lambda: False,
+        outputs: RankOutputs | None = None,
+    ) -> None:
+        """`will_heed` tells whether the command is such that its ranks will heed notices once they run.
+
+        `outputs` is what `starter` has, if ranks' output goes through this process.
+        """
+        self._config = config
+        self._agent = agent
+        self._worker_id = agent.config.worker_id
+        self._will_heed = will_heed
+        self._have_heeded = False
+        self._reports = agent.reports
+        inherited = inherited_environment()
+        self._slots = Slots(
+            Program(
+                starter=starter,
+                inherited=outputs.environment(inherited) if outputs is not None else inherited,
+                folder=folder,
+                restart=config.restart,
+                logs=RankLogs.of_run(config),
+                piped=outputs is not None,
+            ),
+            count=config.slots,
+            prepare_after_s=config.warm_after_s,
+            on_exit=self._reports.report,
+        )
+        self.logs = self._slots.logs
+        """Returns where a rank's output went."""
+        self._stop = StopRequest()
+        self._stopping = Stopping(
+            self._slots,
+            self._reports,
+            stop_grace_s=config.stop_grace_s,
+            restart_grace_s=config.restart_grace_s,
+            urgent=self._stop.urgent,
+        )
+        self._update: WorldUpdate | None = None
+        self._news = asyncio.Event()
+        self._handled = 0
+        self._first = True
+        """Whether this member has had no place in any world yet."""
+        self._unfit = ""
+        self._unheard = False
+        """Whether nobody was there to be asked for a common stop."""
+
+    # -- what others tell it
+
+    def on_world(self, update: WorldUpdate) -> None:
+        """Take note of a newer world or phase; an older one than known is ignored."""
+        known = self._update
+        if known is None or update.token.revision >= known.token.revision:
+            self._update = update
+            self._news.set()
+
+    def ask_to_stop(self, number: int) -> None:
+        """Stop because of a signal; asked twice, at once.
+
+        All ranks of the job stop together, if those here can and the signal says so; else the ranks
+        here get SIGTERM and `stop_grace_s`.
+        """
+        self._stop.ask(number)
+        self._news.set()
+
+    def become_unfit(self, reason: str) -> None:
+        """Leave as soon as no rank runs here, because none is to run here again."""
+        self._unfit = reason
+        self._news.set()
+
+    def rank_attached(self, rank: int, generation: int) -> None:
+        """Take note that a rank was let in: one that goes on by itself has arrived."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.arrived(rank)
+
+    def evict(self, rank: int, generation: int, reason: str) -> None:
+        """Kill a rank of this generation for a reason that its exit carries."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.doom(rank, reason)
+
+    def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None:
+        """Report the end of a rank of this generation now, though its process still writes a core."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.dumps_core(rank, reason)
+
+    def may_ask_to_stop(self) -> bool:
+        """Tell that ranks speak for the job as long as they are let in: their place is taken back before they end."""
+        return True
+
+    async def stack(self, rank: int) -> str | None:
+        """Return where a rank's threads stand; None when it does not run here or cannot tell."""
+        ranks = self._slots.ranks
+        return await ranks.stack(rank) if ranks is not None else None
+
+    def process(self, rank: int) -> str:
+        """Return the state of a rank's process; "" when it does not run here or cannot tell."""
+        return process_state(self._slots.ranks.pid(rank)) if self._slots.ranks is not None else ""
+
+    def rank_supports_graceful_stop(self, rank: int, generation: int) -> None:
+        """Take note that a rank stops by itself when its generation is asked to."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            self._have_heeded = True
+            ranks.note_heeding(rank)
+
+    def rank_stepped(self, rank: int, generation: int) -> None:
+        """Take note that a rank has made a step."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.note_step(rank)
+
+    def rank_cannot_go_on(self, rank: int, generation: int, reason: str) -> None:
+        """Take note that a rank is about to end for a reason that another try would meet again."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.note_lasting(rank, reason)
+
+    def rank_stopped(self, rank: int, generation: int) -> None:
+        """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.note_stopped(rank)
+
+    # -- its life
+
+    async def run(self) -> int:
+        """Return the exit status once the job has ended, or this member was asked to stop."""
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                if self._stop.asked.is_set():
+                    return await self._stop_now()
+                update = self._update
+                if update is None:
+                    continue
+                if update.phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED}:
+                    return await self._finish(update)
+                if self._unfit and not update.HasField("place"):
+                    return await self._leave_preempted(self._unfit)
+                if update.world.generation > self._handled:
+                    self._handled = update.world.generation
+                    await self._end_ranks(self._grace_s(update), keep=self._going_on(update))
+                    if not self._stop.asked.is_set():
+                        await self._begin(update)
+                notice, ranks = asked_to_leave(update, self._worker_id), self._slots.ranks
+                if notice is not None:
+                    if await self._stopping.obey(notice, hurry=partial(self._hurried, update)):
+                        self._news.set()  # what came meanwhile was only looked at for a hurry
+                    hurry = self._stop.next_signal
+                    if (ended := await self._done_after_all(ranks, hurry)) is not None:
+                        return await self._finish(ended)
+                    return await self._leave_preempted(notice.reason, hurry)
+        finally:
+            self._slots.kill()
+            self._agent.set_place(None)
+
+    async def _begin(self, update: WorldUpdate) -> None:
+        """Meet the other members and start this generation's ranks, unless it ends before."""
+        world = update.world
+        if (waits := waits_because(update)) is not None:
+            log.info("world.waiting", generation=world.generation, reason=waits)
+            self._slots.prepare()
+            return
+        if self._config.new and self._first and world.HasField("restore"):
+            job = self._config.job
+            log.warning(
+                "new.without_effect",
+                reason=f"--new is without effect: job {job} is unfinished and goes on from step {world.restore.step}",
+                hint=f"for a job from nothing choose another --job, or delete this one: strata jobs delete {job}",
+            )
+        self._first = False
+        meeting = await self._meet(update)
+        if meeting is not None:
+            place = self._agent.place(update, master_addr=meeting.address, master_port=meeting.port)
+            self._agent.set_place(place)
+            self._move(place, self._slots.start(place))
+
+    def _going_on(self, update: WorldUpdate) -> frozenset[int]:
+        """Return the local ranks whose processes shall go on in the world of `update`, or wait for one.
+
+        A pause may last: nothing is kept for it, nor the memory of devices.
+        """
+        placed = update.HasField("place") or (update.world.forming and update.phase != JOB_PHASE_PAUSED)
+        return self._agent.in_process() if placed and self._config.restart == IN_PROCESS else frozenset()
+
+    def _move(self, place: Place, local_ranks: frozenset[int]) -> None:
+        """Tell processes of the generation before their place, and replace those that do not heed it."""
+        ranks = self._slots.ranks
+        if local_ranks and ranks is not None:
+            self._agent.move(place, local_ranks)
+            asyncio.get_running_loop().call_later(self._config.restart_grace_s, ranks.give_up)
+
+    async def _meet(self, update: WorldUpdate) -> Meeting | None:
+        """Return where ranks meet, once every member is there; None when the world has ended."""
+        offer = b""
+        if update.place.first_rank == 0:
+            offer = self._slots.offer(await self._agent.address()).encode()
+        try:
+            payloads = await self._agent.meet(update, offer, superseded=self._superseded(update))
+            return None if payloads is None else Meeting.decode(payloads.get(0, b""))
+        finally:
+            self._news.set()
+
+    async def _superseded(self, update: WorldUpdate) -> None:
+        """Return once `update` is not what this member is to do any more."""
+        while not self._stop.asked.is_set() and not is_outdated(update, self._update):
+            self._news.clear()
+            await self._news.wait()
+
+    async def _hurried(self, update: WorldUpdate) -> None:
+        """Return once ranks that stop together are to be waited for no more: it is urgent, or over."""
+        while not self._stop.urgent.is_set() and not is_outdated(update, self._update):
+            self._news.clear()
+            await self._news.wait()
+        self._news.set()
+
+    def _grace_s(self, update: WorldUpdate) -> float:
+        """Return how long ranks have to end: that of a restart, unless this member stops, or the job does."""
+        stops = asked_to_leave(update, self._worker_id) is not None or update.phase == JOB_PHASE_PAUSED
+        return self._config.stop_grace_s if stops else self._config.restart_grace_s
+
+    async def _end_ranks(self, grace_s: float, *, keep: frozenset[int] = frozenset()) -> None:
+        self._agent.set_place(None)
+        await self._slots.end(grace_s, urgent=self._stop.urgent, keep=keep)
+
+    # -- the end
+
+    async def _finish(self, update: WorldUpdate) -> int:
+        """The job has ended: end what still runs, and leave."""
+        done = update.phase == JOB_PHASE_DONE
+        code = self._reports.first_code
+        facts = {} if done or not code else {"rank_status": exit_status.exit_status(code)}
+        log.info("job.ended", phase="done" if done else "failed", reason=update.phase_reason, **facts)
+        await self._end_ranks(self._config.restart_grace_s)
+        await self._agent.leave("the job has ended")
+        return 0 if done else DO_NOT_REQUEUE
+
+    async def _stop_now(self) -> int:
+        """Have all ranks of the job stop together, or hand the signal on; then leave."""
+        update, ranks = self._update, self._slots.ranks  # as before: a newer world meanwhile is a hurry
+        notice = await self._asked_all()
+        if notice is not None and update is not None:
+            await self._stopping.obey(notice, hurry=partial(self._hurried, update))
+        ended = await self._done_after_all(ranks, self._stop.urgent) if self._stop.preempts else None
+        if ended is not None:
+            return await self._finish(ended)
+        if notice is not None and not self._stop.urgent.is_set():
+            return await self._leave_preempted(f"{self._stop.signal_name}: {notice.reason}")
+        log.info("run.stopping", signal=self._stop.signal_name)
+        if not self._stop.preempts:
+            self._agent.set_place(None)  # or ranks would hear SIGTERM and ask the whole job to stop
+        await self._slots.end(self._config.stop_grace_s, urgent=self._stop.urgent)
+        told = asked_to_leave(self._update, self._worker_id)
+        if told is not None and not self._stop.urgent.is_set():
+            # a rank that got the signal asked for what this member could not
+            return await self._leave_preempted(f"{self._stop.signal_name}: {told.reason}")
+        if self._stop.preempts and not self._stop.urgent.is_set() and self._still_starting():
+            if ranks is not None and self._unheard:
+                await self._tell_late(ranks.place)
+            return await self._leave_preempted(f"stopped by {self._stop.signal_name}")
+        await self._agent.leave(f"stopped by {self._stop.signal_name}")
+        return exit_status.of_signal(self._stop.number)
+
+    async def _done_after_all(self, ranks: RankGroup | None, hurry: asyncio.Event) -> WorldUpdate | None:
+        """Return the news that the job has ended, if the ranks here finished before they were to stop.
+
+        Ranks elsewhere may still finish, fail, or have stopped: then another world may follow. That is not
+        waited for any longer once there is a `hurry`.
+        """
+        if ranks is None or not ranks.finished:
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.preempt_grace_s):
+                while True:
+                    self._news.clear()
+                    update = self._update
+                    if update is not None and update.phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED}:
+                        return update
+                    newer = update is not None and update.world.generation > ranks.place.generation
+                    if newer or hurry.is_set():
+                        break
+                    await self._news.wait()
+        self._news.set()  # what came meanwhile was only looked at for the end
+        return None
+
+    async def _asked_all(self) -> StopNotice | None:
+        """Ask all ranks of the job to stop together, if it is of use; return the notice that holds."""
+        ranks = self._slots.ranks
+        if not self._stop.preempts or ranks is None or not ranks.running or self._stop.urgent.is_set():
+            return None
+        if not await ranks.will_heed(SAY_S) and not self._still_starting():
+            return None
+        return await self._ask(ranks.place.generation) if ranks.running else None
+
+    def _still_starting(self) -> bool:
+        """Whether ranks that do not heed notices yet, or do not run, are of a training that will.
+
+        No rank begins a step before all of them are ready, so nothing is lost with those here.
+        """
+        return not self._slots.used or self._have_heeded or self._will_heed()
+
+    async def _tell_late(self, place: Place) -> None:
+        """Say that the ranks of `place` were preempted, though no coordinator could be asked before they ended."""
+        log.warning("agent.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
+        if await self._ask(place.generation, timeout_s=UNTOLD_S) is not None:
+            for rank in place.ranks:
+                self._reports.report(
+                    place.generation, rank, PREEMPTED, "ended while no coordinator was there"
+                )
+
+    async def _ask(self, generation: int, *, timeout_s: float | None = None) -> StopNotice | None:
+        asking = asyncio.ensure_future(
+            self._agent.ask_all_to_stop(generation, self._stop.signal_name, timeout_s=timeout_s)
+        )
+        hurried = asyncio.ensure_future(self._stop.urgent.wait())
+        try:
+            await asyncio.wait({asking, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else None
+        except Unavailable as error:
+            log.warning("run.nobody_asked", reason=str(error))
+            self._unheard = True
+            return None
+        finally:
+            asking.cancel()
+            hurried.cancel()
+
+    async def _leave_preempted(self, reason: str, hurry: asyncio.Event | None = None) -> int:
+        """Leave the job for good, once the ends of the ranks are told, so that a scheduler requeues it.
+
+        That is not waited for any longer once there is a `hurry`, which without one is the next signal.
+        """
+        log.info("run.preempted", reason=reason)
+        await self._agent.leave_once_told(reason, hurry=hurry or self._stop.next_signal)
+        return PREEMPTED

@@ -1,0 +1,192 @@
+"""A process that has done a script's large imports, and becomes the script when it is told its place.
+
+`strata.launch.warm.warm_pool` runs this file as a script, by path, with the interpreter and the flags of the
+rank's own command:
+
+    python FLAGS warm_program.py FD MODULES SCRIPT|-m MODULE ARGUMENTS...
+
+It imports MODULES (by commas), waits on the socket FD for one line, the environment as a JSON
+object, and then runs the script as `__main__`, as Python itself does: argv,
+path, flags, exit codes and tracebacks are what they would have been. What differs is only that
+some modules are there already. Standard library only, for any Python that a command may name.
+
+With "-" in the place of FD it is the script at once. In both cases the last lines of the traceback that
+ends the script are left in a file beside STRATA_STACKS, from which the supervisor takes why it failed.
+"""
+
+import importlib
+import json
+import os
+import socket
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+HELLO = b"+"
+AT_ONCE = "-"
+"""In the place of the socket: nobody tells a place, the environment has it already."""
+LAST_LINES = 3
+LAST_WORDS = ".traceback"
+"""What the file's name, of the traceback's last lines, has behind that of STRATA_STACKS."""
+
+
+def first_path(target: list[str]) -> str:
+    """Return what Python puts first on its path for this command."""
+    if target[0] == "-m":
+        return os.getcwd()  # noqa: PTH109  # as Python has it; and pathlib is not imported for it
+    return os.path.dirname(os.path.realpath(target[0]))  # noqa: PTH120
+
+
+def import_early(modules: list[str]) -> None:
+    """Import what the script will import anyway."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception:  # noqa: BLE001, S112  # the script's own import says what is wrong
+            continue
+
+
+def wait_for_place(link: socket.socket) -> None:
+    """Take the environment that comes as one line."""
+    with link, link.makefile("rb") as lines:
+        line = lines.readline()
+    if not line.endswith(b"\n"):
+        raise ConnectionResetError
+    environment = json.loads(line)
+    coerced = os.environ.get("LC_CTYPE")  # PEP 538: Python's own, if it is not among those given
+    os.environ.clear()
+    if coerced is not None:
+        os.environ["LC_CTYPE"] = coerced
+    os.environ.update(environment)
+    log = os.environ.get("STRATA_RANK_LOG")
+    if log:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        os.close(file)
+
+
+def answer_stack_dumps() -> None:
+    """Write the threads' stacks into STRATA_STACKS on SIGUSR2, as `strata.client.rank.stack_dump` would."""
+    import faulthandler  # noqa: PLC0415
+    import signal  # noqa: PLC0415
+
+    name = os.environ.get("STRATA_STACKS")
+    if name:
+        file = open(name + ".part", "ab")  # noqa: SIM115, PTH123  # open as long as the process lives
+        faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+        _files.append(file)
+        os.rename(name + ".part", name)  # noqa: PTH104
+
+
+_files: list[Any] = []
+_last_words: list[str] = []
+
+
+def fresh_main() -> types.ModuleType:
+    """Put a new `__main__` in place of this program's."""
+    module = types.ModuleType("__main__")
+    facts: dict[str, Any] = {"__builtins__": __builtins__}
+    if sys.version_info < (3, 14):  # where annotations became lazy
+        facts["__annotations__"] = {}
+    module.__dict__.update(facts)
+    sys.modules["__main__"] = module
+    return module
+
+
+def run_script(script: str) -> None:
+    """Run a file in a fresh `__main__`."""
+    from importlib.machinery import SourceFileLoader  # noqa: PLC0415
+
+    path = os.path.join(os.getcwd(), script)  # noqa: PTH109, PTH118  # not normalised: neither does Python
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
+        )
+        sys.exit(2)
+    main = fresh_main().__dict__
+    main.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    exec(compile(source, path, "exec", dont_inherit=True), main)  # noqa: S102  # what it is here for
+
+
+def run_module(name: str) -> None:
+    """Run a module as `python -m` does."""
+    import runpy  # noqa: PLC0415
+
+    fresh_main()
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # what the interpreter itself calls
+
+
+def hide_this_file(show: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an excepthook that shows a traceback without the frames of this file."""
+    this_file = __file__  # from Python 3.14 on, `__main__` has none any more when the hook is called
+
+    def hook(kind: Any, error: Any, trace: Any) -> Any:
+        while trace is not None and trace.tb_frame.f_code.co_filename == this_file:
+            trace = trace.tb_next
+        sys.last_traceback = trace
+        keep_last_lines(kind, error, trace)
+        return show(kind, error.with_traceback(trace), trace)
+
+    return hook
+
+
+def keep_last_lines(kind: Any, error: Any, trace: Any) -> None:
+    """Leave the end of a traceback to the supervisor, without the lines that only point at a column."""
+    if not _last_words or issubclass(kind, KeyboardInterrupt):
+        return  # after an import, Python would not end by the signal any more
+    import traceback  # noqa: PLC0415
+
+    try:
+        lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
+        said = [line.strip() for line in lines if line.strip(" ^~")]
+        with open(_last_words[0], "w", errors="replace") as file:  # noqa: PTH123
+            file.write("\n".join(said[-LAST_LINES:]))
+    except Exception:  # noqa: BLE001, S110  # the traceback itself is what counts, and is shown
+        pass
+
+
+def be_warm(descriptor: int, modules: list[str]) -> None:
+    """Import, and return once the place of a rank is told."""
+    link = socket.socket(fileno=descriptor)
+    os.set_inheritable(link.fileno(), False)
+    try:
+        link.sendall(HELLO)
+        import_early(modules)
+        wait_for_place(link)
+    except ConnectionError:
+        os._exit(0)  # nobody needs it any more
+    answer_stack_dumps()
+
+
+def main(words: list[str]) -> None:
+    """Be warm, if that is asked for, then be the script."""
+    descriptor, modules, *target = words
+    if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
+        sys.path[0] = first_path(target)
+    if descriptor != AT_ONCE:
+        be_warm(int(descriptor), [name for name in modules.split(",") if name])
+    if "STRATA_STACKS" in os.environ:
+        _last_words.append(os.environ["STRATA_STACKS"] + LAST_WORDS)
+    if hasattr(sys, "orig_argv"):
+        at = len(sys.orig_argv) - len(sys.argv)
+        sys.orig_argv[at : at + 3] = []
+    try:
+        if target[0] == "-m":
+            sys.argv[:] = ["-m", *target[2:]]
+            run_module(target[1])
+        else:
+            sys.argv[:] = target
+            run_script(target[0])
+    except BaseException:
+        # Python itself ends the process, as for any script; only its traceback begins with the script
+        sys.excepthook = hide_this_file(sys.excepthook)
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

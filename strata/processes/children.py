@@ -1,0 +1,265 @@
+"""Child processes that never outlive this one, however it ends.
+
+Three things together make that true:
+
+1. every child asks the kernel for SIGKILL when its parent dies (PR_SET_PDEATHSIG);
+2. every child leads a process group of its own, which ends with it: what a child leaves behind
+   (DataLoader workers) is killed when the child ends or is killed;
+3. a guardian process, one for each parent and started with its first child, kills those groups
+   when the parent itself is killed and can do nothing any more.
+
+The kernel sends the death signal when the *thread* that forked ends, not the process. So a child
+that is started off the main thread is forked by one thread that lives as long as the process.
+
+`strata.processes.spawner` sees to the third and the thread, `strata.processes.guard` is what runs in the
+child and the guardian, and says why no `preexec_fn` is used. A child costs one start of a bare
+Python (about 10 ms) before its program runs, the first child also the guardian (one idle Python,
+9 MB). Out of reach is only what left its group on purpose (a daemon).
+
+Blocking calls are for plain programs (`join`, `stop`), the `_async` ones for asyncio; both may be
+used from any thread and mixed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from strata.processes.spawner import spawner
+
+_WITHOUT_PIDFD_POLL_S = 0.02
+_TAIL_BYTES = 65536
+_CODE_UNKNOWN = 255
+
+
+class Child:
+    """A running child process and its process group; make one with `Child.start`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], *, name: str, log: Path | None) -> None:
+        self._process = process
+        self._ending = threading.Lock()
+        self._asked = False
+        self.name = name
+        self.log = log
+
+    @classmethod
+    def start(
+        cls,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        log: Path | None = None,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        pass_fds: Sequence[int] = (),
+        new_session: bool = False,
+    ) -> Child:
+        """Start `argv` as the leader of a new process group and return it running.
+
+        `env` replaces the environment. `log` takes both output streams, appended; otherwise
+        `stdout` and `stderr` are file descriptors, None meaning this process's own. `new_session`
+        also detaches it from the terminal. Raises `FileNotFoundError` when there is no such
+        program.
+        """
+        command = [os.fspath(part) for part in argv]
+        environment = dict(os.environ if env is None else env)
+        if os.sep not in command[0]:
+            found = shutil.which(command[0], path=environment.get("PATH"))
+            if found is None:
+                raise FileNotFoundError(f"no program {command[0]!r} on PATH")
+        elif cwd is None and not os.access(command[0], os.X_OK):
+            raise FileNotFoundError(f"no program at {command[0]}")
+        with contextlib.ExitStack() as files:
+            if log is not None:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                stdout = stderr = files.enter_context(log.open("ab")).fileno()
+            process = spawner().spawn(
+                command,
+                environment,
+                cwd=cwd,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=pass_fds,
+                new_session=new_session,
+            )
+        return cls(process, name=name or Path(command[0]).name, log=log)
+
+    def __repr__(self) -> str:
+        return f"<Child {self.name} pid={self.pid} {self.describe()}>"
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is the id of its process group too."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, minus the signal's number if one ended it; None while it runs."""
+        return self.poll()
+
+    def describe(self) -> str:
+        """Return in words how the child is: running, or how it ended."""
+        code = self.poll()
+        if code is None:
+            return "is running"
+        if code >= 0:
+            return f"exited with {code}"
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}"
+
+    def poll(self) -> int | None:
+        """Return the exit code if it ended, else None. When it ended, its group is gone too."""
+        with self._ending:
+            if self._process.returncode is None:
+                # Look without reaping: while the leader is a zombie its id belongs to nobody else,
+                # so that the group can be killed safely.
+                options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+                try:
+                    if os.waitid(os.P_PID, self.pid, options) is None:
+                        return None
+                except ChildProcessError:  # SIGCHLD is ignored here, or a stranger reaped it
+                    self._process.returncode = _CODE_UNKNOWN
+                    spawner().forget(self.pid)
+                    return _CODE_UNKNOWN
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                spawner().forget(self.pid)
+                self._process.wait()
+            return self._process.returncode
+
+    def send_signal(self, number: int, *, group: bool = False) -> None:
+        """Send a signal to the child, or to all of its group; nothing if it has ended."""
+        if self.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if group:
+                os.killpg(self.pid, number)
+            else:
+                os.kill(self.pid, number)
+
+    def pause(self) -> None:
+        """Freeze the whole group (SIGSTOP); return once the child does nothing any more.
+
+        The signal alone promises little: threads that run on other cores go on for a moment.
+        """
+        self.send_signal(signal.SIGSTOP, group=True)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Let a frozen group run again (SIGCONT)."""
+        self.send_signal(signal.SIGCONT, group=True)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the whole group; does not wait."""
+        self.send_signal(signal.SIGKILL, group=True)
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to the child alone, so that it can end its own children in order.
+
+        A frozen one is woken, or it could not hear.
+        """
+        self._asked = True
+        self.send_signal(signal.SIGTERM)
+        self.resume()
+
+    def join(self, timeout_s: float | None = None) -> int:
+        """Block until the child ended and return its exit code; `TimeoutError` after the limit."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._exit_fd() as fd:
+            while (code := self.poll()) is None:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"{self.name} (pid {self.pid}) runs after {timeout_s} s")
+                if fd is None:
+                    time.sleep(_WITHOUT_PIDFD_POLL_S)
+                else:
+                    poll = select.poll()
+                    poll.register(fd, select.POLLIN)
+                    poll.poll(None if left is None else int(left * 1000) + 1)
+        return code
+
+    async def join_async(self, timeout_s: float | None = None) -> int:
+        """Return the exit code once the child ended; `TimeoutError` after the limit."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                with self._exit_fd() as fd:
+                    while (code := self.poll()) is None:
+                        if fd is None:
+                            await asyncio.sleep(_WITHOUT_PIDFD_POLL_S)
+                        else:
+                            await _readable(fd)
+                return code
+        except TimeoutError:
+            raise TimeoutError(f"{self.name} (pid {self.pid}) runs after {timeout_s} s") from None
+
+    def stop(self, grace_s: float = 5.0) -> int:
+        """End the child: SIGTERM, `grace_s` to comply, then SIGKILL to the group; block so long.
+
+        One that was asked before gets no second SIGTERM: it could meet a program at its very end,
+        when its handler is gone, or mean "at once".
+        """
+        if not self._asked:
+            self.ask_to_stop()
+        try:
+            return self.join(grace_s)
+        except TimeoutError:
+            self.kill()
+            return self.join()
+
+    async def stop_async(self, grace_s: float = 5.0) -> int:
+        """End the child as `stop` does, without blocking."""
+        if not self._asked:
+            self.ask_to_stop()
+        try:
+            return await self.join_async(grace_s)
+        except TimeoutError:
+            self.kill()
+            return await self.join_async()
+
+    def tail(self, lines: int = 20) -> str:
+        """Return the last lines of the log, for an error message; empty without a log."""
+        if self.log is None or not self.log.exists():
+            return ""
+        with self.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    @contextlib.contextmanager
+    def _exit_fd(self) -> Iterator[int | None]:
+        """Yield a descriptor that is readable once the child ended; None on kernels before 5.3."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except OSError:  # also when it has been reaped: then poll() tells before fd is looked at
+            yield None
+            return
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)

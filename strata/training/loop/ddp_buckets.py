@@ -1,0 +1,197 @@
+"""DistributedDataParallel after a restart: the same sums, to the last bit.
+
+DDP adds up gradients in buckets, and the grouping decides on the last bits of a sum over three ranks or
+more. It divides the parameters anew after the first backward pass of a process, in the order in which
+their gradients were ready. So the first step of a restarted process would be summed in other buckets
+than the same step of a run without a restart.
+
+    fresh run    step 1 in initial buckets, from step 2 in rebuilt ones   → a checkpoint has their order
+    restarted    a backward pass of zeros in that order, then all steps in rebuilt ones
+
+The pass of zeros touches nothing that is trained: gradients are put back, no forward pass is run, no random
+number is drawn. It is a collective, so all ranks do it or none: they tell each other whether they can.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from strata.documents.parsing import MANIFEST, json_value
+from strata.errors import BarrierBroken, BarrierTimeout
+from strata.training.rank_context import Peers
+
+BUCKETS_KEY: Final = "ddp"
+"""Where the order of the buckets stands, beside the position, in a checkpoint."""
+BUCKETS_BARRIER: Final = "strata.ddp"
+BUCKETS_S: Final = 60.0
+"""How long the ranks wait for each other before the pass."""
+SUMS_DIFFER_FROM: Final = 3
+"""Of so many ranks on the grouping counts: a sum of two is the same in any order."""
+_ABLE: Final = b"able"
+_UNABLE: Final = b"unable"
+_REBUILT: Final = "rebuilt_per_bucket_param_indices"
+
+log: Final = logging.getLogger("strata.training")
+
+
+class Buckets:
+    """The buckets of the DDP modules around what one run trains; for the trainer's thread."""
+
+    def __init__(self, peers: Peers, state: Mapping[str, Any], *, saved: str, restored: bool) -> None:
+        """`saved` is what the checkpoint says of them; `restored`: this generation began from one."""
+        self._peers = peers
+        self._state = state
+        self._saved = saved
+        self._restored = restored
+        self._begun = False
+        self._wrapped: list[weakref.ref[Any]] = []
+
+    def begin(self) -> None:
+        """Have the buckets that the saving world had, before the first step; every rank calls it then."""
+        torch = sys.modules.get("torch")
+        if self._begun or torch is None or not torch.distributed.is_available():
+            return
+        self._begun = True
+        if not torch.distributed.is_initialized():
+            return
+        wrapped = wrapped_in(torch, self._state)
+        self._wrapped = [weakref.ref(one) for one in wrapped]
+        if not self._restored or self._peers.world_size < SUMS_DIFFER_FROM:
+            return
+        orders = _read(self._saved or "[]")
+        reason = _unfit(torch, wrapped, orders)
+        if not self._all_are(able=not reason):
+            log.debug("the buckets of DDP are left to itself: %s", reason or "another rank cannot fill them")
+            return
+        for ddp, order in zip(wrapped, orders, strict=True):
+            _fill(torch, ddp, order)
+        log.debug("the buckets of %d DDP modules are as they were", len(wrapped))
+
+    def _all_are(self, *, able: bool) -> bool:
+        """Tell, alike on every rank, whether all are able."""
+        try:
+            told = self._peers.barrier(BUCKETS_BARRIER, _ABLE if able else _UNABLE, timeout_s=BUCKETS_S)
+        except (BarrierBroken, BarrierTimeout) as error:  # the round is over for all alike
+            log.info("the first step after this restart may differ in its last bits: %s", error.message)
+            return False
+        return list(told.values()) == [_ABLE] * self._peers.world_size
+
+    def saved(self) -> str:
+        """Return what a checkpoint holds: the newest order that is known, "" for none."""
+        orders = [order_of(ddp) for one in self._wrapped if (ddp := one()) is not None]
+        if orders and all(orders):
+            self._saved = json.dumps(orders, separators=(",", ":"))
+        return self._saved
+
+
+def wrapped_in(torch: Any, state: Mapping[str, Any]) -> list[Any]:
+    """Return the DDP modules around what `state` holds, in its order; none where two hold the same."""
+    places: dict[int, int] = {}
+    for module in _modules(torch, state):
+        for parameter in module.parameters():
+            places.setdefault(id(parameter), len(places))
+    if not places:
+        return []
+    kind = torch.nn.parallel.DistributedDataParallel
+    found: dict[int, Any] = {}
+    for one in gc.get_objects():  # the program may have made it after `strata.init`
+        if type(one) is kind:
+            place = min((places.get(id(p), len(places)) for p in one.parameters()), default=len(places))
+            if place in found:
+                return []
+            if place < len(places):
+                found[place] = one
+    return [found[place] for place in sorted(found)]
+
+
+def _modules(torch: Any, state: Mapping[str, Any]) -> Iterator[Any]:
+    for value in state.values():
+        several = value if isinstance(value, list | tuple) else [value]
+        yield from (one for one in several if isinstance(one, torch.nn.Module))
+
+
+def order_of(ddp: Any) -> list[int] | None:
+    """Return the numbers of the parameters in the order of the rebuilt buckets, once DDP tells it."""
+    try:
+        told = ddp._get_ddp_logging_data()  # torch has no other way
+    except (AttributeError, RuntimeError):
+        return None
+    return [int(number) for number in str(told.get(_REBUILT, "")).replace(",", " ").split()] or None
+
+
+_PLAIN: Final[Mapping[str, Any]] = {
+    "static_graph": False,
+    "find_unused_parameters": False,
+    "mixed_precision": None,
+    "_use_python_reducer": False,
+    "_delay_all_reduce_params": [],
+    "_comm_hooks": [],
+    "parameters_to_ignore": set(),
+}
+"""What DDP must be set to for the pass: elsewhere buckets stay as they are, or code of others would run in it."""
+
+
+def _read(text: str) -> list[list[int]]:
+    """Return the orders that a checkpoint holds; none where it holds something else."""
+    try:
+        orders = json_value(text, MANIFEST)
+    except ValueError:
+        return []
+    fine = isinstance(orders, list) and all(
+        isinstance(order, list) and all(type(number) is int for number in order) for order in orders
+    )
+    return orders if fine else []
+
+
+def _unfit(torch: Any, wrapped: Sequence[Any], orders: Sequence[Sequence[int]]) -> str:
+    """Return why the pass is impossible, or would do more than fill the buckets; "" when it is fine."""
+    if not wrapped or len(wrapped) != len(orders):
+        return f"the checkpoint knows {len(orders)} DDP modules, and {len(wrapped)} are here"
+    for ddp, order in zip(wrapped, orders, strict=True):
+        for name, value in _PLAIN.items():
+            if getattr(ddp, name, None) != value:
+                return f"{name} is {getattr(ddp, name, None)!r}"
+        reducer: Any = getattr(ddp, "reducer", None)
+        if not hasattr(reducer, "prepare_for_backward") or not hasattr(reducer, "get_backward_stats"):
+            return f"torch {torch.__version__} has another reducer"
+        spent = reducer.get_backward_stats()
+        if any(spent):
+            return "a backward pass was run before the first step"
+        parameters = _parameters(ddp)
+        if sorted(order) != list(range(len(parameters))) or len(spent) != len(parameters):
+            return "the parameters that are trained are others than those of the checkpoint"
+        if any(getattr(module, "sparse", False) is True for module in ddp.modules()):
+            return "there are sparse gradients"
+        if not all(_plain(torch, parameter) for parameter in parameters):
+            return "code of the program's runs when a parameter gets a gradient"
+    return ""
+
+
+def _parameters(ddp: Any) -> list[Any]:
+    """Return what DDP reduces the gradients of, by the numbers that it tells."""
+    return [parameter for parameter in getattr(ddp, "_module_parameters", ()) if parameter.requires_grad]
+
+
+def _plain(torch: Any, parameter: Any) -> bool:
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks", "_in_backward_optimizers")
+    dense = parameter.is_leaf and parameter.layout == torch.strided
+    return dense and not any(getattr(parameter, name, None) for name in hooks)
+
+
+def _fill(torch: Any, ddp: Any, order: Sequence[int]) -> None:
+    """Run a backward pass of zeros, in which the gradients are ready in `order`."""
+    parameters = _parameters(ddp)
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    ddp.reducer.prepare_for_backward([])
+    for number in order:
+        torch.autograd.backward(parameters[number], torch.zeros_like(parameters[number]))
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient

@@ -1,0 +1,149 @@
+"""Loaders that are only iterated over: `OrdinaryFeed`.
+
+What was trained on before is drawn again and passed over. A batch is drawn when its turn has come: a
+loader may use its memory again for the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from strata.training.save.state import Position
+
+log: Final = logging.getLogger("strata.training")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fed:
+    """One batch of this rank's. When it is the step's `last`, the step used `samples` over all ranks.
+
+    `batches` counts those of the step so far; `weight` is what its mean loss counts in the step.
+    """
+
+    batch: Any
+    last: bool
+    samples: int
+    batches: int
+    weight: float
+
+
+class OrdinaryFeed:
+    """Steps of a loader that is only iterated over."""
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        accumulate: int,
+        world_size: int,
+        *,
+        before: int | None = None,
+        length: int | None = None,
+        most: int | None = None,
+    ) -> None:
+        """`before` is the size of the world that saved the position.
+
+        `length` is how many batches an epoch has, as far as the loader says that; after `most` all ranks end.
+        """
+        self._loader = loader
+        self._before = before
+        self._length = length if most is None else most
+        self._most = most
+        self._accumulate = accumulate
+        self._world_size = world_size
+
+    def epoch(self, position: Position) -> Iterator[Fed]:
+        batches = _Drawn(self._left(position))
+        begun, count, samples = position.epoch_batches, 0, 0
+        for batch in batches:
+            count += 1
+            samples += samples_of(batch)
+            size, certain = self._size(begun)
+            last = count == size or (not certain and batches.ended())
+            yield Fed(
+                batch=batch,
+                last=last,
+                samples=samples * self._world_size,
+                batches=count,
+                weight=1.0 if last and count == 1 else 1 / size,
+            )
+            if last:
+                begun, count, samples = begun + count, 0, 0
+        if count:
+            log.warning(
+                "the loader ended with %d of %s batches: no step has the last %d",
+                begun + count,
+                self._length,
+                count,
+            )
+
+    def _left(self, position: Position) -> Iterator[Any]:
+        """Return the batches that are left of the epoch, each drawn when it is asked for."""
+        batches = islice(self._loader, self._most)
+        if self._before not in {None, self._world_size} and position.epoch_batches:
+            log.warning(
+                "%d ranks trained on this epoch before, and there are %d: some samples come twice, or not at all",
+                self._before,
+                self._world_size,
+            )
+        pass_over(batches, position.epoch_batches, position.epoch)
+        return batches
+
+    def _size(self, begun: int) -> tuple[int, bool]:
+        """Return how many batches the step has that begins after so many of the epoch, at most unless it is certain.
+
+        The epoch's last step may have fewer, and each of them counts more then, if that is known in time.
+        """
+        if self._length is None or begun >= self._length:  # or there are more than the loader said
+            return self._accumulate, False
+        return min(self._accumulate, self._length - begun), True
+
+    def facts(self, position: Position) -> dict[str, Any]:
+        return {"world_size": self._world_size}
+
+
+def pass_over(batches: Iterator[Any], count: int, epoch: int) -> None:
+    """Draw `count` batches of an epoch that were trained on before."""
+    if count:
+        log.warning(
+            "passing over %d batches of epoch %d that were trained on before: right only for a loader"
+            " that gives the same ones in each run",
+            count,
+            epoch,
+        )
+    for _ in range(count):
+        next(batches, None)
+
+
+class _Drawn:
+    """Items that are drawn one by one; who asks whether there are more has the next one drawn early."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self._ahead: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._ahead.pop() if self._ahead else next(self._items)
+
+    def ended(self) -> bool:
+        if not self._ahead:
+            self._ahead.extend(islice(self._items, 1))
+        return not self._ahead
+
+
+def samples_of(batch: Any) -> int:
+    """Return how many samples a batch has, as far as it shows that; else 1."""
+    if isinstance(batch, Mapping):
+        batch = next(iter(batch.values()), None)
+    elif isinstance(batch, list | tuple) and batch and hasattr(batch[0], "__len__"):
+        batch = batch[0]
+    try:
+        return len(batch)
+    except TypeError:  # a number, or a tensor of no dimension
+        return 1

@@ -1,0 +1,308 @@
+"""A torchdata StatefulDataLoader whose samples cannot be divided anew: `StatefulFeed`.
+
+Over an iterable dataset, or with a sampler of the program's own, what a rank reads next is known to
+the loader's own state only. So each rank saves that in its part of a checkpoint, and goes on from it.
+
+    state_dict() after `batches` batches of `epoch`  →  Snapshot  →  load_state_dict(), on the same rank
+
+A checkpoint holds the batches of *complete* steps. The loader may have given more (a save in the middle
+of a step, or a loop that was left): then the checkpoint has the snapshot before, and the batches between
+are drawn again and passed over.
+
+A state behind the last batch of an epoch says that the next epoch begins, if the loader has not been asked
+for more: it does not say which of both epochs is meant. So with each snapshot the next batch is drawn. There
+is one: it is handed out next, and belongs to no snapshot. There is none: the snapshot is taken again.
+
+torchdata is never imported here: who has one of its loaders has imported it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, Self
+
+from strata.checkpoint.snapshot import rng
+from strata.checkpoint.snapshot.state import has_state
+from strata.errors import ConfigError, InvalidArgument
+from strata.training.loop.ordinary_feed import OrdinaryFeed, pass_over
+from strata.training.save.state import Position
+
+KEPT_KEY: Final = "own"
+"""Where the state of a rank's own loader stands among what a checkpoint says of loaders."""
+_TORCHDATA: Final = "torchdata.stateful_dataloader"
+_MODULES: Final = ("torch.utils.data", "torch.utils.data.distributed", _TORCHDATA, f"{_TORCHDATA}.sampler")
+
+log: Final = logging.getLogger("strata.training")
+
+
+def types_named(*names: str) -> set[type]:
+    """Return torch's and torchdata's own classes of these names, of the modules that are imported."""
+    modules = [sys.modules[name] for name in _MODULES if name in sys.modules]
+    return {getattr(module, name) for module in modules for name in names if hasattr(module, name)}
+
+
+def is_stateful(loader: Any) -> bool:
+    """Tell whether this is a StatefulDataLoader, or of a class derived from it."""
+    return isinstance(loader, tuple(types_named("StatefulDataLoader")))
+
+
+def check_no_state(loader: Any) -> None:
+    """Raise `InvalidArgument` for an elastic StatefulDataLoader whose dataset has a state."""
+    if is_stateful(loader) and has_state(loader.dataset):
+        raise InvalidArgument(
+            f"the map-style dataset {type(loader.dataset).__name__} has a state_dict() of its own, which would be"
+            " lost: any rank may read any of its samples",
+            hint="use torch.utils.data.DataLoader, and give what is to be saved to strata.init(state={…})",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The `state` of one rank's loader after `batches` batches of `epoch`.
+
+    `ended`: it had no more; `sampler` is then the state of its sampler, if that has one.
+    """
+
+    epoch: int
+    batches: int
+    ended: bool
+    state: Any
+    sampler: Any = None
+
+
+class Kept:
+    """The newest snapshot of this rank's loaders in one generation; `loader` None: it was restored."""
+
+    def __init__(self, snapshot: Snapshot | None) -> None:
+        self.snapshot = snapshot
+        self.loader: Any = None
+        self.rest = _Rest(())
+        """What is left of the epoch that is read."""
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Self:
+        """Return what a checkpoint says of this rank's loader."""
+        own = saved.get(KEPT_KEY)
+        return cls(None if own is None else Snapshot(**own))
+
+    def check(self, loader: Any, *, before: int | None, world_size: int) -> None:
+        """Raise where `loader` cannot go on here: `ConfigError` in another world, else `InvalidArgument`."""
+        restored = self.snapshot is not None and self.loader is None
+        if restored and before != world_size:
+            raise ConfigError(
+                f"{before} ranks saved the state of a StatefulDataLoader each, and there are {world_size} ranks now:"
+                " only a rank that saved one can go on with it",
+                hint=f"train on with {before} ranks (--min-workers and --max-workers, or the number of slots), or"
+                " start a new job. A map-style dataset with torch's own samplers goes on in any world",
+            )
+        if world_size > 1 and _is_whole(_sampler(loader)):
+            raise ConfigError(
+                f"each of {world_size} ranks would read every sample: the {type(_sampler(loader)).__name__} of a"
+                " StatefulDataLoader without a batch size, or of a class derived from it, is not divided",
+                hint="give it torch's DistributedSampler or torchdata's StatefulDistributedSampler, or use"
+                " StatefulDataLoader itself with a batch_size",
+            )
+        if loader.num_workers and not getattr(loader, "in_order", True):
+            raise InvalidArgument(
+                "a StatefulDataLoader with in_order=False does not know which samples it has given",
+                hint="leave in_order out",
+            )
+        if loader.persistent_workers:
+            raise InvalidArgument(
+                "a StatefulDataLoader with persistent_workers=True skips samples when it goes on behind the end"
+                " of an epoch",
+                hint="leave persistent_workers out",
+            )
+        if not _goes_on(loader):
+            raise InvalidArgument(
+                f"the sampler {type(_sampler(loader)).__name__} of a StatefulDataLoader has no state_dict(), so a"
+                " restart would give other samples",
+                hint="give the sampler state_dict() and load_state_dict(), or use one of torch's own over the"
+                " whole dataset (shuffle=True), which goes on in any world",
+            )
+
+
+def _sampler(loader: Any) -> Any:
+    """Return what decides on the order of a map-style dataset's samples."""
+    batches = loader.batch_sampler
+    if batches is None:
+        return loader.sampler
+    return batches.sampler if type(batches) in _of_torchdata("BatchSampler") else batches
+
+
+def _is_whole(sampler: Any) -> bool:
+    """Tell whether this is one of torch's own or torchdata's samplers that give each sample on every rank."""
+    if type(sampler) in types_named("SequentialSampler"):
+        return True
+    if type(sampler) in types_named("RandomSampler"):
+        return not sampler.replacement and bool(sampler.num_samples == len(sampler.data_source))
+    return False
+
+
+def _of_torchdata(name: str) -> set[type]:
+    """Return torchdata's class of this name, whose state a StatefulDataLoader saves; not torch's."""
+    return types_named(name) - {getattr(sys.modules["torch.utils.data"], name)}
+
+
+def _goes_on(loader: Any) -> bool:
+    """Tell whether the loader's state says which samples come next."""
+    if isinstance(loader.dataset, tuple(types_named("IterableDataset"))):
+        return True  # by its state, or it is read again up to there
+    sampler = _sampler(loader)
+    computed = types_named("SequentialSampler", "DistributedSampler", "StatefulDistributedSampler")
+    return type(sampler) in computed | _of_torchdata("RandomSampler") or has_state(sampler)
+
+
+class StatefulFeed(OrdinaryFeed):
+    """Steps of a StatefulDataLoader, which goes on from its own state; see the module."""
+
+    def __init__(
+        self,
+        loader: Any,
+        accumulate: int,
+        world_size: int,
+        *,
+        kept: Kept,
+        before: int | None = None,
+        length: int | None = None,
+        most: int | None = None,
+    ) -> None:
+        """`kept` is shared by all feeds of a generation; the others are an `OrdinaryFeed`'s."""
+        super().__init__(loader, accumulate, world_size, before=before, length=length, most=most)
+        self._stateful = loader
+        self._kept = kept
+        self._drawn: tuple[int, int] | None = None
+        """The epoch, and how many of its batches were handed out."""
+
+    def _left(self, position: Position) -> Iterator[Any]:
+        random = rng.capture()  # a loader draws from torch's generator when an epoch begins
+        begun = self._open(position.epoch)
+        drawn = self._counted(position.epoch, begun)
+        pass_over(drawn, position.epoch_batches - begun, position.epoch)
+        if position.epoch_batches:
+            rng.restore(random)
+        most = None if self._most is None else max(0, self._most - position.epoch_batches)
+        return islice(drawn, most)
+
+    def _open(self, epoch: int) -> int:
+        """Begin to read the rest of `epoch`, from the newest snapshot on; return how many come before."""
+        loader, kept = self._stateful, self._kept
+        known, restored = kept.snapshot, kept.loader is None
+        if self._drawn is not None and kept.loader is not loader:
+            raise InvalidArgument(
+                "two StatefulDataLoaders take turns, and a checkpoint holds the state of the newest only",
+                hint="make a new loader for each epoch, or read both datasets with one loader",
+            )
+        back = kept.loader is loader and (
+            kept.rest.drew_early or (known is not None and known.epoch == epoch)
+        )
+        if known is not None and (restored or back):
+            loader.load_state_dict(copy.deepcopy(known.state))
+            kept.loader = loader
+            if known.epoch == epoch and not known.ended:
+                kept.rest = _Rest(loader)
+                return known.batches
+            self._pass_end(known)
+            if known.epoch == epoch:
+                kept.rest = _Rest((), ended=True)
+                return known.batches
+        kept.rest = _Rest(loader)
+        self._take(epoch, 0)
+        return 0
+
+    def _pass_end(self, known: Snapshot) -> None:
+        """Have the loader take the state it was given, and begin an epoch when it is iterated over next.
+
+        In a run without a restart it draws once from torch's generator for that, so it does here.
+        """
+        loader, random = self._stateful, rng.capture()
+        if known.ended:
+            loader.state_dict()
+            sampler = _sampler(loader)
+            if known.sampler is not None and pickle.dumps(sampler.state_dict()) != pickle.dumps(
+                known.sampler
+            ):
+                # for its workers the loader has drawn indices of the next epoch, which it throws away
+                sampler.load_state_dict(copy.deepcopy(known.sampler))
+        else:
+            iter(loader)  # whose rest was left
+        rng.restore(random)
+
+    def _counted(self, epoch: int, begun: int) -> Iterator[Any]:
+        self._drawn = epoch, begun
+        for batch in self._kept.rest:
+            begun += 1
+            self._drawn = epoch, begun
+            yield batch
+
+    def _take(self, epoch: int, batches: int) -> None:
+        """Take a snapshot of the loader as it is now."""
+        loader, ended = self._stateful, self._kept.rest.ended
+        sampler = _sampler(loader)
+        self._kept.snapshot = Snapshot(
+            epoch=epoch,
+            batches=batches,
+            ended=ended,
+            state=copy.deepcopy(loader.state_dict()),
+            sampler=copy.deepcopy(sampler.state_dict()) if ended and has_state(sampler) else None,
+        )
+        self._kept.loader = loader
+
+    def facts(self, position: Position) -> dict[str, Any]:
+        rest = self._kept.rest
+        if self._drawn == (position.epoch, position.epoch_batches) and not rest.drew_early:
+            self._take(*self._drawn)
+            if not rest.ended and self._drawn[1] != self._most and not rest.draw():
+                self._take(*self._drawn)
+        facts = super().facts(position)
+        snapshot = self._kept.snapshot
+        if snapshot is None:
+            return facts
+        return {**facts, KEPT_KEY: {name: getattr(snapshot, name) for name in Snapshot.__slots__}}
+
+
+class _Rest:
+    """The batches that are left of an epoch; the next one may be drawn early.
+
+    The random states are then as if it were not, until it is handed out: a loader may draw from them.
+    """
+
+    def __init__(self, batches: Iterable[Any], *, ended: bool = False) -> None:
+        self._batches = iter(batches)
+        self._early: list[tuple[Any, dict[str, Any]]] = []
+        self.ended = ended
+        """Whether the loader has said that there are no more."""
+
+    @property
+    def drew_early(self) -> bool:
+        """Whether the loader has given a batch that is not handed out."""
+        return bool(self._early)
+
+    def draw(self) -> bool:
+        """Draw the next one early; tell whether there is one."""
+        random = rng.capture()
+        for batch in islice(self._batches, 1):
+            self._early.append((batch, rng.capture()))
+            rng.restore(random)
+        self.ended = not self._early
+        return not self.ended
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._early:
+            batch, random = self._early.pop()
+            rng.restore(random)
+            return batch
+        if not self.ended:
+            for batch in self._batches:
+                return batch
+            self.ended = True
+        raise StopIteration

@@ -1,0 +1,158 @@
+"""From a signal or a notice to a common stop: what `strata.init` adds to a run.
+
+A signal to any rank asks the coordinators, and their notice asks all ranks, this one too: so all
+of them stop alike, however many were signalled. A training without coordinators stops by itself.
+When the generation ends before that, a supervisor knows what to do; a standalone process leaves (`Ending`).
+
+A rank whose saves were held for too long asks the same way: the job stops, to be begun again where it can save.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from strata.errors import StaleGeneration, StrataError
+from strata.training.generation_exit import Ending
+from strata.training.rank_context import Alone
+from strata.training.stop.signals import PreemptSignals
+from strata.training.stop.stopper import Stopper, ask_to_stop
+from strata.v1.worlds_pb2 import STOP_ACTION_PREEMPT, StopNotice
+
+if TYPE_CHECKING:
+    from strata.training.loop.run import Run
+
+READY: Final = "ready"
+"""The phase of a rank that is ready for its first step."""
+PREEMPT_SIGNALS: Final[tuple[int, ...]] = (signal.SIGTERM, signal.SIGUSR1)
+
+log: Final = logging.getLogger("strata.training")
+
+
+class Preemption:
+    """Takes part in every step (`hooks.StepHook`) of one run, and in the signals of its process."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        signals: Sequence[int],
+        member_only: bool,
+        grace_s: float,
+        clock: Callable[[], float],
+        save_cost_s: Callable[[], float],
+        ending: Ending | None = None,
+    ) -> None:
+        """`member_only`: a signal makes this member leave, and the others go on without it.
+
+        `ending` is what follows the end of the generation: it is told why this process is to leave then.
+        """
+        self._peers = run.peers
+        self._ending = ending
+        self._member_only = member_only
+        self._grace_s = grace_s
+        self._ended = False
+        self._signals: PreemptSignals | None = None
+        self._stopper = Stopper(run, clock=clock, save_cost_s=save_cost_s, over=self._world_ended)
+        self._signals = PreemptSignals(signals, self._signalled)
+        try:
+            self._peers.heed_notices()
+            self._peers.progress(run.step, READY)
+        except StrataError:
+            self.closed()
+            raise
+
+    # -- in the trainer's thread
+
+    def begins(self, step: int) -> None:
+        """Let the step begin, or stop before it."""
+        self._stopper.begins(step)
+
+    def completed(self, step: int) -> None:
+        """Let the next step begin, or stop after this one."""
+        self._stopper.completed(step)
+
+    def closing(self) -> None:
+        """Let no other world follow any more."""
+        self._stopper.closing()
+
+    def closed(self) -> None:
+        """Give the signals back, unless one of them is why the process ends: from now on they end it as before."""
+        self._stopper.closed()
+        if self._signals is not None and not self._stopper.leaving:
+            self._signals.close()
+
+    def out_of_time(self) -> bool:
+        """Tell whether this process was asked to leave, and should have by now."""
+        return self._stopper.out_of_time()
+
+    # -- in other threads
+
+    def cannot_save(self, why: str) -> None:
+        """Ask all ranks to stop: nothing could be saved for so long that training on would risk too much."""
+        reason = f"rank {self._peers.rank} on {self._peers.worker_id}: {why}"
+        if self._ended:
+            return
+        if isinstance(self._peers, Alone):
+            self._stopper.asked(self._notice(reason))
+            return
+        try:
+            notice = self._request(reason, member_only=False)
+        except StrataError as error:  # the next save that is held asks again
+            log.error("nobody can be asked to stop: %s", error)  # noqa: TRY400  # the reason says it all
+            return
+        if notice is not None:
+            self._stopper.asked(notice)
+
+    def _world_ended(self) -> None:
+        self._ended = True
+        if self._signals is not None and not self._stopper.stopping and not self._leaves_by_itself:
+            self._signals.obey_heard()
+
+    @property
+    def _ends_by_itself(self) -> bool:
+        """Whether a signal that this process gets at the end of its generation can wait: it ends soon, as it would then."""
+        return self._leaves_by_itself or self._stopper.saving
+
+    @property
+    def _leaves_by_itself(self) -> bool:
+        """Whether this process leaves at the end of its generation if it was told that it has to."""
+        return self._ending is not None and self._ending.leaves
+
+    def _signalled(self, number: int) -> bool:
+        """Ask all ranks to stop; False when there is nobody who could."""
+        name = signal.Signals(number).name
+        reason = f"{name} to rank {self._peers.rank} on {self._peers.worker_id}"
+        if self._ending is not None:
+            self._ending.leave_then(reason)
+        if self._ended:
+            return self._ends_by_itself
+        if self._stopper.covers(grace_s=self._grace_s):
+            return True
+        if isinstance(self._peers, Alone):
+            self._stopper.asked(self._notice(reason))
+            return True
+        try:
+            notice = self._request(reason, member_only=self._member_only)
+        except StaleGeneration:
+            # its end is about to be heard here, too: its supervisor may end this rank because of that
+            return self._ends_by_itself
+        except StrataError as error:
+            log.error("nobody can be asked to stop: %s", error)  # noqa: TRY400  # the reason says it all
+            return False
+        if notice is not None:
+            self._stopper.asked(notice)
+        return notice is not None
+
+    def _request(self, reason: str, *, member_only: bool) -> StopNotice | None:
+        return ask_to_stop(self._peers, reason, grace_s=self._grace_s, member_only=member_only)
+
+    def _notice(self, reason: str) -> StopNotice:
+        return StopNotice(
+            generation=self._peers.generation,
+            action=STOP_ACTION_PREEMPT,
+            reason=reason,
+            grace_ms=round(1000 * self._grace_s),
+        )

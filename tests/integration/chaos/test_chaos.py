@@ -1,0 +1,310 @@
+"""`strata-chaos` from its command line: what it says, what it exits with, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strata_chaos import backends
+from strata_chaos.backends import sweeper
+from tests.conftest import Need
+from tests.processes import Record, Talker
+
+pytestmark = pytest.mark.timeout(180)
+
+LIMIT_S = 150.0
+ROOT = Path(__file__).resolve().parents[3]
+BARRIERS = """
+title = "a test's own"
+duration_s = 10
+recovery_s = 60
+
+[[workload]]
+name = "barriers"
+clients = 2
+members = 2
+barriers = true
+"""
+
+SAVES = """
+[[workload]]
+name = "checkpoints"
+clients = 2
+members = 2
+"""
+
+
+def fault(name: str, at_s: float, hold_s: float) -> str:
+    return f'\n[[fault]]\nname = "{name}"\nat_s = {at_s}\nhold_s = {hold_s}\n'
+
+
+class Chaos:
+    """Starts the command on a scenario of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "runs"
+        self.record = Record()
+        self.talkers: list[Talker] = []
+
+    def start(self, *words: str) -> Talker:
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'chaos'}"}
+        command = [sys.executable, "-m", "strata_chaos", *words]
+        talker = Talker(command, name="strata-chaos", record=self.record, env=environment)
+        self.talkers.append(talker)
+        return talker
+
+    def run(self, scenario: str, *words: str) -> Talker:
+        path = self.folder / "own.toml"
+        path.write_text(scenario)
+        return self.start("run", "--scenario", str(path), "--out", str(self.out), *words)
+
+    def ended(self, talker: Talker) -> int:
+        """Return the exit code, once nothing that the command started is left."""
+        code = talker.join(LIMIT_S)
+        talker.wait_quiet()
+        return code
+
+    def report(self) -> dict[str, Any]:
+        (path,) = self.out.glob("*/report.json")
+        body: dict[str, Any] = json.loads(path.read_text())
+        return body
+
+    def said(self) -> str:
+        return "\n".join(str(event.get("text", event)) for event in self.record.events)
+
+
+@pytest.fixture
+def chaos(tmp_path: Path, etcd_bin: Path) -> Iterator[Chaos]:
+    it = Chaos(tmp_path)
+    yield it
+    for talker in it.talkers:
+        talker.child.kill()
+        talker.join()
+        talker.wait_quiet(LIMIT_S)
+
+
+@pytest.mark.slow
+def test_a_run_passes_and_is_judged_the_same_again(chaos: Chaos) -> None:
+    script = fault("kill-leader", 1, 3) + fault("etcd-leader-change", 6, 1)
+    expect = "\n[expect]\nno_member_dies = true\nno_new_generation = true\nno_barrier_fails = true\n"
+
+    code = chaos.ended(chaos.run(BARRIERS + script + expect, "--seed", "5", "--backend", "process"))
+
+    assert code == 0, chaos.said()
+    report = chaos.report()
+    assert report["verdict"] == "pass"
+    assert [(i["fault"], i["effective"]) for i in report["injuries"]] == [
+        ("kill-leader", True),
+        ("etcd-leader-change", True),
+    ]
+    assert "was ended by SIGKILL" in report["injuries"][0]["evidence"]
+    assert report["operations"]["barrier"]["ok"] > 10
+    assert report["injuries"][0]["barrier_s"] is not None
+    (folder,) = chaos.out.iterdir()
+    assert (folder / "report.txt").read_text().startswith("PASS")
+    assert not (folder / "cluster").exists(), "a run that passed keeps its histories only"
+
+    checked = chaos.ended(chaos.start("check", str(folder), "--json"))
+
+    assert checked == 0, chaos.said()
+
+
+@pytest.mark.slow
+def test_what_is_not_as_expected_is_exit_1(chaos: Chaos) -> None:
+    """The scenario's own fault kills the member that it expects to live: it is doctored to fail."""
+    scenario = BARRIERS + fault("kill-member", 1, 2) + "\n[expect]\nno_member_dies = true\n"
+
+    code = chaos.ended(chaos.run(scenario, "--duration", "5", "--backend", "process"))
+
+    assert code == 1, chaos.said()
+    (folder,) = chaos.out.iterdir()
+    assert (folder / "cluster").exists(), "the logs of a run that failed are kept"
+    assert [finding["checker"] for finding in chaos.report()["findings"]] == ["expectation"]
+    assert chaos.ended(chaos.start("check", str(folder))) == 1
+
+
+@pytest.mark.slow
+def test_a_fault_without_effect_is_exit_2(chaos: Chaos) -> None:
+    """There are no ranks under a supervisor in this scenario."""
+    scenario = BARRIERS + fault("kill-rank", 1, 1)
+
+    code = chaos.ended(chaos.run(scenario, "--duration", "3", "--backend", "process"))
+
+    assert code == 2, chaos.said()
+    assert chaos.report()["sentence"] == "UNKNOWN: without effect: kill-rank (1)"
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_by_itself_is_a_violation(chaos: Chaos) -> None:
+    """Here the test kills it, behind the nemesis's back."""
+    running = chaos.run(BARRIERS, "--duration", "4", "--backend", "process")
+    chaos.record.wait_line("all is well", limit_s=LIMIT_S)
+    (pid,) = [pid for pid, words in running.family().items() if "--replica=coordinator-2 " in words]
+
+    os.kill(pid, signal.SIGKILL)
+
+    assert chaos.ended(running) == 1, chaos.said()
+    (finding,) = chaos.report()["findings"]
+    assert finding["checker"] == "processes"
+    assert f"coordinator-2 (pid {pid}) was ended by SIGKILL by itself" in finding["message"]
+    assert chaos.report()["restarts"] == 1, "and it was started again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["restore-from-backup", "restore-in-place", "rebuild-from-storage"])
+def test_a_lost_etcd_is_restored_under_load(chaos: Chaos, name: str) -> None:
+    code = chaos.ended(chaos.run(BARRIERS + SAVES + fault(name, 3, 1), "--backend", "process"))
+
+    assert code == 0, chaos.said()
+    (injury,) = chaos.report()["injuries"]
+    assert injury["effective"]
+    judged = {f"{rule['checker']}/{rule['rule']}": rule["judged"] for rule in chaos.report()["rules"]}
+    assert judged["restores/committed-kept"] > 0
+    assert judged["restores/lineage"] == 1
+
+
+@pytest.mark.slow
+def test_a_restore_that_adopts_nothing_newer_is_a_violation(chaos: Chaos) -> None:
+    """The harm is planted: the command is not told where checkpoints lie."""
+    scenario = BARRIERS + SAVES + fault("restore-without-storage", 3, 1)
+
+    code = chaos.ended(chaos.run(scenario, "--backend", "process"))
+
+    assert code == 1, chaos.said()
+    found = {finding["checker"] for finding in chaos.report()["findings"]}
+    assert "restores/committed-kept" in found
+
+
+def test_a_run_that_breaks_down_is_exit_3(chaos: Chaos) -> None:
+    scenario = BARRIERS.replace('"barriers"', '"no_such_program"') + fault("kill-leader", 1, 1)
+
+    code = chaos.ended(chaos.run(scenario, "--backend", "process"))
+
+    assert code == 3, chaos.said()
+    assert "no_such_program" in chaos.report()["broken"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--scenario", "earthquake"),
+        ("run", "--scenario", "smoke", "--duration", "0.5"),
+        ("run", "--scenario", "reject-between-replicas", "--backend", "process"),
+        ("run", "--seeds", "one-two"),
+        ("check", "nowhere"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_a_hint(chaos: Chaos, words: tuple[str, ...]) -> None:
+    code = chaos.ended(chaos.start(*words))
+
+    assert code == 3, chaos.said()
+    assert "error: " in chaos.said()
+    assert "hint: " in chaos.said()
+    assert "Traceback" not in chaos.said()
+
+
+@pytest.mark.journey
+def test_ctrl_c_ends_a_run_in_good_order(chaos: Chaos) -> None:
+    running = chaos.run(
+        BARRIERS + fault("freeze-leader", 1, 100), "--duration", "110", "--backend", "process"
+    )
+    chaos.record.wait_line("freeze-leader: coordinator", limit_s=LIMIT_S)
+
+    running.signal(signal.SIGINT)
+
+    assert chaos.ended(running) == 2, chaos.said()
+    assert "freeze-leader: healed" in chaos.said()
+    assert chaos.report()["cut_short"]
+
+
+def killed(chaos: Chaos, backend: str) -> int:
+    """Run, SIGKILL the command while a fault is in force, and return its pid."""
+    running = chaos.run(BARRIERS + fault("freeze-leader", 1, 100), "--duration", "110", "--backend", backend)
+    chaos.record.wait_line("freeze-leader: coordinator", limit_s=LIMIT_S)
+    prefix = sweeper.prefix_of(running.pid)
+    assert bool(sweeper.namespaces(prefix)) == (backend == "netns")
+
+    running.child.kill()
+
+    assert running.join() == -signal.SIGKILL
+    running.wait_quiet(LIMIT_S)
+    assert not sweeper.namespaces(prefix)
+    return running.pid
+
+
+def test_nothing_outlives_a_run_that_is_killed(chaos: Chaos) -> None:
+    killed(chaos, "process")
+
+
+@pytest.fixture
+def netns(need: Need) -> None:
+    why_not = backends.ALL["netns"].available()
+    need("netns", not why_not, why_not)
+
+
+@pytest.mark.usefixtures("netns")
+def test_no_namespace_outlives_a_run_that_is_killed(chaos: Chaos) -> None:
+    pid = killed(chaos, "netns")
+
+    assert not Path(f"/sys/class/net/sc{pid}").exists(), "nor our end of its link"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("netns")
+def test_replicas_that_reject_each_other_harm_nobody(chaos: Chaos) -> None:
+    expect = "\n[expect]\nno_member_dies = true\nno_new_generation = true\nno_barrier_fails = true\n"
+    scenario = BARRIERS + fault("reject-pair", 1, 5) + expect
+
+    code = chaos.ended(chaos.run(scenario, "--duration", "8", "--backend", "netns"))
+
+    assert code == 0, chaos.said()
+    (injury,) = chaos.report()["injuries"]
+    assert injury["effective"]
+    assert "packets met by the rules" in injury["evidence"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("netns")
+def test_members_whose_sessions_are_reset_come_back_within_the_grace(chaos: Chaos) -> None:
+    expect = "\n[expect]\nno_member_dies = true\nno_new_generation = true\nno_barrier_fails = true\n"
+    scenario = BARRIERS + fault("reset-sessions", 1, 0.4) + expect
+
+    code = chaos.ended(chaos.run(scenario, "--duration", "6", "--backend", "netns"))
+
+    assert code == 0, chaos.said()
+    (injury,) = chaos.report()["injuries"]
+    assert injury["effective"]
+    assert "packets met by the rules" in injury["evidence"]
+
+
+def test_the_sweeper_removes_what_a_dead_process_left(
+    netns: None,
+    left_behind: Callable[[], str],
+) -> None:
+    name = left_behind()
+    assert name in sweeper.namespaces()
+
+    assert name in sweeper.sweep_abandoned()
+
+    assert name not in sweeper.namespaces()
+
+
+@pytest.fixture
+def left_behind() -> Iterator[Callable[[], str]]:
+    """Make a namespace of a process that has never been."""
+    name = f"{sweeper.NAMES}{2**22 + 7}-1-host-1"
+
+    def make() -> str:
+        assert os.system(f"ip netns add {name}") == 0
+        return name
+
+    yield make
+    sweeper.sweep(name)

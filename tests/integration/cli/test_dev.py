@@ -1,0 +1,178 @@
+"""`strata dev`: prints where it serves, and leaves no process behind however it dies."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from strata.client import CoordinatorClient
+from strata.devcluster.ports import free_port, is_free
+from tests.cluster_fixtures import ROOT, Nodes, run_strata
+from tests.processes import LIMIT_S, MARK, Record, Talker, marked
+
+pytestmark = pytest.mark.usefixtures("etcd_binary")
+
+
+def first_port(count: int) -> int:
+    """Return a port that is free, as are the ones after it."""
+    while True:
+        port = free_port()
+        if all(is_free(port + i) for i in range(count)):
+            return port
+
+
+def start(nodes: Nodes, folder: Path, *options: str, port: int) -> Talker:
+    return nodes.strata("dev", "--data", str(folder), "--port", str(port), *options, name="dev")
+
+
+def endpoints_of(record: Record) -> str:
+    """Return what it printed once everything is up."""
+    return record.wait_line("endpoints:").split(": ", 1)[1]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.journey
+def test_it_prints_endpoints_that_serve_and_ctrl_c_ends_it(
+    nodes: Nodes, record: Record, tmp_path: Path, count: int
+) -> None:
+    port = first_port(count)
+    dev = start(nodes, tmp_path / "d", "--etcd-members", str(count), "-n", str(count), port=port)
+    endpoints = endpoints_of(record)
+    assert endpoints == ",".join(f"127.0.0.1:{port + i}" for i in range(count))
+    with CoordinatorClient.connect(endpoints) as client:
+        status = client.status()
+    assert sorted(r.address for r in status.replicas) == endpoints.split(",")
+    assert len(status.etcd) == count
+    assert status.leader
+    record.wait_line("Ctrl-C ends everything")
+    assert len(dev.family()) == 1 + 2 * count
+    os.killpg(dev.pid, signal.SIGINT)
+    assert dev.join() == 0
+    dev.wait_quiet()
+    assert record.wait_line("stopped")
+    assert "Traceback" not in str(record.events)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGQUIT])
+def test_it_leaves_no_process_however_it_dies(
+    nodes: Nodes, record: Record, tmp_path: Path, number: signal.Signals
+) -> None:
+    dev = start(nodes, tmp_path / "d", "-n", "2", port=first_port(2))
+    record.wait_line("Ctrl-C ends everything")
+    os.kill(dev.pid, number)
+    code = dev.join()
+    dev.wait_quiet()
+    assert code == (-number if number in {signal.SIGKILL, signal.SIGQUIT} else 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_it_leaves_no_process_when_it_dies_while_starting(
+    nodes: Nodes, record: Record, tmp_path: Path, number: signal.Signals
+) -> None:
+    dev = start(nodes, tmp_path / "d", "--etcd-members", "3", "-n", "3", port=first_port(3))
+    record.wait_line("etcd")
+    os.kill(dev.pid, number)
+    dev.join()
+    dev.wait_quiet()
+
+
+def test_a_closed_terminal_ends_it(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    mark = uuid.uuid4().hex
+    dev = subprocess.Popen(
+        # makes the terminal the controlling one, so that the kernel sends SIGHUP when it closes
+        [
+            "setsid",
+            "--ctty",
+            sys.executable,
+            "-m",
+            "strata",
+            "dev",
+            "--data",
+            str(tmp_path),
+            "--port",
+            str(first_port(1)),
+        ],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=ROOT,
+        env={**os.environ, MARK: mark},
+    )
+    os.close(theirs)
+    said = b""
+    while b"Ctrl-C ends" not in said:
+        said += os.read(ours, 4096)
+    assert len(marked(mark)) == 3
+    os.close(ours)
+    dev.wait(LIMIT_S)
+    assert marked(mark) == {}
+
+
+@pytest.mark.journey
+def test_data_and_jobs_are_there_again_after_a_restart(nodes: Nodes, record: Record, tmp_path: Path) -> None:
+    port = first_port(1)
+    uids: list[str] = []
+    jobs: list[str] = []
+    for _ in range(2):
+        record = nodes.record = Record()
+        dev = start(nodes, tmp_path / "d", port=port)
+        with CoordinatorClient.connect(endpoints_of(record), job=nodes.job) as client:
+            uids.append(client.status().token.uid)
+            jobs = [job.name for job in client.jobs()]
+            client.register(worker_id=f"w-{len(uids)}")
+        dev.signal(signal.SIGTERM)
+        assert dev.join() == 0
+    assert uids[0] == uids[1]
+    assert jobs == [nodes.job], "the second one knew the first one's job"
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code, said = run_strata("dev", "--data", str(tmp_path / "d"), "--port", str(port))
+    assert code == 2
+    assert f"port {port} of 127.0.0.1 is taken" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "d").exists(), "nothing was started"
+
+
+def test_without_an_etcd_it_says_how_to_get_one(tmp_path: Path) -> None:
+    missing = tmp_path / "etcd"
+    code, said = run_strata("dev", "--etcd", str(missing), "--data", str(tmp_path / "d"))
+    assert code == 2
+    assert f"--etcd names {missing}, which does not exist" in said
+    assert "hint: " in said
+    assert "scripts/fetch-etcd" in said
+    assert "Traceback" not in said
+    code, said = run_strata(
+        "dev", "--data", str(tmp_path / "d"), env={**os.environ, "STRATA_ETCD": str(missing)}
+    )
+    assert code == 2
+    assert f"STRATA_ETCD names {missing}" in said
+
+
+def test_an_etcd_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    old = tmp_path / "etcd"
+    old.write_text("#!/bin/sh\necho 'etcd Version: 3.3.10'\n")
+    old.chmod(0o755)
+    code, said = run_strata("dev", "--etcd", str(old), "--data", str(tmp_path / "d"))
+    assert code == 2
+    assert "3.3.10" in said
+
+
+@pytest.mark.parametrize(
+    "options", [("--etcd-members", "2"), ("-n", "0"), ("--port", "0"), ("--detect-s", "soon")], ids=" ".join
+)
+def test_wrong_numbers_are_usage_errors(tmp_path: Path, options: tuple[str, ...]) -> None:
+    code, said = run_strata("dev", "--data", str(tmp_path / "d"), *options)
+    assert code == 2, said
+    assert "Traceback" not in said

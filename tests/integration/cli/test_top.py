@@ -1,0 +1,129 @@
+"""`strata top` and the status line of `strata run`, with a training on a real cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strata.devcluster.local_cluster import LocalCluster
+from strata.devcluster.ports import free_port
+from tests.cluster_fixtures import StartCluster, run_strata
+from tests.terminals import Screen
+
+TRAINING = """
+import time
+import strata
+
+state = {"weight": 1.0}
+run = strata.init(state=state, total_steps=10_000, seed=1)
+with run:
+    while run.step < 10_000:
+        run.report(loss=10_000 / (run.step + 1))
+        run.step_done(samples=8)
+        print(f"a line of rank {run.world.rank} after step {run.step}", flush=True)
+        time.sleep(0.02)
+"""
+
+
+def strata(*words: str) -> list[str]:
+    return [sys.executable, "-m", "strata", *words]
+
+
+@pytest.fixture
+def training(cluster: LocalCluster, job: str, tmp_path: Path) -> Iterator[Screen]:
+    """A training on a terminal of its own."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    command = strata("run", "-e", cluster.endpoints, "--job", job, "--slots", "2", "--")
+    env = {"STRATA_TRAIN_STORAGE": str(tmp_path / "checkpoints"), "STRATA_TRAIN_SAVE_EVERY_STEPS": "50"}
+    with Screen([*command, sys.executable, str(script)], columns=110, env=env) as screen:
+        yield screen
+
+
+@pytest.mark.journey
+@pytest.mark.slow
+def test_a_training_on_a_terminal_and_what_top_shows_of_it(
+    cluster: LocalCluster, training: Screen, job: str
+) -> None:
+    where = ("-e", cluster.endpoints)
+    training.wait_for("of 10,000")
+    training.wait_for("steps/s")
+    training.wait_for("loss ")
+    training.wait_for("saved ")
+
+    def looked() -> Any:
+        code, said = run_strata("top", *where, "--job", job, "--json")
+        assert code == 0, said
+        return json.loads(said)
+
+    found = looked()
+    assert found["job"]["summary"]["progress"]["target_step"] == 10_000
+    assert found["ranks"]["size"] == 2
+    deadline = time.monotonic() + 10
+    while not found["history"]["series"]["reported.loss"]["values"]:  # a second is charted once it is over
+        assert time.monotonic() < deadline, found["history"]
+        found = looked()
+    code, said = run_strata("top", *where, "--json")
+    assert code == 0, said
+    assert job in {each["name"] for each in json.loads(said)["jobs"]}
+
+    code, said = run_strata("top", *where, "--job", job)
+    assert code == 0, said
+    assert "\x1b" not in said
+    assert said.startswith(f"{job}  running  gen"), "the rest is cut off at 80 columns"
+    assert re.search(r"^step +[0-9,]+ of 10,000 .* ETA ", said, re.MULTILINE)
+    assert re.search(r"^saved +step ", said, re.MULTILINE)
+    assert re.search(r"^ +1  ", said, re.MULTILINE)
+
+    os.kill(training.pid, signal.SIGTERM)
+    assert training.ended() == 75
+    assert training.is_restored()
+    drawn = re.sub(r"\x1b7(?:(?!\x1b8).)*\x1b8", "", training.raw, flags=re.DOTALL)
+    words = re.sub(r"\x1b(?:\[[0-9;]*[A-Za-z]|D)", "", drawn)
+    assert "of 10,000" not in words, "the status line, in the lines of others"
+    steps = [int(step) for step in re.findall(r"a line of rank 0 after step (\d+)", words)]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.parametrize("words", [("top",), ("top", "--json"), ("top", "--once")], ids=" ".join)
+def test_without_coordinators_top_is_3_with_a_hint(words: tuple[str, ...]) -> None:
+    code, said = run_strata(*words, "--endpoints", f"127.0.0.1:{free_port()}", "--timeout-s", "1")
+    assert code == 3, said
+    assert "error: " in said
+    assert "Traceback" not in said
+
+
+def test_top_of_a_job_that_does_not_exist_names_it(cluster: LocalCluster) -> None:
+    code, said = run_strata("top", "-e", cluster.endpoints, "--job", "never-begun")
+    assert code == 4, said
+    assert "never-begun" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_top_goes_on_at_another_replica_and_says_how_old_its_data_is(start_cluster: StartCluster) -> None:
+    cluster = start_cluster(coordinators=2)
+    with Screen(strata("top", "-e", cluster.endpoints), columns=120) as top:
+        top.wait_for("via coordinator-")
+        first = re.findall(r"via (coordinator-\d)", top.text)[-1]
+        serving = {each.name: each for each in cluster.coordinators}
+        serving.pop(first).child.kill()
+        (other,) = serving.values()
+        top.wait_for(f"via {other.name}")
+        other.child.kill()
+        top.forget()
+        top.wait_for("s old")
+        top.wait_for("no coordinator answered")
+        assert top.text.count("cluster ") > 0
+        top.press("q")
+        assert top.ended() == 0
+        assert top.is_restored()

@@ -1,0 +1,165 @@
+"""A coordinator's end: in good order, with its own exit code, also when nobody reads what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import pytest
+
+from strata.devcluster.etcd_cluster import EtcdCluster
+from strata.processes.children import Child
+
+LIMIT_S = 40.0
+BOTH = (signal.SIGTERM, signal.SIGINT)
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def coordinator(stderr: int, *options: str) -> Iterator[Child]:
+    argv = [sys.executable, "-m", "strata", "coordinator", "--http=", "--log-format=json", *options]
+    child = Child.start(argv, stdout=stderr, stderr=stderr)
+    os.close(stderr)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.join()
+
+
+@contextlib.contextmanager
+def heard(*options: str) -> Iterator[tuple[Child, BinaryIO]]:
+    """Run a coordinator; yield it with what it says."""
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb") as pipe, coordinator(theirs, *options) as child:
+        yield child, pipe
+
+
+def wait_for(pipe: BinaryIO, word: bytes) -> None:
+    said = b""
+    for line in pipe:
+        said += line
+        if word in line:
+            return
+    raise AssertionError(f"it never said {word!r} but {said!r}")
+
+
+def wait_until_served(address: str, child: Child) -> None:
+    host, port = address.split(":")
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 1.0).close()
+        except OSError:
+            assert time.monotonic() < deadline
+            assert child.poll() is None
+            time.sleep(0.02)
+        else:
+            return
+
+
+def pester(child: Child) -> int:
+    """Send both signals again and again until the process has ended; return its exit code."""
+    deadline = time.monotonic() + LIMIT_S
+    while child.poll() is None:
+        assert time.monotonic() < deadline
+        for number in BOTH:
+            child.send_signal(number)
+        time.sleep(0.001)
+    return child.join()
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_one_whose_reader_has_gone_serves_on_and_ends_in_good_order(
+    etcd: EtcdCluster, number: signal.Signals
+) -> None:
+    where = free_address()
+    options = (f"--etcd={','.join(etcd.endpoints)}", f"--cluster=unread-{number.name}", f"--listen={where}")
+    with heard(*options) as (child, pipe):
+        wait_for(pipe, b"leadership_taken")
+        pipe.close()
+        wait_until_served(where, child)
+        child.send_signal(number)
+        assert child.join(LIMIT_S) == 0
+
+
+def test_one_whose_log_is_on_a_full_disk_serves_and_ends_in_good_order(etcd: EtcdCluster) -> None:
+    where = free_address()
+    full = os.open("/dev/full", os.O_WRONLY)
+    options = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=full-disk", f"--listen={where}")
+    with coordinator(full, *options) as child:
+        wait_until_served(where, child)
+        child.send_signal(signal.SIGTERM)
+        assert child.join(LIMIT_S) == 0
+
+
+def test_a_wrong_option_has_its_exit_code_also_when_nobody_reads_the_error() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    with coordinator(full, "--etcd=127.0.0.1:1", "--replica=no/name") as child:
+        assert child.join(LIMIT_S) == 2
+
+
+def test_a_command_whose_streams_were_closed_has_its_exit_code() -> None:
+    """Each ended with 1: Python has None for a stream that is closed."""
+
+    def code(*words: str) -> int:
+        argv = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-m", "strata", *words]
+        return Child.start(argv).join(LIMIT_S)
+
+    assert code("--version") == 0
+    assert code("status", "--no-such-option") == 2
+    assert code("coordinator", "--etcd=127.0.0.1:1", "--replica=no/name") == 2
+    assert code("run", "--no-such-option") == 2
+
+
+def test_one_whose_streams_were_closed_serves_and_ends_in_good_order(etcd: EtcdCluster) -> None:
+    where = free_address()
+    argv = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-m", "strata", "coordinator", "--http="]
+    options = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=closed-streams", f"--listen={where}")
+    child = Child.start([*argv, *options])
+    try:
+        wait_until_served(where, child)
+        child.send_signal(signal.SIGTERM)
+        assert child.join(LIMIT_S) == 0
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_once_it_ends_it_ends_as_it_was_told_first(etcd: EtcdCluster) -> None:
+    """A second Ctrl-C gave the signal's code, or a traceback from within grpc."""
+    options = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=pestered", f"--listen={free_address()}")
+    with heard(*options) as (child, pipe):
+        wait_for(pipe, b"leadership_taken")
+        child.send_signal(signal.SIGINT)
+        wait_for(pipe, b"coordinator_ended")
+        assert pester(child) == 0
+        assert b"Traceback" not in pipe.read()
+
+
+def test_a_failed_start_says_why_and_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_ETCD_WAIT_S", "0.5")
+    with heard(f"--etcd={free_address()}", f"--listen={free_address()}") as (child, pipe):
+        wait_for(pipe, b"error:")
+        assert pester(child) == 3
+        assert b"Traceback" not in pipe.read()
+
+
+def test_signals_while_it_ends_do_not_cut_it_short(etcd: EtcdCluster) -> None:
+    options = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=hurried", f"--listen={free_address()}")
+    with heard(*options) as (child, pipe):
+        wait_for(pipe, b"coordinator_starts")
+        assert pester(child) == 0
+        said = pipe.read()
+        assert b"coordinator_ended" in said
+        assert b"Traceback" not in said

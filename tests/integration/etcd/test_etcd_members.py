@@ -1,0 +1,77 @@
+"""Members of a real cluster: seeing them, moving the lead, adding and removing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from strata.core.kv.txn import Put, Range, Txn
+from strata.devcluster.etcd_cluster import EtcdCluster
+from strata.errors import NotFound, Refused, Unavailable
+from strata.etcd import EtcdStore, MemberStatus
+from tests.etcd_fixtures import StartEtcd
+
+LIMIT_S = 30.0
+
+
+async def test_members_and_their_statuses(etcd_cluster: EtcdCluster) -> None:
+    async with await EtcdStore.connect(etcd_cluster.endpoints) as store:
+        revision = (await store.execute(Txn(success=(Put(key="k", value=b""),)))).revision
+        members = await store.cluster.members()
+        assert sorted(member.name for member in members) == ["etcd-1", "etcd-2", "etcd-3"]
+        assert {url for member in members for url in member.client_urls} == set(etcd_cluster.endpoints)
+
+        victim = etcd_cluster.members[0]
+        victim.kill()
+        statuses = await store.cluster.statuses()
+        dead = statuses.pop(victim.endpoint.removeprefix("http://"))
+        assert isinstance(dead, Unavailable)
+        for status in statuses.values():
+            assert isinstance(status, MemberStatus)
+            assert status.version == str(etcd_cluster.binary.version)
+            assert status.revision == revision
+            assert status.db_bytes >= status.db_bytes_in_use > 0
+
+
+async def test_the_lead_moves_where_it_is_told(etcd_cluster: EtcdCluster) -> None:
+    async with await EtcdStore.connect(etcd_cluster.endpoints) as store, asyncio.timeout(LIMIT_S):
+        before = await store.cluster.status()
+        target = next(m for m in await store.cluster.members() if m.id != before.leader_id)
+        await store.cluster.move_leader(target.id)
+        while (await store.cluster.status()).leader_id != target.id:
+            pass
+        await store.execute(Txn(success=(Put(key="k", value=b""),)))
+
+
+async def test_members_hold_the_same(etcd_cluster: EtcdCluster) -> None:
+    async with await EtcdStore.connect(etcd_cluster.endpoints) as store, asyncio.timeout(LIMIT_S):
+        for number in range(20):
+            await store.execute(Txn(success=(Put(key=f"k{number}", value=b"v"),)))
+        revision = (await store.read(Range(key="k"))).revision
+        hashes = set()
+        for endpoint in await store.cluster.statuses():
+            hashes.add(await store.cluster.hash_kv(endpoint, revision))
+        assert len(hashes) == 1
+
+
+async def test_a_learner_comes_and_goes(start_etcd: StartEtcd) -> None:
+    # etcd refuses changes of a cluster whose members have not known each other for 5 s
+    members = start_etcd(3, extra_args=("--strict-reconfig-check=false",))
+    async with await EtcdStore.connect(members.endpoints) as store:
+        cluster = store.cluster
+        learner = await cluster.add("http://127.0.0.1:1", learner=True)
+        assert learner.learner
+        assert learner in await cluster.members()
+        with pytest.raises(Refused, match="in sync with leader"):
+            await cluster.promote(learner.id)
+        await cluster.remove(learner.id)
+        await cluster.remove(learner.id)
+        assert learner not in await cluster.members()
+
+
+async def test_an_endpoint_that_is_none_of_ours_is_not_found(etcd: EtcdCluster) -> None:
+    async with await EtcdStore.connect(etcd.endpoints) as store:
+        with pytest.raises(NotFound, match="elsewhere:1"):
+            await store.cluster.defragment("elsewhere:1")
+        assert await store.cluster.alarms() == ()

@@ -1,0 +1,240 @@
+"""Preemption of a real job: one common step, saved by all, and exit codes a scheduler understands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from strata.client import CoordinatorClient
+from strata.devcluster.local_cluster import LocalCluster
+from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, GetJobRequest
+from tests.cluster_fixtures import RANKS, Nodes
+from tests.processes import LIMIT_S, Event, Record, Talker
+
+pytestmark = pytest.mark.timeout(300)
+"""It only ends what hangs: most tests start several worlds, one after the other."""
+ROUNDS = 20
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Training:
+    """A job of three ranks on one or three nodes, started as often as a scheduler would."""
+
+    def __init__(self, cluster: LocalCluster, nodes: Nodes, record: Record, folder: Path) -> None:
+        self._cluster = cluster
+        self._nodes = nodes
+        self._record = record
+        self._folder = folder
+        self._heard = 0
+
+    def ask(self, *words: str) -> None:
+        """Run a command of `strata jobs` about this job, which must succeed."""
+        asking = self._nodes.strata(
+            "jobs", words[0], self._nodes.job, *words[1:], "-e", self._cluster.endpoints, name="jobs"
+        )
+        assert asking.join() == 0
+
+    def standalone(self, number: int, count: int, **environment: str) -> Talker:
+        """Start one of `count` trainers that no agent runs."""
+        return self._python("stopping", count, STRATA_WORKER_ID=f"standalone-{number}", **environment)
+
+    def rounds(self, rounds: int, count: int) -> Talker:
+        """Start `count` such trainers again whenever all have ended, so many times."""
+        return self._python("rounds", count, "--rounds", str(rounds))
+
+    def _python(self, script: str, count: int, *words: str, **environment: str) -> Talker:
+        environment |= {"STRATA_ENDPOINTS": self._cluster.endpoints, "STRATA_JOB": self._nodes.job}
+        return self._nodes.start(
+            *(sys.executable, str(RANKS / f"{script}.py"), "--storage", str(self._folder)),
+            *("--min-workers", str(count), *words),
+            name=script,
+            env=environment,
+        )
+
+    def mark(self, *, after: Event | None = None) -> None:
+        """Hear from here on only what is said from now on, or after that event."""
+        events = self._record.events
+        self._heard = len(events) if after is None else events.index(after) + 1
+
+    def start(
+        self,
+        *slots: int,
+        options: tuple[str, ...] = (),
+        needed: int | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> list[Talker]:
+        """Start a node with so many ranks each; the job needs all of them, or `needed`."""
+        self.mark()
+        size = ("--min-workers", str(needed or len(slots)), "--no-warm", *options)
+        return [
+            self._nodes.run(
+                self._cluster.endpoints,
+                "stopping",
+                *("--storage", str(self._folder), *arguments),
+                node=f"node-{number}",
+                options=("--slots", str(count), *size),
+            )
+            for number, count in enumerate(slots)
+        ]
+
+    def heard(self, kind: str, *, count: int = 3) -> list[Event]:
+        """Return `count` events of one kind since the last start, by rank."""
+
+        def enough(events: list[Event]) -> list[Event]:
+            chosen = [e for e in events[self._heard :] if e["event"] == kind]
+            return chosen if len(chosen) >= count else []
+
+        events = self._record.until(f"{count} x {kind}", enough)
+        return sorted(events, key=lambda event: int(event["rank"]))
+
+
+@pytest.fixture
+def training(cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path) -> Training:
+    return Training(cluster, nodes, record, tmp_path / "storage")
+
+
+def stopped_together(events: list[Event]) -> int:
+    """Return the one step after which all these ranks stopped, having trained alike."""
+    (step,) = {event["step"] for event in events}
+    assert all(event["sum"] == step * (step + 1) / 2 for event in events)
+    return int(step)
+
+
+@pytest.mark.journey
+def test_a_signal_to_one_rank_of_three_stops_all_after_one_saved_step(training: Training) -> None:
+    """Twenty times in a row, each going on from the very step at which the one before stopped."""
+    trainers = training.rounds(ROUNDS, 3)
+    saved = 0
+    for number in range(ROUNDS):
+        begun = training.heard("start")
+        assert {event["step"] for event in begun} == {saved}, f"round {number} began elsewhere"
+        training.heard("training")
+        os.kill(begun[number % 3]["pid"], SIGNALS[number % 2])
+        (ended,) = training.heard("round", count=1)
+        assert ended["codes"] == [75, 75, 75], f"round {number}"
+        saved = stopped_together(training.heard("preempted"))
+        training.mark(after=ended)
+    assert trainers.join() == 0
+
+
+def test_a_signal_to_a_rank_ends_the_whole_run_with_75(training: Training) -> None:
+    """Under `strata run`, with a signal that says soon and one that says now."""
+    saved = 0
+    for number in SIGNALS:
+        (node,) = training.start(3)
+        begun = training.heard("start")
+        assert {event["step"] for event in begun} == {saved}
+        training.heard("training")
+        os.kill(begun[1]["pid"], number)
+        assert node.join() == 75
+        saved = stopped_together(training.heard("preempted"))
+
+
+def test_members_drain_pause_and_leave_by_command_or_signal(training: Training) -> None:
+    """Each time the others, or the next ones, go on from the step at which all had stopped."""
+    nodes = training.start(1, 1, 1, options=("--max-workers", "3"), needed=2)
+    training.heard("training")
+
+    training.mark()
+    training.ask("drain", "node-1", "--reason", "its fan is broken")
+    assert nodes[1].join() == 75
+    (drained,) = training.heard("preempted", count=1)
+    begun = training.heard("start", count=2)
+    assert {event["step"] for event in begun} == {drained["step"]}, "the two that are left go on from there"
+
+    training.mark()
+    training.ask("pause", "--wait")
+    training.ask("resume")
+    (paused,) = {event["step"] for event in training.heard("start", count=2)}
+    assert paused > drained["step"], "their ranks saved where they stopped, and waited there for their agent"
+
+    training.heard("training", count=2)
+    training.mark()
+    nodes[2].signal(signal.SIGTERM)
+    assert (nodes[0].join(), nodes[2].join()) == (75, 75)
+    stopped_together(training.heard("preempted", count=2))
+
+
+def test_ranks_that_ask_their_manager_stop_together_under_a_supervisor(
+    training: Training, cluster: LocalCluster, nodes: Nodes, tmp_path: Path
+) -> None:
+    """`should_save` and `reached_preemption` say yes to all at the same step, and no signal comes before."""
+    reached = 0
+    for _ in range(2):
+        training.mark()
+        node = nodes.run(
+            cluster.endpoints,
+            "asking",
+            *("--storage", str(tmp_path)),
+            options=("--slots", "3", "--no-warm"),
+        )
+        assert {event["step"] for event in training.heard("start")} == {reached}
+        training.heard("training")
+        training.ask("preempt")
+        assert node.join() == 75
+        ((reached, latest),) = {(event["step"], event["latest"]) for event in training.heard("stopped")}
+        assert latest == reached
+
+
+def test_trainers_without_a_supervisor_stop_together_too(training: Training) -> None:
+    started = [training.standalone(number, 2) for number in range(2)]
+    training.heard("training", count=2)
+    started[0].signal(signal.SIGTERM)
+    assert [trainer.join() for trainer in started] == [75, 75]
+    stopped_together(training.heard("preempted", count=2))
+
+
+def test_trainers_of_their_own_that_are_taken_away_together_leave_and_none_has_failed(
+    training: Training, cluster: LocalCluster, job: str
+) -> None:
+    """Each of them says that only it must leave; the third one ends with its generation."""
+    started = [training.standalone(number, 3, STRATA_TRAIN_PREEMPT="member") for number in range(3)]
+    training.heard("training")
+    for trainer in started[:2]:
+        trainer.signal(signal.SIGTERM)
+    assert [trainer.join() for trainer in started[:2]] == [75, 75]
+    with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
+        client.call_until(GetJobRequest(job=job), lambda answer: bool(answer.job.world.generation > 1))
+        told = client.generations()
+    assert told[0].world.forming
+    assert [each.failure for each in told] == [False] * len(told)
+    assert "drained: SIGTERM to rank" in told[-2].world.reason
+    assert started[2].join() == 75
+
+
+def test_a_script_that_ends_well_after_it_was_preempted_has_not_finished_the_job(
+    training: Training, cluster: LocalCluster, job: str
+) -> None:
+    nodes = training.start(1, 1, options=("--max-workers", "2"), needed=1, arguments=("--ends-well",))
+    training.heard("training", count=2)
+    training.ask("drain", "node-1")
+    assert nodes[1].join() == 75
+    training.mark()
+    training.heard("training", count=1)
+    training.ask("preempt")
+    assert nodes[0].join() == 75
+    with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
+        assert client.job_status().phase == JOB_PHASE_RUNNING
+
+
+@pytest.mark.usefixtures("torch_installed")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.journey
+def test_workers_survive_a_signal_to_the_whole_group(
+    nodes: Nodes, record: Record, tmp_path: Path, method: str
+) -> None:
+    """The rank draws its last batches from them, saves, and then they end by themselves."""
+    rank = nodes.start(
+        *(sys.executable, str(RANKS / "loading.py"), "--storage", str(tmp_path), "--method", method),
+        name="rank",
+        env={"STRATA_SOCKET": None, "STRATA_ENDPOINTS": None},
+    )
+    assert len(record.wait_one("training")["workers"]) == 1
+    os.killpg(rank.pid, signal.SIGTERM)
+    assert rank.join() == 75
+    record.wait_one("preempted")  # and not an error that the worker was killed
+    rank.wait_quiet()

@@ -1,0 +1,82 @@
+"""A training under DistributedDataParallel that is killed twice is equal to an undisturbed one, bit by bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from strata.client import CoordinatorClient
+from strata.devcluster.local_cluster import LocalCluster
+from strata.v1.worlds_pb2 import GetJobRequest
+from tests.cluster_fixtures import Nodes
+from tests.processes import LIMIT_S, Record
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+
+STARTED_S = 3 * LIMIT_S
+"""Several processes that import torch at once say nothing for long on a busy machine."""
+STEPS = 30
+HANG_AT = 13, 23
+"""The steps in which generations 1 and 2 are killed; 10 and 20 were saved."""
+
+
+def digests(record: Record) -> dict[int, str]:
+    """Return the parameters after each step; all ranks, and each repetition of a step, must have the same."""
+    found: dict[int, str] = {}
+    for event in record.of("step"):
+        step, digest = event["step"], event["digest"]
+        assert found.setdefault(step, digest) == digest, f"step {step} differs"
+    return found
+
+
+def wait_saved(cluster: LocalCluster, job: str, step: int) -> None:
+    with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
+        client.call_until(GetJobRequest(job=job), lambda answer: bool(answer.job.latest_step >= step))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "ddp", "wrapped"),
+    [
+        (3, {}, "before"),
+        (3, {"gradient_as_bucket_view": True}, "after"),
+        (3, {"find_unused_parameters": True}, "before"),  # its buckets are never rebuilt
+        (4, {}, "before"),
+    ],
+)
+def test_a_training_that_is_killed_twice_has_the_same_bits(
+    ranks: int,
+    ddp: dict[str, bool],
+    wrapped: str,
+    cluster: LocalCluster,
+    nodes: Nodes,
+    record: Record,
+    tmp_path: Path,
+) -> None:
+    arguments = ("--samples", str(4 * ranks * STEPS), "--ddp", json.dumps(ddp), "--wrapped", wrapped)
+    options = ("--min-workers", "1", "--max-workers", "1", "--slots", str(ranks))
+    node = nodes.run(
+        cluster.endpoints,
+        *("ddp", "--storage", str(tmp_path / "killed"), "--hang-at", *map(str, HANG_AT), *arguments),
+        options=options,
+    )
+    for generation, step in enumerate(HANG_AT, 1):
+        begun = record.wait("begun", generation=generation, count=ranks, limit_s=STARTED_S)
+        wait_saved(cluster, nodes.job, step - 3)
+        record.wait("step", generation=generation, step=step - 1, count=ranks)
+        os.kill(begun[generation]["pid"], signal.SIGKILL)
+    assert node.join(STARTED_S) == 0
+    assert [{e["step"] for e in record.of("begun", generation=n)} for n in (1, 2, 3)] == [{0}, {10}, {20}]
+    killed = digests(record)
+
+    nodes.job = f"{nodes.job}-undisturbed"
+    node = nodes.run(
+        cluster.endpoints, "ddp", "--storage", str(tmp_path / "undisturbed"), *arguments, options=options
+    )
+    assert node.join(STARTED_S) == 0
+    assert sorted(killed) == list(range(1, STEPS + 1))
+    assert digests(record) == killed

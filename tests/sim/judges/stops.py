@@ -1,0 +1,128 @@
+"""Planned stops: whether ranks stopped at one step, and what the leader did about it.
+
+Some seeds have ranks that take part (`saves_first`): they meet at `strata.begin`, agree on a step by the shipped agreement
+while they train on, save it with all, and wait there. The judgement asks nothing of `core.worlds.changes`: it looks at who
+is alive, at what was asked, at what ranks were told, and at the save.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from strata.core.job import JobView, World
+from strata.core.kv.records import BarrierOutcome, CheckpointState, JobPhase, StopAction, unb64
+from strata.core.stop.last_step import BEGIN_BARRIER, Decision, read_decision
+
+AGREE_S = 60.0
+"""After that nobody has to wait for ranks that agree on no step before a world of another size."""
+LATE_S = 30.0
+"""So long after the grace of any other notice."""
+
+
+def saves_first(seed: int) -> bool:
+    """Tell whether the ranks of this seed take part in stops: in none where checkpoints are kept."""
+    return seed % 7 == 6 and seed % 3 != 0
+
+
+@dataclass(slots=True)
+class Stops:
+    """What was asked of the ranks of each generation, the step that they were told, and how far they went."""
+
+    asked_s: dict[int, float] = field(default_factory=dict)
+    """When each generation was first asked anything."""
+    widened_s: dict[int, float] = field(default_factory=dict)
+    """When it was last."""
+    decisions: dict[int, Decision] = field(default_factory=dict)
+    begun: dict[int, int] = field(default_factory=dict)
+    stopped: set[tuple[int, int]] = field(default_factory=set)
+    """The ranks that have done at the common step what was to be done there: (generation, rank)."""
+    _world: World | None = None
+    _revision: int = 0
+
+    def asked(self, generation: int, now_s: float) -> None:
+        """Note that the ranks of a generation are asked to stop, or for more than before."""
+        self.asked_s.setdefault(generation, now_s)
+        self.widened_s[generation] = now_s
+
+    def decided(self, generation: int, decision: Decision) -> str | None:
+        """Note the decision, as an outcome or a rank says it; say what is wrong with it."""
+        if self.decisions.setdefault(generation, decision) != decision:
+            return f"generation {generation} was told {self.decisions[generation]} and {decision}"
+        return self._beyond(generation)
+
+    def outcome(self, generation: int, outcome: BarrierOutcome) -> str | None:
+        """Note what a meeting decided, whoever hears of it; say what is wrong with it."""
+        brought = {int(rank): unb64(text) for rank, text in outcome.payloads.items()}
+        decision = read_decision(brought, ranks=len(brought))
+        return None if decision is None else self.decided(generation, decision)
+
+    def begins(self, generation: int, step: int) -> str | None:
+        """Note that a rank begins a step; say what is wrong with that."""
+        self.begun[generation] = max(step, self.begun.get(generation, 0))
+        return self._beyond(generation)
+
+    def _beyond(self, generation: int) -> str | None:
+        decision, begun = self.decisions.get(generation), self.begun.get(generation, 0)
+        if decision is not None and begun > decision.step:
+            return f"a rank of generation {generation} began step {begun}, and others stop at {decision.step}"
+        return None
+
+    def head(self, job: JobView, now_s: float) -> str | None:
+        """Say what is wrong with a head that was just written, as what follows the one before."""
+        before, revision = self._world, self._revision
+        head = job.head()
+        assert head is not None
+        self._world, self._revision = job.world(), head.mod_revision
+        if before is None or before.head.forming or self._was_ended(job, before, revision):
+            return None
+        generation, now = before.head.generation, head.record
+        if not job.met(BEGIN_BARRIER, generation) or self._is_over(job, before, now_s):
+            return None
+        what = f"generation {now.generation} followed {generation}, which nothing had ended ({now.reason}),"
+        decision = self.decisions.get(generation)
+        if decision is None:
+            return f"{what} before its ranks had agreed on a step"
+        if not decision.save:
+            return None
+        entry = job.checkpoint(decision.step, generation)
+        state = "absent" if entry is None else entry.record.state.value
+        if entry is not None and entry.record.state is CheckpointState.ABORTED:
+            return None
+        if entry is None or entry.record.state is not CheckpointState.COMMITTED:
+            return f"{what} and step {decision.step}, at which its ranks stopped, is {state}"
+        point = now.restore
+        if point is not None and (point.record_generation, point.step) != (generation, decision.step):
+            return (
+                f"{what} and begins from step {point.step}, not from {decision.step}, which its ranks saved"
+            )
+        return None
+
+    def _is_over(self, job: JobView, world: World, now_s: float) -> bool:
+        """Tell whether there was nothing left to wait for: the time is over, or all who were asked have ended."""
+        generation = world.head.generation
+        notice = job.notice(generation)
+        if notice is None:
+            return False
+        record = notice.record
+        if not record.has_deadline:
+            return generation not in self.decisions and now_s - self.asked_s.get(generation, now_s) >= AGREE_S
+        if now_s - self.widened_s.get(generation, now_s) >= record.grace_ms / 1000 + LATE_S:
+            return True
+        named = record.action is StopAction.DRAIN
+        ended = job.done(generation) | job.stopped(generation)
+        asked = [m for m in world.members if not named or m.worker in record.workers]
+        return not record.grace_ms or all(set(member.ranks) <= ended for member in asked)
+
+    @staticmethod
+    def _was_ended(job: JobView, world: World, revision: int) -> bool:
+        """Tell whether something that nobody planned ended a world, or a pause at once."""
+        generation = world.head.generation
+        alive = all(
+            (worker := job.worker(member.worker)) is not None and worker.create_revision == member.incarnation
+            for member in world.members
+        )
+        phase, head = job.view.entry(job.keys.phase, JobPhase), job.head()
+        assert head is not None
+        # a planned pause is written with the head, and a resumed job begins anew
+        paused = phase is not None and revision < phase.mod_revision < head.mod_revision
+        return not alive or paused or bool(job.failed(generation))

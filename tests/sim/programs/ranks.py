@@ -1,0 +1,221 @@
+"""Processes of ranks as the kernel shows them to their agent, and what no agent may do to them.
+
+A process is alive, stopped by a signal (state T), or has ended. The rules (PROTOCOLS 5.6; docs/client.md for the third):
+
+1. An agent evicts a live rank only if that was stopped for `DETECT_S` before the eyes of the agent, or has had no connection
+   for `GRACE_S`. Then it does so.
+2. A process attaches as a rank only if no other live process has attached as that rank of that generation.
+3. A rank whose agent has ended ends within `ENDS_S` of its own running time, and does nothing in its generation after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from strata.core.members.rank_liveness import STOPPED, Sampling, StopCount, Verdict
+from strata.testing.links import Switchboard
+from strata.testing.processes import Process, current
+
+DETECT_S = 5.0
+GRACE_S = 1.0
+ENDS_S = 1.0
+SLACK_S = 0.01
+LATE_S = 0.75
+"""How much later than it must an agent may evict: its samples are a quarter of a second apart."""
+SAMPLING = Sampling.derive(DETECT_S)
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Program(Process):
+    """A process that knows since when it is stopped, when it last went on, and when it was killed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.stopped_s: float | None = None
+        self.went_on_s = float("-inf")
+        self.thaws = 0
+        """How often it went on."""
+        self.slept_s = float("-inf")
+        """When it last went on after a stop that its own watch over others must notice."""
+        self.killed_s: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        return super().alive and self.killed_s is None
+
+    def freeze(self) -> None:
+        if not self.frozen:
+            self.stopped_s = now_s()
+        super().freeze()
+
+    def thaw(self) -> None:
+        if self.stopped_s is not None:
+            self.thaws += 1
+            self.went_on_s = now_s()
+            if self.went_on_s - self.stopped_s > SAMPLING.max_gap_s:
+                self.slept_s = self.went_on_s
+            self.stopped_s = None
+        super().thaw()
+
+    def killed(self) -> None:
+        """End it as SIGKILL would, stopped or not; what it holds open is the caller's affair."""
+        if self.killed_s is None:
+            self.killed_s = now_s()
+        self.thaw()
+        if self.task is not None:
+            self.task.cancel()
+
+
+class RankProcess(Program):
+    """One process that is a rank, or claims to be one: what `strata.agent.rank_process.RankProcess` is to a relay."""
+
+    exiting = False
+    """A simulated process ends at once: the kernel has nothing of it to free."""
+
+    def __init__(
+        self, pid: int, generation: int, rank: int, *, agent: Program, board: Switchboard, host: str
+    ) -> None:
+        super().__init__(f"{host}/{pid}")
+        self.pid = pid
+        self.generation = generation
+        self.rank = rank
+        self.agent = agent
+        self.cut_off = False
+        """Whether its connections to the agent fail, though the agent listens."""
+        self.detached_s: float | None = None
+        """Since when it has no session, if it had one."""
+        self.doomed = ""
+        """Why its agent killed it."""
+        self._sessions = 0
+        self._board = board
+
+    @property
+    def address(self) -> str:
+        return self.name
+
+    @property
+    def attached(self) -> bool:
+        """Whether it has a session with its agent."""
+        return self._sessions > 0
+
+    def opened(self) -> None:
+        """Take note that the agent let it in."""
+        self._sessions += 1
+        self.detached_s = None
+
+    def ended(self) -> None:
+        """Take note that one of its sessions is over."""
+        self._sessions -= 1
+        if not self._sessions:
+            self.detached_s = now_s()
+
+    def kill(self) -> None:
+        """End it: its socket ends with it."""
+        self._board.hang_up(self.address)
+        self.killed()
+
+
+class Watch:
+    """What `strata.agent.health.liveness.Liveness` is over /proc: the shipped rule, over simulated processes."""
+
+    def __init__(self, on_frozen: Callable[[int, int, str], None]) -> None:
+        self._on_frozen = on_frozen
+        self._watched: dict[tuple[int, int], tuple[RankProcess, StopCount]] = {}
+
+    def watch(self, rank: int, generation: int, process: RankProcess) -> None:
+        self._watched[generation, rank] = (process, StopCount(SAMPLING))
+
+    def forget(self) -> None:
+        self._watched.clear()
+
+    async def run(self) -> None:
+        """Sample all processes until cancelled."""
+        while True:
+            now, due_s = now_s(), now_s() + SAMPLING.interval_s
+            for (generation, rank), (process, count) in list(self._watched.items()):
+                state = STOPPED if process.frozen else "S"
+                if not process.alive:
+                    del self._watched[generation, rank]
+                elif count.sample(now, state, switches=process.thaws) is Verdict.FROZEN:
+                    del self._watched[generation, rank]
+                    self._on_frozen(rank, generation, SAMPLING.frozen)
+                else:
+                    due_s = min(due_s, count.due_s(now))
+            await asyncio.sleep(due_s - now_s())
+
+
+@dataclass(slots=True)
+class RankRules:
+    """Says what must not have been, or None."""
+
+    processes: list[RankProcess] = field(default_factory=list)
+    """All that ever were."""
+    _holders: dict[tuple[int, int], list[RankProcess]] = field(default_factory=dict)
+    """Who attached, by generation and rank."""
+
+    def attached(self, process: RankProcess) -> str | None:
+        """Judge that an agent let a process in."""
+        holders = self._holders.setdefault((process.generation, process.rank), [])
+        others = [other.name for other in holders if other is not process and other.alive]
+        holders.append(process)
+        if others:
+            return f"{process.name} attached as {_rank(process)}, and {others[0]} was that rank and lives"
+        return None
+
+    def evicted(self, process: RankProcess, reason: str) -> str | None:
+        """Judge that an agent kills a process for this reason."""
+        now = now_s()
+        if not process.alive:
+            return None
+        if reason == SAMPLING.frozen:
+            if process.stopped_s is None:
+                return f"{process.name} was evicted as frozen, and was not stopped"
+            seen_s = now - max(process.stopped_s, process.agent.slept_s)
+            if seen_s < DETECT_S - SLACK_S:
+                return f"{process.name} was evicted as frozen after {seen_s:.3f} s that its agent saw of its stop"
+        elif process.detached_s is None or now - process.detached_s < GRACE_S - SLACK_S:
+            return f"{process.name} was evicted ({reason}), and its connection was up within the grace"
+        return None
+
+    def acts(self, what: str) -> str | None:
+        """Judge that the program that runs now does something in its generation."""
+        process = current()
+        if isinstance(process, RankProcess) and (late_s := _orphaned_s(process)) > ENDS_S + SLACK_S:
+            return f"{what} by {process.name}, whose agent had ended {late_s:.3f} s before"
+        return None
+
+    def overdue(self) -> list[str]:
+        """Return what should have come about by now."""
+        now, wrong = now_s(), []
+        self.processes = [process for process in self.processes if process.alive]
+        for process in self.processes:
+            agent = process.agent
+            if _orphaned_s(process) > ENDS_S + SLACK_S and not process.frozen:
+                wrong.append(f"{process.name} runs {_orphaned_s(process):.3f} s after its agent ended")
+            if not agent.alive or agent.frozen:
+                continue
+            for since_s, limit_s, what in (
+                (process.stopped_s, DETECT_S, "is stopped"),
+                (process.detached_s, GRACE_S, "has no connection"),
+            ):
+                known = process.attached or process.detached_s is not None
+                if known and since_s is not None:
+                    for_s = now - max(since_s, agent.went_on_s)
+                    if for_s > limit_s + LATE_S:
+                        wrong.append(f"{process.name} {what} for {for_s:.3f} s, and its agent lets it live")
+        return wrong
+
+
+def _orphaned_s(process: RankProcess) -> float:
+    """Return for how long a process could have known that its agent has ended."""
+    ended_s = process.agent.killed_s
+    return 0.0 if ended_s is None else now_s() - max(ended_s, process.went_on_s)
+
+
+def _rank(process: RankProcess) -> str:
+    return f"rank {process.rank} of generation {process.generation}"

@@ -1,0 +1,54 @@
+"""Some ranks say that they cannot save, and later that they can: what is written of it, and how it counts.
+
+The judgement asks nothing of `core.stop.save_hold`: it looks at the key, at the step that the generation began
+from, and at the counts of two heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.core.checkpoints.references import SavesHeld
+from strata.core.job import JobView
+from strata.core.kv.records import WorldHead, decode
+from strata.core.kv.txn import KeyValue
+from strata.core.stop.save_hold import SaveHold
+
+EVERY = 3
+"""Every so many steps one of the ranks cannot save; two steps later it can. Saves are every four: a generation may
+end before it has committed one."""
+
+
+def hold_at(step: int, rank: int, size: int) -> SaveHold | None:
+    """Return why `rank` of so many cannot save at this step, or None while it can."""
+    begins = step - step % EVERY
+    if begins == 0 or step - begins > 1 or begins // EVERY % size != rank:
+        return None
+    return SaveHold(step=begins, reason="disk full", host=f"host-{rank}")
+
+
+@dataclass(slots=True)
+class Holds:
+    """What was written of holds, and how many generations ended that had one and no commit."""
+
+    written: int = 0
+    ended: int = 0
+
+    def key(self, job: JobView, generation: int, kv: KeyValue) -> str | None:
+        """Say what is wrong with a key that was just written."""
+        self.written += 1
+        held, head = decode(SavesHeld, kv.value), job.head()
+        if kv.version != 1 or head is None or head.record.generation != generation:
+            return f"{kv.key} was written again, or not in its generation"
+        if held.step <= (job.restored(generation) or 0):
+            return f"{kv.key}: step {held.step} is not beyond where generation {generation} began"
+        return None
+
+    def head(self, job: JobView, before: WorldHead, after: WorldHead) -> str | None:
+        """Say what is wrong with the count of a head that was just written."""
+        if job.held(before.generation) is None:
+            return None
+        self.ended += 1
+        if after.fruitless not in {before.fruitless, 0}:
+            return f"generation {before.generation} could not save, and counts as one without progress"
+        return None

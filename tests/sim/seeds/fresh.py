@@ -1,0 +1,57 @@
+"""Seeds that nobody has tried: each commit draws others, so that landings search as well as check.
+
+They lie far above those that `make soak` counts through, and are consecutive: what a seed does depends on its
+remainders (`is_operated`, `is_kept`, `saves_first`), so a block has all kinds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from tests.sim.seeds import revisions
+
+COUNT = 60
+BEGIN = 1_000_000_000
+MANY = 3
+"""After so many seeds that failed on the parent commit, too, every other one that fails counts as older than the change."""
+BLOCKS = 100_000_000
+"""How many blocks of COUNT seeds a commit may draw."""
+
+
+def drawn(commit: str) -> range:
+    """Return the seeds of a commit; outside of a repository the first block."""
+    name = commit.partition("-")[0]
+    block = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % BLOCKS if name else 0
+    first = BEGIN + block * COUNT
+    return range(first, first + COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a fresh seed that failed means for the change."""
+
+    blocks: bool
+    reason: str
+
+
+def judge(seed: int, wrong: str, holds_on_parent: bool | None, *, older: int = 0) -> Verdict:
+    """Decide whether a failed seed blocks the change: only if it holds on the parent commit, or there is none here.
+
+    `older` other seeds failed on the parent: from MANY on, the parent is broken as a whole, and is not asked any more.
+    """
+    again = f"python -m tests.sim --seed {seed} --trace"
+    if older >= MANY:
+        return Verdict(
+            False, f"seed {seed}: {wrong}; not tried on the parent, where {older} failed; again: {again}"
+        )
+    if holds_on_parent is None:
+        return Verdict(True, f"seed {seed}: {wrong} (no parent commit to compare with); again: {again}")
+    if holds_on_parent:
+        return Verdict(True, f"seed {seed}: {wrong}; it holds on the parent commit; again: {again}")
+    return Verdict(False, f"seed {seed}: {wrong}; it fails on the parent commit, too; again: {again}")
+
+
+HEAD = revisions.head()
+"""Read once, at collection: all processes of a run must have the same seeds."""
+SEEDS = drawn(HEAD)

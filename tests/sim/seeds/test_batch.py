@@ -1,0 +1,21 @@
+"""The processes that seeds run in give way to everything else on the machine."""
+
+from __future__ import annotations
+
+import os
+
+from tests.sim.seeds.batch import AUTOGROUP, NICE, pool
+
+
+def _priorities() -> tuple[int, int, str]:
+    """Return how nice this process is, its session, and how nice that is."""
+    group = AUTOGROUP.read_text().strip() if AUTOGROUP.exists() else ""
+    return os.nice(0), os.getsid(0), group
+
+
+def test_seeds_give_way_to_what_other_sessions_run_as_well() -> None:
+    with pool(1) as processes:
+        nice, session, group = processes.submit(_priorities).result()
+    assert nice == min(19, os.nice(0) + NICE)
+    assert session != os.getsid(0)
+    assert group == "" or group.endswith(f" nice {NICE}")  # "": this kernel does not schedule by session

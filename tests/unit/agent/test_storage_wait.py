@@ -1,0 +1,247 @@
+"""A member that begins waits for the storage of its job before it registers, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from google.protobuf.message import Message
+
+from strata.agent.storage_wait import ANSWER_S, MOST_S, SAY_S, in_thread, wait_for_storage
+from strata.checkpoint.save.retry import GRACE_S
+from strata.checkpoint.storage.opening import refusal
+from strata.checkpoint.storage.transient import SILENT
+from strata.errors import CheckpointNotFound, NotFound, StrataError, Unavailable
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointResponse, Tier
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_RUNNING, GetJobRequest, GetJobResponse, Job
+
+if TYPE_CHECKING:
+    from strata.transport.unary import UnaryClient
+
+SAVED = Checkpoint(step=20, path="file:///data/job/step-20-gen-1-a")
+
+
+class Coordinators:
+    """They know one job, and its newest checkpoint."""
+
+    def __init__(self, saved: Checkpoint | StrataError = SAVED) -> None:
+        self.phase: Any = JOB_PHASE_RUNNING
+        self.saved = saved
+
+    async def call(self, request: Message, *, timeout_s: float, attempt_s: float) -> Any:
+        if isinstance(self.saved, NotFound | Unavailable):
+            raise self.saved
+        if isinstance(request, GetJobRequest):
+            return GetJobResponse(job=Job(name=request.job, phase=self.phase))
+        if isinstance(self.saved, StrataError):
+            raise self.saved
+        return GetCheckpointResponse(checkpoint=self.saved)
+
+
+class Wait:
+    """One member's wait: what it says, and when it tried which storage. `why` is what the storage answers."""
+
+    def __init__(self, saved: Checkpoint | StrataError = SAVED, *, why: str = "disk full") -> None:
+        self.unary = Coordinators(saved)
+        self.why: str | None = why
+        """None: it does not answer."""
+        self.tried: list[tuple[float, str]] = []
+        self.said: list[str] = []
+        self.over: list[str] = []
+
+    async def refuses(self, uri: str) -> str:
+        self.tried.append((asyncio.get_running_loop().time(), uri))
+        if self.why is None:
+            await asyncio.get_running_loop().create_future()
+        return self.why or ""
+
+    def begun(self, *, taken_up: bool = False, **more: Any) -> asyncio.Task[None]:
+        settings: dict[str, Any] = {"refuses": self.refuses, **more}
+        waiting = wait_for_storage(
+            cast("UnaryClient", self.unary),
+            job="job",
+            taken_up=taken_up,
+            say=self.said.append,
+            over=self.over.append,
+            **settings,
+        )
+        return asyncio.create_task(waiting)
+
+
+@in_virtual_time()
+async def test_it_waits_says_why_and_goes_on_once_there_is_space() -> None:
+    wait = Wait()
+    waiting = wait.begun()
+    await asyncio.sleep(SAY_S + 2 * MOST_S)
+    assert not waiting.done()
+    first = "no checkpoint can be written to file:///data/job: disk full; waiting for that before it joins"
+    assert wait.said[0] == first
+    assert wait.said[1].startswith(f"{first}, for 5 min by now")
+    assert len(wait.said) == 2, "once in five minutes"
+    wait.why = "storage answers 503"
+    await asyncio.sleep(MOST_S)
+    assert "storage answers 503" in wait.said[2], "and when it is another reason"
+    wait.why = ""
+    await asyncio.wait_for(waiting, MOST_S + 1)
+    assert wait.over == [
+        "waited 7 min for the storage (file:///data/job: storage answers 503), and joins now"
+    ]
+    gaps = [round(b[0] - a[0]) for a, b in zip(wait.tried, wait.tried[1:], strict=False)]
+    assert gaps[:7] == [1, 2, 4, 8, 16, 30, 30]
+
+
+@in_virtual_time()
+@pytest.mark.parametrize(
+    ("saved", "limit_s"),
+    [
+        (NotFound("no such job"), GRACE_S),
+        (Unavailable("nobody answers"), GRACE_S),
+        (CheckpointNotFound("nothing is saved"), GRACE_S),
+        (Checkpoint(step=20, path="file:///data/other/step-20", origin_job="other"), GRACE_S),
+        (SAVED, 0.0),
+    ],
+    ids=["no job", "nobody", "no checkpoint", "another job's", "no grace"],
+)
+async def test_without_a_checkpoint_of_its_own_or_a_grace_no_storage_is_asked(
+    saved: Checkpoint | StrataError, limit_s: float
+) -> None:
+    wait = Wait(saved)
+    await wait.begun(limit_s=limit_s)
+    assert (wait.tried, wait.said, wait.over) == ([], [], [])
+
+
+@in_virtual_time()
+@pytest.mark.parametrize(("why", "within_s"), [("disk full", MOST_S), (None, ANSWER_S + MOST_S)])
+async def test_it_waits_no_more_for_a_job_that_others_finish(why: str | None, within_s: float) -> None:
+    wait = Wait()
+    wait.why = why
+    waiting = wait.begun()
+    await asyncio.sleep(10)
+    wait.unary.phase = JOB_PHASE_DONE
+    await asyncio.wait_for(waiting, within_s)
+    again = wait.begun(taken_up=True)
+    await asyncio.sleep(10)
+    assert not again.done(), "it goes on with this member"
+    again.cancel()
+
+
+@in_virtual_time()
+@pytest.mark.parametrize(("why", "after_s"), [("disk full", 100), (None, 121)])
+async def test_after_the_grace_it_joins_all_the_same_and_says_so(why: str | None, after_s: int) -> None:
+    """The job may save elsewhere by now: nobody knows of that before it has."""
+    wait, began_s = Wait(), asyncio.get_running_loop().time()
+    wait.why = why
+    await asyncio.wait_for(wait.begun(limit_s=100.0), 130)
+    assert round(asyncio.get_running_loop().time() - began_s) == after_s
+    told = f"no checkpoint can be written to file:///data/job: {why or SILENT}; it joins all the same, after 100 s"
+    assert (wait.said[-1], wait.over) == (told, [])
+
+
+@in_virtual_time()
+async def test_a_storage_that_does_not_answer_is_said_to_be_waited_for() -> None:
+    wait = Wait()
+    wait.why = None
+    waiting = wait.begun()
+    await asyncio.sleep(ANSWER_S + 0.5)
+    assert ["storage does not answer" in said for said in wait.said] == [True]
+    wait.why = ""
+    await waiting
+    assert len(wait.over) == 1
+
+
+@in_virtual_time()
+@pytest.mark.parametrize("far", ["", "storage answers 503"])
+async def test_it_waits_only_where_no_copy_can_be_written(far: str) -> None:
+    wait = Wait(
+        Checkpoint(
+            path="file:///data/job/step-20",
+            tiers=[Tier(path="file:///data/job/step-20"), Tier(path="s3://b/job/step-20")],
+        )
+    )
+    tried: list[str] = []
+
+    async def refuses(uri: str) -> str:
+        tried.append(uri)
+        return far if uri.startswith("s3") else "disk full"
+
+    waiting = wait.begun(refuses=refuses)
+    await asyncio.sleep(0.5)
+    assert tried == ["file:///data/job", "s3://b/job"], "each once"
+    assert waiting.done() == (not far)
+    both = "to file:///data/job: disk full; s3://b/job: storage answers 503; waiting"
+    assert [both in said for said in wait.said] == ([True] if far else [])
+    waiting.cancel()
+
+
+# -- the probe
+
+
+def test_a_folder_that_takes_what_is_written_keeps_nothing_of_it(tmp_path: Path) -> None:
+    assert refusal(tmp_path.as_uri(), nonce=lambda: "n") == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    assert refusal(gone.as_uri(), nonce=lambda: "n") == ""
+    assert not gone.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.ENOSPC, "disk full"),
+        (errno.EDQUOT, "disk quota used up"),
+        (errno.EACCES, ""),
+        (errno.EROFS, ""),
+    ],
+    ids=errno.errorcode.get,
+)
+def test_only_what_time_may_heal_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, why: str
+) -> None:
+    def fails(_fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    assert refusal(tmp_path.as_uri(), nonce=lambda: "n") == why
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("uri", ["", "ftp://host/x", "file:///a?b"])
+def test_what_names_no_storage_is_not_waited_for(uri: str) -> None:
+    assert refusal(uri, nonce=lambda: "n") == ""
+
+
+async def test_a_storage_that_does_not_answer_keeps_nobody_from_leaving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "hangs"
+    os.mkfifo(fifo)
+    hang: Callable[[int], None] = lambda _fd: fifo.open("rb").close()  # noqa: E731  # until somebody writes
+    monkeypatch.setattr(os, "fsync", hang)
+    probing = asyncio.create_task(in_thread(tmp_path.as_uri()))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(probing), 0.3)
+    probing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await probing
+    monkeypatch.undo()
+    fifo.open("wb").close()
+
+
+async def test_a_look_that_fails_is_an_error_and_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(uri: str, *, nonce: Callable[[], str]) -> str:
+        raise RuntimeError(f"a bug, at {uri}")
+
+    monkeypatch.setattr("strata.checkpoint.storage.opening.refusal", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        await asyncio.wait_for(in_thread(tmp_path.as_uri()), 10)

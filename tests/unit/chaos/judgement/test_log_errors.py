@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from strata_chaos.judgement.log_errors import SUSPENDED, complaints
+
+
+def log(folder: Path, name: str, *lines: str) -> None:
+    (folder / f"{name}.log").write_text("\n".join(lines))
+
+
+def event(name: str, level: str) -> str:
+    return json.dumps({"event": name, "level": level, "keys": ["/strata/v1/default/leader"]})
+
+
+def test_an_error_that_a_coordinator_logged_is_a_finding(tmp_path: Path) -> None:
+    log(tmp_path, "coordinator-1", event("peer_link_down", "info"), event("watch_lost", "warning"))
+    log(
+        tmp_path,
+        "coordinator-2",
+        event("view_differs_from_etcd", "error"),
+        event("view_differs_from_etcd", "error"),
+        event("call_failed", "error"),
+    )
+
+    views, calls = complaints(tmp_path)
+
+    assert views.checker == "logs"
+    assert views.message == "coordinator-2 logged view_differs_from_etcd as an error, 2 times"
+    assert views.evidence[0].startswith("coordinator-2.log:1: {")
+    assert "call_failed" in calls.message
+
+
+def test_a_bare_traceback_is_a_finding_and_a_torn_line_is_none(tmp_path: Path) -> None:
+    log(tmp_path, "coordinator-1", "Traceback (most recent call last):", '{"event": "peer_link_d')
+    log(tmp_path, "etcd-1", event("its own affair", "error"))
+
+    (found,) = complaints(tmp_path)
+
+    assert "a traceback" in found.message
+
+
+def test_where_nothing_was_logged_there_is_no_finding(tmp_path: Path) -> None:
+    assert complaints(tmp_path / "logs") == []
+
+
+def test_what_the_faults_of_a_run_must_bring_about_is_no_finding(tmp_path: Path) -> None:
+    log(tmp_path, "coordinator-1", event("replica_suspended", "error"), event("call_failed", "error"))
+
+    (found,) = complaints(tmp_path, expected=SUSPENDED)
+
+    assert "call_failed" in found.message
+    assert len(complaints(tmp_path)) == 2

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from strata_chaos.exits import Exit
+from strata_chaos.faults.record import Injury
+from strata_chaos.faults.schedule import PlannedFault
+from strata_chaos.judgement import report
+from strata_chaos.judgement.judge import RuleCoverage
+from strata_chaos.judgement.report import Result, Spread
+from strata_chaos.judgement.verdict import Finding
+from strata_chaos.run import rounds, runner
+
+FOUND = Finding(checker="leadership/fenced", message="a write without its fence", evidence=("x.jsonl:3: {}",))
+
+
+def injury(
+    fault: str = "kill-leader",
+    *,
+    number: int = 1,
+    required: bool = True,
+    effective: bool = True,
+    leader_s: float | None = None,
+    barrier_s: float | None = None,
+    healed: bool = False,
+) -> Injury:
+    planned = PlannedFault(number=number, fault=fault, at_s=1.0, hold_s=2.0, choice=7, required=required)
+    return Injury(
+        planned=planned,
+        targets=("coordinator-1",),
+        injected=True,
+        effective=effective,
+        evidence="it was ended by SIGKILL" if effective else "it lives",
+        held_s=2.01,
+        leader_s=leader_s,
+        barrier_s=barrier_s,
+        barrier_needed_healing=healed,
+    )
+
+
+def result(
+    *injuries: Injury,
+    findings: tuple[Finding, ...] = (),
+    broken: str = "",
+    cut_short: bool = False,
+    doubts: tuple[str, ...] = (),
+    seed: int = 3,
+) -> Result:
+    return Result(
+        scenario="smoke",
+        seed=seed,
+        duration_s=120,
+        backend="netns",
+        folder=Path("runs/smoke-3"),
+        injuries=injuries,
+        findings=findings,
+        operations={"barrier": {"ok": 40, "unknown": 2}},
+        rules=(
+            RuleCoverage(checker="barriers", rule="once", promise="p", judged=12, broken=0),
+            RuleCoverage(checker="watches", rule="exact", promise="p", judged=0, broken=0),
+        ),
+        doubts=doubts,
+        broken=broken,
+        cut_short=cut_short,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "said"),
+    [
+        (result(injury()), Exit.PASS, "PASS"),
+        (result(injury(), findings=(FOUND,), broken="b", cut_short=True), Exit.VIOLATION, "1 found"),
+        (result(injury(effective=False), broken="etcd is gone\nlog"), Exit.INFRASTRUCTURE, "etcd is gone"),
+        (result(injury(effective=False)), Exit.UNKNOWN, r"without effect: kill-leader \(1\)"),
+        (result(injury(effective=False, required=False)), Exit.PASS, "PASS"),
+        (result(injury(), cut_short=True), Exit.UNKNOWN, "cut short"),
+        (result(injury(), doubts=("etcd's events have a gap",)), Exit.UNKNOWN, "gap"),
+    ],
+)
+def test_the_verdict(found: Result, verdict: Exit, said: str) -> None:
+    assert found.exit is verdict
+    assert re.search(said, found.verdict)
+    assert "\n" not in found.verdict
+
+
+def test_the_text_shows_what_a_person_looks_for() -> None:
+    said = report.text(
+        result(
+            injury(leader_s=0.05, barrier_s=0.2),
+            injury(number=2, leader_s=5.5, barrier_s=0.4),
+            injury("kill-etcd-majority", number=3, barrier_s=1.25, healed=True),
+            injury("freeze-rank", number=4, effective=False, required=False),
+            findings=(FOUND,),
+        )
+    )
+
+    assert said.startswith("VIOLATION: 1 found\n")
+    assert "4 faults injected, 3 effective" in said
+    (row,) = [line.split() for line in said.splitlines() if line.startswith("kill-leader ")]
+    assert row == ["kill-leader", "2", "2", "2.77", "/", "5.50", "0.30", "/", "0.40", "-", "-"]
+    (row,) = [line.split() for line in said.splitlines() if line.startswith("kill-etcd-majority ")]
+    assert row == ["kill-etcd-majority", "1", "1", "-", "-", "1.25", "/", "1.25", "-"]
+    assert "VIOLATION (leadership/fenced): a write without its fence\n    x.jsonl:3: {}" in said
+    assert "4 freeze-rank: it lives" in said
+    assert re.search(r"barriers/once +12 +0\n", said)
+    assert "nothing to judge for: watches/exact" in said
+    assert "again   strata-chaos run --scenario smoke --seed 3 --duration 120 --backend netns" in said
+    assert "judge   strata-chaos check runs/smoke-3" in said
+
+
+def test_the_document_says_the_same_and_can_be_read_back() -> None:
+    found = result(injury(leader_s=0.05), injury(number=2, effective=False), findings=(FOUND,))
+
+    body = json.loads(json.dumps(report.body(found)))
+
+    assert body["verdict"] == "violation"
+    assert body["exit_code"] == 1
+    assert body["faults"][0]["injected"] == 2
+    assert body["faults"][0]["effective"] == 1
+    assert body["faults"][0]["leader"] == {"p50_s": 0.05, "max_s": 0.05, "count": 1}
+    assert body["findings"] == [FOUND.as_json()]
+    assert [Injury.from_json(one) for one in body["injuries"]] == list(found.injuries)
+
+
+def test_spreads() -> None:
+    assert Spread.of([None, None]) is None
+    assert str(Spread.of([1.0, None, 3.0, 20.0])) == "3.00 / 20.0"
+
+
+def test_rounds_are_added_up() -> None:
+    runs = [result(injury(), seed=1), result(injury(), injury(number=2), findings=(FOUND,), seed=2)]
+
+    said, body = rounds.text(runs), rounds.body(runs)
+
+    assert said.startswith("1 PASS, 1 VIOLATION\n2 runs, 4 minutes, 3 faults injected, 3 effective\n")
+    assert "seed 2: VIOLATION (leadership/fenced)" in said
+    assert body["exit_code"] == 1
+    assert body["operations"] == {"barrier": {"ok": 80, "unknown": 4}}
+    assert [run["seed"] for run in body["runs"]] == [1, 2]
+
+
+def test_the_worst_counts() -> None:
+    good, unknown = result(injury()), result(injury(), cut_short=True)
+    broken, bad = result(broken="b"), result(findings=(FOUND,))
+
+    assert rounds.worst([good]) is Exit.PASS
+    assert rounds.worst([good, unknown]) is Exit.UNKNOWN
+    assert rounds.worst([unknown, broken]) is Exit.INFRASTRUCTURE
+    assert rounds.worst([broken, bad, good]) is Exit.VIOLATION
+
+
+def test_a_scenario_of_ones_own_is_run_again_by_its_path() -> None:
+    own = replace(result(), scenario="mine", asked="/runs of ours/mine.toml")
+
+    assert "again   strata-chaos run --scenario '/runs of ours/mine.toml' --seed 3" in report.text(own)
+
+
+def test_only_what_clients_did_counts_as_an_operation() -> None:
+    theirs = {("barrier", "ok"): 3, ("member.leave", "ok"): 1}
+    ours = {
+        ("run.phase", "ok"): 4,
+        ("job.placed", "ok"): 2,
+        ("fault.inject", "ok"): 1,
+        ("fault.heal", "ok"): 1,
+    }
+
+    assert runner.by_operation(theirs | ours) == {"barrier": {"ok": 3}, "member.leave": {"ok": 1}}

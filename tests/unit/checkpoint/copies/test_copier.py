@@ -1,0 +1,327 @@
+"""What a copy in the second storage may fail of, and who is told: nothing unproven is published there."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from strata.checkpoint.copies.copier import Replicator
+from strata.checkpoint.copies.far_copy import Replica
+from strata.checkpoint.copies.tiers import TieredStorage
+from strata.checkpoint.format.digest import CHUNK_BYTES
+from strata.checkpoint.format.manifest import GLOBAL_NAME
+from strata.checkpoint.format.marker import NAME as MARKER
+from strata.checkpoint.format.marker import committed
+from strata.checkpoint.restore.reader import load
+from strata.checkpoint.storage.sink import ObjectMissing, Storage, put
+from strata.errors import CheckpointCorrupt, StorageError, StrataError
+from tests.polling import until
+from tests.unit.checkpoint.copies.test_tiers import LIMIT_S, STATE, Pair, image_of, of
+from tests.unit.checkpoint.memory_storage import MemorySource
+from tests.unit.checkpoint.ranks import STEP, Ranks
+
+GONE = OSError("the device is gone")
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.replicator.close()
+
+
+def until_raised(ask: Callable[[], object]) -> None:
+    """Ask again and again until that raises, for a while."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        ask()
+        time.sleep(0.01)
+
+
+# -- what is no StrataError -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [OSError("the device is gone"), MemoryError(), KeyError("x")])
+@pytest.mark.parametrize(
+    ("side", "verb", "name"),
+    [("near", "read", ""), ("far", "begin", ""), ("far", "write", ""), ("far", "create", MARKER)],
+)
+def test_it_is_told_and_the_next_one_is_copied(
+    pair: Pair, caplog: pytest.LogCaptureFixture, error: Exception, side: str, verb: str, name: str
+) -> None:
+    first, second = pair.save(1), pair.save(2)
+    getattr(pair, side).fail(error, verb, name=f"{first.folder}/{name}")
+    pair.replicator.add(first)
+    pair.replicator.add(second)
+    with pytest.raises(StorageError, match=f"step 1 is not copied.*{type(error).__name__}") as told:
+        pair.replicator.wait(LIMIT_S)
+    assert told.value.__cause__ is error
+    assert told.value.hint
+    assert committed(pair.far, second.folder) is not None
+    assert committed(pair.far, first.folder) is None
+    pair.replicator.wait(LIMIT_S)  # it is told once
+    assert "step 1 is not copied" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("missing", OSError("the device is gone")),
+        ("afterwards", OSError("the device is gone")),
+        ("afterwards", StorageError("the device is gone")),
+    ],
+)
+def test_what_fails_beside_the_copying_is_told_too(pair: Pair, what: str, error: Exception) -> None:
+    def fail() -> list[Replica]:
+        raise error
+
+    replicator = Replicator(pair.near, pair.far, rank=0, ranks=1, retry_s=(0.001,), **{what: fail})  # type: ignore[arg-type]  # either
+    replica = pair.save(1)
+    replicator.add(replica)
+    with pytest.raises(StrataError, match="the device is gone"):
+        until_raised(lambda: replicator.wait(LIMIT_S))
+    assert committed(pair.far, replica.folder) is not None
+    replicator.close()
+
+
+def test_a_wait_where_no_thread_can_be_started_ends(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    replica = pair.save(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        pair.replicator.add(replica)
+        with pytest.raises(StorageError, match="no thread can be started"):
+            pair.replicator.wait(None)
+    pair.replicator.wait(LIMIT_S)
+
+
+def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
+    pair.replicator.check()
+    pair.far.fail(GONE, "begin")
+    pair.replicator.add(pair.save(1))
+    with pytest.raises(StorageError, match="step 1"):
+        pair.replicator.wait(LIMIT_S)
+    pair.replicator.add(pair.save(2))
+    pair.replicator.add(pair.save(3))
+    for _step in (1, 2, 3):
+        assert pair.turned.acquire(timeout=LIMIT_S)
+    with pytest.raises(StorageError, match="step 2") as told:
+        pair.replicator.check()
+    assert "step 3" in "".join(told.value.__notes__)
+    pair.replicator.check()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_nobody_asked_for_is_told_at_the_end(
+    pair: Pair,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    closed: bool,
+) -> None:
+    at_exit: list[Callable[[], None]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(atexit, "register", at_exit.append)
+        replicator = pair.start(0)
+    pair.far.fail(GONE, "begin")
+    replicator.add(pair.save(1))
+    assert pair.turned.acquire(timeout=LIMIT_S)
+    caplog.clear()
+    with caplog.at_level(logging.ERROR):
+        for end in [replicator.close] if closed else at_exit:
+            end()
+    assert "step 1 is not copied" in caplog.text + capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [StorageError("away"), ObjectMissing("no such upload")])
+@pytest.mark.parametrize("verb", ["begin", "finish", "create"])
+def test_a_far_storage_in_trouble_is_tried_again(pair: Pair, error: StorageError, verb: str) -> None:
+    """A server that answers 404 to an upload is in trouble; the checkpoint is not missing here."""
+    replica = pair.save(1)
+    pair.far.fail(error, verb, times=3)
+    pair.copy(replica)
+    assert of(pair.far, replica) == of(pair.near, replica)
+    assert committed(pair.far, replica.folder) is not None
+
+
+def test_one_that_cannot_be_read_here_keeps_no_other_waiting(pair: Pair) -> None:
+    first, second = pair.save(1), pair.save(2)
+    pair.near.fail(StorageError("a sector is bad"), "read", name=image_of(pair.near, first))
+    pair.replicator.add(first)
+    pair.replicator.add(second)
+    with pytest.raises(StorageError, match=r"steps \[1\] .*a sector is bad"):
+        pair.replicator.wait(0.5)
+    assert committed(pair.far, second.folder) is not None
+
+
+# -- nothing unproven -------------------------------------------------------------------------
+
+
+def at_of(pair: Pair, base: Replica, tensor: str) -> int:
+    found = load(pair.near, base.folder, manifest_digest=base.manifest_digest, rank=0).saved
+    return pair.near.objects[image_of(pair.near, base)].index(bytes(found.data[tensor][:64]))
+
+
+def test_a_base_is_proven_on_its_way(pair: Pair) -> None:
+    base, replica = pair.with_incremental()
+    pair.near.flip(image_of(pair.near, base), at_of(pair, base, "frozen") + CHUNK_BYTES + 5)
+    with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
+        pair.copy(replica)
+    assert of(pair.far, replica) == {}
+
+
+def test_what_an_incremental_does_not_use_keeps_it_from_nothing(pair: Pair) -> None:
+    base, replica = pair.with_incremental()
+    name = image_of(pair.near, base)
+    pair.near.flip(name, len(pair.near.objects[name]) - 3)
+    pair.copy(replica)
+    load(pair.far, replica.folder, manifest_digest=replica.manifest_digest, rank=0)
+    with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
+        pair.copy(base)
+    assert committed(pair.far, base.folder) is None, "half of it lies there, unproven"
+
+
+@pytest.mark.parametrize("harm", ["a bit", "cut"])
+@pytest.mark.parametrize("which", ["base", "own"])
+def test_what_lies_there_already_is_proven_before_it_counts(pair: Pair, which: str, harm: str) -> None:
+    """What is cut is not written anew: no upload leaves a part of an object, and no name that is taken is replaced."""
+    base, replica = pair.with_incremental()
+    name = image_of(pair.near, base if which == "base" else replica)
+    whole = pair.near.objects[name]
+    put(pair.far, name, whole if harm == "a bit" else whole[:-1])
+    said = f"memory.* has {len(whole) - 1} bytes instead of {len(whole)}"
+    if harm == "a bit":
+        pair.far.flip(name, 9 if which == "own" else at_of(pair, base, "frozen") + 5)
+        said = "memory.*differs"
+    pair.replicator.add(replica)
+    with pytest.raises(CheckpointCorrupt, match=said) as told:
+        pair.replicator.wait(LIMIT_S)
+    assert "remove the damaged object there" in told.value.hint
+    assert not pair.far.exists(f"{replica.folder}/{MARKER}")
+    assert not pair.far.exists(f"{replica.folder}/manifest.json")
+
+
+def test_what_this_process_proved_is_not_read_back(pair: Pair) -> None:
+    base, replica = pair.with_incremental()
+    opened, sources = pair.far.source, list[str]()
+
+    def source(name: str) -> MemorySource:
+        sources.append(name)
+        return opened(name)
+
+    pair.far.source = source  # type: ignore[method-assign]  # counted
+    for each in (base, replica):
+        pair.copy(each)
+    assert committed(pair.far, replica.folder) is not None
+    assert sources == []
+
+
+def test_a_document_that_changes_between_two_reads_is_not_copied(pair: Pair) -> None:
+    replica, reads = pair.save(1), iter(range(9))
+
+    def fault(verb: str, name: str) -> None:
+        if verb == "read" and name.endswith("rank-00000.json") and next(reads) == 1:
+            pair.near.flip(name, 100)
+
+    pair.near.fault = fault
+    with pytest.raises(CheckpointCorrupt, match=r"rank-00000\.json differs"):
+        pair.copy(replica)
+    assert not pair.far.exists(f"{replica.folder}/rank-00000.json")
+
+
+def test_what_has_no_marker_here_for_the_disk_was_full_then_is_copied_and_marked_there(pair: Pair) -> None:
+    """The catalog says that it is committed."""
+    replica = pair.save(1)
+    del pair.near.objects[f"{replica.folder}/{MARKER}"]
+    pair.copy(replica)
+    assert committed(pair.far, replica.folder) is not None
+
+
+# -- several ranks ----------------------------------------------------------------------------
+
+
+def of_two(pair: Pair) -> Replica:
+    """Return a checkpoint that two ranks saved near."""
+    ranks = Ranks(2, near=pair.near)
+    ranks.save(states=[{"rank": rank, **STATE} for rank in range(2)])
+    return ranks.replica
+
+
+def ranks_of(
+    pair: Pair, world: str, *, near: Storage | None = None, others_s: float = 600.0
+) -> list[Replicator]:
+    return [
+        Replicator(
+            near or pair.near,
+            pair.far,
+            rank=rank,
+            ranks=2,
+            world=world,
+            retry_s=(0.001,),
+            look_s=0.001,
+            others_s=others_s,
+        )
+        for rank in range(2)
+    ]
+
+
+def test_a_rank_that_cannot_copy_its_part_tells_the_others(pair: Pair) -> None:
+    replica, ranks = of_two(pair), ranks_of(pair, "1")
+    name = image_of(pair.near, replica, 1)
+    whole = pair.near.objects[name]
+    pair.near.flip(name, 9)
+    for each in ranks:
+        each.add(replica)
+    with pytest.raises(CheckpointCorrupt, match="rank-00001"):
+        ranks[1].wait(LIMIT_S)
+    with pytest.raises(StorageError, match=r"rank 1 says: .*differs"):
+        ranks[0].wait(LIMIT_S)
+    for each in ranks:
+        each.close()
+    # put back from elsewhere, and taken up by the next processes
+    pair.near.objects[name] = whole
+    ranks = ranks_of(pair, "2")
+    for each in ranks:
+        each.add(replica)
+    for each in ranks:
+        each.wait(LIMIT_S)
+        each.close()
+    assert of(pair.far, replica) == of(pair.near, replica)
+
+
+def test_nobody_waits_for_ever_for_a_rank_that_is_gone(pair: Pair) -> None:
+    replica, (first, second) = of_two(pair), ranks_of(pair, "1", others_s=0.05)
+    first.add(replica)
+    with pytest.raises(StorageError, match=rf"steps \[{STEP}\] .*rank 1"):
+        first.wait(None)
+    first.check()  # it may only be slow: that is nobody's error yet
+    second.add(replica)
+    second.wait(LIMIT_S)
+    first.wait(LIMIT_S)
+    for each in (first, second):
+        each.close()
+    assert of(pair.far, replica) == of(pair.near, replica)
+    pair.far.objects.clear()
+    pair.copy(replica)
+    assert of(pair.far, replica) == of(pair.near, replica), "a smaller world copies what the larger one left"
+
+
+def test_a_checkpoint_that_retention_took_while_its_copy_was_half_made_is_nobodys_failure(pair: Pair) -> None:
+    replica, both = of_two(pair), TieredStorage(pair.near, pair.far)
+    ranks = ranks_of(pair, "1", near=both, others_s=1.0)
+    ranks[0].add(replica)
+    until(lambda: pair.far.exists(f"{replica.folder}/{GLOBAL_NAME}"))
+    for name in [name for name in pair.near.objects if name.startswith(replica.folder)]:
+        del pair.near.objects[name]
+    ranks[1].add(replica)
+    for each in ranks:
+        each.wait(LIMIT_S)
+        each.close()
+    assert not any("not-copied" in name for name in pair.far.objects)

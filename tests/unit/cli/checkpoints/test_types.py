@@ -1,0 +1,62 @@
+"""`strata checkpoints` on Incrementals, whose chunks lie in other checkpoints' images too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from strata.client.checkpoints.manager import CheckpointManager
+from strata.core.kv.records import CheckpointType
+from tests.unit.cli.checkpoints.test_checkpoints import damage, image, run, values
+
+
+def a_state(step: int) -> dict[str, Any]:
+    return {"model": {"w": np.full(10, float(step)), "frozen": np.arange(1000, dtype=np.int16)}, "step": step}
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Path:
+    """A root with a Full of step 10, and the Incrementals 20 and 30."""
+    folder = tmp_path / "root"
+    with CheckpointManager(folder, capture_rng=False) as manager:
+        for step in (10, 20, 30):
+            manager.save_state(a_state(step), step, 0, CheckpointType.INCREMENTAL).wait()
+    return folder
+
+
+def test_types_are_told(where: Path) -> None:
+    assert [c["type"] for c in values("list", "-s", where)] == ["full", "incremental", "incremental"]
+    said = run("show", 30, "--tensors", "-s", where)
+    assert "incremental" in said
+    assert "model.frozen" in said
+
+
+def test_one_is_exported_with_what_lies_elsewhere(where: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    run("export", 30, out, "--only", "model", "-s", where)
+    tensors = load_file(out)
+    assert np.array_equal(tensors["w"], np.full(10, 30.0))
+    assert np.array_equal(tensors["frozen"], np.arange(1000))
+
+
+def test_damage_elsewhere_is_found_in_all_that_use_it(where: Path) -> None:
+    run("verify", "--all", "-s", where)
+    damage(image(where, 10), 4096 + 100)
+    for step in (20, 30):
+        assert "model.frozen" in run("verify", step, "-s", where, code=1)
+
+
+def test_what_is_used_stays_and_the_rest_goes(where: Path) -> None:
+    assert "is used by" in run("delete", 10, "--yes", "-s", where, code=4)
+    said = run("gc", "--keep-count", 1, "-s", where)
+    assert "step 10, generation 1" in said
+    assert "stays" in said
+    assert [c["step"] for c in values("list", "-s", where)] == [10, 30]
+    with CheckpointManager(where, capture_rng=False) as manager:
+        manager.save_state(a_state(40), 40).wait()
+    run("gc", "--keep-count", 1, "-s", where)
+    assert [c["step"] for c in values("list", "-s", where)] == [40]

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strata import errors
+from strata.client.api.coordinator import CoordinatorClient
+from strata.client.api.datasets import DatasetRegistry, Shard
+from strata.devcluster.ports import free_ports
+from strata.session import endpoints
+from strata.v1.admin_pb2 import GetStatusRequest, GetStatusResponse
+from strata.v1.checkpoints_pb2 import PinCheckpointRequest, PinCheckpointResponse
+from strata.v1.datasets_pb2 import (
+    Dataset,
+    GetAssignmentRequest,
+    GetAssignmentResponse,
+    ListDatasetsRequest,
+    ListDatasetsResponse,
+    RegisterDatasetRequest,
+    RegisterDatasetResponse,
+    Shards,
+)
+from strata.v1.members_pb2 import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    LeaveRequest,
+    LeaveResponse,
+    RegisterRequest,
+    RegisterResponse,
+)
+from strata.v1.worlds_pb2 import GetJobRequest, GetWorldRequest, GetWorldResponse, World
+from tests.unit.client.unary_server import UnaryServer, unary_server
+
+
+@pytest.fixture
+def server() -> Iterator[UnaryServer]:
+    with unary_server() as one:
+        one.answers[GetStatusRequest] = lambda _: GetStatusResponse(cluster="c", answered_by="one")
+        one.answers[RegisterRequest] = lambda _: RegisterResponse(incarnation=11, detect_s=5)
+        one.answers[HeartbeatRequest] = lambda _: HeartbeatResponse(world=World(generation=3))
+        one.answers[LeaveRequest] = lambda _: LeaveResponse()
+        yield one
+
+
+def refuse(error: errors.StrataError) -> object:
+    def answer(_: object) -> object:
+        raise error
+
+    return answer
+
+
+def test_the_snippet_of_the_design(server: UnaryServer) -> None:
+    world = CoordinatorClient.connect(f"http://{server.address}").heartbeat(worker_id="node-01")
+    assert world == World()
+    (request,) = server.asked_for(RegisterRequest)
+    registration = request.registration
+    assert (registration.worker_id, registration.slots, registration.job) == ("node-01", 1, "default")
+    assert registration.boot
+    assert registration.pid
+
+
+def test_later_heartbeats_name_boot_and_incarnation(server: UnaryServer) -> None:
+    with CoordinatorClient.connect(server.address, job="j") as client:
+        client.heartbeat(worker_id="n")
+        assert client.heartbeat(worker_id="n").generation == 3
+        (beat,) = server.asked_for(HeartbeatRequest)
+        assert (beat.job, beat.boot, beat.incarnation) == ("j", client.boot, 11)
+
+
+def test_a_worker_given_up_for_silence_is_registered_anew_by_its_old_name(server: UnaryServer) -> None:
+    with CoordinatorClient.connect(server.address) as client:
+        client.register(worker_id="n", slots=4)
+        server.answers[HeartbeatRequest] = refuse(errors.NotFound("gone"))  # type: ignore[assignment]
+        client.heartbeat(worker_id="n")
+        first, second = (r.registration for r in server.asked_for(RegisterRequest))
+        assert (first.incarnation, second.incarnation) == (0, 11)
+        assert (first.boot, first.slots) == (second.boot, second.slots)
+
+
+def test_leaving_is_for_ones_own_workers(server: UnaryServer) -> None:
+    with CoordinatorClient.connect(server.address) as client:
+        with pytest.raises(errors.InvalidArgument):
+            client.leave(worker_id="n")
+        client.register(worker_id="n")
+        client.leave(worker_id="n")
+        assert server.asked_for(LeaveRequest)[0].incarnation == 11
+        with pytest.raises(errors.InvalidArgument):
+            client.leave(worker_id="n")
+
+
+def test_a_renewed_credential_is_shown_before_a_call_fails(server: UnaryServer) -> None:
+    """The credential that the connection began with is over: the only endpoint is dialled anew, within the call."""
+    client = CoordinatorClient.connect(server.address)
+    assert client.status().answered_by == "one"
+    answer, refusals = server.answers[GetStatusRequest], [errors.Unauthenticated("it expired")]
+
+    def refuses_once(request: object) -> object:
+        if refusals:
+            raise refusals.pop()
+        return answer(request)
+
+    server.answers[GetStatusRequest] = refuses_once  # type: ignore[assignment]
+    assert client.status().answered_by == "one"
+    server.answers[GetStatusRequest] = refuse(errors.Unauthenticated("it expired"))  # type: ignore[assignment]
+    asked = len(server.asked_for(GetStatusRequest))
+    with pytest.raises(errors.Unauthenticated, match="it expired"):
+        client.status()
+    assert len(server.asked_for(GetStatusRequest)) == asked + 2, "by the old connection, and by a new one"
+
+
+def test_an_endpoint_that_refuses_ends_no_call_while_the_others_restart(
+    server: UnaryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "CAP_S", 0.01)
+    with unary_server() as refusing, unary_server() as other:
+        refusing.answers[GetStatusRequest] = refuse(errors.Unauthenticated("an older list of tokens"))  # type: ignore[assignment]
+        answer = server.answers[GetStatusRequest]
+
+        def restarting(request: object) -> object:
+            if len(refusing.asked) < 6:  # more refusals than there are endpoints
+                raise errors.Unavailable("it starts")
+            return answer(request)
+
+        for one in (server, other):
+            one.answers[GetStatusRequest] = restarting  # type: ignore[assignment]
+        with CoordinatorClient.connect([refusing.address, server.address, other.address]) as client:
+            assert client.status().answered_by == "one"
+
+
+@pytest.mark.parametrize("how", ["nobody listens", "it hangs", "it has no etcd"])
+def test_a_replica_that_does_not_answer_is_left_for_one_that_does(server: UnaryServer, how: str) -> None:
+    with unary_server() as other:
+        other.answers[GetStatusRequest] = refuse(errors.Unavailable("no etcd"))  # type: ignore[assignment]
+        if how == "it hangs":
+            other.hanging.clear()
+        (dead,) = free_ports(1)
+        where = f"127.0.0.1:{dead}" if how == "nobody listens" else other.address
+        for _ in range(5):  # wherever it starts
+            with CoordinatorClient.connect([where, server.address]) as client:
+                began = time.monotonic()
+                assert client.call(GetStatusRequest(), timeout_s=5, attempt_s=0.2).answered_by == "one"
+                assert time.monotonic() - began < 1
+
+
+def test_when_nobody_answers_each_is_named_with_its_trouble() -> None:
+    ports = free_ports(2)
+    client = CoordinatorClient.connect([f"127.0.0.1:{port}" for port in ports], timeout_s=1.0)
+    began = time.monotonic()
+    with pytest.raises(errors.Unavailable) as trouble:
+        client.status()
+    assert 0.9 < time.monotonic() - began < 2.5
+    assert all(str(port) in trouble.value.message for port in ports)
+    assert trouble.value.retryable
+
+
+def test_a_call_shorter_than_the_pause_after_failures_tries_all_the_same(server: UnaryServer) -> None:
+    """One client, kept while its coordinator is away, and asked with little time each time."""
+    with CoordinatorClient.connect(server.address, timeout_s=0.5) as client:
+        server.answers[GetStatusRequest] = refuse(errors.Unavailable("no etcd"))  # type: ignore[assignment]
+        for _ in range(6):  # the pauses grow to 2 s
+            with pytest.raises(errors.Unavailable):
+                client.status()
+        server.asked.clear()
+
+        with pytest.raises(errors.Unavailable, match="no etcd"):
+            client.status()
+
+        assert server.asked_for(GetStatusRequest)
+
+
+def test_refusals_are_typed_and_not_repeated(server: UnaryServer) -> None:
+    server.answers[GetJobRequest] = refuse(errors.NotFound("no job x", hint="see strata jobs"))  # type: ignore[assignment]
+    with CoordinatorClient.connect(server.address, job="x") as client:
+        with pytest.raises(errors.NotFound, match="no job x") as refusal:
+            client.job_status()
+        assert refusal.value.hint == "see strata jobs"
+        assert len(server.asked_for(GetJobRequest)) == 1
+
+
+def test_nobody_goes_back_in_time(server: UnaryServer) -> None:
+    server.answers[GetWorldRequest] = lambda _: GetWorldResponse()
+    with CoordinatorClient.connect(server.address) as client:
+        for revision in (100, 90, 120):
+            server.revision = revision
+            client.world()
+        client.world()
+        assert [r.token.revision for r in server.asked_for(GetWorldRequest)] == [0, 100, 100, 120]
+        server.uid = "uid-2"
+        with pytest.raises(errors.ClusterReplaced):
+            client.world()
+
+
+def test_a_client_goes_on_once_the_control_plane_is_restored(server: UnaryServer) -> None:
+    server.answers[GetWorldRequest] = lambda _: GetWorldResponse()
+    with CoordinatorClient.connect(server.address) as client:
+        server.revision = 100
+        client.world()
+        server.uid, server.revision = f"{server.uid}.1.77aa", 7
+        client.world()  # the answer of the restored one counts from now on
+        refused = iter((True, False))
+
+        def answer(_: object) -> object:
+            if next(refused):
+                raise errors.ClusterRestored("since then")
+            return GetWorldResponse()
+
+        server.answers[GetWorldRequest] = answer  # type: ignore[assignment]
+        client.world()
+        assert [r.token.revision for r in server.asked_for(GetWorldRequest)] == [0, 100, 7, 0]
+
+
+def test_giving_up_a_replica_does_not_cut_off_another_threads_call(server: UnaryServer) -> None:
+    with unary_server() as other:
+        other.answers[PinCheckpointRequest] = lambda _: PinCheckpointResponse()
+        other.answers[GetStatusRequest] = refuse(errors.Unavailable("not now"))  # type: ignore[assignment]
+        with CoordinatorClient.connect([other.address]) as client:
+            other.hanging.clear()
+            slow: list[object] = []
+
+            def pin() -> None:
+                slow.append(client.call(PinCheckpointRequest(job="default"), timeout_s=9, attempt_s=9))
+
+            thread = threading.Thread(target=pin)
+            thread.start()
+            assert other.came.wait(9)
+            with pytest.raises(errors.Unavailable):
+                client.call(GetStatusRequest(), timeout_s=0.5, attempt_s=0.1)
+            other.hanging.set()
+            thread.join(9)
+            assert len(slow) == 1
+
+
+def test_closing_is_not_the_end(server: UnaryServer) -> None:
+    client = CoordinatorClient.connect(server.address)
+    client.status()
+    client.close()
+    client.close()
+    assert client.status().cluster == "c"
+    client.close()
+
+
+def test_a_request_that_no_service_takes(server: UnaryServer) -> None:
+    with CoordinatorClient.connect(server.address) as client, pytest.raises(errors.InvalidArgument):
+        client.call(World())
+
+
+# -- datasets
+
+
+def test_shards_come_with_their_files(server: UnaryServer) -> None:
+    server.answers[GetAssignmentRequest] = lambda request: GetAssignmentResponse(
+        dataset=Dataset(name="train", shards=4, uri="s3://b/part-{shard:03d}"),
+        assign_epoch=2,
+        generation=5,
+        ring="ring-v1",
+        workers=["w0", "w1", "w2"],
+        owners={w: Shards(index=i) for w, i in {"w0": [3, 0], "w1": [1, 2]}.items()},
+    )
+    registry = DatasetRegistry(coordinator_url=server.address, job="j")
+    assert registry.get_assigned_shards(worker_id="w0") == [
+        Shard(dataset="train", index=0, uri="s3://b/part-000"),
+        Shard(dataset="train", index=3, uri="s3://b/part-003"),
+    ]
+    assert registry.get_assigned_shards(worker_id="w2", dataset="train") == []
+    assignment = registry.assignment()
+    assert assignment.owners == {"w0": (0, 3), "w1": (1, 2), "w2": ()}
+    assert (assignment.shards, assignment.assign_epoch, assignment.ring) == (4, 2, "ring-v1")
+    asked = server.asked_for(GetAssignmentRequest)
+    assert [(r.job, r.dataset, r.worker_id) for r in asked] == [
+        ("j", "", "w0"),
+        ("j", "train", "w2"),
+        ("j", "", ""),
+    ]
+    registry.close()
+
+
+def test_nobody_is_told_too_early_that_it_owns_nothing(server: UnaryServer) -> None:
+    states = [
+        GetAssignmentResponse(dataset=Dataset(name="d", shards=2)),
+        GetAssignmentResponse(dataset=Dataset(name="d", shards=2), assign_epoch=1, workers=["w0"]),
+        GetAssignmentResponse(
+            dataset=Dataset(name="d", shards=2),
+            assign_epoch=2,
+            workers=["w0", "w1"],
+            owners={"w1": Shards(index=[1])},
+        ),
+    ]
+    server.answers[GetAssignmentRequest] = lambda _: states.pop(0) if len(states) > 1 else states[0]
+    with DatasetRegistry(server.address, timeout_s=3) as registry:
+        assert [shard.index for shard in registry.get_assigned_shards(worker_id="w1")] == [1]
+    with DatasetRegistry(server.address, timeout_s=1.0) as registry:
+        with pytest.raises(errors.NotFound, match="no part"):
+            registry.get_assigned_shards(worker_id="w7")
+        states[:] = [GetAssignmentResponse(dataset=Dataset(name="d", shards=2))]
+        with pytest.raises(errors.NotFound, match="yet"):
+            registry.assignment()
+
+
+def test_registering_a_dataset(server: UnaryServer) -> None:
+    server.answers[RegisterDatasetRequest] = lambda r: RegisterDatasetResponse(dataset=r.dataset)
+    with DatasetRegistry(server.address) as registry:
+        registry.register("train", shards=8, uri="/data/{shard}.bin", metadata={"k": "v"})
+        (request,) = server.asked_for(RegisterDatasetRequest)
+        assert (request.dataset.name, request.dataset.shards, dict(request.dataset.metadata)) == (
+            "train",
+            8,
+            {"k": "v"},
+        )
+        for uri in ("{", "{0}", "{nope}", "{shard.nope}", "{shard:q}"):
+            with pytest.raises(errors.ConfigError):
+                registry.register("train", shards=8, uri=uri)
+
+
+# -- where its coordinators come from
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A process that nothing tells of coordinators."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("STRATA_ENDPOINTS", "STRATA_JOB", "STRATA_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_without_endpoints_the_environment_names_coordinators_and_job(
+    server: UnaryServer, bare: pytest.MonkeyPatch
+) -> None:
+    bare.setenv("STRATA_ENDPOINTS", server.address)
+    with CoordinatorClient.connect() as client:
+        assert client.status().answered_by == "one"
+        assert client.job == "default"
+    bare.setenv("STRATA_JOB", "gpt")
+    with CoordinatorClient.connect() as client, DatasetRegistry() as registry:
+        assert client.job == "gpt"
+        server.answers[ListDatasetsRequest] = lambda _: ListDatasetsResponse()
+        assert registry.datasets() == []
+        assert server.asked_for(ListDatasetsRequest)[0].job == "gpt"
+    with CoordinatorClient.connect(job="bert") as client:
+        assert client.job == "bert"
+
+
+def test_without_the_environment_the_file_names_them(server: UnaryServer, bare: pytest.MonkeyPatch) -> None:
+    Path("strata.toml").write_text(f'endpoints = ["{server.address}"]\njob = "of-the-file"\n')
+    with CoordinatorClient.connect() as client:
+        assert (client.status().answered_by, client.job) == ("one", "of-the-file")
+    bare.setenv("STRATA_JOB", "of-the-environment")
+    with CoordinatorClient.connect() as client:
+        assert client.job == "of-the-environment"
+
+
+def test_endpoints_that_are_passed_count_alone(server: UnaryServer, bare: pytest.MonkeyPatch) -> None:
+    bare.setenv("STRATA_ENDPOINTS", "127.0.0.1:1")
+    bare.setenv("STRATA_JOB", "gpt")
+    with CoordinatorClient.connect(server.address) as client:
+        assert (client.status().answered_by, client.job) == ("one", "default")
+
+
+def test_where_nothing_names_a_coordinator_the_error_says_what_to_set(bare: pytest.MonkeyPatch) -> None:
+    with pytest.raises(errors.ConfigError, match="nothing names a coordinator") as told:
+        CoordinatorClient.connect()
+    assert told.value.hint == (
+        "set STRATA_ENDPOINTS to host:port,host:port…, or `endpoints` in strata.toml, or pass them:"
+        ' CoordinatorClient.connect("host:50051")'
+    )
+    with pytest.raises(errors.ConfigError, match="no coordinator endpoint is given"):
+        CoordinatorClient.connect("")

@@ -1,0 +1,146 @@
+"""All ranks are told of a preemption from the same step on, whoever hears of it first."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from strata.client.rank.preemption import PreemptionPoint
+from strata.core.stop.last_step import BEGIN_BARRIER
+from strata.errors import BarrierBroken, Unavailable
+from strata.v1.session_pb2 import WorldUpdate
+from strata.v1.worlds_pb2 import (
+    STOP_ACTION_PREEMPT,
+    STOP_ACTION_SCALE,
+    StopNotice,
+)
+
+LIMIT_S = 20.0
+
+
+class Ranks:
+    """The sessions of a world's ranks, as far as a point uses them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.said: dict[int, bytes] = {}
+        self.round: dict[int, bytes] = {}
+        """What was said in the round that all have come to: a quick rank may say something in the next one already."""
+        self.meeting = threading.Barrier(size, action=self._close)
+        self.broken = False
+        self.each = [Rank(self, rank) for rank in range(size)]
+
+    def _close(self) -> None:
+        self.round = dict(self.said)
+
+
+class Rank:
+    generation = 7
+
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        self.ranks = ranks
+        self.rank = rank
+        self.heeds = False
+        self.begun = threading.Event()
+        self.hears: Callable[[WorldUpdate], None] | None = None
+
+    def heed_notices(self) -> None:
+        self.heeds = True
+
+    def observe_world(self, hears: Callable[[WorldUpdate], None]) -> Callable[[], None]:
+        self.hears = hears
+        return lambda: setattr(self, "hears", None)
+
+    def has_met(self, name: str) -> bool:
+        return False
+
+    def barrier(self, name: str, payload: bytes = b"", *, timeout_s: float = LIMIT_S) -> dict[int, bytes]:
+        if name == BEGIN_BARRIER:
+            self.begun.set()
+            return {}
+        assert name.startswith("strata.")
+        if self.ranks.broken:
+            raise BarrierBroken("rank 1 died")
+        self.ranks.said[self.rank] = payload
+        self.ranks.meeting.wait(timeout_s)
+        return self.ranks.round
+
+    def hear(self, action: int = STOP_ACTION_PREEMPT, generation: int = 7) -> None:
+        notice = StopNotice(action=action, generation=generation, grace_ms=20_000)  # type: ignore[arg-type]
+        assert self.hears is not None
+        self.hears(WorldUpdate(notice=notice))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_ranks_stop_behind_the_same_step(seed: int) -> None:
+    rng = random.Random(seed)
+    ranks = Ranks(3)
+    points = [PreemptionPoint(rank, storage_uri="file:///x") for rank in ranks.each]
+    collective = threading.Barrier(3)
+
+    def train(rank: int) -> int:
+        for step in itertools.count(0, 2):
+            collective.wait(LIMIT_S)  # nobody is more than a step ahead
+            if points[rank].reached(step):
+                return step
+            if step == 0:  # the notice reaches each rank, wherever the others hold it up
+                threading.Timer(rng.random() / 100, ranks.each[rank].hear).start()
+        raise AssertionError("nobody stopped")
+
+    with ThreadPoolExecutor(3) as pool:
+        stopped = set(pool.map(train, range(3)))
+    assert len(stopped) == 1
+    assert ranks.each[0].heeds
+    assert ranks.each[0].begun.wait(LIMIT_S), "or the leader would end the generation at once"
+
+
+def test_a_notice_that_means_nobody_here_changes_nothing() -> None:
+    (rank,) = Ranks(1).each
+    point = PreemptionPoint(rank, storage_uri="x")
+    assert not point.reached(1)
+    rank.hear(generation=6)
+    assert not point.reached(2)
+    rank.hear(STOP_ACTION_SCALE)
+    assert not point.reached(3), "the ranks of a world of another size do not leave with 75 before it"
+    rank.hear()
+    assert point.reached(4)
+    assert not point.reached(3)
+    point.close()
+    assert rank.hears is None
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_newer_generation_agrees_anew(broken: bool) -> None:
+    """Whether the ranks of the one before agreed or not; also on a notice heard before it was rejoined."""
+    ranks = Ranks(1)
+    (rank,) = ranks.each
+    point = PreemptionPoint(rank, storage_uri="x")
+    assert not point.reached(10)
+    ranks.broken = broken
+    rank.hear()
+    assert point.reached(11) is not broken
+
+    ranks.broken = False
+    rank.generation = 8
+    assert not point.reached(3), "it goes on from an older step, and nobody asks it to stop"
+    assert not point.reached(12)
+    rank.hear(generation=9)
+    assert not point.reached(13)
+    rank.generation = 9
+    assert point.reached(4)
+
+
+def test_a_client_that_tells_of_no_world_is_never_asked_to_stop() -> None:
+    class Bare:
+        generation = 1
+
+        def barrier(self, *_: Any) -> None:
+            raise Unavailable("never asked")
+
+    assert not PreemptionPoint(Bare(), storage_uri="x").reached(1)

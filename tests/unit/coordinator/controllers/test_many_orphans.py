@@ -1,0 +1,153 @@
+"""A replica that is lost together with more members than one transaction deletes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from strata.coordinator.controllers.housekeeping import ATTEMPT_S
+from strata.core.job import JobView
+from strata.core.kv.records import Phase
+from strata.core.kv.txn import Delete, Put, Txn
+from strata.core.kv.view import View
+from strata.etcd import Timing
+from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1 import worlds_pb2
+from tests.not_none import not_none
+from tests.raw_member import Member
+from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
+
+SURVIVORS = 30
+
+
+class Slow(PromptNetwork):
+    """A millisecond each way, but for what a test asks for."""
+
+    def __init__(self) -> None:
+        self.deletions = 0
+        self.lost_from = 1 << 30
+        self.answer_s = 0.001
+        """How long the answers to deletions take."""
+        self.late = 0
+        """Which deletion takes long to get there; 0: none."""
+        self.put_s = 0.001
+        """How long writes of members' keys take."""
+        self.deleting = asyncio.Event()
+
+    def fate(self, call: Call) -> Fate:
+        operations = call.argument.success if isinstance(call.argument, Txn) else ()
+        members = [o for o in operations if isinstance(o, Delete | Put) and o.key.startswith(JOB.workers)]
+        if any(isinstance(o, Put) for o in members):
+            return Fate(delay_s=self.put_s)
+        if not members:
+            return Fate(delay_s=0.001, answer_delay_s=0.001)
+        self.deletions += 1
+        if self.deletions >= self.lost_from:
+            self.deleting.set()
+            return Fate(lost="request")
+        if self.deletions == self.late:
+            self.deleting.set()
+            return Fate(delay_s=0.3)
+        if self.answer_s > 0.1:
+            self.deleting.set()
+        return Fate(delay_s=0.001, answer_delay_s=self.answer_s)
+
+
+async def trained(c: Cluster, dead: int, network: Slow) -> list[Member]:
+    """Return the members of a world at `r1`, which leads, and `r2`."""
+    await c.start("r1", network=network)
+    await c.start("r2", network=Slow())
+    spec = worlds_pb2.JobSpec(min_workers=1, max_workers=c.members, settle_s=3.0)
+    members = [
+        await c.member(f"w{i:04}").connect("r1" if i < SURVIVORS else "r2", spec=spec)
+        for i in range(SURVIVORS + dead)
+    ]
+    await members[0].world()
+    await asyncio.sleep(5)
+    return members
+
+
+def left(view: View) -> int:
+    return len(list(JobView(view, JOB).workers()))
+
+
+@pytest.mark.parametrize(("dead", "answer_s"), [(61, 0.001), (200, 0.001), (400, 0.25)])
+@in_virtual_time()
+async def test_they_end_one_generation_and_not_the_job(dead: int, answer_s: float) -> None:
+    """Deleted thirty by thirty they would end a generation each, and three without a checkpoint fail the job."""
+    async with cluster(0, members=SURVIVORS + dead) as c:
+        network = Slow()
+        members = await trained(c, dead, network)
+        network.answer_s = answer_s
+        before = not_none(JobView(c["r1"].view, JOB).head())
+        c["r2"].kill()
+        for member in members[SURVIVORS:]:
+            member.drop()
+        await c["r1"].see(lambda view: left(view) == SURVIVORS)
+        await asyncio.sleep(3)
+        after = not_none(JobView(c["r1"].view, JOB).head())
+        assert after.record.generation == before.record.generation + 1
+        assert after.record.size == SURVIVORS
+        assert JobView(c["r1"].view, JOB).phase() is Phase.RUNNING
+
+
+@in_rig(cluster, 0, members=SURVIVORS + 60)
+async def test_who_comes_to_the_door_between_two_parts_is_spared_by_the_second(c: Cluster) -> None:
+    network = Slow()
+    members = await trained(c, 60, network)
+    late = members[-1]
+    before = late.incarnation
+    c["r2"].kill()
+    for member in members[SURVIVORS:]:
+        member.drop()
+    network.answer_s, network.put_s = 0.8, 4.0
+    await network.deleting.wait()
+    await asyncio.sleep(0.1)
+    assert left(c["r1"].view) == SURVIVORS + 30
+    late.dial("r1")
+    network.answer_s = 0.001
+    await c["r1"].see(lambda view: left(view) <= SURVIVORS + 1)
+    network.put_s = 0.001
+    await late.next("welcome")
+    assert not_none(c.worker(late.worker)).create_revision == before
+
+
+@in_rig(cluster, 0, members=SURVIVORS + 60)
+async def test_no_world_is_written_while_the_last_part_is_tried_again(c: Cluster) -> None:
+    """One of them was back just before it was deleted, so that none was: the others are still to go."""
+    network = Slow()
+    members = await trained(c, 60, network)
+    network.late = 2
+    before = not_none(JobView(c["r1"].view, JOB).head())
+    c["r2"].kill()
+    for member in members[SURVIVORS:]:
+        member.drop()
+    await network.deleting.wait()
+    members[-1].dial("r1")
+    await c["r1"].see(lambda view: left(view) == SURVIVORS + 1)
+    await asyncio.sleep(5)
+    after = not_none(JobView(c["r1"].view, JOB).head())
+    assert after.record.generation == before.record.generation + 1
+    assert after.record.size == SURVIVORS + 1
+
+
+@in_rig(cluster, 0, members=SURVIVORS + 60)
+async def test_worlds_do_not_wait_for_ever_for_what_cannot_be_deleted(c: Cluster) -> None:
+    network = Slow()
+    network.lost_from = 2
+    members = await trained(c, 60, network)
+    before = not_none(JobView(c["r1"].view, JOB).head())
+    c["r2"].kill()
+    for member in members[SURVIVORS:]:
+        member.drop()
+    await network.deleting.wait()
+    await asyncio.sleep(8)
+    assert not_none(JobView(c["r1"].view, JOB).head()).record.generation > before.record.generation
+
+
+def test_an_attempt_outlasts_a_request_to_one_etcd_member() -> None:
+    """Whoever gives a call up before its own time blames nobody, and asks the same frozen member again."""
+    assert Timing().request_s < ATTEMPT_S

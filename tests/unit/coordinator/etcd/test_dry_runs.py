@@ -1,0 +1,78 @@
+"""A replica finds out that etcd takes no writes, and sends nobody elsewhere for it; nobody is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from strata.core.kv.store import NoSpace
+from strata.core.kv.txn import Put, Txn
+from strata.errors import Unavailable
+from strata.testing.memory_client import MemoryClient
+from tests.unit.coordinator.serving_rig import Cluster, Member, in_cluster, in_world
+
+THREE = ("r1", "r2", "r3")
+
+
+class Full:
+    """Lets etcd's quota be used up, as every one of its clients sees it: no put, no grant; deletes pass."""
+
+    def __init__(self, c: Cluster) -> None:
+        self.on = False
+        for name in THREE:
+            self._limit(c[name].client)
+
+    def _limit(self, client: MemoryClient) -> None:
+        execute, grant = client.execute, client.grant
+
+        async def limited(txn: Txn) -> object:
+            await self._check(any(isinstance(op, Put) for op in (*txn.success, *txn.failure)))
+            return await execute(txn)
+
+        async def limited_grant(ttl_s: int) -> object:
+            await self._check(True)
+            return await grant(ttl_s)
+
+        client.execute, client.grant = limited, limited_grant  # type: ignore[method-assign,assignment]  # a fault
+
+    async def _check(self, writes: bool) -> None:
+        await asyncio.sleep(0.001)
+        if writes and self.on:
+            raise NoSpace("etcd e1: etcdserver: mvcc: database space exceeded")
+
+
+@in_world(*THREE)
+async def test_a_full_etcd_makes_no_replica_worse_for_its_members_and_kills_nobody(
+    c: Cluster, members: list[Member]
+) -> None:
+    full = Full(c)
+    full.on = True
+    await asyncio.sleep(62)  # at rest a dry run a minute
+    for name in THREE:
+        context = c[name].context
+        assert "quota is used up" in context.outage()
+        assert context.is_ready() == (True, ""), "its members are served nowhere better"
+    lost = members[0].worker
+    members[0].drop()
+    await asyncio.sleep(60)
+    assert c.worker(lost) is not None, "it could not register again"
+    assert not members[1].over.is_set()
+    full.on = False
+    await asyncio.sleep(2)
+    assert [c[name].context.outage() for name in THREE] == ["", "", ""]
+    await asyncio.sleep(20)
+    assert c.worker(lost) is None, "now it is declared dead"
+
+
+@in_cluster(Full)
+async def test_a_refused_write_is_looked_into_at_once(c: Cluster, full: Full) -> None:
+    full.on = True
+    node = c["r1"]
+    with pytest.raises(Unavailable):
+        await node.context.store.execute(Txn(success=(Put(key="/other", value=b""),)))
+    await asyncio.sleep(3)
+    assert "quota is used up" in node.context.outage()
+    full.on = False
+    await asyncio.sleep(2)
+    assert node.context.outage() == ""

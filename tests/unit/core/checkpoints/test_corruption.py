@@ -1,0 +1,442 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from strata.core.checkpoints.corruption import (
+    DamageReport,
+    decide_report_damage,
+    is_suspect,
+    next_confirmation,
+    reports,
+    told,
+)
+from strata.core.checkpoints.lifecycle import newest
+from strata.core.checkpoints.maintenance import ChoreKind, chores
+from strata.core.checkpoints.paths import folder_name
+from strata.core.checkpoints.references import Suspect
+from strata.core.checkpoints.retention_plan import next_tombstone
+from strata.core.kv.records import CheckpointState, JobPhase, Origin, Phase, TierState, WorldHead
+from strata.errors import CheckpointNotFound, InvalidArgument, Refused
+from tests.not_none import not_none
+from tests.unit.core.keeping_job import KeptJob
+from tests.unit.core.rig import JOB, leave, plan, register
+
+CORRUPT = CheckpointState.CORRUPT
+
+ONE, TWO = "f/rank-00000.safetensors", "f/rank-00001.safetensors"
+
+
+def head(job: KeptJob) -> WorldHead:
+    return not_none(job.store.job().head()).record
+
+
+def begins_at(job: KeptJob) -> int | None:
+    restore = head(job).restore
+    return restore.step if restore is not None else None
+
+
+def reported(job: KeptJob, step: int, *hosts: str, generation: int | None = None, **more: Any) -> None:
+    """Leave what these hosts found in the view, as if all had decided before they saw each other's."""
+    where = job.record(step).where if generation is None else (step, generation, f"x{step}")
+    for host in hosts:
+        word = Suspect(
+            **{"corrupt": True, "reason": "a bit", "found_generation": 1, "found_step": step, **more}
+        )
+        job.store.put(JOB.suspect(*where, "primary", host), word)
+
+
+@pytest.fixture
+def job() -> KeptJob:
+    """A job on two hosts that began its second generation at step 40."""
+    job = KeptJob(20, 40, a=1, b=1)
+    job.next_world()
+    assert begins_at(job) == 40
+    return job
+
+
+def test_one_host_suspects_and_a_second_one_confirms(job: KeptJob) -> None:
+    assert job.damage(40, "host-a").state is CheckpointState.COMMITTED
+    assert is_suspect(job.store.job(), job.record(40))
+    assert job.damage(40, "host-a", reason="again").state is CheckpointState.COMMITTED
+    found = job.damage(40, "host-b")
+    assert found.state is CORRUPT
+    assert "found by host-a, host-b" in found.reason
+    job.damage(40, "host-b")
+
+
+def test_a_second_host_that_reads_what_was_saved_refutes_it(job: KeptJob) -> None:
+    job.damage(40, "host-a")
+    assert job.damage(40, "host-b", sound=True).state is CheckpointState.COMMITTED
+    assert not is_suspect(job.store.job(), job.record(40))
+    leave(job.store, "b")
+    assert job.mark() == [], "the refutation outlives who made it"
+    assert newest(job.store.job()) is not None
+
+
+def refuted(job: KeptJob) -> None:
+    """Let host-a report damage of one object, and host-b read it as it was saved."""
+    job.damage(40, "host-a", object=ONE)
+    job.damage(40, "host-b", sound=True, object=ONE)
+
+
+def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: KeptJob) -> None:
+    refuted(job)
+    with pytest.raises(Refused, match=f"host-b read {ONE}, which host-a reported of step 40") as refusal:
+        job.damage(40, "host-a", object=ONE)
+    assert "memory" in refusal.value.hint
+    leave(job.store, "a")
+    register(job.store, "a")
+    job.damage(40, "host-a", object=ONE)
+    assert is_suspect(job.store.job(), job.record(40))
+    assert [c.object for c in chores(job.store.job(), "host-b")] == [ONE]
+
+
+def test_another_object_is_another_report_and_is_looked_at(job: KeptJob) -> None:
+    """Of a host that was refuted as of any other: neither stands for the other one."""
+    refuted(job)
+    job.damage(40, "host-a", object=TWO)
+    assert [c.object for c in chores(job.store.job(), "host-b")] == [TWO]
+    job.damage(40, "host-b", sound=True, object=TWO)
+    assert job.damage(40, "host-b", object=ONE).state is CheckpointState.COMMITTED
+    assert [c.object for c in chores(job.store.job(), "host-a")] == [ONE]
+    assert job.damage(40, "host-a", object=ONE).state is CORRUPT
+
+
+def test_a_second_host_that_finds_the_refuted_object_damaged_confirms_it(job: KeptJob) -> None:
+    refuted(job)
+    assert job.damage(40, "host-b", object=ONE).state is CORRUPT
+
+
+def test_one_sound_read_refutes_no_two_hosts(job: KeptJob) -> None:
+    """Both have reported, and the transaction that confirms it is under way."""
+    reported(job, 40, "host-a", "host-c", object=ONE)
+    assert job.damage(40, "host-b", sound=True, object=ONE).state is CORRUPT
+
+
+def test_hosts_without_number_that_find_the_same_make_no_transaction_too_large(job: KeptJob) -> None:
+    reported(job, 40, *(f"host-{host}" for host in range(200)), object=ONE)
+    txn = not_none(next_confirmation(job.store.job()).txn)
+    assert len(txn.compares) + len(txn.success) < 100
+
+
+def test_nobody_is_believed_alone_while_no_host_is_there() -> None:
+    """Whoever comes back first may be the one that can look."""
+    job = KeptJob(20, a=1, b=1)
+    job.damage(20, "host-a")
+    for name in ("a", "b"):
+        leave(job.store, name)
+    assert job.mark() == []
+    register(job.store, "b")
+    assert job.mark() == []
+    assert len(list(chores(job.store.job(), "host-b"))) == 1
+
+
+def of_one_host() -> KeptJob:
+    return KeptJob(20, 40, a=2)
+
+
+def on_own_disks() -> KeptJob:
+    job = KeptJob(a=1, b=1)
+    job.saves(20, 40, tier="disk", shared=False)
+    return job
+
+
+def beside_a_standby() -> KeptJob:
+    """It has no process that looks: only hosts with a rank in the world do."""
+    job = KeptJob(20, 40, a=1)
+    register(job.store, "b")
+    job.plan()
+    assert {worker.record.host for worker in job.store.job().workers()} == {"host-a", "host-b"}
+    return job
+
+
+@pytest.mark.parametrize("made", [of_one_host, on_own_disks, beside_a_standby])
+def test_alone_where_there_is_no_other_host(made: Callable[[], KeptJob]) -> None:
+    assert made().damage(40, "host-a").state is CORRUPT
+
+
+def test_the_leader_confirms_when_the_second_host_has_gone(job: KeptJob) -> None:
+    job.damage(40, "host-a")
+    assert job.mark() == []
+    leave(job.store, "b")
+    assert len(job.mark()) == 1
+    assert job.record(40).state is CORRUPT
+
+
+def test_a_host_that_comes_meanwhile_may_look_first(job: KeptJob) -> None:
+    """Alone it was confirmed; somebody came before the transaction: it waits for that one's word."""
+    job.damage(40, "host-a")
+    leave(job.store, "b")
+    report = DamageReport(step=40, attempt="x40", host="host-a", reason="a bit")
+    txn = not_none(decide_report_damage(job.store.job(), report).txn)
+    job.store.put(JOB.worker("c"), job.store.job().workers()[0].record)
+    assert not job.store.execute(txn).succeeded
+
+
+def test_a_damaged_copy_leaves_the_checkpoint_its_other_one(job: KeptJob) -> None:
+    job.copy(40)
+    job.damage(40, "host-a", tier="s3", generation=2)
+    found = job.damage(40, "host-b", tier="s3", generation=2)
+    assert found.state is CheckpointState.COMMITTED
+    assert found.tiers["s3"].state is TierState.CORRUPT
+    job.plan()
+    assert begins_at(job) == 40
+    job.damage(40, "host-a", tier="primary", generation=2)
+    assert job.damage(40, "host-b", tier="primary", generation=2).state is CORRUPT
+
+
+def test_missing_bytes_of_a_tombstone_are_no_damage(job: KeptJob) -> None:
+    job.delete(20)
+    with pytest.raises(Refused, match="need not be there"):
+        job.damage(20)
+    job.removed(20)
+    with pytest.raises(CheckpointNotFound):
+        job.damage(20)
+    with pytest.raises(InvalidArgument, match="no copy on s9"):
+        job.damage(40, tier="s9")
+    with pytest.raises(InvalidArgument):
+        job.damage(40, "a/b")
+
+
+# -- what follows -----------------------------------------------------------------------------
+
+
+def test_a_generation_that_cannot_begin_is_followed_by_one_that_begins_before(job: KeptJob) -> None:
+    job.damage_confirmed(40, generation=2)
+    reason = plan(job.store, job.epoch).reason
+    assert "step 40, where it began, is corrupt" in reason
+    job.plan()
+    assert (head(job).generation, begins_at(job)) == (3, 20)
+    assert head(job).fruitless == 0
+    job.plan()
+    assert head(job).generation == 3, "20 is what it begins from: no reason to end it again"
+
+
+@pytest.mark.parametrize("waits", [2, 0])
+def test_a_job_whose_every_checkpoint_is_corrupt_fails_and_does_not_begin_from_nothing(
+    job: KeptJob, waits: int
+) -> None:
+    """The generation waits for the bytes; or nobody did when they were found damaged, and then a member dies."""
+    for step in (20, 40):
+        job.damage_confirmed(step, generation=waits)
+    if not waits:
+        leave(job.store, "b")
+        register(job.store, "b")
+    job.plan()
+    phase = not_none(job.store.job().view.record(JOB.phase, JobPhase))
+    assert (phase.phase, head(job).generation) == (Phase.FAILED, 2)
+    assert "no good checkpoint is left" in phase.reason
+
+
+def test_a_corrupt_one_keeps_its_bytes_until_the_job_has_gone_on_without_it(job: KeptJob) -> None:
+    job.damage_confirmed(40, generation=2)
+    with pytest.raises(Refused, match="is the latest"):
+        job.delete(40)
+    job.plan()
+    job.delete(40)
+    job.sound()
+
+
+# -- who must look, and who cannot ----------------------------------------------------------------
+
+
+def test_who_comes_into_the_world_meanwhile_is_waited_for() -> None:
+    job = KeptJob(20, a=1)
+    register(job.store, "b")
+    reported(job, 20, "host-a")
+    confirm = not_none(next_confirmation(job.store.job()).txn)
+    job.another_generation()
+    assert not job.store.execute(confirm).succeeded
+
+
+def test_while_a_world_forms_the_next_one_is_waited_for(job: KeptJob) -> None:
+    """A member has gone, and a host that never had a rank stands by: it may get one."""
+    register(job.store, "c")
+    job.damage(40, "host-a")
+    leave(job.store, "b")
+    assert job.mark() == []
+
+
+def test_ranks_of_one_host_make_one_report_and_its_generation_is_kept(job: KeptJob) -> None:
+    job.damage(40, "host-a", generation=2, object=ONE)
+    job.damage(40, "host-a", generation=0, object=TWO)
+    (word,) = reports(job.store.job(), job.record(40), "primary")
+    assert (word.record.generation, word.record.object) == (2, ONE)
+    job.damage(40, "host-b")
+    assert "is corrupt" in plan(job.store, job.epoch).reason
+
+
+def test_a_generation_whose_word_comes_last_is_ended_too(job: KeptJob) -> None:
+    """Two who read it by step had confirmed the damage before the rank that waits for it said so.
+
+    Until then the generation goes on, which has read it.
+    """
+    job.damage_confirmed(40)
+    assert job.record(40).state is CORRUPT
+    job.plan()
+    assert head(job).generation == 2
+    job.damage(40, "host-a", generation=2)
+    job.plan()
+    assert (head(job).generation, begins_at(job)) == (3, 20)
+
+
+def test_a_fork_that_a_rank_finds_damaged_is_looked_at_by_another_host(job: KeptJob) -> None:
+    fork = replace(job.record(40), origin=Origin(job="other", step=40, generation=1), generation=0)
+    job.store.put(JOB.checkpoint(40, 0), fork)
+    reported(job, 40, "host-a", generation=0)
+    assert [c.kind for c in chores(job.store.job(), "host-b") if c.generation == 0] == [ChoreKind.VERIFY]
+
+
+def test_another_host_reads_the_object_that_was_reported_once(job: KeptJob) -> None:
+    job.damage(40, "host-a", object=ONE)
+    (chore,) = chores(job.store.job(), "host-b")
+    assert (chore.kind, chore.object) == (ChoreKind.VERIFY, ONE)
+    assert list(chores(job.store.job(), "host-a")) == []
+    job.damage(40, "host-b", sound=True, object=ONE)
+    assert list(chores(job.store.job(), "host-b")) == []
+
+
+def test_a_host_that_cannot_read_says_so_and_confirms_nothing(job: KeptJob) -> None:
+    job.damage(40, "host-a", object=ONE)
+    job.damage(40, "host-b", unread=True, reason="the disk is away")
+    assert list(told(job.store.job(), job.record(40))) == [
+        "host-a on primary: found damage: a bit",
+        "host-b on primary: could not read it: the disk is away",
+    ]
+    before = job.store.revision
+    job.damage(40, "host-b", unread=True, reason="still away, request 2")
+    assert job.store.revision == before, "else each try would bring about the next one"
+    assert [chore.object for chore in chores(job.store.job(), "host-b")] == [ONE], "it may be back"
+    job.damage(40, "host-a", unread=True)
+    assert is_suspect(job.store.job(), job.record(40)), "it takes no damage away"
+    job.damage(40, "host-b", sound=True, object=ONE)
+    assert next(told(job.store.job(), job.record(40))) == (
+        "host-b on primary: found no damage where host-a did: a bit"
+    )
+
+
+# -- what an Incremental needs of its base ------------------------------------------------------
+
+
+@pytest.fixture
+def chain() -> KeptJob:
+    """A Full of step 40 with Incrementals at 60, 80 and 100, each on the one before; all copied but the last."""
+    job = KeptJob(20, 40, a=1, b=1)
+    for step in (60, 80, 100):
+        job.incremental(step, step - 20)
+    for step in (20, 40, 60, 80):
+        job.copy(step)
+    return job
+
+
+def in_step(job: KeptJob, step: int) -> str:
+    record = job.record(step)
+    return f"{folder_name(step, record.generation, record.attempt)}/rank-00000.safetensors"
+
+
+def test_the_report_lies_at_the_attempt_that_owns_the_object(chain: KeptJob) -> None:
+    """Read in step 80, damaged in step 40: 40 to 80 need it; 100 may have it anew."""
+    chain.damage(80, "host-a", object=in_step(chain, 40))
+    view = chain.store.job()
+    assert [step for step in (20, 40, 60, 80, 100) if is_suspect(view, chain.record(step))] == [40, 60, 80]
+    (chore,) = chores(view, "host-b")
+    assert (chore.step, chore.object) == (40, in_step(chain, 40))
+    assert next(told(view, chain.record(80))).startswith("host-a on primary: found damage")
+    chain.damage(40, "host-b", sound=True, object=in_step(chain, 40))
+    assert not any(is_suspect(chain.store.job(), chain.record(step)) for step in (40, 60, 80))
+
+
+def test_all_that_need_the_object_are_corrupt_at_once_and_only_on_that_tier(chain: KeptJob) -> None:
+    chain.damage_confirmed(80, object=in_step(chain, 40), generation=1)
+    states = {
+        step: (chain.record(step).state, chain.record(step).tiers["primary"].state)
+        for step in (20, 40, 60, 80, 100)
+    }
+    good, damaged = (
+        (CheckpointState.COMMITTED, TierState.PRESENT),
+        (CheckpointState.COMMITTED, TierState.CORRUPT),
+    )
+    assert states == {20: good, 40: damaged, 60: damaged, 80: damaged, 100: good}
+    chain.damage_confirmed(80, tier="s3", object=in_step(chain, 40), generation=1)
+    assert chain.steps() == [20, 100]
+
+
+def test_the_generation_that_waits_for_an_incremental_is_ended_by_damage_of_its_base(chain: KeptJob) -> None:
+    chain.next_world()
+    assert begins_at(chain) == 100
+    chain.damage_confirmed(100, object=in_step(chain, 40), generation=2)
+    chain.plan()
+    assert (head(chain).generation, begins_at(chain)) == (3, 80), "80 has a copy in s3"
+    for tier in ("primary", "s3"):
+        chain.damage_confirmed(80, tier=tier, object=in_step(chain, 80), generation=3)
+    chain.plan()
+    assert (head(chain).generation, begins_at(chain)) == (4, 60)
+
+
+def test_what_a_base_that_is_corrupt_already_holds_is_reported_of_the_one_that_was_read(
+    chain: KeptJob,
+) -> None:
+    chain.damage_confirmed(40, object=in_step(chain, 40))
+    assert chain.record(60).tiers["primary"].state is TierState.PRESENT, "it need not have those bytes"
+    chain.damage(60, "host-a", object=in_step(chain, 40))
+    assert [c.step for c in chores(chain.store.job(), "host-b")] == [60]
+    assert chain.damage(60, "host-b", object=in_step(chain, 40)).tiers["primary"].state is TierState.CORRUPT
+
+
+def test_what_is_reported_does_not_go_before_it_is_known_what_it_is() -> None:
+    job = KeptJob(20, 40, 60, a=1, b=1)
+    job.damage(40, "host-a", object=ONE)
+    job.policy(latest=1)
+    job.mark()
+    assert job.steps() == [40, 60]
+    job.damage(40, "host-b", sound=True, object=ONE)
+    job.mark()
+    assert job.steps() == [60]
+
+
+def test_the_other_copy_of_what_is_reported_does_not_go_either() -> None:
+    job = KeptJob(a=1, b=1)
+    job.save_and_copy(20, 40, 60)
+    job.damage(40, "host-a", object=ONE)
+    job.policy(latest=1)
+    job.mark()
+    assert job.record(40).tiers["s3"].state is TierState.PRESENT
+    job.damage(40, "host-b", object=ONE)
+    assert job.record(40).state is CheckpointState.COMMITTED
+
+
+def test_what_refers_to_a_corrupt_base_counts_for_nothing_and_a_policy_lets_it_go() -> None:
+    """It was under way when the base was found damaged, and need not have those bytes; or it has them."""
+    job = KeptJob(20, 40, a=1, b=1)
+    job.incremental(60, 40)
+    job.damage_confirmed(40, object=in_step(job, 40))
+    job.policy(latest=1)
+    assert job.mark() == []
+    assert job.steps() == [20, 60]
+    job.save(80)
+    job.mark()
+    assert job.steps() == [80]
+
+
+def test_an_answer_is_for_the_attempt_that_was_reported(chain: KeptJob) -> None:
+    """Step 100 has its base's images on the tier, and the base itself comes there later."""
+    record = chain.record(100)
+    word = Suspect(
+        corrupt=True, reason="a bit", object=in_step(chain, 40), found_generation=1, found_step=100
+    )
+    chain.store.put(JOB.suspect(100, record.generation, "x100", "primary", "host-a"), word)
+    chain.damage(100, "host-b", sound=True, object=in_step(chain, 40))
+    assert not is_suspect(chain.store.job(), chain.record(100))
+
+
+def test_no_deletion_rests_on_what_needs_a_base_that_is_reported_meanwhile() -> None:
+    job = KeptJob(20, 40, a=1, b=1)
+    job.incremental(60, 40)
+    job.policy(latest=1)
+    txn = not_none(next_tombstone(job.store.job(), now_unix_ms=0).txn)
+    job.damage(60, "host-a", object=in_step(job, 40))
+    assert not job.store.execute(txn).succeeded, "60 was why 20 could go"

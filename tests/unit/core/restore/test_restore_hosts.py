@@ -1,0 +1,177 @@
+"""Copies that lie on hosts' own disks: the host of the operator proves nothing of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from strata.core.checkpoints.fork import decide_rewind
+from strata.core.checkpoints.tiers import tiers_of
+from strata.core.kv.records import CheckpointRecord, CheckpointState, Tier, TierState, decode, encode
+from strata.core.restore.control_plane import UNSEARCHED_GENERATIONS
+from strata.core.restore.storage_evidence import Found
+from tests.unit.core.checkpoint_job import ROOT
+from tests.unit.core.lost_etcd import LostJob, at, found_of, listed, only_job, records, restored, states
+from tests.unit.core.rig import JOB
+
+LOCAL = "file:///local"
+SHARED = "s3://s3"
+WARNING = f"{LOCAL} is each host's own: what is not found in it here is taken as it was"
+
+
+def host_only(job: LostJob, *steps: int) -> dict[str, bytes]:
+    """Return the job's keys with a further copy of each step on the disk of the host that saved it."""
+    base = job.base()
+    for step in steps:
+        record = job.record(step)
+        path = record.path.replace(ROOT, LOCAL)
+        changed = dataclasses.replace(
+            record, tiers={**tiers_of(record), "local": Tier(path=path, shared=False)}
+        )
+        base[JOB.checkpoint(record.step, record.generation)] = encode(changed)
+    return base
+
+
+def local_of(base: dict[str, bytes], step: int) -> CheckpointRecord:
+    return decode(CheckpointRecord, base[JOB.checkpoint(step, 1)])
+
+
+@pytest.mark.parametrize("how", ["absent", "damaged", "unread", "not listed"])
+def test_only_what_is_proven_here_counts_of_a_host_s_own_disk(how: str) -> None:
+    job = LostJob(20, 40)
+    base = host_only(job, 20, 40)
+    path = local_of(base, 40).tiers["local"].path
+    found = job.found(ROOT)
+    proven = found_of(job.record(20), LOCAL)
+    found = at(
+        found,
+        roots=(ROOT, LOCAL),
+        listed=listed(ROOT) if how == "not listed" else listed(ROOT, LOCAL),
+        checkpoints=(*found.checkpoints, proven),
+        damaged={path: "a bit"} if how == "damaged" else {},
+        unread={path: "busy"} if how == "unread" else {},
+    )
+    result, store = restored(base, found)
+    for step in (20, 40):
+        assert records(store)[step].tiers["local"] == local_of(base, step).tiers["local"]
+    assert only_job(result).changes.warnings == [WARNING]
+    assert only_job(result).changes.fewer_copies == []
+
+
+def test_a_checkpoint_on_hosts_own_disks_alone_is_not_forgotten() -> None:
+    job = LostJob(20)
+    record = job.record(20)
+    path = record.path.replace(ROOT, LOCAL)
+    alone = dataclasses.replace(record, path=path, tiers={"primary": Tier(path=path, shared=False)})
+    base = job.base() | {JOB.checkpoint(20, 1): encode(alone)}
+    result, store = restored(base, Found(roots=(LOCAL,), listed=listed(LOCAL), generations={"job": 0}))
+    assert states(store) == {20: "committed"}
+    assert records(store)[20].tiers["primary"].state is TierState.PRESENT
+    assert only_job(result).changes.gone == []
+
+
+def test_an_open_slot_on_a_host_s_own_disk_is_not_taken_for_empty() -> None:
+    """A committed attempt there may be whole on its host: another marked attempt does not take its slot."""
+    job = LostJob(20)
+    record = job.record(20)
+    path = record.path.replace(ROOT, LOCAL)
+    alone = dataclasses.replace(record, path=path, tiers={"primary": Tier(path=path, shared=False)})
+    base = job.base() | {JOB.checkpoint(20, 1): encode(alone)}
+    other = found_of(dataclasses.replace(record, attempt="y20"))  # type: ignore[arg-type]  # any id
+    found = Found(roots=(ROOT, LOCAL), listed=listed(ROOT, LOCAL), checkpoints=(other,))
+    _result, store = restored(base, found)
+    assert records(store)[20].attempt == "x20"
+    assert records(store)[20].state is CheckpointState.COMMITTED
+
+
+# -- generations that only an unsearched disk knows
+
+
+def test_generations_of_a_root_that_was_not_searched_are_stepped_over() -> None:
+    """The job went on after the backup, and saved in generations of which the folders are still there."""
+    job = LostJob(20)
+    base = job.base()
+    whole = job.found()
+    for found, step in (
+        (whole, 1),
+        (Found(), UNSEARCHED_GENERATIONS),
+        (Found(roots=(ROOT,)), UNSEARCHED_GENERATIONS),
+        (Found(roots=(LOCAL,), listed=listed(LOCAL)), UNSEARCHED_GENERATIONS),
+    ):
+        assert only_job(restored(base, found)[0]).generation == 1 + step
+    assert only_job(restored(host_only(job, 20), whole)[0]).generation == 1 + UNSEARCHED_GENERATIONS
+
+
+def test_a_job_without_a_record_may_have_saved_since_where_nobody_looked() -> None:
+    base = LostJob().base()
+    assert only_job(restored(base, Found())[0]).generation == 1 + UNSEARCHED_GENERATIONS
+    found = Found(roots=(ROOT,), listed=listed(ROOT), generations={"job": 0})
+    assert only_job(restored(base, found)[0]).generation == 2
+
+
+# -- what retention left
+
+
+def test_a_generation_whose_first_checkpoint_is_gone_is_named() -> None:
+    """What that world began from stood in the marker that retention removed."""
+    job = LostJob(20, 40)
+    base = job.base()
+    job.store.settle(lambda view: decide_rewind(view, generation=1, step=20))
+    job.plan()
+    job.saves(30, 50)
+    assert only_job(restored(base, job.found())[0]).changes.warnings == []
+    job.delete(30)
+    job.removed(30)
+    for known in (base, {}):
+        result, store = restored(known, job.found())
+        (warning,) = only_job(result).changes.warnings
+        assert warning == (
+            "generation 2 began from a checkpoint that is not known: of its own, step 50 is the first that is left;"
+            " what it gave up counts again"
+        )
+        assert store.live.restored(2) is None
+    alone = tuple(each for each in job.found().checkpoints if each.generation == 2)
+    result, _store = restored({}, at(job.found(), checkpoints=alone))
+    assert only_job(result).changes.warnings == [], "there is nothing that it could have given up"
+
+
+# -- whose disk an adopted copy lies on
+
+
+def test_an_adopted_copy_is_the_host_s_own_if_the_records_of_its_root_say_so() -> None:
+    job = LostJob(20)
+    base = host_only(job, 20)
+    job.save(40)
+    local = tuple(found_of(job.record(step), LOCAL) for step in (20, 40))
+    found = at(job.found(), roots=(ROOT, LOCAL), listed=listed(ROOT, LOCAL))
+    found = at(found, checkpoints=(*found.checkpoints, *local))
+    _result, store = restored(base, found)
+    assert {name: tier.shared for name, tier in records(store)[40].tiers.items()} == {
+        "primary": True,
+        "local": False,
+    }
+
+
+@pytest.mark.parametrize(("root", "shared"), [(LOCAL, False), (SHARED, True)])
+def test_a_folder_that_no_record_names_is_one_host_s_own(root: str, shared: bool) -> None:
+    job = LostJob(20)
+    found = at(job.found(), roots=(ROOT, root), listed=listed(ROOT, root))
+    found = at(found, checkpoints=(*found.checkpoints, found_of(job.record(20), root)))
+    result, store = restored(job.base(), found)
+    (new,) = [tier for tier in records(store)[20].tiers.values() if tier.path.startswith(root)]
+    assert new.shared is shared
+    assert only_job(result).changes.warnings == (
+        []
+        if shared
+        else [
+            f"{root} is named by no record: its copies are taken for one host's own, and are not restored from"
+        ]
+    )
+
+
+def test_a_job_that_no_record_is_of_has_its_roots_shared() -> None:
+    """Nothing says whose they are, and a copy that counts as some host's own is restored by nobody."""
+    job = LostJob(20)
+    _result, store = restored({}, job.found())
+    assert all(tier.shared for tier in records(store)[20].tiers.values())

@@ -1,0 +1,77 @@
+"""A rank's own part of a step: the wait for its batches, and its thread's work; not the wait for others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strata.training.loop.clock import Clock
+from strata.training.loop.compute_timer import ComputeTimer
+
+
+class Time:
+    """A clock that only a test moves: sleeping passes time, working uses the processor as well."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.used_s = 50.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def work(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.used_s += seconds
+
+
+def make() -> tuple[Time, ComputeTimer]:
+    time = Time()
+    clock = Clock(monotonic_s=lambda: time.now_s, unix_s=lambda: time.now_s, thread_s=lambda: time.used_s)
+    return time, ComputeTimer(clock)
+
+
+def test_the_wait_for_data_and_the_work_count_and_the_wait_for_others_does_not() -> None:
+    time, own = make()
+
+    def batches() -> Iterator[int]:
+        for number in range(2):
+            time.sleep(3.0)  # the loader
+            yield number
+
+    told = []
+    for _batch in own.waiting(batches()):
+        own.begins()
+        time.work(2.0)
+        time.sleep(10.0)  # a collective
+        own.completed()
+        told.append(own.last_s)
+        time.work(7.0)  # a save
+    assert told == [5.0, 5.0]
+
+
+def test_a_step_of_several_batches_has_all_of_them() -> None:
+    time, own = make()
+
+    def batches() -> Iterator[int]:
+        for number in range(4):
+            time.work(1.0)  # loaded in this thread: once as a wait, not again as work
+            yield number
+
+    told = []
+    for number in own.waiting(batches()):
+        own.begins()
+        time.work(2.0)
+        if number % 2:
+            own.completed()
+            told.append(own.last_s)
+    assert told == [6.0, 6.0]
+
+
+def test_a_loop_of_one_s_own_counts_the_work() -> None:
+    time, own = make()
+    assert own.last_s == 0.0
+    for _ in range(2):
+        own.begins()
+        time.work(1.5)
+        time.sleep(9.0)
+        own.completed()
+    assert own.last_s == 1.5

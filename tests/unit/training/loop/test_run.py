@@ -1,0 +1,455 @@
+"""`Run`: what is counted, saved and gone on from, in a process that trains alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata
+from strata.client.checkpoints.manager import CheckpointManager
+from strata.errors import BarrierTimeout, CheckpointError, ConfigError, InvalidArgument, Unavailable
+from strata.training.rank_context import Alone
+from strata.training.save.state import Position
+from tests.unit.training.making import make_run
+from tests.unit.training.room import LIMIT_S, Room
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STRATA_SOCKET", "STRATA_ENDPOINTS", "WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Recorder:
+    """A hook that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def begins(self, step: int) -> None:
+        self.told.append(("begins", step))
+
+    def completed(self, step: int) -> None:
+        self.told.append(("completed", step))
+
+    def closing(self) -> None:
+        pass
+
+    def closed(self) -> None:
+        self.told.append(("closed", 0))
+
+
+def batches(count: int = 6, size: int = 2) -> list[np.ndarray[Any, Any]]:
+    return [np.arange(i * size, (i + 1) * size) for i in range(count)]
+
+
+def started(root: Path, **state: Any) -> strata.Run:
+    return strata.init(state=state, storage_path=root, save_every_steps=2)
+
+
+def test_a_step_is_complete_once_the_body_has_returned(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    recorder = Recorder()
+    run.hooks.append(recorder)
+    with run:
+        seen = [(run.begun, run.step, batch.tolist()) for batch in run.steps(batches(3))]
+    assert seen == [(1, 0, [0, 1]), (2, 1, [2, 3]), (3, 2, [4, 5])]
+    told = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2)]
+    assert recorder.told == [*told, ("begins", 3), ("completed", 3), ("closed", 0)]
+    assert run.position == Position(step=3, epoch_samples=6, epoch_batches=3, samples=6)
+
+
+@pytest.mark.parametrize(
+    ("status", "saved", "left"), [(0, [1], 0), (None, [1], 0), (3, [], 1), ("it is broken", [], 1)]
+)
+def test_a_program_that_exits_in_the_block_is_done_unless_it_says_that_it_failed(
+    status: Any, saved: list[int], left: int, tmp_path: Path
+) -> None:
+    peers = Room(1).rank(0)
+
+    def program() -> None:
+        with make_run(peers, tmp_path, state={}, wait_s=LIMIT_S) as run:
+            run.step_done()
+            sys.exit(status)
+
+    with pytest.raises(SystemExit):
+        program()
+    assert CheckpointManager(tmp_path).all_steps() == saved
+    assert peers.left is not None
+    assert peers.left[0] == left
+
+
+def test_several_batches_may_make_one_step(tmp_path: Path) -> None:
+    with started(tmp_path) as run:
+        seen = [run.step for _ in run.steps(batches(6), accumulate=3)]
+        assert seen == [0, 0, 0, 1, 1, 1]
+        assert (run.step, run.position.epoch_batches, run.position.samples) == (2, 6, 12)
+
+
+def test_it_goes_on_from_the_step_that_was_saved(tmp_path: Path) -> None:
+    weights = np.zeros(1)
+    first = started(tmp_path, weights=weights)
+    for batch in first.steps(batches(6)):
+        weights += batch.sum()
+        if first.step == 4:
+            break  # in the fifth step: its body did not return
+    first.abandon("the test kills it")
+
+    weights = np.zeros(1)
+    with started(tmp_path, weights=weights) as again:
+        assert again.step == 4
+        assert weights[0] == sum(range(8))
+        for batch in again.steps(batches(6)):
+            weights += batch.sum()
+        assert again.step == 6
+    assert weights[0] == sum(range(12))
+
+    with started(tmp_path) as after:  # the end was saved as well
+        assert after.step == 6
+        assert list(after.steps(batches(6))) == []
+
+
+@pytest.mark.parametrize("then", ["close", "save", "another loop", "at rest"])
+def test_a_loop_that_was_left_behind_the_optimizer_s_step_has_completed_it(then: str, tmp_path: Path) -> None:
+    """Also while somebody holds its iterator, as tqdm does: Python does not tell that of its end."""
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    run = strata.init(model=module, optim=optimizer, storage_path=tmp_path)
+    named = run.steps(batches(6))
+    for _ in named:
+        optimizer.step()
+        if run.begun == 3:
+            break
+    match then:
+        case "save":
+            run.save(wait=True)
+        case "another loop":
+            for _ in run.steps(batches(1), epoch=1):
+                assert run.step == 3
+        case "at rest":
+            assert run.at_rest
+    run.close()
+    del named
+    assert run.saves.saved_step == run.step == (4 if then == "another loop" else 3)
+
+
+def test_epochs_that_were_finished_are_passed_over(tmp_path: Path) -> None:
+    first = started(tmp_path)
+    for epoch in range(3):
+        for _ in first.steps(batches(3)):
+            if epoch == 1 and first.step == 4:
+                break
+        if epoch == 1:
+            break
+    first.abandon("the test kills it")
+    seen = []
+    with started(tmp_path) as again:
+        for epoch in range(3):
+            seen += [(epoch, batch[0].item()) for batch in again.steps(batches(3))]
+        assert (again.step, again.epoch) == (9, 2)
+    assert seen == [(1, 2), (1, 4), (2, 0), (2, 2), (2, 4)]
+
+
+def drawn(root: Path, *, until: int = 99) -> list[float]:
+    """Return what the steps of one process drew, which draws before its first step as well; it dies in step `until`."""
+    run = started(root)
+    random.random()
+    numbers = []
+    for _ in run.steps(batches(6)):
+        numbers.append(random.random())
+        if run.begun == until:
+            run.abandon("the test kills it")
+            return numbers
+    run.close()
+    return numbers
+
+
+def test_what_is_drawn_before_the_first_step_of_a_restored_run_changes_nothing(tmp_path: Path) -> None:
+    """As a sampler draws its seed where a loader is made behind strata.init."""
+    random.seed(1)
+    wanted = drawn(tmp_path / "one")
+    random.seed(1)
+    assert drawn(tmp_path / "two", until=5) == wanted[:5]
+    random.seed(2)
+    assert drawn(tmp_path / "two") == wanted[4:]
+
+
+def test_random_states_are_put_back_only_where_they_were_restored_and_no_step_was_done(
+    tmp_path: Path,
+) -> None:
+    for step_before in (0, 1):  # in the run that is restored
+        run = started(tmp_path)
+        for _ in range(step_before):
+            run.step_done()
+        random.seed(3)
+        next(run.steps(batches(6)))
+        assert random.random() == random.Random(3).random()
+        run.step_done()
+        run.close()
+
+
+def test_a_loop_of_one_s_own_says_when_a_step_is_done(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with started(tmp_path) as run:
+        run.hooks.append(recorder)
+        run.step_done(samples=10)
+        run.step_done(samples=10)
+        assert (run.step, run.begun, run.position.samples) == (2, 3, 20)
+        told = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2), ("begins", 3)]
+        assert recorder.told == told
+    with started(tmp_path) as again:
+        assert (again.step, again.position.samples) == (2, 20)
+
+
+def test_what_a_hook_raises_leaves_the_loop(tmp_path: Path) -> None:
+    class Stop(Recorder):
+        def completed(self, step: int) -> None:
+            raise SystemExit(75)
+
+    run = started(tmp_path)
+    run.hooks.append(Stop())
+    with pytest.raises(SystemExit), run:
+        for _ in run.steps(batches(3)):
+            pass
+    assert run.step == 1
+
+
+def test_several_processes_need_a_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="2 processes train together"):
+        started(tmp_path)
+
+
+@pytest.mark.parametrize("accumulate", [0, -1, 1.5, True])
+def test_accumulate_is_a_number_from_1_on(tmp_path: Path, accumulate: Any) -> None:
+    with started(tmp_path) as run, pytest.raises(InvalidArgument):
+        run.steps(batches(1), accumulate=accumulate)
+
+
+def test_settings_come_from_arguments_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATA_TRAIN_SAVE_EVERY_STEPS", "3")
+    monkeypatch.setenv("STRATA_TRAIN_STORAGE", str(tmp_path / "elsewhere"))
+    with strata.init() as run:
+        for _ in run.steps(batches(4)):
+            pass
+        run.checkpoints.wait_until_finished()
+        assert run.checkpoints.all_steps() == [3]
+    with pytest.raises(ConfigError, match="two rules"):
+        strata.init(save_every_s=3)
+
+
+def test_a_training_may_save_what_has_changed_only(tmp_path: Path) -> None:
+    state = {"embedding": np.zeros(4 << 20)}
+    with strata.init(state=state, storage_path=tmp_path, save_every_steps=1, full_every=2) as run:
+        for _ in run.steps(batches(4)):
+            run.checkpoints.wait_until_finished()
+        run.checkpoints.wait_until_finished()
+        types = {one.step: one.checkpoint_type.value for one in run.checkpoints.all_checkpoints()}
+    assert (types[3], types[4]) == ("full", "incremental")
+    with pytest.raises(ConfigError, match="full_every"):
+        strata.init(storage_path=tmp_path, full_every=-1)
+
+
+def test_goodput_goes_on_over_generations(tmp_path: Path) -> None:
+    first = started(tmp_path)
+    for _ in first.steps(batches(6)):
+        if first.step == 4:
+            break
+    first.abandon("the test kills it")
+    before = first.goodput()
+    with started(tmp_path) as again, again.phase("eval"):
+        pass
+    after = again.goodput()
+    assert {"step", "save", "restore", "lost", "eval"} <= after.spent_s.keys()
+    assert after.total_s >= before.total_s
+    assert 0 < after.ratio < 1
+
+
+class Late(Alone):
+    """A world whose other rank comes to a barrier in the third round only."""
+
+    def __init__(self) -> None:
+        super().__init__(world_size=1)
+        self.rounds = 0
+        self.code: int | None = None
+
+    def barrier(self, name: str, payload: bytes | None = None, **_: Any) -> dict[int, bytes]:
+        self.rounds += 1
+        if self.rounds < 3:
+            raise BarrierTimeout("1 of 2 arrived", missing=["rank 1"])
+        return {0: payload or b""}
+
+    def close(self, *, code: int = 0, reason: str = "") -> None:
+        self.code = code
+
+
+def test_the_end_waits_for_a_rank_that_still_evaluates(tmp_path: Path) -> None:
+    peers = Late()
+    run = make_run(peers, tmp_path, state={}, wait_s=1.0)
+    run.step_done()
+    run.close()
+    assert (peers.rounds, peers.code, run.checkpoints.all_steps()) == (3, 0, [1])
+
+
+def test_an_end_that_nobody_else_comes_to_is_told(tmp_path: Path) -> None:
+    peers = Late()
+    run = make_run(peers, tmp_path, state={}, wait_s=1.0)
+    run.step_done()
+    with pytest.raises(BarrierTimeout):
+        run.close(patient=False)
+    assert (peers.rounds, peers.code) == (1, 1)
+
+
+class Timed(Alone):
+    """A world in which is seen how long a barrier may take."""
+
+    def __init__(self) -> None:
+        super().__init__(world_size=1)
+        self.given_s: list[float | None] = []
+
+    def barrier(
+        self, name: str, payload: bytes | None = None, *, timeout_s: float | None = None, **_: Any
+    ) -> dict[int, bytes]:
+        self.given_s.append(timeout_s)
+        return {0: payload or b""}
+
+
+@pytest.mark.parametrize("what", ["a save", "a copy"])
+def test_what_failed_before_does_not_keep_the_last_step_from_being_saved(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(Alone(world_size=1), tmp_path, state={}, wait_s=1.0)
+    run.step_done()
+
+    def failing(*_: Any) -> None:
+        raise CheckpointError("the disk was full")
+
+    if what == "a save":
+        with pytest.raises(CheckpointError):
+            run.checkpoints.save_state({"w": np.zeros(4)}, 1, progress=failing).wait(20)
+        failed = run.checkpoints.save_state({"w": np.zeros(4)}, 1, progress=failing)
+        assert failed.staged
+    else:
+        monkeypatch.setattr(run.checkpoints._tiers, "check_for_errors", failing)
+    info = run.save_common(over=lambda: False)
+    assert info is not None
+    assert info.wait(20).committed
+    run.abandon("the end", code=0)
+    told = "a save was lost as well: the disk was full" in caplog.text
+    assert told == (what == "a save"), "which the last save does not hide"
+
+
+def test_the_common_save_waits_for_all_and_those_in_flight_unless_it_is_over_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = Timed()
+    run = make_run(peers, tmp_path, state={}, wait_s=1.0)
+    assert run.save_common(over=lambda: False) is None, "a training that has just begun has nothing to save"
+    run.step_done()
+    assert run.save_common(over=lambda: False) is not None
+    assert peers.given_s[-1] is None, "no rank gives up by itself"
+    run.step_done()
+    hangs = threading.Event()
+    monkeypatch.setattr(run.checkpoints, "settle", hangs.wait)
+    with pytest.raises(Unavailable, match="saves in flight"):
+        run.save_common(over=lambda: True)
+    hangs.set()
+    run.abandon("the end", code=0)
+
+
+def test_who_closes_meets_who_saves_the_same_step(tmp_path: Path) -> None:
+    """One leaves its loop by break at a step whose save is due for the other, which completes it."""
+    room = Room(2)
+    ended: dict[int, int] = {}
+
+    def train(rank: int) -> None:
+        run = make_run(room.rank(rank), tmp_path / str(rank), state={}, wait_s=LIMIT_S)
+        run.step_done()
+        if rank == 1:
+            run.save()
+        run.close()
+        ended[rank] = run.saves.saved_step
+
+    ranks = [threading.Thread(target=train, args=(rank,), daemon=True) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(LIMIT_S / 2)
+    assert ended == {0: 1, 1: 1}
+
+
+def test_a_step_whose_save_was_dropped_is_saved_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(Alone(world_size=1), tmp_path, state={"w": np.zeros(3)}, wait_s=1.0)
+    run.step_done()
+
+    def fails(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fails)
+        run.saves.out_of_time = lambda: True
+        info = run.save(wait=True)
+    assert info is not None
+    assert info.dropped
+    run.saves.out_of_time = lambda: False
+    run.close()
+    assert CheckpointManager(tmp_path).all_steps() == [1]
+
+
+def test_plain_values_are_saved_as_they_are_then_and_restored_where_they_stand(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"seen": 0, "names": ["a"], "array": np.zeros(2)}
+    with strata.init(state=state, storage_path=tmp_path, save_every_steps=2) as run:
+        for step in range(1, 6):
+            state["seen"] += step
+            state["names"] = [*state["names"], str(step)]
+            state["array"] = np.full(2, float(step))  # another array, not the one that was handed over
+            run.step_done(1)
+    again: dict[str, Any] = {"seen": 0, "names": [], "array": np.zeros(2)}
+    with strata.init(state=again, storage_path=tmp_path) as run:
+        assert run.step == 5
+        assert (again["seen"], again["names"]) == (15, ["a", "1", "2", "3", "4", "5"])
+        assert again["array"].tolist() == [5.0, 5.0]
+
+
+def test_entries_that_come_or_go_later_are_not_mistaken(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"kept": 1, "gone": 2}
+    with strata.init(state=state, storage_path=tmp_path, save_every_steps=1) as run:
+        state["model"] = "not ours"
+        run.step_done(1)
+        del state["gone"]
+        run.step_done(1)
+    again: dict[str, Any] = {"kept": 0}
+    with strata.init(state=again, storage_path=tmp_path) as run:
+        assert (run.step, again) == (2, {"kept": 1})
+
+
+def test_what_is_done_again_behind_epochs_that_are_passed_over_changes_no_plain_value(tmp_path: Path) -> None:
+    def train(until: int) -> dict[str, Any]:
+        state: dict[str, Any] = {"epochs": 0, "history": []}
+        run = strata.init(state=state, storage_path=tmp_path, save_every_steps=1, preempt_signals=())
+        for epoch in range(4):
+            for _ in run.steps(batches(3)):
+                if run.step == until:
+                    run.checkpoints.wait_until_finished()
+                    return state  # as a program that is killed: nothing more is saved
+            state["epochs"] += 1
+            state["history"].append(epoch)
+        run.close()
+        return state
+
+    undisturbed = {"epochs": 4, "history": [0, 1, 2, 3]}
+    train(until=7)
+    assert train(until=-1) == undisturbed

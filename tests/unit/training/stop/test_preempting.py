@@ -1,0 +1,249 @@
+"""`Preemption`: what a signal asks for, and when it is obeyed without asking."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from google.protobuf.message import Message
+
+from strata.errors import Refused, StaleGeneration, StrataError
+from strata.training.generation_exit import Ending, StandaloneEnding
+from strata.training.loop.run import Run
+from strata.training.stop.preempting import Preemption
+from strata.v1.worlds_pb2 import (
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PAUSE,
+    STOP_ACTION_PREEMPT,
+    STOP_ACTION_SCALE,
+    StopJobRequest,
+    StopJobResponse,
+    StopNotice,
+)
+from strata.wire.worlds import notice_record
+from tests.unit.training.room import LIMIT_S, Room, RoomRank
+
+TERM = int(signal.SIGTERM)
+
+
+class Asking(RoomRank):
+    """A rank whose coordinators answer as the test says."""
+
+    def __init__(self, room: Room, number: int) -> None:
+        super().__init__(room, number)
+        self.requests: list[StopJobRequest] = []
+        self.answer: StopNotice | StrataError | None = None
+        self.asked = threading.Event()
+
+    def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
+        assert isinstance(request, StopJobRequest)
+        self.requests.append(request)
+        self.asked.set()
+        if isinstance(self.answer, StrataError):
+            raise self.answer
+        return StopJobResponse(notice=self.answer)
+
+
+class RunOf:
+    """As much of a run as is looked at before the first step."""
+
+    step = begun = 0
+
+    def __init__(self, peers: RoomRank) -> None:
+        self.peers = peers
+        self.checkpoints = SimpleNamespace(gone_back=None)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    """A world of two ranks, whose end after the test ends what still waits in it."""
+    it = Room(2)
+    yield it
+    it.next_world()
+
+
+def preemption(
+    peers: Asking,
+    *,
+    member_only: bool = False,
+    ending: Ending | None = None,
+    signals: Sequence[int] = (),
+) -> Preemption:
+    run = cast("Run", RunOf(peers))
+    return Preemption(
+        run,
+        signals=signals,
+        member_only=member_only,
+        grace_s=12.0,
+        clock=lambda: 0.0,
+        save_cost_s=lambda: 0.0,
+        ending=ending,
+    )
+
+
+def notice(action: Any = STOP_ACTION_PREEMPT, generation: int = 1) -> StopNotice:
+    return StopNotice(generation=generation, action=action, reason="so it was", grace_ms=12_000)
+
+
+@pytest.mark.parametrize(
+    ("member_only", "action", "named"), [(False, STOP_ACTION_PREEMPT, []), (True, STOP_ACTION_DRAIN, ["w1"])]
+)
+def test_a_signal_asks_for_all_or_for_this_member(
+    room: Room, member_only: bool, action: Any, named: list[str]
+) -> None:
+    peers = Asking(room, 1)
+    peers.answer = notice()
+    it = preemption(peers, member_only=member_only)
+    assert it._signalled(TERM)
+    (request,) = peers.requests
+    assert (request.job, request.action, list(request.worker_ids)) == ("j", action, named)
+    assert (request.generation, request.grace_ms) == (1, 12_000)
+    assert request.reason == "SIGTERM to rank 1 on w1"
+    assert it._stopper._notice == notice_record(notice()), "the answer is enough to begin"
+
+
+@pytest.mark.parametrize("answer", [None, Refused("generation 1 has ended"), notice(generation=2)])
+def test_a_signal_that_nobody_can_be_asked_for_is_to_be_obeyed(room: Room, answer: Any) -> None:
+    peers = Asking(room, 0)
+    peers.answer = answer
+    assert not preemption(peers)._signalled(TERM)
+
+
+@pytest.mark.parametrize("member_only", [True, False])
+def test_who_hears_a_signal_while_others_are_drained_asks_for_itself(room: Room, member_only: bool) -> None:
+    """A generation has one notice; the coordinators make one of both."""
+    peers = Asking(room, 1)
+    peers.answer = notice(STOP_ACTION_DRAIN if member_only else STOP_ACTION_PREEMPT)
+    peers.answer.worker_ids.extend(["w0", "w1"] if member_only else [])
+    it = preemption(peers, member_only=member_only)
+    room.notice(STOP_ACTION_DRAIN, workers=["w0"])
+    assert it._signalled(TERM)
+    assert len(peers.requests) == 1
+    assert it._stopper._notice == notice_record(peers.answer)
+
+
+def test_who_has_less_time_than_was_said_says_so(room: Room) -> None:
+    peers = Asking(room, 1)
+    peers.answer = notice()
+    it = preemption(peers)
+    room.notice(STOP_ACTION_PREEMPT, grace_s=60.0)
+    assert it._signalled(TERM)
+    assert [request.grace_ms for request in peers.requests] == [12_000]
+
+
+def test_a_standalone_process_leaves_by_itself_when_its_generation_ends_first(room: Room) -> None:
+    peers = Asking(room, 1)
+    peers.answer = StaleGeneration("the world is generation 2")
+    ending = StandaloneEnding(peers, detect_s=0.0, gone=lambda: None)
+    it = preemption(peers, ending=ending)
+    assert not it._signalled(TERM), "it holds nothing yet: the signal ends it"
+    ending.arm()
+    assert it._signalled(TERM)
+    room.next_world()
+    assert it._signalled(TERM)
+    assert len(peers.requests) == 2
+
+
+def test_who_was_asked_already_asks_nobody(room: Room) -> None:
+    peers = Asking(room, 0)
+    it = preemption(peers)
+    room.notice(STOP_ACTION_PREEMPT, grace_s=12.0)
+    assert it._signalled(TERM)
+    assert peers.requests == []
+
+
+@pytest.mark.parametrize("action", [STOP_ACTION_SCALE, STOP_ACTION_PAUSE])
+def test_a_stop_at_which_nobody_leaves_is_no_answer_to_a_signal(action: Any, room: Room) -> None:
+    peers = Asking(room, 0)
+    peers.answer = notice()
+    it = preemption(peers)
+    room.notice(action)
+    assert it._signalled(TERM)
+    assert len(peers.requests) == 1
+    assert it._stopper._notice == notice_record(notice())
+
+
+def test_a_rank_that_is_ended_with_its_generation_says_nothing_of_a_preemption(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its supervisor's SIGTERM may come before the word that the generation has ended."""
+    peers = Asking(room, 0)
+    peers.answer = StaleGeneration("this node's ranks of generation 1 are being ended")
+    assert not preemption(peers)._signalled(TERM)
+    # a thread of an earlier test, which agrees on a step, may have a last word
+    mine = [record for record in caplog.records if record.thread == threading.get_ident()]
+    assert [record.message for record in mine] == []
+
+
+def test_in_a_world_that_has_ended_a_signal_means_what_it_says(room: Room) -> None:
+    peers = Asking(room, 0)
+    it = preemption(peers)
+    room.next_world()
+    assert not it._signalled(TERM)
+    assert peers.requests == []
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_rank_that_is_ended_with_its_generation_finishes_the_common_save(room: Room, heard: bool) -> None:
+    """The head follows the commit at once; its mark on the storage may be under way yet."""
+    peers = Asking(room, 0)
+    peers.answer = StaleGeneration("the world is generation 2")
+    it = preemption(peers)
+    it._stopper.saving = True
+    if heard:
+        room.next_world()
+    assert it._signalled(TERM)
+    it._stopper.saving = False
+    assert not it._signalled(TERM)
+
+
+@pytest.fixture
+def usr1() -> Iterator[Callable[[], None]]:
+    """SIGUSR1 to this process, which survives it."""
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    yield lambda: os.kill(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_heeded_signal_is_not_obeyed_by_news_that_is_being_heard_as_the_run_ends(
+    room: Room, usr1: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That its world has ended reaches it in the session's thread, which is slower than the run."""
+    peers = Asking(room, 0)
+    peers.answer = notice()
+    it = preemption(peers, signals=(signal.SIGUSR1,))
+    assert it._signals is not None
+    obeyed: list[int] = []
+    monkeypatch.setattr(it._signals, "_obey", obeyed.append)
+    usr1()
+    assert peers.asked.wait(LIMIT_S)
+    it.closed()
+    it._world_ended()  # it was on its way when nobody wanted it any more
+    assert obeyed == []
+
+
+def test_who_does_not_begin_gives_the_signals_back(room: Room, usr1: Callable[[], None]) -> None:
+    mine = signal.getsignal(signal.SIGUSR1)
+    room.next_world()
+    with pytest.raises(StaleGeneration):
+        preemption(Asking(room, 0), signals=(signal.SIGUSR1,))
+    assert signal.getsignal(signal.SIGUSR1) is mine
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_a_run_that_has_ended_gives_the_signals_back_unless_one_is_why(
+    leaving: bool, room: Room, usr1: Callable[[], None]
+) -> None:
+    mine = signal.getsignal(signal.SIGUSR1)
+    it = preemption(Asking(room, 0), signals=(signal.SIGUSR1,))
+    assert signal.getsignal(signal.SIGUSR1) is not mine
+    it._stopper.leaving = leaving
+    it.closed()
+    assert (signal.getsignal(signal.SIGUSR1) is mine) == (not leaving)
+    assert it._signals is not None
+    it._signals.close()

@@ -1,0 +1,299 @@
+"""What a process does once its generation has ended."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import threading
+
+import pytest
+from google.protobuf.message import Message
+
+from strata.errors import ClusterRestored, JobDone, StaleGeneration, StaleIncarnation, StrataError
+from strata.training.generation_exit import (
+    InProcessEnding,
+    NeverEnds,
+    StandaloneEnding,
+    SupervisedEnding,
+    end_with_agent,
+    told_where_refused,
+)
+from strata.v1.session_pb2 import RankPlace, WorldUpdate
+from strata.v1.worlds_pb2 import (
+    JOB_PHASE_DONE,
+    JOB_PHASE_RUNNING,
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PREEMPT,
+    StopJobRequest,
+    StopJobResponse,
+    StopNotice,
+    World,
+)
+from tests.unit.training.room import LIMIT_S, Room, RoomRank
+
+STALE = StaleGeneration("the world is generation 2")
+RESTORED = ClusterRestored("this client began with cluster L; a:1 serves L.2.77aa")
+
+
+def hear(room: Room, generation: int, *, done: bool = False) -> None:
+    phase = JOB_PHASE_DONE if done else JOB_PHASE_RUNNING
+    for callback in list(room.observers.get(0, [])):
+        callback(WorldUpdate(world=World(generation=generation), phase=phase))
+
+
+class Gone:
+    """Takes the place of the process's end: tells that it came."""
+
+    def __init__(self) -> None:
+        self.ran = threading.Event()
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+        self.ran.set()
+
+
+def test_a_standalone_process_leaves_and_ends_once_it_is_armed(caplog: pytest.LogCaptureFixture) -> None:
+    room, gone = Room(1), Gone()
+    peers = room.rank(0)
+    ending = StandaloneEnding(peers, detect_s=0.0, gone=gone)
+    hear(room, 1)
+    ending.arm()
+    before = peers.left
+    assert before is None
+    hear(room, 2)
+    hear(room, 3)
+    assert gone.ran.wait(LIMIT_S)
+    assert peers.left is not None
+    assert peers.left[0] == 75
+    assert "generation 2 began" in peers.left[1]
+    assert gone.count == 1
+    assert "start it under `strata run` to have it restarted" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["a prompt", "a notebook"])
+def test_in_an_interactive_session_nothing_ends_the_process(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "a prompt":
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    else:
+        monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
+    room, gone = Room(1), Gone()
+    peers = room.rank(0)
+    ending = StandaloneEnding(peers, detect_s=0.0, gone=gone)
+    ending.arm()
+    hear(room, 2)
+    assert not gone.ran.wait(0.05)
+    ending.over(STALE)
+    assert peers.left is not None, "so that it may call strata.init again"
+    for ended in (StaleIncarnation("the agent has ended"), RESTORED):
+        for callback in tuple(room.end_observers):
+            callback(ended)
+        ending.failed(ended)
+    assert not gone.ran.wait(0.05)
+
+
+def test_a_newer_world_that_came_before_counts_when_it_is_armed() -> None:
+    room, gone = Room(1), Gone()
+    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    hear(room, 2)
+    assert not ending.armed
+    ending.over(STALE)  # returns at once: whoever is not armed adopts the newer world
+    assert not gone.count
+    ending.arm()
+    assert gone.ran.wait(LIMIT_S)
+
+
+class Drained(RoomRank):
+    """A rank whose coordinators take note of what it asks for."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__(room, 0)
+        self.requests: list[Message] = []
+
+    def call(self, request: Message, *, timeout_s: float = 0.0) -> StopJobResponse:
+        self.requests.append(request)
+        return StopJobResponse()
+
+
+@pytest.mark.parametrize(
+    "how", ["a signal, with a place", "a signal, without a place", "preempted", "drained"]
+)
+def test_a_standalone_process_that_is_to_leave_is_drained_and_leaves(how: str) -> None:
+    room, gone = Room(2), Gone()
+    peers = Drained(room)
+    ending = StandaloneEnding(peers, detect_s=0.0, gone=gone)
+    ending.arm()
+    assert ending.leaves, "and nobody has to end it"
+    update = WorldUpdate(world=World(generation=2), phase=JOB_PHASE_RUNNING)
+    if how.startswith("a signal"):
+        ending.leave_then("SIGTERM to it")
+        ending.leave_then("SIGTERM again")
+    else:
+        action = STOP_ACTION_PREEMPT if how == "preempted" else STOP_ACTION_DRAIN
+        named = [] if how == "preempted" else ["w7", "w0"]
+        update.notice.CopyFrom(StopNotice(generation=2, action=action, reason="as asked", worker_ids=named))
+    if how == "a signal, with a place":
+        update.place.first_rank = 1
+    for callback in list(room.observers[0]):
+        callback(update)
+    assert gone.ran.wait(LIMIT_S)
+    why = "SIGTERM to it" if how.startswith("a signal") else "as asked"
+    assert peers.left == (75, why)
+    asked = StopJobRequest(job="j", action=STOP_ACTION_DRAIN, worker_ids=["w0"], reason=why)
+    assert peers.requests == ([asked] if update.HasField("place") else [])
+
+
+def test_a_standalone_process_is_not_meant_by_what_others_are_asked_for() -> None:
+    room, gone = Room(2), Gone()
+    peers = room.rank(0)
+    ending = StandaloneEnding(peers, detect_s=0.0, gone=gone)
+    ending.arm()
+    drain = StopNotice(generation=2, action=STOP_ACTION_DRAIN, worker_ids=["w7"], reason="w7 is to leave")
+    for callback in list(room.observers[0]):
+        callback(WorldUpdate(world=World(generation=2), phase=JOB_PHASE_RUNNING, notice=drain))
+    assert gone.ran.wait(LIMIT_S)
+    assert peers.left is not None
+    assert "w7" not in peers.left[1]
+
+
+@pytest.mark.parametrize("how", ["closed", "done"])
+def test_a_process_that_is_done_is_not_ended(how: str) -> None:
+    room, gone = Room(1), Gone()
+    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    ending.arm()
+    if how == "closed":
+        ending.close()
+    hear(room, 2, done=how == "done")
+    assert not gone.ran.wait(0.05)
+    assert not room.observers[0] or how == "done"
+
+
+def test_a_rank_waits_for_its_agent() -> None:
+    SupervisedEnding(Room(1).rank(0), patience_s=0.0).over(STALE)
+    NeverEnds().over(STALE)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(StaleIncarnation("the agent has ended"), True), (StaleGeneration("generation 2 runs"), False)],
+)
+def test_a_process_ends_with_its_agent_whatever_its_main_thread_does(error: StrataError, ends: bool) -> None:
+    room, gone = Room(1), Gone()
+    forget = end_with_agent(room.rank(0), gone)
+    for callback in tuple(room.end_observers):
+        callback(error)
+    assert gone.ran.wait(LIMIT_S if ends else 0.05) is ends
+    forget()
+    assert not room.end_observers
+
+
+def test_a_training_that_is_over_outlives_its_agent() -> None:
+    room = Room(1)
+    for kind in (SupervisedEnding, InProcessEnding):
+        ending = kind(room.rank(0))
+        assert room.end_observers
+        ending.close()
+        assert not room.end_observers
+
+
+def test_in_process_the_place_is_waited_for() -> None:
+    room = Room(1)
+    peers = room.rank(0)
+    ending = InProcessEnding(peers)
+    ending.check()
+    assert not ending.wait_over(0.0)
+    hear(room, 2)
+    assert ending.wait_over(0.0)
+    with pytest.raises(StaleGeneration, match="this step is not to be taken"):
+        ending.check()
+    peers.place(RankPlace(world=World(generation=2), local_rank=1))
+    assert ending.wait_place().local_rank == 1
+    ending.close()
+    assert not room.observers[0]
+
+
+def test_a_failure_that_a_lost_peer_caused_is_none_of_its_own() -> None:
+    room, gone = Room(2), Gone()
+    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    waits = threading.Thread(
+        target=ending.failed, args=(RuntimeError("connection closed by peer"),), daemon=True
+    )
+    waits.start()
+    hear(room, 2)
+    assert gone.ran.wait(LIMIT_S)
+    assert waits.is_alive(), "it waits for the end of its process"
+
+
+@pytest.mark.parametrize("armed", [True, False])
+def test_a_standalone_process_ends_with_75_once_the_control_plane_was_restored(
+    armed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    room, gone = Room(1), Gone()
+    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    if armed:
+        ending.arm()
+    waits = threading.Thread(target=ending.failed, args=(RESTORED,), daemon=True)
+    waits.start()
+    for callback in tuple(room.end_observers):
+        callback(RESTORED)
+    assert gone.ran.wait(LIMIT_S)
+    assert waits.is_alive(), "it waits for the end of its process"
+    assert "start the program again, it goes on from the newest checkpoint" in caplog.text
+
+
+def test_one_that_waits_for_its_first_world_ends_with_75_as_well() -> None:
+    with pytest.raises(SystemExit) as raised, told_where_refused():
+        raise RESTORED
+    assert raised.value.code == 75
+    with pytest.raises(ClusterRestored), told_where_refused(standalone=False):
+        raise RESTORED
+
+
+def test_a_process_that_is_done_is_not_ended_by_a_restore() -> None:
+    room, gone = Room(1), Gone()
+    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    callbacks = tuple(room.end_observers)
+    ending.close()
+    assert not room.end_observers
+    for callback in callbacks:
+        callback(RESTORED)
+    assert not gone.ran.wait(0.05)
+
+
+DONE = JobDone("job j is done: all 1 ranks are done")
+
+
+class Told(RoomRank):
+    """A rank that was taken for lost, and whose session ends as it comes back: its job is done."""
+
+    def check(self) -> None:
+        raise DONE
+
+
+@pytest.mark.parametrize("error", [STALE, DONE, RuntimeError("connection closed by peer")])
+def test_a_standalone_process_learns_that_its_job_was_done_without_it(error: Exception) -> None:
+    room, gone = Room(2), Gone()
+    peers = room.rank(0) if error is STALE else Told(room, 0)
+    ending = StandaloneEnding(peers, detect_s=LIMIT_S, gone=gone)
+    ending.arm()
+    if error is STALE:
+        hear(room, 2, done=True)
+    with pytest.raises(JobDone, match="job j is done"):
+        ending.over(STALE) if error is STALE else ending.failed(error)
+    assert not gone.count
+
+
+@pytest.mark.parametrize("error", [RuntimeError("its own"), JobDone("job other is done")])
+def test_a_failure_of_its_own_is_none_less_because_a_job_is_done(error: Exception) -> None:
+    room = Room(1)
+    peers = room.rank(0) if isinstance(error, JobDone) else Told(room, 0)
+    StandaloneEnding(peers, detect_s=LIMIT_S, gone=Gone()).failed(error)
+
+
+def test_a_failure_alone_and_an_interruption_are_its_own() -> None:
+    gone = Gone()
+    StandaloneEnding(Room(1).rank(0), detect_s=0.0, gone=gone).failed(RuntimeError())
+    StandaloneEnding(Room(2).rank(0), detect_s=0.0, gone=gone).failed(KeyboardInterrupt())
+    assert not gone.count

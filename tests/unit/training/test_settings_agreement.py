@@ -1,0 +1,138 @@
+"""What ranks were told differently: rank 0's holds, and it is said."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from strata.errors import ConfigError, Refused
+from strata.training.rank_context import Alone
+from strata.training.save.cadence import Rule
+from strata.training.settings_agreement import Sampling, Wanted, as_rank_0
+from tests.unit.training.room import LIMIT_S, Room
+
+MINE = Wanted(rule=Rule(every_steps=10), sampling=Sampling(global_batch=96, seed=7))
+
+
+class Told(Alone):
+    """A rank among others, of which a test says what each brings."""
+
+    def __init__(self, rank: int, others: dict[int, bytes]) -> None:
+        super().__init__(world_size=1)
+        self.rank = rank
+        self.others = others
+
+    def barrier(
+        self,
+        name: str,
+        payload: bytes | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, bytes]:
+        return {self.rank: payload or b"", **self.others}
+
+
+@pytest.fixture(autouse=True)
+def _told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="strata.training")
+
+
+def test_alone_everybody_has_what_it_wants() -> None:
+    assert as_rank_0(Alone(world_size=1), MINE) == MINE
+
+
+def test_ranks_that_were_told_otherwise_go_by_rank_0(caplog: pytest.LogCaptureFixture) -> None:
+    room = Room(3)
+    wanted = [MINE, replace(MINE, rule=Rule(every_s=60.0)), replace(MINE, sampling=Sampling(seed=8))]
+    got: dict[int, Wanted] = {}
+
+    def agree(rank: int) -> None:
+        got[rank] = as_rank_0(room.rank(rank), wanted[rank])
+
+    threads = [threading.Thread(target=agree, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert got == {0: MINE, 1: MINE, 2: MINE}
+    said = {record.message for record in caplog.records}
+    assert {
+        "every_steps is 0 here, and 10 on rank 0: that holds for all",
+        "seed is 8 here, and 7 on rank 0: that holds for all",
+        "every_steps differs between the ranks: rank 0's 10 holds for all; told otherwise: ranks 1",
+        "global_batch differs between the ranks: rank 0's 96 holds for all; told otherwise: ranks 2",
+    } <= said
+
+
+def test_ranks_that_were_told_the_same_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    room = Room(2)
+    other = threading.Thread(target=as_rank_0, args=(room.rank(1), MINE))
+    other.start()
+    assert as_rank_0(room.rank(0), MINE) == MINE
+    other.join(LIMIT_S)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("payload", [b"", b"[]", b'{"v":2}', b'{"v":1,"every_steps":1}'])
+def test_another_version_is_refused(payload: bytes) -> None:
+    others: dict[int, Any] = {0: payload}
+    with pytest.raises(Refused, match="rank 0"):
+        as_rank_0(Told(1, others), MINE)
+    with pytest.raises(Refused, match="rank 0 did not say"):
+        as_rank_0(Told(1, {}), MINE)
+
+
+def test_hosts_that_do_not_share_the_storage_are_told_before_the_first_step() -> None:
+    room = Room(3)
+    roots = [{"file:///ckpt": "a1"}, {"file:///ckpt": "a1"}, {"file:///ckpt": "b2"}]
+    raised: dict[int, ConfigError] = {}
+
+    def agree(rank: int) -> None:
+        try:
+            as_rank_0(room.rank(rank), MINE, roots=roots[rank])
+        except ConfigError as error:
+            raised[rank] = error
+
+    threads = [threading.Thread(target=agree, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert raised.keys() == {0, 1, 2}
+    for error in raised.values():
+        assert error.message == "rank 2 sees another storage at file:///ckpt than rank 0 at file:///ckpt"
+        assert "one storage root that they share" in (error.hint or "")
+
+
+def test_a_second_storage_that_only_some_ranks_have_is_refused() -> None:
+    mine = Told(0, {})
+    mine.others = {1: _brought({"file:///ckpt": "a1"})}
+    with pytest.raises(
+        ConfigError, match="rank 1 has the storages file:///ckpt, and rank 0 file:///ckpt, s3"
+    ):
+        as_rank_0(mine, MINE, roots={"file:///ckpt": "a1", "s3://b/far": "c3"})
+
+
+def test_one_root_by_two_paths_is_shared() -> None:
+    mine = Told(0, {})
+    mine.others = {1: _brought({"file:///mnt/ckpt": "a1"})}
+    assert as_rank_0(mine, MINE, roots={"file:///ckpt": "a1"}) == MINE
+
+
+def _brought(roots: dict[str, str]) -> bytes:
+    """Return what a rank that sees `roots` brings to the barrier."""
+    seen: list[bytes] = []
+
+    class Listening(Alone):
+        def barrier(self, name: str, payload: bytes | None = None, **_: Any) -> dict[int, bytes]:
+            seen.append(payload or b"")
+            return {0: payload or b""}
+
+    as_rank_0(Listening(world_size=1), MINE, roots=roots)
+    return seen[0]

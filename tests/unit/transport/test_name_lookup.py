@@ -1,0 +1,58 @@
+"""How long names take: what is said, and of which lookup."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from strata.transport import name_lookup
+from strata.transport.name_lookup import lookup_s, warn_if_slow
+
+
+class Asked:
+    """A name service that answers after `takes_s`, if it does at all."""
+
+    def __init__(self, takes_s: float = 0.0, *, answers: bool = True) -> None:
+        self.of: list[str] = []
+        self._takes_s = takes_s
+        self._answers = answers
+
+    def __call__(self, where: tuple[Any, ...], flags: int) -> object:
+        self.of.append(where[0])
+        time.sleep(self._takes_s)
+        if not self._answers:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return ("node-7", "discard")
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"),
+    [("10.0.0.7", "::ffff:10.0.0.7"), ("fd00::7", "fd00::7"), ("localhost", None)],
+)
+def test_it_is_asked_for_as_torch_does(host: str, asked: str | None) -> None:
+    service = Asked()
+    assert lookup_s(host, ask=service) < name_lookup.SLOW_S
+    assert service.of == [asked] if asked else service.of[0] in {"::1", "::ffff:127.0.0.1"}
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_slow_answer_is_warned_of_and_so_is_none(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_lookup, "SLOW_S", 0.05)
+    said: list[str] = []
+    began = time.monotonic()
+    thread = warn_if_slow("10.0.0.7", said.append, ask=Asked(0.2, answers=answers))
+    assert time.monotonic() - began < 0.2, "nobody waits for it"
+    thread.join(5.0)
+    (line,) = said
+    assert re.search(r"10\.0\.0\.7 took 0\.[2-9] s", line)
+    assert "RES_OPTIONS" in line
+
+
+def test_a_quick_answer_is_not_spoken_of() -> None:
+    said: list[str] = []
+    warn_if_slow("10.0.0.7", said.append, ask=Asked(answers=False)).join(5.0)
+    assert not said
