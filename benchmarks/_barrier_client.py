@@ -183,7 +183,7 @@ def tcpstore(number: int, share: int, members: int, rounds: int, where: str) -> 
     stores = [
         TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60)) for _ in range(share)
     ]
-    gate = threading.Barrier(share + 1)
+    admission = threading.Barrier(share + 1)
     sent = [[0.0] * rounds for _ in stores]
     heard = [[0.0] * rounds for _ in stores]
     first = [[0.0] * rounds for _ in stores]
@@ -191,7 +191,7 @@ def tcpstore(number: int, share: int, members: int, rounds: int, where: str) -> 
 
     def meet(index: int, store: TCPStore) -> None:
         while True:
-            gate.wait()
+            admission.wait()
             for step in range(rounds):
                 key = f"{begun + step}"
                 first[index][step] = time.monotonic()
@@ -201,14 +201,14 @@ def tcpstore(number: int, share: int, members: int, rounds: int, where: str) -> 
                     store.set(f"d{key}", "1")
                 store.wait([f"d{key}"])
                 heard[index][step] = time.monotonic()
-            gate.wait()
+            admission.wait()
 
     for index, store in enumerate(stores):
         threading.Thread(target=meet, args=(index, store), daemon=True).start()
     say("ready")
     while sys.stdin.readline():
-        gate.wait()
-        gate.wait()
+        admission.wait()
+        admission.wait()
         begun += rounds
         say(
             [

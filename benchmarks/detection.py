@@ -47,7 +47,7 @@ class Nodes:
     def _start(self, name: str) -> Talker:
         command = [sys.executable, "-m", "strata", "run", "--endpoints", self._cluster.endpoints]
         command += ["--job", "detection", "--worker-id", name, "--min-workers", "2", "--log-format", "json"]
-        command += ["--max-fruitless-generations", "1000000"]
+        command += ["--max-no-progress-generations", "1000000"]
         command += ["--", sys.executable, str(ROOT / "tests" / "ranks" / "loader.py"), "--epochs", "1000000"]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         return Talker(command, name=name, record=self.record, env=env)

@@ -73,7 +73,7 @@ class Observer:
 
     async def register(self, worker: str) -> None:
         """Add a member; the world grows at once."""
-        spec = JobSpec(max_workers=2, settle_s=0.0, max_fruitless_generations=1_000_000)
+        spec = JobSpec(max_workers=2, settle_s=0.0, max_no_progress_generations=1_000_000)
         registration = Registration(worker=WorkerId(worker), boot=BootId(uuid.uuid4().hex), spec=spec)
         await self.executor.settle(
             lambda view: decide_register(JobView(view, JOB), registration, served_by=self.instance)

@@ -91,7 +91,7 @@ class UnderStrata:
         for name in "abc"[:NODES]:
             command = [sys.executable, "-m", "strata", "run", "--endpoints", cluster.endpoints]
             command += ["--job", f"recovery-{number}", "--worker-id", name, "--min-workers", str(NODES)]
-            command += ["--max-fruitless-generations", "1000", "--address", "127.0.0.1"]
+            command += ["--max-no-progress-generations", "1000", "--address", "127.0.0.1"]
             command += ["--log-format", "json", "--", *_program("strata", folder / str(number))]
             self._talkers.append(Talker(command, name=name, record=self.record, env=_environment()))
 

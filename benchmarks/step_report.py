@@ -25,7 +25,7 @@ import numpy as np
 
 from strata.client.event_loop import BackgroundLoop
 from strata.client.rank.rank_client import RankClient
-from strata.client.rank.shared_session import RankPlace, Seat, Watcher
+from strata.client.rank.shared_session import RankPlace, SharedSession, Watcher
 from strata.core.health.attribution import RankReport
 from strata.core.health.findings import diagnose
 from strata.core.health.stragglers import StepTimes
@@ -81,8 +81,10 @@ def train(steps: int, step_s: float) -> dict[str, Any]:
     place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=8)
 
     async def connect() -> RankClient:
-        seat = Seat(session=cast("Session", session), watcher=Watcher(), place=place, owns_member=False)
-        return RankClient(seat, background)
+        shared_session = SharedSession(
+            session=cast("Session", session), watcher=Watcher(), place=place, owns_member=False
+        )
+        return RankClient(shared_session, background)
 
     client = background.call(connect())
     timer = ComputeTimer(Clock(monotonic_s=time.monotonic, unix_s=time.time, thread_s=time.thread_time))

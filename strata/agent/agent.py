@@ -210,7 +210,7 @@ class Agent:
         """Leave the job for good; return once that is known, or could not be told in time."""
         await self._upstream.leave(reason)
 
-    async def leave_once_told(self, reason: str, *, hurry: asyncio.Event | None = None) -> None:
+    async def leave_once_told(self, reason: str, *, shorten_deadline: asyncio.Event | None = None) -> None:
         """Leave the job for good, once the ends of the ranks are on record, or no coordinator hears of them.
 
         That is not waited for any longer once there is a `hurry`.
@@ -219,8 +219,8 @@ class Agent:
         if not self.reports.all_told:
             log.warning("agent.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
             waits = [asyncio.ensure_future(self.reports.told(UNTOLD_S - REPORT_S))]
-            if hurry is not None:
-                waits.append(asyncio.ensure_future(_set(hurry)))
+            if shorten_deadline is not None:
+                waits.append(asyncio.ensure_future(_set(shorten_deadline)))
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()

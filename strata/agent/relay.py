@@ -322,7 +322,7 @@ class _RankHandler(Carrier):
     def progress(self, progress: Progress) -> None:
         mine = [one for one in progress.ranks if one.rank == self.rank]
         if progress.generation == self.generation and mine:
-            if any(one.heeds_notices for one in mine):
+            if any(one.supports_graceful_stop for one in mine):
                 self._relay.ranks.rank_supports_graceful_stop(self.rank, self.generation)
             if any(one.step > 0 for one in mine):
                 self._relay.ranks.rank_stepped(self.rank, self.generation)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from strata.agent.forwarding import Carrier
 from strata.agent.health.stack_request import process_state
 from strata.agent.rank_process import RankProcess, peer_of
-from strata.agent.storage_wait import Say, patience_s, wait_for_storage
+from strata.agent.storage_wait import Say, grace_s, wait_for_storage
 from strata.client.member_session import MemberSession
 from strata.client.rank.standalone import SPARED
 from strata.config import Credentials, HealthConfig, load
@@ -252,7 +252,7 @@ class StandaloneAgent(Carrier):
 async def _storage_takes_saves(job: str, unary: UnaryClient, say: Say) -> None:
     try:
         await wait_for_storage(
-            unary, job=job, taken_up=False, say=say, over=log.info, limit_s=patience_s(os.environ)
+            unary, job=job, taken_up=False, say=say, over=log.info, limit_s=grace_s(os.environ)
         )
     finally:
         await unary.close()

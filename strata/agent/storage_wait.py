@@ -67,7 +67,7 @@ async def in_thread(uri: str) -> str:
     return await asyncio.wrap_future(told)
 
 
-def patience_s(environment: Mapping[str, str]) -> float:
+def grace_s(environment: Mapping[str, str]) -> float:
     """Return for how long a member waits: as long as its ranks hold a save."""
     try:
         return TrainingConfig.load(env=environment).save_grace_s

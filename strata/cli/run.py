@@ -41,10 +41,10 @@ def run(
         float | None,
         typer.Option("--settle-s", help="Seconds to wait for more than it needs. [2]"),
     ] = None,
-    max_fruitless_generations: Annotated[
+    max_no_progress_generations: Annotated[
         int | None,
         typer.Option(
-            "--max-fruitless-generations",
+            "--max-no-progress-generations",
             help="Generations in a row without a checkpoint that fail the job. [3]",
         ),
     ] = None,
@@ -175,7 +175,7 @@ def run(
         "min_workers": min_workers,
         "max_workers": max_workers,
         "settle_s": settle_s,
-        "max_fruitless_generations": max_fruitless_generations,
+        "max_no_progress_generations": max_no_progress_generations,
         "address": address,
         "log_dir": log_dir,
         "tee": tee,

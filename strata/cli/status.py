@@ -99,7 +99,7 @@ def show_status(answer: GetStatusResponse, jobs: Sequence[Job]) -> None:
         map(job_row, jobs),
         empty="no job yet: start one with strata run -- python train.py",
     )
-    print_troubles(jobs)
+    print_findings(jobs)
 
 
 def show_coordinators(answer: GetStatusResponse) -> None:
@@ -139,7 +139,7 @@ def readiness(replicas: Sequence[ReplicaStatus]) -> str:
     return "; ".join([*parts, f"{sum(each.ready for each in replicas)} of {len(replicas)} ready"])
 
 
-def print_troubles(jobs: Iterable[Job]) -> None:
+def print_findings(jobs: Iterable[Job]) -> None:
     """Print why jobs have failed, and what is wrong with ranks and devices of others: a line for each."""
     from strata.v1.worlds_pb2 import JOB_PHASE_FAILED  # noqa: PLC0415  # grpc only when it is needed
 

@@ -54,8 +54,8 @@ class RunConfig:
     settle_s: float = setting(
         "run.settle_s", default=2.0, doc="how long to wait for more members than it needs"
     )
-    max_fruitless_generations: int = setting(
-        "run.max_fruitless_generations",
+    max_no_progress_generations: int = setting(
+        "run.max_no_progress_generations",
         default=3,
         doc="generations in a row without a committed checkpoint after which the job fails",
     )
@@ -165,8 +165,8 @@ class RunConfig:
         self._check_output()
         if self.join_timeout_s < 1:
             raise ConfigError("run.join_timeout_s must be at least 1 second")
-        if self.max_fruitless_generations < 1:
-            raise ConfigError("--max-fruitless-generations must be at least 1")
+        if self.max_no_progress_generations < 1:
+            raise ConfigError("--max-no-progress-generations must be at least 1")
         if self.restart not in {PROCESS, IN_PROCESS}:
             raise ConfigError(f"--restart must be {PROCESS} or {IN_PROCESS}, not {self.restart!r}")
         if len(self.run_id) > MAX_RUN_ID_CHARS:

@@ -13,7 +13,7 @@ from typing import Any
 
 from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.failure_detector import Keeper
+from strata.coordinator.members.failure_detector import FailureDetector
 from strata.coordinator.members.sessions import Sessions
 from strata.coordinator.peers.links import PeerLinks
 from strata.coordinator.reports.progress import ProgressBoard
@@ -56,7 +56,7 @@ class Fanout:
         ranks: RankIndexes,
         barriers: Barriers,
         sessions: Sessions,
-        keeper: Keeper,
+        failure_detector: FailureDetector,
         links: PeerLinks,
     ) -> None:
         self._keys = context.keys
@@ -65,7 +65,7 @@ class Fanout:
         self._ranks = ranks
         self._barriers = barriers
         self._sessions = sessions
-        self._keeper = keeper
+        self._failure_detector = failure_detector
         self._links = links
 
     def take(self, batch: WatchBatch) -> None:
@@ -95,7 +95,7 @@ class Fanout:
         if changes.losses:
             _guarded(job, partial(self._ranks.wound, job))
         for worker in changes.workers:
-            _guarded(job, partial(self._keeper.look, job, worker))
+            _guarded(job, partial(self._failure_detector.look, job, worker))
             if worker in changes.gone:
                 self._board.forget_member(job, worker)
         for key in changes.rounds:

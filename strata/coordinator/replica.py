@@ -22,7 +22,7 @@ import structlog
 from strata.config import CoordinatorConfig
 from strata.coordinator.context import ReadResource, ReplicaContext, Serving
 from strata.coordinator.controllers.committer import Committer
-from strata.coordinator.controllers.leader_term import Government
+from strata.coordinator.controllers.leader_term import LeaderTerm
 from strata.coordinator.controllers.loop import drive
 from strata.coordinator.etcd.dry_run import DryRuns
 from strata.coordinator.etcd.members import AskMembers, EtcdMember
@@ -169,7 +169,7 @@ class Replica:
             self.context, measured, self.service.live, self.service.call, version=version
         )
         self._read = None if resources is None else resources(self.observed)
-        self._government = Government(self.context, heartbeat, self.service.keeper.hears)
+        self._leader_term = LeaderTerm(self.context, heartbeat, self.service.failure_detector.hears)
 
     def is_ready(self) -> tuple[bool, str]:
         """Say whether members may be sent here, and if not, why."""
@@ -249,7 +249,7 @@ class Replica:
             ]
             office = [
                 tasks.create_task(context.election.run(address=address), name="election"),
-                tasks.create_task(self._government.run(), name="government"),
+                tasks.create_task(self._leader_term.run(), name="government"),
                 tasks.create_task(context.deposition.run(), name="deposition"),
                 tasks.create_task(FindingLog(context, self.service.live).run(), name="findings"),
             ]

@@ -24,11 +24,11 @@ from strata.coordinator.calls.watches import Watches
 from strata.coordinator.calls.worlds import WorldCalls
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.fanout import Fanout
-from strata.coordinator.members.failure_detector import Keeper
+from strata.coordinator.members.failure_detector import FailureDetector
 from strata.coordinator.members.readiness import Readiness
 from strata.coordinator.members.registrar import Registrar
 from strata.coordinator.members.registry import SessionRegistry
-from strata.coordinator.members.session import House
+from strata.coordinator.members.session import ServingContext
 from strata.coordinator.members.sessions import Sessions
 from strata.coordinator.members.unary import UnaryMembers
 from strata.coordinator.peers.handler import PeerHandler
@@ -57,7 +57,7 @@ class Service:
         self._interest = Interest()
         self._registry = SessionRegistry(ranks)
         self.peers = PeerRegistry(context)
-        self.keeper = Keeper(context)
+        self.failure_detector = FailureDetector(context)
         self._readiness = Readiness(context, self.peers)
         self.barriers = Barriers(
             context,
@@ -69,7 +69,7 @@ class Service:
         )
         self._links = PeerLinks(context, dial, self.peers, self._tell_peers_everything)
         self.live = SoftState(
-            session_count=self.keeper.sessions,
+            session_count=self.failure_detector.sessions,
             ready_peers=self.peers.ready,
             open_rounds=self.barriers.open,
             progress=board.ranks,
@@ -77,14 +77,14 @@ class Service:
             devices=board.devices,
             look=self._interest.look,
             heard=board.heard,
-            member_ages=self.keeper.ages,
+            member_ages=self.failure_detector.ages,
             evidence=board.evidence,
             violations=context.invariants.violations,
         )
-        registrar = Registrar(context, self.keeper)
+        registrar = Registrar(context, self.failure_detector)
         unary = UnaryMembers(
             context,
-            self.keeper,
+            self.failure_detector,
             registrar,
             ranks,
             board,
@@ -102,7 +102,7 @@ class Service:
             *self._barrier_calls.rows(),
         )
         self.calls = Calls(context.mirror, self.rows, cluster=context.keys.cluster)
-        house = House(
+        serving = ServingContext(
             context=context,
             barriers=self.barriers,
             board=board,
@@ -110,7 +110,7 @@ class Service:
             ranks=ranks,
             readiness=self._readiness,
         )
-        self.sessions = Sessions(house, self._registry, self.keeper, registrar)
+        self.sessions = Sessions(serving, self._registry, self.failure_detector, registrar)
         self.watches = Watches(context)
         self._peer_handler = PeerHandler(
             context,
@@ -126,7 +126,7 @@ class Service:
             ranks=ranks,
             barriers=self.barriers,
             sessions=self.sessions,
-            keeper=self.keeper,
+            failure_detector=self.failure_detector,
             links=self._links,
         )
 
@@ -137,7 +137,7 @@ class Service:
         self._running = True
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.keeper.run(), name="keeper")
+                tasks.create_task(self.failure_detector.run(), name="keeper")
                 tasks.create_task(self.barriers.run(), name="barriers")
                 tasks.create_task(self._links.run(), name="peers")
                 tasks.create_task(self._tell_progress(), name="progress")
@@ -161,7 +161,7 @@ class Service:
 
     def part(self) -> None:
         """Send every member elsewhere, and declare none of them dead for going."""
-        self.keeper.stop()
+        self.failure_detector.stop()
         self.sessions.part(self.peers.ready_addresses(), "this replica stops")
         self._barrier_calls.part()
         self.watches.stop()
@@ -194,7 +194,7 @@ class Service:
         for job, ranks in self._interest.own():
             self.peers.send(peers_pb2.PeerUp(interest=peers_pb2.PeerInterest(job=job, ranks=ranks)))
         for job in self._interest.jobs():
-            self.board.note_heard(job, self.keeper.heard(job), own=True)
+            self.board.note_heard(job, self.failure_detector.heard(job), own=True)
         for job, rank in self._interest.ranks():
             self._registry.inspect(job, rank)
 

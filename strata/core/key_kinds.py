@@ -40,7 +40,7 @@ _OF_ATTEMPT: Final[dict[str, Any]] = {
     "readers": PROCESSES,
     "copies": c.Copy,
     "removed": r.Tier,
-    "suspects": c.Suspect,
+    "suspects": c.CorruptionReport,
     "tags": c.Tag,
 }
 _NUMBERED: Final = frozenset({"history", "pins"})

@@ -47,7 +47,7 @@ from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, JOB_PHASE_PAU
 log = get_logger()
 
 
-class Supervisor:
+class LocalAgent:
     """Has `starter` start the command once a slot in every generation that has a place for `agent`'s member.
 
     `agent` is told of the ranks that run here whenever they change. `folder` is this supervisor's own.
@@ -209,12 +209,12 @@ class Supervisor:
                         await self._begin(update)
                 notice, ranks = asked_to_leave(update, self._worker_id), self._slots.ranks
                 if notice is not None:
-                    if await self._stopping.obey(notice, hurry=partial(self._hurried, update)):
+                    if await self._stopping.obey(notice, shorten_deadline=partial(self._hurried, update)):
                         self._news.set()  # what came meanwhile was only looked at for a hurry
-                    hurry = self._stop.next_signal
-                    if (ended := await self._done_after_all(ranks, hurry)) is not None:
+                    shorten_deadline = self._stop.next_signal
+                    if (ended := await self._done_after_all(ranks, shorten_deadline)) is not None:
                         return await self._finish(ended)
-                    return await self._leave_preempted(notice.reason, hurry)
+                    return await self._leave_preempted(notice.reason, shorten_deadline)
         finally:
             self._slots.kill()
             self._agent.set_place(None)
@@ -305,7 +305,7 @@ class Supervisor:
         update, ranks = self._update, self._slots.ranks  # as before: a newer world meanwhile is a hurry
         notice = await self._asked_all()
         if notice is not None and update is not None:
-            await self._stopping.obey(notice, hurry=partial(self._hurried, update))
+            await self._stopping.obey(notice, shorten_deadline=partial(self._hurried, update))
         ended = await self._done_after_all(ranks, self._stop.urgent) if self._stop.preempts else None
         if ended is not None:
             return await self._finish(ended)
@@ -326,7 +326,9 @@ class Supervisor:
         await self._agent.leave(f"stopped by {self._stop.signal_name}")
         return exit_status.of_signal(self._stop.number)
 
-    async def _done_after_all(self, ranks: RankGroup | None, hurry: asyncio.Event) -> WorldUpdate | None:
+    async def _done_after_all(
+        self, ranks: RankGroup | None, shorten_deadline: asyncio.Event
+    ) -> WorldUpdate | None:
         """Return the news that the job has ended, if the ranks here finished before they were to stop.
 
         Ranks elsewhere may still finish, fail, or have stopped: then another world may follow. That is not
@@ -342,7 +344,7 @@ class Supervisor:
                     if update is not None and update.phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED}:
                         return update
                     newer = update is not None and update.world.generation > ranks.place.generation
-                    if newer or hurry.is_set():
+                    if newer or shorten_deadline.is_set():
                         break
                     await self._news.wait()
         self._news.set()  # what came meanwhile was only looked at for the end
@@ -389,11 +391,11 @@ class Supervisor:
             asking.cancel()
             hurried.cancel()
 
-    async def _leave_preempted(self, reason: str, hurry: asyncio.Event | None = None) -> int:
+    async def _leave_preempted(self, reason: str, shorten_deadline: asyncio.Event | None = None) -> int:
         """Leave the job for good, once the ends of the ranks are told, so that a scheduler requeues it.
 
         That is not waited for any longer once there is a `hurry`, which without one is the next signal.
         """
         log.info("run.preempted", reason=reason)
-        await self._agent.leave_once_told(reason, hurry=hurry or self._stop.next_signal)
+        await self._agent.leave_once_told(reason, shorten_deadline=shorten_deadline or self._stop.next_signal)
         return PREEMPTED

@@ -102,7 +102,7 @@ class RankOutput:
         for fd in (*self._streams, self._end):
             poll.register(fd, select.POLLIN)
         while self._streams:
-            ready = {fd for fd, _ in poll.poll(self._patience_ms())}
+            ready = {fd for fd, _ in poll.poll(self._grace_ms())}
             if self._end in ready:
                 poll.unregister(self._end)
                 self._owed = {fd: _readable(fd) for fd in self._streams}
@@ -115,7 +115,7 @@ class RankOutput:
                 self._pass_on_rest()
                 self._passed_on.set()
 
-    def _patience_ms(self) -> int | None:
+    def _grace_ms(self) -> int | None:
         """Return how long to wait for more before all that is held is passed on; None for as long as it takes."""
         held = any(lines.holds and self._streams[fd].terminal for fd, lines in self._lines.items())
         return int(HELD_S * 1000) if held else None

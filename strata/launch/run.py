@@ -21,7 +21,7 @@ from strata.agent.health.devices import OpenDevices
 from strata.agent.health.draining import prepare_devices
 from strata.agent.run_folder import run_folder
 from strata.agent.serving import AgentObserver, serving_ranks_of
-from strata.agent.storage_wait import patience_s, wait_for_storage
+from strata.agent.storage_wait import grace_s, wait_for_storage
 from strata.client import MemberSession, parse_endpoints
 from strata.config import RunConfig
 from strata.config.scheduler import allocation
@@ -31,7 +31,7 @@ from strata.errors import ClusterRestored, ConfigError, JobDone, Unavailable
 from strata.launch.command import check_command, describe, job_name
 from strata.launch.console import ConsoleText, PatientText, consoles
 from strata.launch.exit_status import of_signal
-from strata.launch.local_agent import Supervisor
+from strata.launch.local_agent import LocalAgent
 from strata.launch.rank_output import RankOutputs
 from strata.launch.run_progress import Listening, RunProgress, shown
 from strata.launch.stopping import PREEMPT_SIGNALS
@@ -53,7 +53,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def run(config: RunConfig, command: Sequence[str]) -> int:
-    """Run `run_supervisor`; return once all is passed on that its ranks wrote, and what it says itself."""
+    """Run `run_local_agent`; return once all is passed on that its ranks wrote, and what it says itself."""
     stdout, stderr = consoles(os.environ)
     own, outputs = ConsoleText(stderr), None
     with contextlib.ExitStack() as end:
@@ -65,10 +65,10 @@ def run(config: RunConfig, command: Sequence[str]) -> int:
             outputs = RankOutputs(stdout, stderr, prefix=config.prefix)
             end.callback(outputs.wait)
         configure(fmt=config.log.format, level=config.log.level, stream=own)
-        return asyncio.run(run_supervisor(config, command, outputs))
+        return asyncio.run(run_local_agent(config, command, outputs))
 
 
-async def run_supervisor(
+async def run_local_agent(
     config: RunConfig, command: Sequence[str], outputs: RankOutputs | None = None
 ) -> int:
     """Return the exit status of `strata run`; raise the `StrataError` that ended its session.
@@ -144,7 +144,7 @@ async def _member(
             min_workers=config.min_workers,
             max_workers=config.max_workers or config.min_workers,
             settle_s=config.settle_s,
-            max_fruitless_generations=config.max_fruitless_generations,
+            max_no_progress_generations=config.max_no_progress_generations,
             max_generations=config.max_generations,
         ),
     )
@@ -201,7 +201,7 @@ async def _run(
     assert session.welcome is not None
     await agent.address()  # before a world waits for it
     agent.socket, agent.detect_s = folder / RANKS_SOCKET, session.welcome.detect_s
-    supervisor = Supervisor(
+    local_agent = LocalAgent(
         config,
         _starter(config, command, outputs),
         agent,
@@ -215,7 +215,7 @@ async def _run(
             agent,
             session,
             observer,
-            supervisor,
+            local_agent,
             config.health,
             devices=devices,
             listening=Listening(session, progress),
@@ -223,13 +223,13 @@ async def _run(
         ),
     ):
         # the first signal is kept: a member that follows this one stops by it, too
-        _on_signals(lambda n: supervisor.ask_to_stop(n) if asked.done() else asked.set_result(n))
+        _on_signals(lambda n: local_agent.ask_to_stop(n) if asked.done() else asked.set_result(n))
         asked.add_done_callback(
-            lambda first: supervisor.ask_to_stop(first.result())
+            lambda first: local_agent.ask_to_stop(first.result())
         )  # also one just on its way
         if session.world is not None:
-            supervisor.on_world(session.world)
-        return await supervisor.run()
+            local_agent.on_world(session.world)
+        return await local_agent.run()
 
 
 async def _storage_takes_saves(
@@ -244,7 +244,7 @@ async def _storage_takes_saves(
             taken_up=config.resume or config.new,
             say=lambda reason: log.warning("storage.waiting", reason=reason),
             over=lambda reason: log.info("storage.ready", reason=reason),
-            limit_s=patience_s(os.environ),
+            limit_s=grace_s(os.environ),
         ),
         name="storage",
     )

@@ -97,9 +97,9 @@ class Slots:
             self._kept |= ranks.release(keep)
         leaving = [self._kept.pop(local) for local in list(self._kept) if local not in keep]
         stopping = asyncio.create_task(_stop(ranks, leaving, grace_s))
-        hurry = asyncio.create_task(urgent.wait())
-        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+        shorten_deadline = asyncio.create_task(urgent.wait())
+        await asyncio.wait({stopping, shorten_deadline}, return_when=asyncio.FIRST_COMPLETED)
+        shorten_deadline.cancel()
         if not stopping.done():
             for process in leaving:
                 process.child.kill()

@@ -75,7 +75,7 @@ class Stopping:
         self._restart_grace_s = restart_grace_s
         self._urgent = urgent
 
-    async def obey(self, notice: StopNotice, *, hurry: Callable[[], Awaitable[None]]) -> bool:
+    async def obey(self, notice: StopNotice, *, shorten_deadline: Callable[[], Awaitable[None]]) -> bool:
         """Return once no rank runs here, False if none did.
 
         `hurry` returns when the generation is over: ranks then leave soon by themselves, or never.
@@ -89,7 +89,7 @@ class Stopping:
             log.info("run.stopping_together", reason=notice.reason, grace_s=notice.grace_ms / 1000)
             loop = asyncio.get_running_loop()
             until_s = loop.time() + limit_s
-            await _ended(ranks, limit_s, hurry)
+            await _ended(ranks, limit_s, shorten_deadline)
             await _ended(ranks, min(LEAVE_S, max(0.0, until_s - loop.time())), self._hurried)
             if ranks.running:
                 log.warning("run.not_stopped_together", ranks=ranks.alive(), reason=notice.reason)
@@ -106,10 +106,10 @@ class Stopping:
         await self._urgent.wait()
 
 
-async def _ended(ranks: RankGroup, limit_s: float, hurry: Callable[[], Awaitable[None]]) -> None:
+async def _ended(ranks: RankGroup, limit_s: float, shorten_deadline: Callable[[], Awaitable[None]]) -> None:
     """Return once all ranks have ended by themselves, after the limit, or once there is a hurry."""
     joined = asyncio.ensure_future(ranks.join())
-    hurried = asyncio.ensure_future(hurry())
+    hurried = asyncio.ensure_future(shorten_deadline())
     try:
         await asyncio.wait({joined, hurried}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     finally:

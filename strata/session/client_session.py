@@ -27,7 +27,7 @@ from strata import errors
 from strata.core.barriers.arrivals import MAX_TIME_MS
 from strata.errors import StaleIncarnation, StrataError, Unavailable
 from strata.session.endpoints import Endpoint, Route
-from strata.session.failover import Found, Lookout
+from strata.session.failover import Failover, Found
 from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.session.pending_requests import OpenArrivals, OpenCalls, RoundKey
 from strata.session.terms import Dial, Pace, SessionObserver, aged, another_cluster, is_final
@@ -99,7 +99,7 @@ class Session:
         self._leaving: Leave | None = None
         self._ready_elsewhere: tuple[str, ...] = ()
         self._silence_s = 0.0
-        self._lookout = Lookout(route, dial, self._hello, unready_s=self._pace.unready_s)
+        self._failover = Failover(route, dial, self._hello, unready_s=self._pace.unready_s)
         self.error: StrataError | None = None
         """Why the session is over for good; None while it goes on or after an orderly leave."""
         self.last_trouble: StrataError | None = None
@@ -215,7 +215,7 @@ class Session:
         began = self._now()
         try:
             while not self._ended.is_set():
-                if (found := self._lookout.take()) is not None:
+                if (found := self._failover.take()) is not None:
                     await self._visit(found.endpoint, found)
                     continue
                 endpoint, delay_s = self._route.next(took_s=self._now() - began)
@@ -229,7 +229,7 @@ class Session:
                 raise self.error
         finally:
             self._finish(self.error)
-            await self._lookout.end()
+            await self._failover.end()
 
     async def _visit(self, endpoint: Endpoint, found: Found | None) -> None:
         """Be served by `endpoint` until the connection ends, and take note of why."""
@@ -252,7 +252,7 @@ class Session:
         finally:
             self._link = None
             self._connected.clear()
-            self._lookout.lost()
+            self._failover.lost()
             self._arrivals.disconnected()
             self._calls.disconnected()
         self.last_trouble = trouble
@@ -273,7 +273,7 @@ class Session:
         """Introduce this side, unless it has its welcome; then take what comes until the stream ends."""
         self._link = link
         self._silence_s = 0.0
-        self._lookout.note("")
+        self._failover.note("")
         ticker = asyncio.create_task(self._tick(link), name="session ticks")
         try:
             if welcome is None:
@@ -299,7 +299,7 @@ class Session:
                 self._take_welcome(down.welcome, link)
             case "tick":
                 self._ready_elsewhere = tuple(down.tick.ready_addresses)
-                self._lookout.note("" if down.tick.ready else "is not ready")
+                self._failover.note("" if down.tick.ready else "is not ready")
             case "world":
                 self._take_token(down.world.token)
                 self.world = down.world
@@ -386,8 +386,8 @@ class Session:
                 link.close(Unavailable(f"{self._route.current} was silent for {self._silence_s:.1f} s"))
                 return
             if self.connected and self._silence_s >= self._pace.silent_s:
-                self._lookout.note("is silent", for_s=self._pace.unready_s)
-            self._lookout.look(link)
+                self._failover.note("is silent", for_s=self._pace.unready_s)
+            self._failover.look(link)
             if number % 4 == 0:
                 link.send(Up(tick=Tick(sequence=number // 4)))
 

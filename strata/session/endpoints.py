@@ -194,10 +194,10 @@ class Route:
             delay_s = max(0.0, longest_s * self.rng.uniform(0.5, 1.0) - took_s)
         self._tries += 1
         self.current = self._choose()
-        self.connect_s = self._patience_s()
+        self.connect_s = self._grace_s()
         return self.current, delay_s
 
-    def _patience_s(self) -> float:
+    def _grace_s(self) -> float:
         """Return how long this try's endpoint is given to connect.
 
         After a connection that worked somebody counts the time until this process is back. In the first round whoever does not

@@ -46,7 +46,7 @@ class Found:
     stack: AsyncExitStack
 
 
-class Lookout:
+class Failover:
     """What one session does about the readiness of the replica that serves it. `end` it with the session."""
 
     def __init__(self, route: Route, dial: Dial, introduce: Callable[[], Hello], *, unready_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What a process does once its generation has ended: `Ending`.
+"""What a process does once its generation has ended: `GenerationExit`.
 
     under strata run        wait: the agent ends this process and starts another
       --restart=in_process  come back to `TrainingOrchestrator.train`, which begins again in it
@@ -25,7 +25,7 @@ from typing import Final, NoReturn, Protocol
 from strata.core.exit_codes import PREEMPTED, REFUSED
 from strata.errors import ClusterRestored, JobDone, Refused, StaleGeneration, StaleIncarnation, StrataError
 from strata.training.group import abort_group
-from strata.training.rank_context import Peers
+from strata.training.rank_context import RankContext
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
@@ -35,7 +35,7 @@ from strata.v1.worlds_pb2 import (
     StopJobRequest,
 )
 
-PATIENCE_S: Final = 60.0
+GRACE_S: Final = 60.0
 """How long a rank of an ended generation waits to be ended."""
 OVER_S: Final = 10.0
 """How much longer than `detect_s` the end of a generation may follow what it made fail here."""
@@ -51,7 +51,7 @@ _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
 log: Final = logging.getLogger("strata.training")
 
 
-class Ending(Protocol):
+class GenerationExit(Protocol):
     """What follows the end of a generation."""
 
     @property
@@ -119,7 +119,7 @@ def exit_orphaned() -> None:
     exit_with(1)
 
 
-def end_with_agent(peers: Peers, gone: Callable[[], None] = exit_orphaned) -> Callable[[], None]:
+def end_with_agent(context: RankContext, gone: Callable[[], None] = exit_orphaned) -> Callable[[], None]:
     """Have `gone` called once the agent has ended, from a thread of its own; return the way out.
 
     The main thread may hang in a collective with ranks that nobody restarts.
@@ -130,18 +130,18 @@ def end_with_agent(peers: Peers, gone: Callable[[], None] = exit_orphaned) -> Ca
             threading.Thread(target=gone, name="strata-orphan", daemon=True).start()
             log.error("%s", error)  # after that: another thread may be stuck in the log
 
-    return peers.observe_end(ended)
+    return context.observe_end(ended)
 
 
-class SupervisedEnding:
+class AgentExit:
     """An agent ends this process: waiting for it spares the user an error that is none."""
 
     armed = True
     leaves = False
 
-    def __init__(self, peers: Peers, *, patience_s: float = PATIENCE_S) -> None:
-        self._patience_s = patience_s
-        self._forget = end_with_agent(peers)
+    def __init__(self, context: RankContext, *, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
+        self._forget = end_with_agent(context)
 
     def leave_then(self, reason: str) -> None:
         pass  # its supervisor was asked as well, or learns of it from the notice
@@ -151,7 +151,7 @@ class SupervisedEnding:
 
     def over(self, error: StaleGeneration) -> None:
         log.info("this generation has ended: %s", error.message)
-        threading.Event().wait(self._patience_s)
+        threading.Event().wait(self._grace_s)
 
     def failed(self, error: BaseException) -> None:
         pass  # the agent learns of it from the process's end
@@ -160,7 +160,7 @@ class SupervisedEnding:
         self._forget()
 
 
-class InProcessEnding:
+class InProcessExit:
     """The next generation begins in this process, once its supervisor has told the place in it.
 
     Collectives under way are aborted. One of NCCL's may then return as if it had succeeded, so
@@ -170,15 +170,15 @@ class InProcessEnding:
     armed = True
     leaves = False
 
-    def __init__(self, peers: Peers) -> None:
-        self._generation = peers.generation
+    def __init__(self, context: RankContext) -> None:
+        self._generation = context.generation
         self._changed = threading.Condition()
         self._newer = False
         self._place: RankPlace | None = None
         self._forget = (
-            peers.observe_world(self._on_world),
-            peers.observe_place(self._on_place),
-            end_with_agent(peers),
+            context.observe_world(self._on_world),
+            context.observe_place(self._on_place),
+            end_with_agent(context),
         )
 
     def leave_then(self, reason: str) -> None:
@@ -235,16 +235,18 @@ class InProcessEnding:
             threading.Thread(target=abort_group, name="strata-abort", daemon=True).start()
 
 
-class StandaloneEnding:
+class StandaloneExit:
     """This process leaves the job and ends with 75, once a newer world is there and it is armed: nobody starts it again.
 
     Its main thread may hang in a collective whose peer has gone, and nothing ends that from inside: gloo's abort does not
     reach a frozen peer. So another thread ends it. In an interactive session, a notebook say, the error is raised only.
     """
 
-    def __init__(self, peers: Peers, *, detect_s: float, gone: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, context: RankContext, *, detect_s: float, gone: Callable[[], None] | None = None
+    ) -> None:
         """`detect_s` is how soon a death is known; `gone` ends the process, and does not come back."""
-        self._peers = peers
+        self._context = context
         self._detect_s = detect_s
         self._gone = gone if gone is not None else exit_preempted
         self._lock = threading.Lock()
@@ -254,9 +256,9 @@ class StandaloneEnding:
         self._leaves_because = ""
         self.armed = False
         self._forget = (
-            peers.observe_world(self._on_world),
-            end_with_agent(peers),
-            peers.observe_end(self._on_end),
+            context.observe_world(self._on_world),
+            end_with_agent(context),
+            context.observe_end(self._on_end),
         )
 
     @property
@@ -273,7 +275,7 @@ class StandaloneEnding:
 
     def over(self, error: StaleGeneration) -> None:
         if self.armed and not self._closed:
-            self._wait_over(PATIENCE_S)
+            self._wait_over(GRACE_S)
 
     def failed(self, error: BaseException) -> None:
         """Wait whether a peer's death was why: then a newer world is on its way; or its end: the job is done."""
@@ -282,8 +284,8 @@ class StandaloneEnding:
         if isinstance(error, JobDone):
             self._refuse_done()
         if isinstance(error, ClusterRestored) and not is_interactive():
-            self._wait_over(PATIENCE_S)
-        if self._peers.world_size == 1:
+            self._wait_over(GRACE_S)
+        if self._context.world_size == 1:
             return
         log.warning("waiting whether another rank was lost: %s: %s", type(error).__name__, error)
         self.arm()
@@ -294,7 +296,7 @@ class StandaloneEnding:
         for _ in range(math.ceil(limit_s / LOOK_S)):
             if self._over.wait(LOOK_S):
                 if not is_interactive():
-                    threading.Event().wait(PATIENCE_S)
+                    threading.Event().wait(GRACE_S)
                 elif self._update is not None:
                     self._leave(self._update)
                 return
@@ -304,11 +306,11 @@ class StandaloneEnding:
         """Raise `JobDone` if the job was done in a world after this member's, or while it was taken for lost."""
         with self._lock:
             update = self._update
-        newer = update is not None and update.world.generation > self._peers.generation
+        newer = update is not None and update.world.generation > self._context.generation
         if update is not None and newer and update.phase == JOB_PHASE_DONE:
-            raise JobDone(f"job {self._peers.job} is done: {update.phase_reason}")
+            raise JobDone(f"job {self._context.job} is done: {update.phase_reason}")
         try:
-            self._peers.check()
+            self._context.check()
         except JobDone:
             raise
         except StrataError:
@@ -330,7 +332,7 @@ class StandaloneEnding:
             update = self._update
             if update is None or not self.armed or self._over.is_set() or self._closed:
                 return
-            if update.world.generation <= self._peers.generation or update.phase in _ENDED:
+            if update.world.generation <= self._context.generation or update.phase in _ENDED:
                 return
             self._over.set()
         if not is_interactive():
@@ -358,7 +360,7 @@ class StandaloneEnding:
     def _asked(self, update: WorldUpdate) -> str:
         """Return why a notice that still holds has this member leave, "" when none does."""
         notice = update.notice
-        named = notice.action == STOP_ACTION_DRAIN and self._peers.worker_id in notice.worker_ids
+        named = notice.action == STOP_ACTION_DRAIN and self._context.worker_id in notice.worker_ids
         return notice.reason if named or notice.action == STOP_ACTION_PREEMPT else ""
 
     def _leave(self, update: WorldUpdate) -> None:
@@ -371,13 +373,13 @@ class StandaloneEnding:
         with contextlib.suppress(StrataError):  # then it counts as one that was lost
             if update.HasField("place"):
                 request = StopJobRequest(
-                    job=self._peers.job,
+                    job=self._context.job,
                     action=STOP_ACTION_DRAIN,
-                    worker_ids=[self._peers.worker_id],
+                    worker_ids=[self._context.worker_id],
                     reason=why,
                 )
-                self._peers.call(request, timeout_s=ASK_S)
-            self._peers.close(code=PREEMPTED, reason=why)
+                self._context.call(request, timeout_s=ASK_S)
+            self._context.close(code=PREEMPTED, reason=why)
 
 
 def is_interactive() -> bool:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from strata.errors import BarrierTimeout, Unavailable
-from strata.training.rank_context import Peers
+from strata.training.rank_context import RankContext
 from strata.transport import name_lookup
 
 MEETING: Final = "strata.group"
@@ -30,7 +30,7 @@ MEETINGS: Final = 4
 log: Final = logging.getLogger("strata.training")
 
 
-def ensure_group(peers: Peers, *, arm: Callable[[], None]) -> bool:
+def ensure_group(context: RankContext, *, arm: Callable[[], None]) -> bool:
     """Initialise torch's process group unless there is one, or torch is not imported.
 
     Returns whether it did, so that the caller ends what it began. `arm` is called once this process
@@ -45,14 +45,16 @@ def ensure_group(peers: Peers, *, arm: Callable[[], None]) -> bool:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    peers.progress(0, JOIN)
+    context.progress(0, JOIN)
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         arm()
         torch.distributed.init_process_group(backend)
         return True
-    store = _store(torch, peers)
+    store = _store(torch, context)
     arm()
-    torch.distributed.init_process_group(backend, store=store, rank=peers.rank, world_size=peers.world_size)
+    torch.distributed.init_process_group(
+        backend, store=store, rank=context.rank, world_size=context.world_size
+    )
     return True
 
 
@@ -74,35 +76,35 @@ def abort_group() -> None:
         log.info("the process group cannot be aborted: %s", error)
 
 
-def _store(torch: Any, peers: Peers) -> Any:
+def _store(torch: Any, context: RankContext) -> Any:
     """Return the store that all ranks of this generation share."""
-    if peers.world_size == 1:
+    if context.world_size == 1:
         return torch.distributed.HashStore()
     limit = timedelta(seconds=MEETING_S)
     store, offer = None, b""
-    if peers.rank == 0:
+    if context.rank == 0:
         address = _own_address()
         name_lookup.warn_if_slow(address, log.warning)
         store = torch.distributed.TCPStore(
-            address, 0, peers.world_size, is_master=True, wait_for_workers=False, timeout=limit
+            address, 0, context.world_size, is_master=True, wait_for_workers=False, timeout=limit
         )
         offer = json.dumps([address, store.port]).encode()
-    told = meet(peers, offer).get(0)
+    told = meet(context, offer).get(0)
     if told is None:
         raise Unavailable("rank 0 did not say where the ranks meet")
     if store is None:
         address, port = json.loads(told)
         store = torch.distributed.TCPStore(
-            address, port, peers.world_size, is_master=False, wait_for_workers=False, timeout=limit
+            address, port, context.world_size, is_master=False, wait_for_workers=False, timeout=limit
         )
     return store
 
 
-def meet(peers: Peers, offer: bytes) -> dict[int, bytes]:
+def meet(context: RankContext, offer: bytes) -> dict[int, bytes]:
     """Return what ranks brought to the meeting; a rank that is late is waited for, one that is lost breaks it."""
     for meeting in range(1, MEETINGS + 1):
         try:
-            return peers.barrier(MEETING, offer, timeout_s=MEETING_S)
+            return context.barrier(MEETING, offer, timeout_s=MEETING_S)
         except BarrierTimeout as error:
             if meeting == MEETINGS:
                 raise

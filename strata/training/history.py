@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.errors import StrataError
-from strata.training.rank_context import Peers
+from strata.training.rank_context import RankContext
 from strata.training.save.cadence import PRIOR_S, time_between_failures
 from strata.v1.worlds_pb2 import ListGenerationsRequest
 from strata.wire.pages import whole
@@ -27,10 +27,12 @@ class Past:
     failure_s: float = PRIOR_S
 
 
-def past_of(peers: Peers, *, now_unix_s: float) -> Past:
+def past_of(context: RankContext, *, now_unix_s: float) -> Past:
     """Return what the coordinators know; without an answer, that nothing has failed."""
     try:
-        answer = whole(lambda page: peers.call(page, timeout_s=ASK_S), ListGenerationsRequest(job=peers.job))
+        answer = whole(
+            lambda page: context.call(page, timeout_s=ASK_S), ListGenerationsRequest(job=context.job)
+        )
     except StrataError as error:
         log.info("the job's history is not known: %s", error.message)
         return Past(began_unix_s=now_unix_s, uncommitted_unix_s=now_unix_s)
@@ -38,7 +40,7 @@ def past_of(peers: Peers, *, now_unix_s: float) -> Past:
     committed = max((g.world.generation for g in answer.generations if g.has_committed), default=0)
     since_s = [unix_s for generation, unix_s in began_s.items() if generation > committed]
     return Past(
-        began_unix_s=began_s.get(peers.generation, now_unix_s),
+        began_unix_s=began_s.get(context.generation, now_unix_s),
         uncommitted_unix_s=min(since_s, default=now_unix_s),
         failure_s=time_between_failures(
             # those that began because the job grew, was paused or preempted tell of no failure

@@ -32,11 +32,11 @@ from strata.errors import (
 from strata.training.at_exit import close_at_exit
 from strata.training.generation_exit import (
     OVER_S,
-    Ending,
-    InProcessEnding,
+    AgentExit,
+    GenerationExit,
+    InProcessExit,
     NeverEnds,
-    StandaloneEnding,
-    SupervisedEnding,
+    StandaloneExit,
     nothing_to_do_where_done,
     told_where_refused,
 )
@@ -45,12 +45,12 @@ from strata.training.loop.clock import Clock
 from strata.training.loop.feeds import Loader
 from strata.training.loop.reporting import TrainingReporter
 from strata.training.loop.run import Run
-from strata.training.rank_context import Alone, Peers
+from strata.training.rank_context import Alone, RankContext
 from strata.training.restore import begin
 from strata.training.save.state import on_optimizer_steps, state_of
-from strata.training.settings_agreement import Sampling, as_rank_0
+from strata.training.settings_agreement import Sampling, agree_on_settings
 from strata.training.shown_errors import show_errors_briefly
-from strata.training.start_retry import PatientStart
+from strata.training.start_retry import StartRetry
 from strata.training.stop.preempting import PREEMPT_SIGNALS, Preemption
 from strata.training.world import enter_place
 
@@ -112,8 +112,8 @@ class TrainingOrchestrator:
         self._credentials = credentials
         self._clock = Clock(monotonic_s=time.monotonic, unix_s=time.time, thread_s=time.thread_time)
         self._in_process = False
-        self._ending: Ending | None = None
-        self._peers: Peers | None = None
+        self._ending: GenerationExit | None = None
+        self._context: RankContext | None = None
         self._run: Run | None = None
 
     # -- one run
@@ -158,12 +158,12 @@ class TrainingOrchestrator:
         ledger = Ledger(since_s=self._clock.monotonic_s())
         standalone = self._endpoints is not None or "STRATA_SOCKET" not in os.environ
         with nothing_to_do_where_done(), told_where_refused(standalone=standalone):
-            peers = self._peers = self._join()
-        ending = self._ending = self._ending_of(peers)
+            context = self._context = self._join()
+        ending = self._ending = self._ending_of(context)
 
         def begun() -> Run:
             return self._begin(
-                peers,
+                context,
                 ending,
                 saved,
                 data=data,
@@ -173,12 +173,12 @@ class TrainingOrchestrator:
                 total_steps=total_steps,
             )
 
-        with nothing_to_do_where_done(standalone=peers.is_standalone):
-            run = self._run = self._begun(begun, peers, ending)
+        with nothing_to_do_where_done(standalone=context.is_standalone):
+            run = self._run = self._begun(begun, context, ending)
         close_at_exit(run)
         return run
 
-    def _begun(self, begun: Callable[[], Run], peers: Peers, ending: Ending) -> Run:
+    def _begun(self, begun: Callable[[], Run], context: RankContext, ending: GenerationExit) -> Run:
         """Return the run; what fails instead is raised when nothing else follows from it."""
         try:
             return begun()
@@ -189,11 +189,11 @@ class TrainingOrchestrator:
             if isinstance(error, BarrierBroken | ClusterRestored):  # a newer world is on its way
                 ending.failed(error)
             if not self._in_process:  # there, whether it is a failure is not known yet
-                code = _code_of(error, peers)
-                peers.close(code=code, reason=f"{type(error).__name__}: {error}")
+                code = _code_of(error, context)
+                context.close(code=code, reason=f"{type(error).__name__}: {error}")
             raise
 
-    def _join(self) -> Peers:
+    def _join(self) -> RankContext:
         env = os.environ
         if (
             self._endpoints is None
@@ -214,17 +214,17 @@ class TrainingOrchestrator:
             cannot_restart=True,
         )
 
-    def _ending_of(self, peers: Peers) -> Ending:
-        if isinstance(peers, Alone):
+    def _ending_of(self, context: RankContext) -> GenerationExit:
+        if isinstance(context, Alone):
             return NeverEnds()
-        if peers.is_standalone:
-            return StandaloneEnding(peers, detect_s=peers.detect_s)
-        return InProcessEnding(peers) if self._in_process else SupervisedEnding(peers)
+        if context.is_standalone:
+            return StandaloneExit(context, detect_s=context.detect_s)
+        return InProcessExit(context) if self._in_process else AgentExit(context)
 
     def _begin(
         self,
-        peers: Peers,
-        ending: Ending,
+        context: RankContext,
+        ending: GenerationExit,
         state: MutableMapping[str, Any],
         *,
         data: Loader | None,
@@ -233,8 +233,8 @@ class TrainingOrchestrator:
         replicated: Collection[str] | bool | None,
         total_steps: int | None,
     ) -> Run:
-        patiently = PatientStart(
-            peers, grace_s=self.config.save_grace_s, preempt_grace_s=self.config.preempt_grace_s
+        patiently = StartRetry(
+            context, grace_s=self.config.save_grace_s, preempt_grace_s=self.config.preempt_grace_s
         )
 
         def adopting(act: Callable[[], T]) -> T:
@@ -247,12 +247,12 @@ class TrainingOrchestrator:
                         raise
                     log.info("adopting a newer world: %s", error.message)
                     with nothing_to_do_where_done():
-                        peers.rejoin()  # type: ignore[attr-defined]  # only a standalone process is unarmed
+                        context.rejoin()  # type: ignore[attr-defined]  # only a standalone process is unarmed
 
         opened = partial(
             CheckpointManager,
             self.config.storage,
-            client=None if isinstance(peers, Alone) else peers,  # type: ignore[arg-type]  # then a RankClient
+            client=None if isinstance(context, Alone) else context,  # type: ignore[arg-type]  # then a RankClient
             keep_count=self.config.keep_count,
             replica_path=self.config.replica or None,
             save_wait_s=self.config.save_wait_s,
@@ -262,7 +262,7 @@ class TrainingOrchestrator:
         checkpoints = adopting(lambda: patiently(opened))
         begun = partial(
             begin,
-            peers,
+            context,
             checkpoints,
             state,
             config=self.config,
@@ -270,7 +270,7 @@ class TrainingOrchestrator:
             clock=self._clock,
             ledger=ledger,
             arm=ending.arm,
-            agree=partial(as_rank_0, peers, roots=checkpoints.root_ids),
+            agree=partial(agree_on_settings, context, roots=checkpoints.root_ids),
             patiently=patiently,
         )
 
@@ -289,7 +289,7 @@ class TrainingOrchestrator:
             run.saves.out_of_time = preemption.out_of_time
 
         run = Run(
-            peers,
+            context,
             checkpoints=checkpoints,
             state=state,
             beginning=lambda: adopting(begun),
@@ -299,7 +299,7 @@ class TrainingOrchestrator:
             data=data,
             reporter=TrainingReporter(total_steps=total_steps),
         )
-        if isinstance(ending, InProcessEnding):
+        if isinstance(ending, InProcessExit):
             on_optimizer_steps(state, before=ending.check)
         return run
 
@@ -329,16 +329,16 @@ class TrainingOrchestrator:
 
     def _goes_on(self, error: Exception) -> bool:
         """Take the place in the next generation if `error` came of the end of this one."""
-        ending, peers = self._ending, self._peers
-        if not isinstance(ending, InProcessEnding) or peers is None:
+        ending, context = self._ending, self._context
+        if not isinstance(ending, InProcessExit) or context is None:
             return False
-        if self._run is None and _code_of(error, peers) == DO_NOT_REQUEUE:
+        if self._run is None and _code_of(error, context) == DO_NOT_REQUEUE:
             self._abandon(f"{type(error).__name__}: {error}", code=DO_NOT_REQUEUE)
             return False
-        if not ending.wait_over(peers.detect_s + OVER_S):
+        if not ending.wait_over(context.detect_s + OVER_S):
             self._abandon(f"{type(error).__name__}: {error}", code=1)
             return False
-        log.warning("generation %d has ended (%s); waiting for the next", peers.generation, error)
+        log.warning("generation %d has ended (%s); waiting for the next", context.generation, error)
         # its frames hold the model, the process group and the loaders of the generation that ended
         error.__traceback__ = error.__context__ = error.__cause__ = None
         place = ending.wait_place()
@@ -354,12 +354,12 @@ class TrainingOrchestrator:
     def _abandon(self, reason: str, *, code: int) -> None:
         if self._run is not None:
             self._run.abandon(reason, code=code)
-        elif self._peers is not None:
-            self._peers.close(code=code, reason=reason)
-        self._run = self._peers = self._ending = None
+        elif self._context is not None:
+            self._context.close(code=code, reason=reason)
+        self._run = self._context = self._ending = None
 
 
-def _code_of(error: BaseException, peers: Peers) -> int:
+def _code_of(error: BaseException, context: RankContext) -> int:
     """Return what is told of a rank that `error` kept from beginning; its program may end with another code.
 
     A setting, a right or a storage that is wrong counts as lasting only until the job has a checkpoint: it was right once, and
@@ -369,7 +369,7 @@ def _code_of(error: BaseException, peers: Peers) -> int:
         return PREEMPTED
     if not isinstance(error, StrataError) or not error.lasting:
         return 1
-    has_checkpoint = getattr(peers, "restore_point", None) is not None
+    has_checkpoint = getattr(context, "restore_point", None) is not None
     return 1 if has_checkpoint and not isinstance(error, CheckpointError) else DO_NOT_REQUEUE
 
 

@@ -1,4 +1,4 @@
-"""The other ranks of a training, as one of them sees them: `Peers`.
+"""The other ranks of a training, as one of them sees them: `RankContext`.
 
 Two implementations: `RankClient`, over its session, and `Alone`, for a process that trains without
 any coordinator.
@@ -16,7 +16,7 @@ from strata.v1.members_pb2 import TrainingReport
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 
 
-class Peers(Protocol):
+class RankContext(Protocol):
     """One rank of one generation."""
 
     @property

@@ -19,7 +19,7 @@ from strata.training.loop.cursors import CURSORS_KEY, CursorBook
 from strata.training.loop.ddp_buckets import BUCKETS_KEY, Buckets
 from strata.training.loop.feeds import Feeding
 from strata.training.loop.stateful_feed import KEPT_KEY
-from strata.training.rank_context import Alone, Peers
+from strata.training.rank_context import Alone, RankContext
 from strata.training.save.cadence import Rule
 from strata.training.save.saves import Saves
 from strata.training.save.state import (
@@ -31,7 +31,7 @@ from strata.training.save.state import (
     plain_of,
     position_of,
 )
-from strata.training.settings_agreement import Lengths, Sampling, Wanted
+from strata.training.settings_agreement import Lengths, RankSettings, Sampling
 from strata.training.start_retry import at_once
 
 RESTORE: Final = "restore"
@@ -43,7 +43,7 @@ log: Final = logging.getLogger("strata.training")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
+class GenerationRestore:
     """One rank's place to begin at in one generation."""
 
     position: Position
@@ -59,7 +59,7 @@ class Beginning:
 
 
 def begin(
-    peers: Peers,
+    context: RankContext,
     checkpoints: CheckpointManager,
     state: MutableMapping[str, Any],
     *,
@@ -68,18 +68,18 @@ def begin(
     clock: Clock,
     ledger: Ledger,
     arm: Callable[[], None] = lambda: None,
-    agree: Callable[[Wanted], Wanted] = lambda mine: mine,
+    agree: Callable[[RankSettings], RankSettings] = lambda mine: mine,
     patiently: Callable[[Callable[[], Any]], Any] = at_once,
-) -> Beginning:
+) -> GenerationRestore:
     """Restore `state` to where the world of `peers` begins, and return what follows from it.
 
     Torch's process group is initialised before. `arm` is called when this process is bound to its
     generation by that. `agree` returns what holds for all ranks, once they are as far as this one. `patiently`
     calls what reads of the storage, and may do so again.
     """
-    peers.check()
-    owns_group = ensure_group(peers, arm=arm)
-    peers.progress(0, RESTORE)
+    context.check()
+    owns_group = ensure_group(context, arm=arm)
+    context.progress(0, RESTORE)
     ledger.enter(RESTORE, clock.monotonic_s())
     state[OWN_KEY] = {}
     differs = {join(OWN_KEY, name) for name in (CURSORS_KEY, BUCKETS_KEY, join(LOADER_KEY, KEPT_KEY))}
@@ -91,9 +91,9 @@ def begin(
     position = Position() if restored is None else position_of(own)
     ledger.enter(START, clock.monotonic_s())
     past = Past(began_unix_s=clock.unix_s(), uncommitted_unix_s=clock.unix_s())
-    if peers.rank == 0:  # it speaks for all
-        if not isinstance(peers, Alone):
-            past = past_of(peers, now_unix_s=clock.unix_s())
+    if context.rank == 0:  # it speaks for all
+        if not isinstance(context, Alone):
+            past = past_of(context, now_unix_s=clock.unix_s())
         ledger.go_on(
             restored.metadata.get(GOODPUT_KEY, "") if restored is not None else "",
             lost_since_unix_s=past.uncommitted_unix_s,
@@ -112,15 +112,15 @@ def begin(
         )
         return texts.values()
 
-    cursors = CursorBook(rank=peers.rank, own=str(own.get(CURSORS_KEY, "")), of_ranks=cursors_of_ranks)
-    buckets = Buckets(peers, state, saved=str(own.get(BUCKETS_KEY, "")), restored=restored is not None)
+    cursors = CursorBook(rank=context.rank, own=str(own.get(CURSORS_KEY, "")), of_ranks=cursors_of_ranks)
+    buckets = Buckets(context, state, saved=str(own.get(BUCKETS_KEY, "")), restored=restored is not None)
     rule = Rule(
         every_steps=config.save_every_steps, every_s=config.save_every_s, full_every=config.full_every
     )
-    peers.progress(position.step, BEGIN)
-    wanted = agree(Wanted(rule=rule, sampling=sampling))
+    context.progress(position.step, BEGIN)
+    wanted = agree(RankSettings(rule=rule, sampling=sampling))
     saves = Saves(
-        peers,
+        context,
         checkpoints,
         rule=wanted.rule,
         wait_s=config.save_wait_s,
@@ -133,15 +133,15 @@ def begin(
         buckets=buckets.saved,
     )
     feeding = Feeding(
-        rank=peers.rank,
-        world_size=peers.world_size,
+        rank=context.rank,
+        world_size=context.world_size,
         global_batch=wanted.sampling.global_batch,
         seed=wanted.sampling.seed,
         uneven=wanted.sampling.uneven,
         saved=own.get(LOADER_KEY, {}),
-        shortest=Lengths(peers).shortest,
+        shortest=Lengths(context).shortest,
     )
-    return Beginning(
+    return GenerationRestore(
         position=position,
         saves=saves,
         ledger=ledger,

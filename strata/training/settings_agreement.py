@@ -1,4 +1,4 @@
-"""What all ranks of a training must have alike, though each reads it of its own settings: `Wanted`.
+"""What all ranks of a training must have alike, though each reads it of its own settings: `RankSettings`.
 
 A save is a barrier at a step that every rank plans for itself, and a step's samples are divided by a
 computed order. Where one node's file or flags say something else, its ranks would wait for a save
@@ -26,7 +26,7 @@ from typing import Any, Final
 from strata.core.stop.last_step import BEGIN_BARRIER
 from strata.core.words import ranks_text
 from strata.errors import BarrierBroken, BarrierTimeout, ConfigError, Refused, Unavailable
-from strata.training.rank_context import Peers
+from strata.training.rank_context import RankContext
 from strata.training.save.cadence import Rule
 
 LOADER_BARRIER: Final = "strata.loader"
@@ -51,7 +51,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RankSettings:
     """What one rank was told."""
 
     rule: Rule
@@ -62,7 +62,9 @@ class Wanted:
         return {**asdict(self.rule), **asdict(self.sampling)}
 
 
-def as_rank_0(peers: Peers, mine: Wanted, *, roots: Mapping[str, str] = _NO_ROOTS) -> Wanted:
+def agree_on_settings(
+    context: RankContext, mine: RankSettings, *, roots: Mapping[str, str] = _NO_ROOTS
+) -> RankSettings:
     """Return what holds for all ranks, once every one is here; warn where this rank was told otherwise.
 
     `roots` are the ids of the storage roots that this rank sees, by their URIs; `ConfigError`, on every rank,
@@ -72,18 +74,18 @@ def as_rank_0(peers: Peers, mine: Wanted, *, roots: Mapping[str, str] = _NO_ROOT
     payload = json.dumps(
         {"v": _VERSION, _ROOTS: dict(roots), **mine.settings()}, separators=(",", ":")
     ).encode()
-    told = {rank: _read(rank, data) for rank, data in peers.barrier(BEGIN_BARRIER, payload).items()}
+    told = {rank: _read(rank, data) for rank, data in context.barrier(BEGIN_BARRIER, payload).items()}
     if 0 not in told:
         raise Refused("rank 0 did not say what it was told", hint=_ALIKE)
     first = told[0]
     _check_shared({rank: settings.pop(_ROOTS) for rank, settings in told.items()})
-    if peers.rank == 0:
+    if context.rank == 0:
         _warn_of_others(told)
     else:
         for name, value in mine.settings().items():
             if value != first[name]:
                 log.warning("%s is %s here, and %s on rank 0: that holds for all", name, value, first[name])
-    return Wanted(
+    return RankSettings(
         rule=Rule(**{name: first[name] for name in Rule.__slots__}),
         sampling=Sampling(**{name: first[name] for name in Sampling.__slots__}),
     )
@@ -112,9 +114,9 @@ class Lengths:
     and between two saves a training needs no coordinator.
     """
 
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
-        self._ask = peers.world_size > 1
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._ask = context.world_size > 1
         self._known: int | None = None
         """What `shortest` returned last."""
 
@@ -138,11 +140,11 @@ class Lengths:
     def _meet(self, payload: bytes) -> dict[int, bytes]:
         for _ in range(LOADER_ROUNDS - 1):
             try:
-                return self._peers.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
+                return self._context.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
             except BarrierTimeout as late:
                 # the round is over for all alike, so all come again
                 log.warning("waiting on for the length of a loader: %s", late.message)
-        return self._peers.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
+        return self._context.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
 
     def _shortest_of(self, told: Mapping[int, bytes], batches: int | None) -> int | None:
         by_rank = {rank: json.loads(data)["batches"] for rank, data in told.items()}
@@ -153,7 +155,7 @@ class Lengths:
         if by_rank[fewest] < batches:
             log.warning(
                 "rank %d leaves out %d of its %d batches of each epoch: rank %d has %d",
-                self._peers.rank,
+                self._context.rank,
                 batches - by_rank[fewest],
                 batches,
                 fewest,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from google.protobuf import json_format
 
-from strata.training.rank_context import Peers
+from strata.training.rank_context import RankContext
 from strata.v1.session_pb2 import RankPlace
 
 
@@ -39,16 +39,16 @@ class TrainingWorld:
         return f"{host}:{self.master_port}"
 
 
-def world_of(peers: Peers) -> TrainingWorld:
+def world_of(context: RankContext) -> TrainingWorld:
     """Return the world of `peers`, with what the environment says of this node."""
     env = os.environ
     supervised = "RANK" in env and "WORLD_SIZE" in env
     return TrainingWorld(
-        job=peers.job,
-        worker_id=peers.worker_id,
-        generation=peers.generation,
-        rank=peers.rank,
-        size=peers.world_size,
+        job=context.job,
+        worker_id=context.worker_id,
+        generation=context.generation,
+        rank=context.rank,
+        size=context.world_size,
         local_rank=_number(env.get("LOCAL_RANK"), 0),
         local_size=_number(env.get("LOCAL_WORLD_SIZE"), 1),
         master_addr=env.get("MASTER_ADDR", "") if supervised else "",

@@ -143,7 +143,7 @@ class UnaryClient:
         """Close the channel once the calls on it are done; a later call opens another."""
         line, self._line = self._line, None
         if line is not None:
-            await self._tidy(line)
+            await self._collect_garbage(line)
 
     async def _attempt(self, line: _Line, method: Method, request: Message, attempt_s: float) -> Any:
         line.users += 1
@@ -162,11 +162,11 @@ class UnaryClient:
             raise
         finally:
             line.users -= 1
-            await self._tidy(line)
+            await self._collect_garbage(line)
         self._route.reached()
         return response
 
-    async def _tidy(self, line: _Line) -> None:
+    async def _collect_garbage(self, line: _Line) -> None:
         """Close a line that was given up once nobody uses it."""
         if line is not self._line and not line.users:
             await line.stack.aclose()

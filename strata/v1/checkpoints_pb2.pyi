@@ -89,30 +89,30 @@ TIER_STATE_REMOVED: TierState.ValueType  # 4
 """It was there, and never comes back."""
 Global___TierState: _TypeAlias = TierState  # noqa: Y015
 
-class _ChoreKind:
+class _MaintenanceKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _ChoreKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChoreKind.ValueType], _builtins.type):
+class _MaintenanceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MaintenanceKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    CHORE_KIND_UNSPECIFIED: _ChoreKind.ValueType  # 0
-    CHORE_KIND_REMOVE: _ChoreKind.ValueType  # 1
+    MAINTENANCE_KIND_UNSPECIFIED: _MaintenanceKind.ValueType  # 0
+    MAINTENANCE_KIND_REMOVE: _MaintenanceKind.ValueType  # 1
     """Remove this tier's bytes, in the order marker, manifest, images; then DeleteCheckpoint, finished."""
-    CHORE_KIND_CLEAR: _ChoreKind.ValueType  # 2
+    MAINTENANCE_KIND_CLEAR: _MaintenanceKind.ValueType  # 2
     """A save that was given up: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
-    CHORE_KIND_VERIFY: _ChoreKind.ValueType  # 3
+    MAINTENANCE_KIND_VERIFY: _MaintenanceKind.ValueType  # 3
     """Read the manifests and this object past the caches, once for the host, and say by ReportDamage what came of it."""
 
-class ChoreKind(_ChoreKind, metaclass=_ChoreKindEnumTypeWrapper): ...
+class MaintenanceKind(_MaintenanceKind, metaclass=_MaintenanceKindEnumTypeWrapper): ...
 
-CHORE_KIND_UNSPECIFIED: ChoreKind.ValueType  # 0
-CHORE_KIND_REMOVE: ChoreKind.ValueType  # 1
+MAINTENANCE_KIND_UNSPECIFIED: MaintenanceKind.ValueType  # 0
+MAINTENANCE_KIND_REMOVE: MaintenanceKind.ValueType  # 1
 """Remove this tier's bytes, in the order marker, manifest, images; then DeleteCheckpoint, finished."""
-CHORE_KIND_CLEAR: ChoreKind.ValueType  # 2
+MAINTENANCE_KIND_CLEAR: MaintenanceKind.ValueType  # 2
 """A save that was given up: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
-CHORE_KIND_VERIFY: ChoreKind.ValueType  # 3
+MAINTENANCE_KIND_VERIFY: MaintenanceKind.ValueType  # 3
 """Read the manifests and this object past the caches, once for the host, and say by ReportDamage what came of it."""
-Global___ChoreKind: _TypeAlias = ChoreKind  # noqa: Y015
+Global___MaintenanceKind: _TypeAlias = MaintenanceKind  # noqa: Y015
 
 @_typing.final
 class Tier(_message.Message):
@@ -1358,7 +1358,7 @@ class ReportDamageResponse(_message.Message):
 Global___ReportDamageResponse: _TypeAlias = ReportDamageResponse  # noqa: Y015
 
 @_typing.final
-class Chore(_message.Message):
+class MaintenanceTask(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KIND_FIELD_NUMBER: _builtins.int
@@ -1369,7 +1369,7 @@ class Chore(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
     OBJECT_FIELD_NUMBER: _builtins.int
-    kind: Global___ChoreKind.ValueType
+    kind: Global___MaintenanceKind.ValueType
     step: _builtins.int
     generation: _builtins.int
     attempt: _builtins.str
@@ -1381,7 +1381,7 @@ class Chore(_message.Message):
     def __init__(
         self,
         *,
-        kind: Global___ChoreKind.ValueType = ...,
+        kind: Global___MaintenanceKind.ValueType = ...,
         step: _builtins.int = ...,
         generation: _builtins.int = ...,
         attempt: _builtins.str = ...,
@@ -1396,10 +1396,10 @@ class Chore(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Chore: _TypeAlias = Chore  # noqa: Y015
+Global___MaintenanceTask: _TypeAlias = MaintenanceTask  # noqa: Y015
 
 @_typing.final
-class ListChoresRequest(_message.Message):
+class ListMaintenanceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -1409,7 +1409,7 @@ class ListChoresRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     host: _builtins.str
-    """Chores for this host: what lies on its own disk, and what all can reach."""
+    """Tasks for this host: what lies on its own disk, and what all can reach."""
     page_size: _builtins.int
     """At most so many; 0 means as many as fit into a page."""
     page_token: _builtins.str
@@ -1431,13 +1431,13 @@ class ListChoresRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListChoresRequest: _TypeAlias = ListChoresRequest  # noqa: Y015
+Global___ListMaintenanceRequest: _TypeAlias = ListMaintenanceRequest  # noqa: Y015
 
 @_typing.final
-class ListChoresResponse(_message.Message):
+class ListMaintenanceResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CHORES_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
@@ -1446,24 +1446,24 @@ class ListChoresResponse(_message.Message):
     next_page_token: _builtins.str
     """Empty when there are no more."""
     @_builtins.property
-    def chores(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chore]: ...
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___MaintenanceTask]: ...
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
         self,
         *,
-        chores: _abc.Iterable[Global___Chore] | None = ...,
+        tasks: _abc.Iterable[Global___MaintenanceTask] | None = ...,
         pending: _builtins.int = ...,
         token: _common_pb2.Token | None = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chores", b"chores", "next_page_token", b"next_page_token", "pending", b"pending", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "pending", b"pending", "tasks", b"tasks", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListChoresResponse: _TypeAlias = ListChoresResponse  # noqa: Y015
+Global___ListMaintenanceResponse: _TypeAlias = ListMaintenanceResponse  # noqa: Y015
 
 @_typing.final
 class AdoptCheckpointRequest(_message.Message):

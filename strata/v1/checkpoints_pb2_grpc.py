@@ -116,10 +116,10 @@ class CheckpointsStub(object):
                 request_serializer=strata_dot_v1_dot_checkpoints__pb2.ReportDamageRequest.SerializeToString,
                 response_deserializer=strata_dot_v1_dot_checkpoints__pb2.ReportDamageResponse.FromString,
                 _registered_method=True)
-        self.ListChores = channel.unary_unary(
-                '/strata.v1.Checkpoints/ListChores',
-                request_serializer=strata_dot_v1_dot_checkpoints__pb2.ListChoresRequest.SerializeToString,
-                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.ListChoresResponse.FromString,
+        self.ListMaintenance = channel.unary_unary(
+                '/strata.v1.Checkpoints/ListMaintenance',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.ListMaintenanceRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.ListMaintenanceResponse.FromString,
                 _registered_method=True)
         self.AdoptCheckpoint = channel.unary_unary(
                 '/strata.v1.Checkpoints/AdoptCheckpoint',
@@ -262,7 +262,7 @@ class CheckpointsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListChores(self, request, context):
+    def ListMaintenance(self, request, context):
         """What members are to do with the bytes: remove them, look at them, see whether they hold a marker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -385,10 +385,10 @@ def add_CheckpointsServicer_to_server(servicer, server):
                     request_deserializer=strata_dot_v1_dot_checkpoints__pb2.ReportDamageRequest.FromString,
                     response_serializer=strata_dot_v1_dot_checkpoints__pb2.ReportDamageResponse.SerializeToString,
             ),
-            'ListChores': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListChores,
-                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.ListChoresRequest.FromString,
-                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.ListChoresResponse.SerializeToString,
+            'ListMaintenance': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMaintenance,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.ListMaintenanceRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.ListMaintenanceResponse.SerializeToString,
             ),
             'AdoptCheckpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.AdoptCheckpoint,
@@ -860,7 +860,7 @@ class Checkpoints(object):
             _registered_method=True)
 
     @staticmethod
-    def ListChores(request,
+    def ListMaintenance(request,
             target,
             options=(),
             channel_credentials=None,
@@ -873,9 +873,9 @@ class Checkpoints(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/strata.v1.Checkpoints/ListChores',
-            strata_dot_v1_dot_checkpoints__pb2.ListChoresRequest.SerializeToString,
-            strata_dot_v1_dot_checkpoints__pb2.ListChoresResponse.FromString,
+            '/strata.v1.Checkpoints/ListMaintenance',
+            strata_dot_v1_dot_checkpoints__pb2.ListMaintenanceRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.ListMaintenanceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,7 +68,7 @@ class CheckpointsStub:
     """Says what a host read on a tier, past every cache. Two hosts that find a copy damaged, or the only
     one that can look, make it CORRUPT.
     """
-    ListChores: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ListChoresRequest, _checkpoints_pb2.ListChoresResponse]
+    ListMaintenance: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ListMaintenanceRequest, _checkpoints_pb2.ListMaintenanceResponse]
     """What members are to do with the bytes: remove them, look at them, see whether they hold a marker."""
     AdoptCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.AdoptCheckpointRequest, _checkpoints_pb2.AdoptCheckpointResponse]
     """Takes back into the catalog a save that was given up there and is marked as committed in storage."""
@@ -118,7 +118,7 @@ class CheckpointsAsyncStub(CheckpointsStub):
     """Says what a host read on a tier, past every cache. Two hosts that find a copy damaged, or the only
     one that can look, make it CORRUPT.
     """
-    ListChores: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ListChoresRequest, _checkpoints_pb2.ListChoresResponse]  # type: ignore[assignment]
+    ListMaintenance: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ListMaintenanceRequest, _checkpoints_pb2.ListMaintenanceResponse]  # type: ignore[assignment]
     """What members are to do with the bytes: remove them, look at them, see whether they hold a marker."""
     AdoptCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.AdoptCheckpointRequest, _checkpoints_pb2.AdoptCheckpointResponse]  # type: ignore[assignment]
     """Takes back into the catalog a save that was given up there and is marked as committed in storage."""
@@ -263,11 +263,11 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def ListChores(
+    def ListMaintenance(
         self,
-        request: _checkpoints_pb2.ListChoresRequest,
+        request: _checkpoints_pb2.ListMaintenanceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_checkpoints_pb2.ListChoresResponse, _abc.Awaitable[_checkpoints_pb2.ListChoresResponse]]:
+    ) -> _typing.Union[_checkpoints_pb2.ListMaintenanceResponse, _abc.Awaitable[_checkpoints_pb2.ListMaintenanceResponse]]:
         """What members are to do with the bytes: remove them, look at them, see whether they hold a marker."""
 
     @_abc_1.abstractmethod

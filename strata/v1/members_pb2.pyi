@@ -410,7 +410,7 @@ class RankProgress(_message.Message):
     MEDIAN_STEP_US_FIELD_NUMBER: _builtins.int
     TRACE_FILE_FIELD_NUMBER: _builtins.int
     TRACE_BYTES_FIELD_NUMBER: _builtins.int
-    HEEDS_NOTICES_FIELD_NUMBER: _builtins.int
+    SUPPORTS_GRACEFUL_STOP_FIELD_NUMBER: _builtins.int
     SAVE_HOLD_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
     STEP_TIMES_FIELD_NUMBER: _builtins.int
@@ -438,7 +438,7 @@ class RankProgress(_message.Message):
     recorder), and how large that is; empty when there is none.
     """
     trace_bytes: _builtins.int
-    heeds_notices: _builtins.bool
+    supports_graceful_stop: _builtins.bool
     """Whether it stops by itself when its generation is asked to, so that no signal is needed."""
     late_ms: _builtins.int
     """Milliseconds since it completed a step or changed its phase, once that is clearly longer than such a
@@ -482,7 +482,7 @@ class RankProgress(_message.Message):
         median_step_us: _builtins.int = ...,
         trace_file: _builtins.str = ...,
         trace_bytes: _builtins.int = ...,
-        heeds_notices: _builtins.bool = ...,
+        supports_graceful_stop: _builtins.bool = ...,
         save_hold: Global___SaveHold | None = ...,
         training: Global___TrainingReport | None = ...,
         step_times: Global___StepTimes | None = ...,
@@ -494,7 +494,7 @@ class RankProgress(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["save_hold", b"save_hold", "step_times", b"step_times", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "age_ms", b"age_ms", "heeds_notices", b"heeds_notices", "late_ms", b"late_ms", "median_step_us", b"median_step_us", "phase", b"phase", "process", b"process", "rank", b"rank", "save_hold", b"save_hold", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_times", b"step_times", "step_us", b"step_us", "trace_bytes", b"trace_bytes", "trace_file", b"trace_file", "training", b"training", "usual_ms", b"usual_ms", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "age_ms", b"age_ms", "late_ms", b"late_ms", "median_step_us", b"median_step_us", "phase", b"phase", "process", b"process", "rank", b"rank", "save_hold", b"save_hold", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_times", b"step_times", "step_us", b"step_us", "supports_graceful_stop", b"supports_graceful_stop", "trace_bytes", b"trace_bytes", "trace_file", b"trace_file", "training", b"training", "usual_ms", b"usual_ms", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -309,7 +309,7 @@ class Call(_message.Message):
     CLOSE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     REPORT_COPY_FIELD_NUMBER: _builtins.int
     REPORT_DAMAGE_FIELD_NUMBER: _builtins.int
-    LIST_CHORES_FIELD_NUMBER: _builtins.int
+    LIST_MAINTENANCE_FIELD_NUMBER: _builtins.int
     ADOPT_CHECKPOINT_FIELD_NUMBER: _builtins.int
     SET_RETENTION_FIELD_NUMBER: _builtins.int
     GET_RETENTION_FIELD_NUMBER: _builtins.int
@@ -360,7 +360,7 @@ class Call(_message.Message):
     @_builtins.property
     def report_damage(self) -> _checkpoints_pb2.ReportDamageRequest: ...
     @_builtins.property
-    def list_chores(self) -> _checkpoints_pb2.ListChoresRequest: ...
+    def list_maintenance(self) -> _checkpoints_pb2.ListMaintenanceRequest: ...
     @_builtins.property
     def adopt_checkpoint(self) -> _checkpoints_pb2.AdoptCheckpointRequest: ...
     @_builtins.property
@@ -395,17 +395,17 @@ class Call(_message.Message):
         close_checkpoint: _checkpoints_pb2.CloseCheckpointRequest | None = ...,
         report_copy: _checkpoints_pb2.ReportCopyRequest | None = ...,
         report_damage: _checkpoints_pb2.ReportDamageRequest | None = ...,
-        list_chores: _checkpoints_pb2.ListChoresRequest | None = ...,
+        list_maintenance: _checkpoints_pb2.ListMaintenanceRequest | None = ...,
         adopt_checkpoint: _checkpoints_pb2.AdoptCheckpointRequest | None = ...,
         set_retention: _retention_pb2.SetRetentionRequest | None = ...,
         get_retention: _retention_pb2.GetRetentionRequest | None = ...,
         hold_saves: _checkpoints_pb2.HoldSavesRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "hold_saves", b"hold_saves", "list_checkpoints", b"list_checkpoints", "list_chores", b"list_chores", "list_generations", b"list_generations", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "hold_saves", b"hold_saves", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "list_maintenance", b"list_maintenance", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "hold_saves", b"hold_saves", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_chores", b"list_chores", "list_generations", b"list_generations", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "hold_saves", b"hold_saves", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "list_maintenance", b"list_maintenance", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "stop_job", "list_generations", "get_job", "tag_checkpoint", "untag_checkpoint", "open_checkpoint", "close_checkpoint", "report_copy", "report_damage", "list_chores", "adopt_checkpoint", "set_retention", "get_retention", "hold_saves"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "stop_job", "list_generations", "get_job", "tag_checkpoint", "untag_checkpoint", "open_checkpoint", "close_checkpoint", "report_copy", "report_damage", "list_maintenance", "adopt_checkpoint", "set_retention", "get_retention", "hold_saves"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -810,7 +810,7 @@ class Reply(_message.Message):
     CLOSE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     REPORT_COPY_FIELD_NUMBER: _builtins.int
     REPORT_DAMAGE_FIELD_NUMBER: _builtins.int
-    LIST_CHORES_FIELD_NUMBER: _builtins.int
+    LIST_MAINTENANCE_FIELD_NUMBER: _builtins.int
     ADOPT_CHECKPOINT_FIELD_NUMBER: _builtins.int
     SET_RETENTION_FIELD_NUMBER: _builtins.int
     GET_RETENTION_FIELD_NUMBER: _builtins.int
@@ -867,7 +867,7 @@ class Reply(_message.Message):
     @_builtins.property
     def report_damage(self) -> _checkpoints_pb2.ReportDamageResponse: ...
     @_builtins.property
-    def list_chores(self) -> _checkpoints_pb2.ListChoresResponse: ...
+    def list_maintenance(self) -> _checkpoints_pb2.ListMaintenanceResponse: ...
     @_builtins.property
     def adopt_checkpoint(self) -> _checkpoints_pb2.AdoptCheckpointResponse: ...
     @_builtins.property
@@ -905,17 +905,17 @@ class Reply(_message.Message):
         close_checkpoint: _checkpoints_pb2.CloseCheckpointResponse | None = ...,
         report_copy: _checkpoints_pb2.ReportCopyResponse | None = ...,
         report_damage: _checkpoints_pb2.ReportDamageResponse | None = ...,
-        list_chores: _checkpoints_pb2.ListChoresResponse | None = ...,
+        list_maintenance: _checkpoints_pb2.ListMaintenanceResponse | None = ...,
         adopt_checkpoint: _checkpoints_pb2.AdoptCheckpointResponse | None = ...,
         set_retention: _retention_pb2.SetRetentionResponse | None = ...,
         get_retention: _retention_pb2.GetRetentionResponse | None = ...,
         hold_saves: _checkpoints_pb2.HoldSavesResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "hold_saves", b"hold_saves", "list_checkpoints", b"list_checkpoints", "list_chores", b"list_chores", "list_generations", b"list_generations", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "hold_saves", b"hold_saves", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "list_maintenance", b"list_maintenance", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "hold_saves", b"hold_saves", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_chores", b"list_chores", "list_generations", b"list_generations", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "hold_saves", b"hold_saves", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "list_maintenance", b"list_maintenance", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["error", "begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "done", "stop_job", "list_generations", "get_job", "tag_checkpoint", "untag_checkpoint", "open_checkpoint", "close_checkpoint", "report_copy", "report_damage", "list_chores", "adopt_checkpoint", "set_retention", "get_retention", "hold_saves"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["error", "begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "done", "stop_job", "list_generations", "get_job", "tag_checkpoint", "untag_checkpoint", "open_checkpoint", "close_checkpoint", "report_copy", "report_damage", "list_maintenance", "adopt_checkpoint", "set_retention", "get_retention", "hold_saves"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 

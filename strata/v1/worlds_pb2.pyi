@@ -81,12 +81,12 @@ class JobSpec(_message.Message):
     MIN_WORKERS_FIELD_NUMBER: _builtins.int
     MAX_WORKERS_FIELD_NUMBER: _builtins.int
     SETTLE_S_FIELD_NUMBER: _builtins.int
-    MAX_FRUITLESS_GENERATIONS_FIELD_NUMBER: _builtins.int
+    MAX_NO_PROGRESS_GENERATIONS_FIELD_NUMBER: _builtins.int
     MAX_GENERATIONS_FIELD_NUMBER: _builtins.int
     min_workers: _builtins.int
     max_workers: _builtins.int
     settle_s: _builtins.float
-    max_fruitless_generations: _builtins.int
+    max_no_progress_generations: _builtins.int
     max_generations: _builtins.int
     """With so many generations ended by a failure the job fails; those of a job taken up again count
     anew. 0: no limit.
@@ -97,12 +97,12 @@ class JobSpec(_message.Message):
         min_workers: _builtins.int = ...,
         max_workers: _builtins.int = ...,
         settle_s: _builtins.float = ...,
-        max_fruitless_generations: _builtins.int = ...,
+        max_no_progress_generations: _builtins.int = ...,
         max_generations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_fruitless_generations", b"max_fruitless_generations", "max_generations", b"max_generations", "max_workers", b"max_workers", "min_workers", b"min_workers", "settle_s", b"settle_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_generations", b"max_generations", "max_no_progress_generations", b"max_no_progress_generations", "max_workers", b"max_workers", "min_workers", b"min_workers", "settle_s", b"settle_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,7 +16,7 @@ from strata.core.checkpoints.lifecycle import (
     is_latest,
     sealed,
 )
-from strata.core.checkpoints.maintenance import AdoptRequest, Chore
+from strata.core.checkpoints.maintenance import AdoptRequest, MaintenanceTask
 from strata.core.checkpoints.pins import tags_of
 from strata.core.checkpoints.references import Keep, Retention
 from strata.core.checkpoints.tiers import PRIMARY, tiers_of
@@ -25,7 +25,7 @@ from strata.core.job import JobView
 from strata.core.kv.records import CheckpointRecord
 from strata.core.kv.view import Entry
 from strata.v1 import checkpoints_pb2, common_pb2, retention_pb2
-from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, CHORES, TIER_STATES, from_wire
+from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, TASKS, TIER_STATES, from_wire
 
 SHOWN: Final = 100
 """How many users, and readers, of a checkpoint are told; there may be any number."""
@@ -68,7 +68,7 @@ def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoi
     )
 
 
-def checkpoint_with_doubts(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoints_pb2.Checkpoint:
+def checkpoint_with_reports(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoints_pb2.Checkpoint:
     """Return a checkpoint with what hosts said of a suspected copy: a few of them, in short.
 
     For who asks. What is pushed to every member of a job does without: a thousand hosts that cannot
@@ -179,16 +179,16 @@ def adopt_request(message: checkpoints_pb2.AdoptCheckpointRequest) -> AdoptReque
     )
 
 
-def chore_message(chore: Chore) -> checkpoints_pb2.Chore:
-    return checkpoints_pb2.Chore(
-        kind=CHORES[chore.kind],
-        step=chore.step,
-        generation=chore.generation,
-        attempt=chore.attempt,
-        tier=chore.tier,
-        path=chore.path,
-        manifest_digest=chore.manifest_digest,
-        object=chore.object,
+def maintenance_message(task: MaintenanceTask) -> checkpoints_pb2.MaintenanceTask:
+    return checkpoints_pb2.MaintenanceTask(
+        kind=TASKS[task.kind],
+        step=task.step,
+        generation=task.generation,
+        attempt=task.attempt,
+        tier=task.tier,
+        path=task.path,
+        manifest_digest=task.manifest_digest,
+        object=task.object,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
-from strata.core.checkpoints.maintenance import ChoreKind
+from strata.core.checkpoints.maintenance import MaintenanceKind
 from strata.core.kv.records import (
     BarrierResult,
     CheckpointState,
@@ -55,10 +55,10 @@ TIER_STATES: Final = {
     TierState.REMOVED: checkpoints_pb2.TIER_STATE_REMOVED,
 }
 
-CHORES: Final = {
-    ChoreKind.REMOVE: checkpoints_pb2.CHORE_KIND_REMOVE,
-    ChoreKind.CLEAR: checkpoints_pb2.CHORE_KIND_CLEAR,
-    ChoreKind.VERIFY: checkpoints_pb2.CHORE_KIND_VERIFY,
+TASKS: Final = {
+    MaintenanceKind.REMOVE: checkpoints_pb2.MAINTENANCE_KIND_REMOVE,
+    MaintenanceKind.CLEAR: checkpoints_pb2.MAINTENANCE_KIND_CLEAR,
+    MaintenanceKind.VERIFY: checkpoints_pb2.MAINTENANCE_KIND_VERIFY,
 }
 
 CHECKPOINT_STATES: Final = {

@@ -174,7 +174,7 @@ def spec_message(spec: JobSpec) -> worlds_pb2.JobSpec:
         min_workers=spec.min_workers,
         max_workers=spec.max_workers,
         settle_s=spec.settle_s,
-        max_fruitless_generations=spec.max_fruitless_generations,
+        max_no_progress_generations=spec.max_no_progress_generations,
         max_generations=spec.max_generations,
     )
 
@@ -187,7 +187,8 @@ def spec_record(message: worlds_pb2.JobSpec) -> JobSpec:
         min_workers=least,
         max_workers=message.max_workers or max(least, default.max_workers),
         settle_s=message.settle_s or default.settle_s,
-        max_fruitless_generations=message.max_fruitless_generations or default.max_fruitless_generations,
+        max_no_progress_generations=message.max_no_progress_generations
+        or default.max_no_progress_generations,
         max_generations=message.max_generations,
     )
 

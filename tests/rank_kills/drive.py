@@ -61,7 +61,7 @@ class Training:
         for name in ("node-1", "node-2"):
             command = ["run", *self._where(), "--worker-id", name, "--log-format", "json"]
             command += ["--min-workers", "2", "--max-workers", "2", "--settle-s", "0.5"]
-            command += ["--max-fruitless-generations", "1000"]
+            command += ["--max-no-progress-generations", "1000"]
             command += ["--", sys.executable, str(ROOT / "tests" / "ranks" / "fine_tuning.py")]
             command += ["--storage", str(self._storage), "--until", str(self.until)]
             command += ["--save-every", str(save_every), "--full-every", str(FULL_EVERY)]

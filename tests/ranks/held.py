@@ -34,7 +34,7 @@ def main() -> int:
             if over:
                 break
             is_over = run.world.rank == 0 and options.until.exists()
-            over = bool(run.peers.barrier("collective", b"over" if is_over else None))
+            over = bool(run.context.barrier("collective", b"over" if is_over else None))
             state["sum"] += number
             state["own"][:] = number * 1000 + run.world.rank
             say("step", **place, step=run.begun)

@@ -67,7 +67,7 @@ def reduce(run: strata.Run, own: int) -> int:
     """Return the sum of what all ranks bring."""
     while True:
         try:
-            brought = run.peers.barrier("reduce", json.dumps(own).encode())
+            brought = run.context.barrier("reduce", json.dumps(own).encode())
         except (Unavailable, BarrierTimeout):
             continue  # no outcome is known yet: the same round again
         return sum(json.loads(part) for part in brought.values())

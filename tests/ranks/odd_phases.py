@@ -63,7 +63,7 @@ def main() -> int:
             if phase == "compile" and run.step == began:
                 say(phase, pid=os.getpid())
                 time.sleep(wait_s)
-            run.peers.barrier("collective")  # no rank gets through a step without the others
+            run.context.barrier("collective")  # no rank gets through a step without the others
             weights.total += number + 1
             time.sleep(options.pace_s)
             if phase == "step" and run.step == began + 2:

@@ -65,7 +65,7 @@ def main() -> int:
             if [run.begun] == options.hang_at[run.world.generation - 1 : run.world.generation]:
                 time.sleep(1000)  # until somebody ends it
             samples = batch[0] if options.kind == "shuffled" else batch
-            run.peers.barrier("reduce", b"")  # as in a collective
+            run.context.barrier("reduce", b"")  # as in a collective
             say("step", step=run.begun, epoch=run.position.epoch, samples=samples.tolist())
     run.close()
     say("end", step=run.step)

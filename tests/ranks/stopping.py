@@ -32,7 +32,7 @@ def main() -> int:
     began = run.step
     try:
         for number in run.steps(range(options.steps)):
-            run.peers.barrier("collective")  # no rank gets through a step without the others
+            run.context.barrier("collective")  # no rank gets through a step without the others
             state["sum"] += number + 1
             time.sleep(options.pace_s)
             if run.step == began + 2:

@@ -30,7 +30,7 @@ def main() -> int:
     with run:
         for _batch in run.steps(batches()):
             # the collective of a synchronous training
-            if run.peers.barrier("step", b"stop" if until.exists() else None):
+            if run.context.barrier("step", b"stop" if until.exists() else None):
                 break
     return 0
 

@@ -41,7 +41,7 @@ def main() -> int:
             if run.begun == begun + STEPS:
                 say("trains", pid=os.getpid())
             # the collective of a synchronous training
-            if run.peers.barrier("step", b"stop" if until.exists() else None):
+            if run.context.barrier("step", b"stop" if until.exists() else None):
                 break
     return 0
 

@@ -74,7 +74,7 @@ def train(orchestrator: strata.TrainingOrchestrator, options: argparse.Namespace
             if run.begun == options.hang_at and world.generation == 1:
                 say("hangs", **place)
                 time.sleep(1000)
-            parts = run.peers.barrier("allreduce", json.dumps(indices).encode())
+            parts = run.context.barrier("allreduce", json.dumps(indices).encode())
             samples = sorted(i for part in parts.values() for i in json.loads(part))
             state["sum"] += sum(samples)
             state["own"] = [world.rank, len(indices)]  # a plain value that differs from rank to rank

@@ -304,7 +304,7 @@ class Drive:
             str(plan.slots),
         ]
         command += ["--min-workers", str(plan.min_workers), "--max-workers", str(plan.nodes)]
-        command += ["--settle-s", "0.5", "--max-fruitless-generations", "1000", "--log-format", "json"]
+        command += ["--settle-s", "0.5", "--max-no-progress-generations", "1000", "--log-format", "json"]
         command += ["--", sys.executable, str(ROOT / "tests" / "ranks" / "learning.py")]
         command += ["--epochs", str(plan.epochs)]
         env = {

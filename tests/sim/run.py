@@ -16,7 +16,7 @@ from strata.testing import virtual_time
 from tests.sim.cluster import Cluster
 from tests.sim.faults import FAULTS, Fault
 from tests.sim.judges.stops import saves_first
-from tests.sim.programs.maintenance import Keeper, is_kept
+from tests.sim.programs.maintenance import FailureDetector, is_kept
 from tests.sim.programs.operator import Operator, is_operated
 from tests.sim.trace import Trace
 
@@ -149,8 +149,8 @@ async def _disturb(cluster: Cluster, result: Result) -> None:
 
     operator = Operator(cluster, cluster.rng("operator"))
     operating = asyncio.create_task(operator.run()) if cluster.judge.operated else None
-    keeper = Keeper(cluster, cluster.rng("keeper"))
-    keeping = asyncio.create_task(keeper.run()) if cluster.judge.kept else None
+    failure_detector = FailureDetector(cluster, cluster.rng("keeper"))
+    keeping = asyncio.create_task(failure_detector.run()) if cluster.judge.kept else None
     while trace.now_s < WARM_UP_S + FAULTS_S or (
         sum(result.faults.values()) < LEAST_EFFECTIVE and trace.now_s < 3 * FAULTS_S
     ):

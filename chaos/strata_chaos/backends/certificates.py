@@ -20,13 +20,13 @@ from strata.core.access.authority import Role
 from strata.devcluster.etcd_http import EtcdTls
 from strata.etcd import TlsConfig
 from strata.security.certificates import CA, CERT, KEY, Authority
-from strata_chaos.workloads.program import PAPERS
+from strata_chaos.workloads.program import CERTIFICATES
 
 DAYS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Papers:
+class RunCertificates:
     """The certificates of one run, below `folder`."""
 
     folder: Path
@@ -39,7 +39,7 @@ class Papers:
         etcd_hosts: Sequence[str],
         coordinators: Mapping[str, str],
         members: Sequence[str],
-    ) -> Papers:
+    ) -> RunCertificates:
         """Make an authority and all that it signs; `coordinators` maps names to hosts."""
         now = datetime.now(UTC)
         authority = Authority.create(folder / "ca", cluster="default", now=now, days=DAYS)
@@ -54,10 +54,10 @@ class Papers:
             sign(Role.COORDINATOR, name, [host])
         for name in members:
             sign(Role.MEMBER, name)
-        papers = cls(folder)
+        certificates = cls(folder)
         for name in coordinators:
-            (folder / name / "etcd.toml").write_text(papers._etcd_table(name))
-        return papers
+            (folder / name / "etcd.toml").write_text(certificates._etcd_table(name))
+        return certificates
 
     @property
     def etcd(self) -> EtcdTls:
@@ -79,7 +79,7 @@ class Papers:
     @property
     def environment(self) -> Mapping[str, str]:
         """What makes workloads find their certificates."""
-        return {PAPERS: str(self.folder)}
+        return {CERTIFICATES: str(self.folder)}
 
     def options(self, coordinator: str) -> list[str]:
         """Return the flags with which a coordinator serves and connects with its certificate."""

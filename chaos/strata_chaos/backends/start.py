@@ -9,7 +9,7 @@ from typing import Final
 from strata.config import Credentials
 from strata.devcluster.local_cluster import LocalCluster
 from strata_chaos.backends.base import Host, Network, Say, Site
-from strata_chaos.backends.certificates import Papers
+from strata_chaos.backends.certificates import RunCertificates
 from strata_chaos.scenario import Topology
 
 PLAINTEXT: Final = Credentials(insecure=True)
@@ -37,15 +37,15 @@ def start(
     """Start etcd and the coordinators on their hosts, with certificates if the topology wants them."""
     etcd = [host for host in hosts if host.name.startswith("etcd-")]
     coordinators = [host for host in hosts if host.name.startswith("coordinator-")]
-    papers = None
+    certificates = None
     if topology.tls:
-        papers = Papers.issue(
+        certificates = RunCertificates.issue(
             folder / "papers",
             etcd_hosts=[host.address for host in etcd],
             coordinators={host.name: host.address for host in coordinators},
             members=members,
         )
-    credentials = papers.operator if papers else PLAINTEXT
+    credentials = certificates.operator if certificates else PLAINTEXT
     cluster = LocalCluster.start(
         folder,
         etcd_members=topology.etcd,
@@ -54,8 +54,8 @@ def start(
         fsync=False,  # no fault here is a power cut: what the kernel holds, a killed process keeps
         etcd_placements=[host.placement for host in etcd],
         placements=[host.placement for host in coordinators],
-        etcd_tls=papers.etcd if papers else None,
-        options=papers.options if papers else lambda _name: ["--insecure"],
+        etcd_tls=certificates.etcd if certificates else None,
+        options=certificates.options if certificates else lambda _name: ["--insecure"],
         credentials=credentials,
         say=say,
     )
@@ -65,6 +65,6 @@ def start(
         workers=tuple(host for host in hosts if host.name.startswith("host-")),
         network=network,
         credentials=credentials,
-        etcd_tls=papers.observer if papers else None,
-        environment=papers.environment if papers else {"STRATA_INSECURE": "1"},
+        etcd_tls=certificates.observer if certificates else None,
+        environment=certificates.environment if certificates else {"STRATA_INSECURE": "1"},
     )

@@ -176,14 +176,14 @@ class Restores:
     # -- the whole
 
     def finish(self, clock: Clock, end: State) -> None:
-        untold = 0
+        pending_errors = 0
         for job, attempt, ended_t in self._kept:
             if self._told.get((job, attempt), (float("inf"), None))[0] <= ended_t:
                 self.findings.judged["committed-kept"] += 1
         for loss in self._losses:
             told_t, where = self._told.get((loss.job, loss.attempt), (float("inf"), loss.where))
             if told_t > loss.t:
-                untold += 1
+                pending_errors += 1
                 continue
             self.findings.check(
                 "committed-kept",
@@ -207,7 +207,7 @@ class Restores:
         if self._life > 1:
             self.findings.notes.append(
                 f"{self._life - 1} losses of etcd, {self._ended} restores; {len(self._kept)} commits were kept, and"
-                f" {untold} that nobody was told of were not; {self._slipped} keys were written by what was under way when an"
+                f" {pending_errors} that nobody was told of were not; {self._slipped} keys were written by what was under way when an"
                 " older snapshot was put there"
             )
 

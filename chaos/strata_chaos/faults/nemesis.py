@@ -22,7 +22,7 @@ from strata_chaos.run.health import Health
 from strata_chaos.run.system import System
 
 CLIENT: Final = "nemesis"
-PATIENCE_S: Final = 5.0
+GRACE_S: Final = 5.0
 """How long a fault of the script waits for something to break."""
 _LOOK_S: Final = 0.02
 _RELEASES: Final = 2
@@ -132,7 +132,7 @@ class Nemesis:
 
         A fault of the script waits a while for its target: etcd may be electing, say.
         """
-        limit_s = self._clock() + (PATIENCE_S if planned.required else 0.0)
+        limit_s = self._clock() + (GRACE_S if planned.required else 0.0)
         while True:
             before = self._look()
             try:
@@ -179,15 +179,15 @@ class Nemesis:
     # -- how long until it goes on
 
     def _look(self) -> _Look:
-        lookout = self._system.lookout
-        releases = {job: lookout.releases(job) for job in self._barrier_jobs}
-        return _Look(self._clock(), lookout.epoch(), releases)
+        monitor = self._system.monitor
+        releases = {job: monitor.releases(job) for job in self._barrier_jobs}
+        return _Look(self._clock(), monitor.epoch(), releases)
 
     async def _watch(self, injury: Injury, before: _Look) -> None:
         """Note when a new leader, and when the next barriers, were seen while the fault was there."""
         while injury.leader_s is None or injury.barrier_s is None:
             passed_s = self._clock() - before.at_s
-            if injury.leader_s is None and self._system.lookout.epoch() not in {0, before.epoch}:
+            if injury.leader_s is None and self._system.monitor.epoch() not in {0, before.epoch}:
                 injury.leader_s = passed_s
             if injury.barrier_s is None and not injury.held_s and self._released(before):
                 injury.barrier_s = passed_s
@@ -196,7 +196,7 @@ class Nemesis:
     def _released(self, before: _Look) -> bool:
         """Whether every job with barriers has gone on since; never where there is none."""
         return bool(before.releases) and all(
-            self._system.lookout.releases(job) >= count + _RELEASES for job, count in before.releases.items()
+            self._system.monitor.releases(job) >= count + _RELEASES for job, count in before.releases.items()
         )
 
     async def _recover(self, injury: Injury) -> None:

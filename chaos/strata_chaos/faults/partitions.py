@@ -149,7 +149,7 @@ def _rejections(system: System, one: str, two: str) -> list[Rule]:
 
 
 async def _resetting_sessions(system: System, rng: random.Random) -> tuple[tuple[str, ...], list[Rule]]:
-    serving = system.lookout.serving()
+    serving = system.monitor.serving()
     most = max((serving[name] for name in system.running()), default=0)
     name = _one(rng, [n for n in system.running() if most and serving[n] == most], "coordinator with members")
     hosts = [host.name for host in system.hosts if host.name.startswith("host-")]

@@ -54,7 +54,7 @@ class ProcessFault:
     async def inject(self, system: System, rng: random.Random) -> Wound:
         parts = await self.choose(system, rng)
         names = tuple(part.name for part in parts)
-        memory = _Memory(tuple(parts), system.lookout.epoch(), system.leader() in names)
+        memory = _Memory(tuple(parts), system.monitor.epoch(), system.leader() in names)
         system.claim(*names)
         act = (lambda part: part.kill()) if self.action is Action.KILL else (lambda part: part.freeze())
         try:
@@ -68,7 +68,7 @@ class ProcessFault:
         memory: _Memory = wound.memory
         looks = [p.killed() if self.action is Action.KILL else p.frozen() for p in memory.parts]
         evidence = "; ".join(said for _, said in looks)
-        if memory.led and system.lookout.epoch() != memory.epoch:
+        if memory.led and system.monitor.epoch() != memory.epoch:
             evidence += f"; epoch {memory.epoch} ended, {system.leader() or 'nobody'} leads"
         return Effect(all(done for done, _ in looks), evidence)
 

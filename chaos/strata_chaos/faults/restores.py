@@ -88,8 +88,8 @@ class RestoreFault:
         try:
             await asyncio.gather(*(asyncio.to_thread(each.child.pause) for each in coordinators))
             await asyncio.sleep(_SETTLE_S)
-            epoch = system.lookout.epoch()
-            system.lookout.look_away()
+            epoch = system.monitor.epoch()
+            system.monitor.look_away()
             if wrong := await system.recording.end_life():
                 raise Unavailable(wrong)
             system.cluster.etcd.kill()
@@ -130,7 +130,7 @@ class RestoreFault:
             with (system.folder / "logs" / "restores.log").open("a") as log:
                 log.write(f"$ strata controlplane {' '.join(memory.command)}\n{said}\n")
         finally:
-            system.lookout.look_again()
+            system.monitor.look_again()
             system.release(*sorted(system.etcd), *sorted(system.coordinators))
 
 

@@ -21,7 +21,7 @@ from strata.core.kv.txn import WatchBatch
 Again = Callable[[], AbstractAsyncContextManager[Store]]
 
 
-class Lookout:
+class ClusterMonitor:
     """Follows one cluster. `run` feeds it until cancelled.
 
     A fault that takes etcd away calls `look_away` before and `look_again` once a cluster is there: then it is followed
@@ -83,7 +83,7 @@ class Lookout:
         held = self._leader()
         return held.replica if held is not None else None
 
-    def holds_office(self) -> bool:
+    def holds_lead(self) -> bool:
         """Whether the instance that the leader key names is registered, so that it may be alive."""
         held = self._leader()
         return held is not None and held.instance in self.replicas().values()

@@ -45,13 +45,13 @@ class Health:
         been released from one since this call.
         """
         begin_s = self._clock()
-        before = {job: self._system.lookout.releases(job) for job in self._barrier_jobs()}
+        before = {job: self._system.monitor.releases(job) for job in self._barrier_jobs()}
         while True:
             wrong = await self.complaints()
             wrong += [
                 f"job {job}: no barrier was released since"
                 for job, count in before.items()
-                if self._system.lookout.releases(job) == count
+                if self._system.monitor.releases(job) == count
             ]
             took_s = self._clock() - begin_s
             if not wrong or took_s >= limit_s:
@@ -71,7 +71,7 @@ class Health:
         leader = self._system.leader()
         if leader is None:
             wrong.append("no coordinator leads")
-        elif not self._system.lookout.holds_office():
+        elif not self._system.monitor.holds_lead():
             wrong.append(f"the leader key is that of a {leader} that is gone")
         for job, workload in self._workloads.items():
             wrong += self._job(job, workload)
@@ -101,11 +101,11 @@ class Health:
     def _job(self, job: str, workload: Workload) -> Sequence[str]:
         if not workload.members:
             return ()
-        view = self._system.lookout.job(job)
+        view = self._system.monitor.job(job)
         workers = view.workers()
         if len(workers) < workload.members:
             return (f"job {job} has {len(workers)} members of {workload.members}",)
-        serving = set(self._system.lookout.replicas().values())
+        serving = set(self._system.monitor.replicas().values())
         if orphans := [entry.name for entry in workers if entry.record.served_by not in serving]:
             return (f"job {job}: nobody serves {', '.join(orphans)}",)
         head = view.head()

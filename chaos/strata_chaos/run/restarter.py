@@ -18,7 +18,7 @@ _UNAVAILABLE: Final = 3
 """The exit code of a coordinator that could not reach etcd (DESIGN section 10)."""
 
 
-class Keeper:
+class Restarter:
     """Keeps one system running. `restarts` counts, `findings` says which ends nobody can explain."""
 
     def __init__(self, system: System, *, say: Callable[[str], None]) -> None:

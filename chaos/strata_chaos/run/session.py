@@ -27,10 +27,10 @@ from strata_chaos.faults.record import Injury
 from strata_chaos.faults.schedule import PlannedFault
 from strata_chaos.history import HistoryWriter
 from strata_chaos.judgement.verdict import Finding
-from strata_chaos.run.cluster_monitor import Lookout
+from strata_chaos.run.cluster_monitor import ClusterMonitor
 from strata_chaos.run.health import Health
 from strata_chaos.run.programs import Programs, jobs_of
-from strata_chaos.run.restarter import Keeper
+from strata_chaos.run.restarter import Restarter
 from strata_chaos.run.roster import Roster
 from strata_chaos.run.system import System
 from strata_chaos.scenario import Scenario
@@ -117,10 +117,10 @@ class Session:
         self.account.cut_short = True
 
     async def _on(self, store: EtcdStore) -> None:
-        lookout = Lookout(store, ClusterKeys("default"), again=self._connected)
+        monitor = ClusterMonitor(store, ClusterKeys("default"), again=self._connected)
         system = System(
             cluster=self._site.cluster,
-            lookout=lookout,
+            monitor=monitor,
             roster=Roster(self._folder),
             hosts=(*self._site.hosts,),
             network=self._site.network,
@@ -128,7 +128,7 @@ class Session:
             recording=self._programs,
         )
         health = Health(system, self._jobs, credentials=self._site.credentials, clock=self._clock)
-        keeper = Keeper(system, say=self._say)
+        restarter = Restarter(system, say=self._say)
         try:
             with HistoryWriter(self._folder / "nemesis.jsonl") as writer:
                 nemesis = Nemesis(
@@ -142,8 +142,8 @@ class Session:
                     say=self._say,
                 )
                 self.account.injuries = nemesis.injuries
-                async with _beside(lookout.run(), keeper.run()):
-                    await lookout.started()
+                async with _beside(monitor.run(), restarter.run()):
+                    await monitor.started()
                     placed = self._programs.start(self._site, self._jobs, seed=self._seed)
                     for job, host in placed.items():
                         nemesis.placed(job, host)
@@ -154,9 +154,11 @@ class Session:
                     await self._end(nemesis)
         finally:
             health.close()
-            self.account.restarts = keeper.restarts
+            self.account.restarts = restarter.restarts
             self.account.findings += nemesis.findings
-            self.account.findings += [Finding(checker="processes", message=said) for said in keeper.findings]
+            self.account.findings += [
+                Finding(checker="processes", message=said) for said in restarter.findings
+            ]
 
     async def _faults(self, nemesis: Nemesis, health: Health) -> None:
         nemesis.phase("baseline")

@@ -16,7 +16,7 @@ from typing import Protocol
 from strata.devcluster.etcd_member import EtcdMember
 from strata.devcluster.local_cluster import LocalCluster, LocalCoordinator
 from strata_chaos.backends.base import Host, Network
-from strata_chaos.run.cluster_monitor import Lookout
+from strata_chaos.run.cluster_monitor import ClusterMonitor
 from strata_chaos.run.roster import Roster
 
 
@@ -37,7 +37,7 @@ class System:
     """What runs. `network` is None where hosts have no network of their own. `folder` is the run's."""
 
     cluster: LocalCluster
-    lookout: Lookout
+    monitor: ClusterMonitor
     roster: Roster
     hosts: Sequence[Host]
     network: Network | None
@@ -69,7 +69,7 @@ class System:
 
     def leader(self) -> str | None:
         """Return the coordinator that holds the leader key, or None."""
-        return self.lookout.leader()
+        return self.monitor.leader()
 
     def running(self) -> list[str]:
         """Return the coordinators that run and are whole."""

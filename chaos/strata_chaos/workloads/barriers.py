@@ -21,9 +21,9 @@ from strata_chaos.workloads.recording import Recorder
 
 PAUSE_S: Final = 0.02
 SLOW_S: Final = 0.4
-HURRY_S: Final = 0.25
+SHORTENED_DEADLINE_S: Final = 0.25
 """The time of a round that its slow member is bound to miss."""
-PATIENCE_S: Final = 20.0
+GRACE_S: Final = 20.0
 BROKEN_WAIT_S: Final = 10.0
 
 
@@ -45,12 +45,12 @@ def step_of(options: Options, generation: int, index: int, world_size: int) -> S
     slow = rng.randrange(world_size)
     if kind < 0.2 and world_size > 2:
         ranks = tuple(sorted(rng.sample(everybody, rng.randrange(2, world_size))))
-        return Step(name="some-" + "-".join(map(str, ranks)), ranks=ranks, slow=None, timeout_s=PATIENCE_S)
+        return Step(name="some-" + "-".join(map(str, ranks)), ranks=ranks, slow=None, timeout_s=GRACE_S)
     if kind < 0.3:
-        return Step(name="slow", ranks=everybody, slow=slow, timeout_s=PATIENCE_S)
+        return Step(name="slow", ranks=everybody, slow=slow, timeout_s=GRACE_S)
     if kind < 0.35:
-        return Step(name="hurry", ranks=everybody, slow=slow, timeout_s=HURRY_S)
-    return Step(name="all", ranks=everybody, slow=None, timeout_s=PATIENCE_S)
+        return Step(name="hurry", ranks=everybody, slow=slow, timeout_s=SHORTENED_DEADLINE_S)
+    return Step(name="all", ranks=everybody, slow=None, timeout_s=GRACE_S)
 
 
 def client(options: Options, recorder: Recorder, stop: Stop) -> None:

@@ -28,7 +28,7 @@ from strata.v1.worlds_pb2 import JobSpec
 from strata_chaos.history import HistoryWriter
 from strata_chaos.workloads.recording import Recorder
 
-PAPERS: Final = "STRATA_CHAOS_PAPERS"
+CERTIFICATES: Final = "STRATA_CHAOS_PAPERS"
 POLL_S: Final = 0.1
 LOOK_S: Final = 0.05
 STOP_S: Final = 15.0
@@ -155,7 +155,7 @@ def parse(workload: Workload, argv: Sequence[str]) -> Options:
 def main(workload: Workload, argv: Sequence[str] | None = None) -> int:
     """Run the parent or a client, as the arguments say; return the exit code."""
     options = parse(workload, sys.argv[1:] if argv is None else argv)
-    show_papers(options)
+    show_certificates(options)
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -166,12 +166,12 @@ def main(workload: Workload, argv: Sequence[str] | None = None) -> int:
     return _client(workload, options, stop)
 
 
-def show_papers(options: Options) -> None:
+def show_certificates(options: Options) -> None:
     """Show the certificate of our own worker, where the run has certificates.
 
     `STRATA_CHAOS_PAPERS` names a folder with one folder a worker. The parent is the founder.
     """
-    if (folder := os.environ.get(PAPERS)) is None:
+    if (folder := os.environ.get(CERTIFICATES)) is None:
         return
     own = Path(folder) / (f"{options.job}-founder" if options.client is None else options.worker)
     os.environ |= {
@@ -300,7 +300,7 @@ def found_job(options: Options, recorder: Recorder, stop: Stop, min_workers: int
         min_workers=min_workers,
         max_workers=options.clients,
         settle_s=0.3,
-        max_fruitless_generations=NEVER,
+        max_no_progress_generations=NEVER,
     )
     worker = f"{options.job}-founder"
     with CoordinatorClient.connect(options.endpoints, job=options.job) as client:

@@ -24,7 +24,7 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
     life = 0
     while not stop.is_set():
         life += 1
-        child = supervisor(options, life)
+        child = local_agent(options, life)
         recorder.note(
             "process.started", pid=child.pid, role="supervisor", worker=options.worker, job=options.job
         )
@@ -35,7 +35,7 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
         stop.wait(LOOK_S)
 
 
-def supervisor(options: Options, life: int) -> Child:
+def local_agent(options: Options, life: int) -> Child:
     """Start `strata run` with the ranks of this node."""
     command = [sys.executable, "-m", "strata", "run", "--endpoints", options.endpoints]
     command += ["--job", options.job, "--run-id", options.job]

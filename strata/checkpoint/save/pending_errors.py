@@ -18,7 +18,7 @@ def tell_on_stderr(text: str) -> None:
         sys.stderr.flush()
 
 
-class Untold:
+class PendingErrors:
     """What nobody was told of yet. Errors come from any thread; all else is for the user's."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Untold:
         """Raise the first error, with notes of the others, unless there is none; all count as told."""
         failed = [info for info in self._infos if info.unreported]
         self._infos = [info for info in self._infos if not info.done]
-        troubles = self._take_troubles()
+        troubles = self._take_findings()
         for other in failed[1:]:
             other.note_in(failed[0])
         first = failed[0].error if failed else troubles.pop(0) if troubles else None
@@ -84,8 +84,8 @@ class Untold:
         for info in self._infos:
             if info.unreported:
                 tell_on_stderr(f"nobody was told that the save of step {info.step} failed: {info.told()}")
-        for trouble in self._take_troubles():
+        for trouble in self._take_findings():
             tell_on_stderr(f"nobody was told what failed after a save: {trouble}")
 
-    def _take_troubles(self) -> list[BaseException]:
+    def _take_findings(self) -> list[BaseException]:
         return [self._troubles.popleft() for _ in range(len(self._troubles))]

@@ -139,8 +139,10 @@ class Saver:
         """
         try:
             record = self.give_up(request, reason)
-        except StrataError as untold:  # the first error is the one to report
-            log.warning("the other ranks wait for step %d, which fails here: %s", request.step, untold)
+        except StrataError as pending_errors:  # the first error is the one to report
+            log.warning(
+                "the other ranks wait for step %d, which fails here: %s", request.step, pending_errors
+            )
             return None
         return record if record is not None and record.state is CheckpointState.ABORTED else None
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from strata.checkpoint.catalog.protocol import CheckpointMetadata, SaveRequest
 from strata.checkpoint.save.handle import CheckpointInfo, Progress
-from strata.checkpoint.save.pending_errors import Untold, tell_on_stderr
+from strata.checkpoint.save.pending_errors import PendingErrors, tell_on_stderr
 from strata.checkpoint.save.replicated_tensors import RNG_KEY, Replication
 from strata.checkpoint.save.retry import HoldOver
 from strata.checkpoint.save.saver import DROPPED, Saver
@@ -66,7 +66,7 @@ class WhenFull(StrEnum):
 class AsyncCheckpointWriter:
     """Writes one rank's states in the background. One user thread, one process.
 
-    `failing_patience_s` bounds how long a program that ends with an error waits for a save that
+    `failing_grace_s` bounds how long a program that ends with an error waits for a save that
     makes no progress: the other ranks may never come to it. None: there are no others.
     """
 
@@ -75,13 +75,13 @@ class AsyncCheckpointWriter:
         saver: Saver,
         *,
         after_save: AfterSave | None = None,
-        failing_patience_s: float | None = None,
+        failing_grace_s: float | None = None,
         when_full: WhenFull = WhenFull.BLOCK,
         low_memory: bool = False,
     ) -> None:
         self._saver = saver
         self._after_save = after_save
-        self._failing_patience_s = failing_patience_s
+        self._failing_grace_s = failing_grace_s
         self._when_full = when_full
         self._low_memory = low_memory
         self._pid = os.getpid()
@@ -93,7 +93,7 @@ class AsyncCheckpointWriter:
         self._in_flight = 0
         self._ending = False
         self._failed_attempts: dict[int, str] = {}
-        self._untold = Untold()
+        self._pending_errors = PendingErrors()
         self._passes_once = False
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -154,14 +154,14 @@ class AsyncCheckpointWriter:
             self._tell(request, self._saver.reason(error))
             raise
         info = job.info
-        self._untold.follow(info)
+        self._pending_errors.follow(info)
         snapshot = job.snapshot
         try:
             self._hand_over(job)
             del job
             snapshot.staging.run(COPY_THREADS)  # the save waits for it
         except BaseException:
-            self._untold.forget(info)  # it is told here
+            self._pending_errors.forget(info)  # it is told here
             raise
         finally:
             snapshot.staging.end()
@@ -314,7 +314,7 @@ class AsyncCheckpointWriter:
 
     def give_way(self) -> None:
         """Give up, for all ranks, the saves in flight, as no failures."""
-        self._untold.give_way()
+        self._pending_errors.give_way()
 
     def wait_room(self, timeout_s: float) -> bool:
         """Tell, after that time at the latest, whether a save would not have to wait for one in flight."""
@@ -333,7 +333,7 @@ class AsyncCheckpointWriter:
 
     def check_for_errors(self) -> None:
         """Raise the error of a save that failed, unless it was raised before."""
-        self._untold.raise_first()
+        self._pending_errors.raise_first()
 
     def close(self, *, failing: bool = False) -> None:
         """Wait for the saves in flight, stop the thread, and raise the error of one that failed.
@@ -346,7 +346,7 @@ class AsyncCheckpointWriter:
         self._check_process()
         self._closed = True
         if self._thread is not None:
-            if not self._settle_at_the_end(self._failing_patience_s if failing else None):
+            if not self._settle_at_the_end(self._failing_grace_s if failing else None):
                 raise Unavailable(f"{self._in_flight} saves were left unfinished", hint="")
             with self._changed:
                 self._ending = True
@@ -407,7 +407,7 @@ class AsyncCheckpointWriter:
                 if self._after_save is not None:
                     self._after_save(record)
         except BaseException as error:  # noqa: BLE001  # raised in the user's thread
-            self._untold.trouble(error)
+            self._pending_errors.trouble(error)
         with self._changed:
             self._in_flight -= 1
             self._changed.notify_all()
@@ -446,17 +446,17 @@ class AsyncCheckpointWriter:
         with self._changed:
             return self._changed.wait_for(lambda: self._in_flight == 0, timeout_s)
 
-    def _settle_at_the_end(self, patience_s: float | None) -> bool:
-        """Do so, in `patience_s` anew after each progress; say every now and then what is waited for."""
-        written, left_s = self._untold.written, patience_s
+    def _settle_at_the_end(self, grace_s: float | None) -> bool:
+        """Do so, in `grace_s` anew after each progress; say every now and then what is waited for."""
+        written, left_s = self._pending_errors.written, grace_s
         while not self._settle(SAY_S if left_s is None else min(left_s, SAY_S)):
-            if self._untold.written != written:
-                written, left_s = self._untold.written, patience_s
+            if self._pending_errors.written != written:
+                written, left_s = self._pending_errors.written, grace_s
             elif left_s is not None:
                 left_s -= SAY_S
                 if left_s <= 0:
                     return False
-            log.warning("the end waits for %s", self._untold.awaited)
+            log.warning("the end waits for %s", self._pending_errors.awaited)
         return True
 
     # -- the end of the process
@@ -466,10 +466,12 @@ class AsyncCheckpointWriter:
             return
         self._exiting = True
         failing = hasattr(sys, "last_value")  # an exception ends the program
-        patience_s = 0.0 if self._closed else self._failing_patience_s if failing else None
-        if not self._settle_at_the_end(patience_s):
-            tell_on_stderr(f"the process ends before these steps are saved: {self._untold.unfinished}")
-        self._untold.say()
+        grace_s = 0.0 if self._closed else self._failing_grace_s if failing else None
+        if not self._settle_at_the_end(grace_s):
+            tell_on_stderr(
+                f"the process ends before these steps are saved: {self._pending_errors.unfinished}"
+            )
+        self._pending_errors.say()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -201,7 +201,7 @@ class Arena:
         self.held = None
 
 
-class Rooms:
+class BufferPool:
     """Blocks of one size to work in for a moment, used again; as many as threads need at once."""
 
     def __init__(self, size_bytes: int) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from strata.checkpoint.format.digest import CHUNK_BYTES, Bytes
-from strata.checkpoint.snapshot.memory import PAGE_BYTES, Rooms, address_of, copy
+from strata.checkpoint.snapshot.memory import PAGE_BYTES, BufferPool, address_of, copy
 from strata.checkpoint.storage.sink import NameTaken, NotAnObject, ObjectMissing, OnStep
 from strata.checkpoint.storage.transient import of_errno
 from strata.documents.reading import NotADocument, open_regular
@@ -86,7 +86,7 @@ class LocalSink(_Descriptors):
         self._ensure_folder = ensure
         self._on_step = on_step
         self._size_bytes = 0
-        self._rooms = Rooms(CHUNK_BYTES)
+        self._buffers = BufferPool(CHUNK_BYTES)
 
     def begin(self, size_bytes: int) -> None:
         self._on_step(f"begin {self._path.name}")
@@ -125,7 +125,7 @@ class LocalSink(_Descriptors):
                 return
             for at in range(0, len(pages), CHUNK_BYTES):
                 part = pages[at : at + CHUNK_BYTES]
-                with self._rooms.room() as room:
+                with self._buffers.room() as room:
                     copy(room[: len(part)], part)
                     _write(self._direct, offset + at, room[: len(part)])
         except OSError as error:
@@ -175,7 +175,7 @@ class LocalSource(_Descriptors):
             except OSError:
                 os.close(self._fd)
                 raise
-        self._rooms = Rooms(CHUNK_BYTES + 2 * PAGE_BYTES)
+        self._buffers = BufferPool(CHUNK_BYTES + 2 * PAGE_BYTES)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         with as_storage_error("read", self._path):
@@ -205,7 +205,7 @@ class LocalSource(_Descriptors):
         while done < len(buffer):
             lead = (offset + done) % PAGE_BYTES
             part = min(len(buffer) - done, CHUNK_BYTES)
-            with self._rooms.room() as room:
+            with self._buffers.room() as room:
                 window = -(-(lead + part) // PAGE_BYTES) * PAGE_BYTES
                 count = min(self._read_pages(offset + done - lead, room[:window]) - lead, part)
                 if count > 0:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.checkpoint.format.digest import CHUNK_BYTES, digest
-from strata.checkpoint.snapshot.memory import Rooms, copy
+from strata.checkpoint.snapshot.memory import BufferPool, copy
 from strata.checkpoint.storage.sink import Sink, Source, Storage, proving, unobserved
 from strata.errors import CheckpointCorrupt
 
@@ -165,7 +165,7 @@ class _Joined:
     def __init__(self, pieces: Sequence[memoryview], *, block_bytes: int) -> None:
         self._pieces = [piece for piece in pieces if len(piece)]
         self._ends = list(itertools.accumulate(len(piece) for piece in self._pieces))
-        self._rooms = Rooms(block_bytes)
+        self._buffers = BufferPool(block_bytes)
 
     @property
     def size_bytes(self) -> int:
@@ -179,7 +179,7 @@ class _Joined:
         if first == last:
             yield self._pieces[first][start - begin : end - begin]
             return
-        with self._rooms.room() as room:
+        with self._buffers.room() as room:
             for index in range(first, last + 1):
                 piece, begin = self._pieces[index], self._ends[index] - len(self._pieces[index])
                 part = piece[max(start - begin, 0) : end - begin]

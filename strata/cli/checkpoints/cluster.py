@@ -35,13 +35,13 @@ from strata.errors import (
     StorageError,
 )
 from strata.v1.checkpoints_pb2 import (
-    CHORE_KIND_CLEAR,
-    CHORE_KIND_REMOVE,
+    MAINTENANCE_KIND_CLEAR,
+    MAINTENANCE_KIND_REMOVE,
     Checkpoint,
-    Chore,
     DeleteCheckpointRequest,
     ForkCheckpointRequest,
-    ListChoresRequest,
+    ListMaintenanceRequest,
+    MaintenanceTask,
     PinCheckpointRequest,
     RewindJobRequest,
     TagCheckpointRequest,
@@ -57,8 +57,8 @@ from strata.v1.retention_pb2 import (
 )
 
 _WHY: Final[dict[int, str]] = {
-    CHORE_KIND_REMOVE: "it is to be deleted",
-    CHORE_KIND_CLEAR: "its save was given up",
+    MAINTENANCE_KIND_REMOVE: "it is to be deleted",
+    MAINTENANCE_KIND_CLEAR: "its save was given up",
 }
 
 
@@ -66,7 +66,7 @@ KEEP_TRIES: Final = 8
 """How often rules are set anew in place of those that somebody else set meanwhile."""
 
 
-class ClusterShelf:
+class ClusterSource:
     """The checkpoints in the catalog of the client's job."""
 
     def __init__(self, client: CoordinatorClient) -> None:
@@ -193,9 +193,9 @@ class ClusterShelf:
         self.client.call(
             DeleteCheckpointRequest(job=self.client.job, step=checkpoint.step, attempt=checkpoint.id)
         )
-        for chore in self._chores():
-            if chore.attempt == checkpoint.id:
-                self._do(chore)
+        for task in self._tasks():
+            if task.attempt == checkpoint.id:
+                self._do(task)
 
     def garbage(self, keep_count: int | None) -> Iterator[Garbage]:
         if keep_count is not None:
@@ -203,43 +203,43 @@ class ClusterShelf:
                 "what a job keeps is told by its managers, and the leader sees to it",
                 hint="give keep_count to CheckpointManager, or --storage here",
             )
-        for chore in self._chores():
+        for task in self._tasks():
             try:
-                place_of(chore.path, chore.attempt)
+                place_of(task.path, task.attempt)
             except StorageError as error:
-                sys.stderr.write(f"step {chore.step} is left to others: {error.message}\n")
+                sys.stderr.write(f"step {task.step} is left to others: {error.message}\n")
                 continue
-            if chore.kind not in _WHY:
+            if task.kind not in _WHY:
                 continue  # to read a copy that is in doubt is for the job's members
             yield Garbage(
-                what=f"step {chore.step}, generation {chore.generation}, attempt {chore.attempt} at {chore.path}",
-                why=_WHY[chore.kind],
-                remove=partial(self._do, chore),
+                what=f"step {task.step}, generation {task.generation}, attempt {task.attempt} at {task.path}",
+                why=_WHY[task.kind],
+                remove=partial(self._do, task),
             )
 
-    def _chores(self) -> list[Chore]:
-        request = ListChoresRequest(job=self.client.job, host=socket.gethostname())
-        return list(self.client.call_whole(request).chores)
+    def _tasks(self) -> list[MaintenanceTask]:
+        request = ListMaintenanceRequest(job=self.client.job, host=socket.gethostname())
+        return list(self.client.call_whole(request).tasks)
 
-    def _do(self, chore: Chore) -> None:
+    def _do(self, task: MaintenanceTask) -> None:
         """Remove a copy's objects and say so; a save that was given up must not be marked in storage."""
-        storage, folder = place_of(chore.path, chore.attempt)
-        if chore.kind == CHORE_KIND_CLEAR:
+        storage, folder = place_of(task.path, task.attempt)
+        if task.kind == MAINTENANCE_KIND_CLEAR:
             if storage.exists(f"{folder}/{MARKER}"):
-                raise Refused(f"it was given up, and storage has it as committed: {chore.path}")
+                raise Refused(f"it was given up, and storage has it as committed: {task.path}")
             with contextlib.suppress(CheckpointNotFound):  # another attempt took its slot
-                self._delete(chore, finished=False)
+                self._delete(task, finished=False)
         remove_objects(storage, folder)
-        self._delete(chore, finished=True)
+        self._delete(task, finished=True)
 
-    def _delete(self, chore: Chore, *, finished: bool) -> None:
+    def _delete(self, task: MaintenanceTask, *, finished: bool) -> None:
         self.client.call(
             DeleteCheckpointRequest(
                 job=self.client.job,
-                step=chore.step,
-                attempt=chore.attempt,
+                step=task.step,
+                attempt=task.attempt,
                 finished=finished,
-                tier=chore.tier if finished else "",
+                tier=task.tier if finished else "",
                 host=socket.gethostname() if finished else "",
             )
         )

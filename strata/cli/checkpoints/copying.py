@@ -16,9 +16,9 @@ from strata.checkpoint.save.handle import CheckpointInfo
 from strata.checkpoint.storage import root
 from strata.checkpoint.storage.removal import remove_objects
 from strata.checkpoint.storage.sink import Storage
-from strata.cli.checkpoints.inspection import Looking, on_shelf
+from strata.cli.checkpoints.inspection import Looking, on_source
 from strata.cli.checkpoints.listing import manifests_of
-from strata.cli.checkpoints.root_listing import StorageShelf, open_storage, storage_shelf
+from strata.cli.checkpoints.root_listing import StorageSource, open_storage, storage_source
 from strata.cli.checkpoints.where import Which, chosen
 from strata.cli.console.output import (
     Json,
@@ -64,7 +64,7 @@ RepairedTo = Annotated[
 ]
 
 
-@on_shelf
+@on_source
 def export_checkpoint(
     which: Which,
     out: Out,
@@ -82,14 +82,14 @@ def export_checkpoint(
 
     Example: strata checkpoints export latest model.safetensors --only model --job gpt
     """
-    with looking.shelf() as shelf:
-        checkpoint = chosen(shelf.all(), which)
-        _, manifests = manifests_of(shelf, checkpoint)
+    with looking.source() as source:
+        checkpoint = chosen(source.all(), which)
+        _, manifests = manifests_of(source, checkpoint)
         part = file_export.choose(manifests, rank=rank, only=only)
         opaque = isinstance(part.tree, dict) and "b" in part.tree
         named = file_format or ("bytes" if opaque and out.suffix not in file_export.FORMATS else None)
-        place, folder = shelf.place(checkpoint)
-        with shelf.reading(checkpoint), byte_progress(f"step {checkpoint.step}", part.size_bytes) as advance:
+        place, folder = source.place(checkpoint)
+        with source.reading(checkpoint), byte_progress(f"step {checkpoint.step}", part.size_bytes) as advance:
             size_bytes = file_export.export(
                 place,
                 folder,
@@ -146,7 +146,7 @@ def import_file(
     _say(f"step {step}: {what}, {size(info.size_bytes)}, at {info.path}")
 
 
-@on_shelf
+@on_source
 def fork(
     which: Which,
     to: To,
@@ -158,27 +158,27 @@ def fork(
 
     Example: strata checkpoints fork 5000 --to gpt-cooler --job gpt
     """
-    with looking.shelf() as shelf:
-        checkpoint = chosen(shelf.all(), which)
-        if isinstance(shelf, StorageShelf):
-            where = _fork_root(shelf, checkpoint, to)
+    with looking.source() as source:
+        checkpoint = chosen(source.all(), which)
+        if isinstance(source, StorageSource):
+            where = _fork_root(source, checkpoint, to)
         else:
-            where = shelf.fork(checkpoint, to)
+            where = source.fork(checkpoint, to)
     if as_json:
         print_values({"step": checkpoint.step, "attempt": checkpoint.id, "path": where})
         return
     _say(f"a training with {to} begins at step {checkpoint.step}")
 
 
-def _fork_root(shelf: StorageShelf, checkpoint: CheckpointMetadata, to: str) -> str:
-    place, folder = shelf.place(checkpoint)
+def _fork_root(source: StorageSource, checkpoint: CheckpointMetadata, to: str) -> str:
+    place, folder = source.place(checkpoint)
     target = _empty_root(to, folder=folder)
     with byte_progress(f"step {checkpoint.step}", checkpoint.size_bytes) as advance:
         copy_checkpoint([place], target, folder, checkpoint.manifest_digest, on_bytes=advance)
     return f"{target.uri}/{folder}"
 
 
-@on_shelf
+@on_source
 def repair(
     which: Which,
     replica: Replica,
@@ -194,15 +194,15 @@ def repair(
 
     Example: strata checkpoints repair 5000 --storage /data/checkpoints --replica s3://bucket/ckpt --to /data/repaired
     """
-    with looking.shelf() as shelf:
-        checkpoint = chosen(shelf.all(), which)
-        place, folder = shelf.place(checkpoint)
-        copy = storage_shelf(
+    with looking.source() as source:
+        checkpoint = chosen(source.all(), which)
+        place, folder = source.place(checkpoint)
+        copy = storage_source(
             replica, place.uri.rpartition("/")[2]
         ).storage  # a fork lies with its source's job
         target = _empty_root(to, folder=folder)
         with (
-            shelf.reading(checkpoint) if checkpoint.state is CheckpointState.COMMITTED else nullcontext(),
+            source.reading(checkpoint) if checkpoint.state is CheckpointState.COMMITTED else nullcontext(),
             byte_progress(f"step {checkpoint.step}", checkpoint.size_bytes) as advance,
         ):
             copy_checkpoint([place, copy], target, folder, checkpoint.manifest_digest, on_bytes=advance)
@@ -217,7 +217,7 @@ def _empty_root(to: str, *, folder: str) -> Storage:
     """Return the storage at `to`, which has no checkpoint yet, but perhaps what a fork left of `folder`."""
     storage = open_storage(to)
     root.claim(storage, root.STANDALONE)
-    known = storage_shelf(to, "").all()
+    known = storage_source(to, "").all()
     if known:
         raise Refused(
             f"{storage.uri} has checkpoints already, of step {known[-1].step} for one",

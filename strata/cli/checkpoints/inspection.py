@@ -1,6 +1,6 @@
 """The options that say where the commands of `strata checkpoints` look: one declaration for all of them.
 
-A command that takes `looking: Looking` is decorated with `on_shelf`, which puts the options of a job and of
+A command that takes `looking: Looking` is decorated with `on_source`, which puts the options of a job and of
 a storage root in that parameter's place, or with `on_catalog`: those of a job alone. Credentials come with
 them, and its `--json`, if it has one, stands among them.
 """
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from strata.cli.checkpoints.root_listing import StorageShelf
+from strata.cli.checkpoints.root_listing import StorageSource
 from strata.cli.checkpoints.where import StorageRoot, catalog_of, opened
 from strata.cli.console.credentials import connecting
 from strata.cli.console.output import DEFAULT_ENDPOINTS, DEFAULT_TIMEOUT_S, Endpoints, Job, TimeoutS
 from strata.config import Credentials
 
 if TYPE_CHECKING:
-    from strata.cli.checkpoints.cluster import ClusterShelf
+    from strata.cli.checkpoints.cluster import ClusterSource
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -37,7 +37,7 @@ class Looking:
     storage: str | None = None
 
     @contextlib.contextmanager
-    def shelf(self) -> Iterator[StorageShelf | ClusterShelf]:
+    def source(self) -> Iterator[StorageSource | ClusterSource]:
         """Yield the shelf of the storage root, or without one that of the job."""
         with opened(
             self.storage,
@@ -45,19 +45,19 @@ class Looking:
             job=self.job,
             timeout_s=self.timeout_s,
             credentials=self.credentials,
-        ) as shelf:
-            yield shelf
+        ) as source:
+            yield source
 
     @contextlib.contextmanager
-    def catalog(self) -> Iterator[ClusterShelf]:
+    def catalog(self) -> Iterator[ClusterSource]:
         """Yield the shelf of the job."""
         with catalog_of(
             self.job, endpoints=self.endpoints, timeout_s=self.timeout_s, credentials=self.credentials
-        ) as shelf:
-            yield shelf
+        ) as source:
+            yield source
 
 
-def on_shelf(command: C) -> C:
+def on_source(command: C) -> C:
     """Give a command the options of `Looking` for a job or a storage root."""
     return _told(command, storage=True)
 

@@ -12,8 +12,8 @@ from strata.checkpoint.catalog.protocol import CheckpointMetadata
 from strata.checkpoint.format.manifest import Manifest, RankManifest
 from strata.checkpoint.format.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.restore.diff import plain_values
-from strata.cli.checkpoints.inspection import Looking, on_shelf
-from strata.cli.checkpoints.where import Shelf, Which, chosen
+from strata.cli.checkpoints.inspection import Looking, on_source
+from strata.cli.checkpoints.where import CheckpointSource, Which, chosen
 from strata.cli.console.output import (
     Json,
     print_table,
@@ -27,7 +27,7 @@ Tensors = Annotated[bool, typer.Option("--tensors", help="List every tensor, too
 Rank = Annotated[int, typer.Option("--rank", min=0, help="Whose tensors and values.")]
 
 
-@on_shelf
+@on_source
 def list_checkpoints(
     as_json: Json = False,
     *,
@@ -37,10 +37,10 @@ def list_checkpoints(
 
     Example: strata checkpoints list --job gpt --json
     """
-    with looking.shelf() as shelf:
-        known = shelf.all()
-        title = shelf.title
-        values = [shelf.values(c) for c in known] if as_json else []
+    with looking.source() as source:
+        known = source.all()
+        title = source.title
+        values = [source.values(c) for c in known] if as_json else []
     if as_json:
         print_values(values)
         return
@@ -76,7 +76,7 @@ def saved_at(c: CheckpointMetadata) -> str:
     return datetime.fromtimestamp(c.created_unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-@on_shelf
+@on_source
 def show(
     which: Which = "latest",
     tensors: Tensors = False,
@@ -89,17 +89,19 @@ def show(
 
     Example: strata checkpoints show latest --tensors --storage /data/checkpoints
     """
-    with looking.shelf() as shelf:
-        checkpoint = chosen(shelf.all(), which)
-        manifest, parts = manifests_of(shelf, checkpoint) if _is_whole(checkpoint) else (None, [])
+    with looking.source() as source:
+        checkpoint = chosen(source.all(), which)
+        manifest, parts = manifests_of(source, checkpoint) if _is_whole(checkpoint) else (None, [])
     if parts and rank >= len(parts):
         raise Refused(f"step {checkpoint.step} has no rank {rank}, only 0 to {len(parts) - 1}")
     part = parts[rank] if parts else None
     if as_json:
-        print_values({**shelf.values(checkpoint), **(_contents(manifest, part) if manifest and part else {})})
+        print_values(
+            {**source.values(checkpoint), **(_contents(manifest, part) if manifest and part else {})}
+        )
         return
     print_table(
-        f"step {checkpoint.step} of {shelf.title}: {checkpoint.state.value}",
+        f"step {checkpoint.step} of {source.title}: {checkpoint.state.value}",
         ("FIELD", "VALUE"),
         _rows(checkpoint, manifest, part),
         empty="",
@@ -126,12 +128,14 @@ def _is_whole(checkpoint: CheckpointMetadata) -> bool:
     return checkpoint.state is CheckpointState.COMMITTED
 
 
-def manifests_of(shelf: Shelf, checkpoint: CheckpointMetadata) -> tuple[Manifest, list[RankManifest]]:
+def manifests_of(
+    source: CheckpointSource, checkpoint: CheckpointMetadata
+) -> tuple[Manifest, list[RankManifest]]:
     """Return the verified manifests of a committed checkpoint; `Refused` for another one."""
     if not _is_whole(checkpoint):
         why = f": {checkpoint.reason}" if checkpoint.reason else ""
         raise Refused(f"step {checkpoint.step} is {checkpoint.state.value}, not committed{why}")
-    storage, folder = shelf.place(checkpoint)
+    storage, folder = source.place(checkpoint)
     manifest = read_manifest(storage, folder, checkpoint.manifest_digest)
     return manifest, read_rank_manifests(storage, folder, manifest)
 

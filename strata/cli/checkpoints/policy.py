@@ -67,7 +67,7 @@ def retention(
         raise InvalidArgument(
             "rules are set with a number of the newest that stay", hint="add --keep-count; 0 keeps everything"
         )
-    with looking.catalog() as shelf:
+    with looking.catalog() as source:
         if keep_count is not None:
             from strata.v1.retention_pb2 import Keep  # noqa: PLC0415  # protobuf only when it is needed
 
@@ -79,8 +79,8 @@ def retention(
                 highest=highest,
                 age_ms=round(1000 * age_s),
             )
-            shelf.keep(keep, tier=tier, who=whoever())
-        found = shelf.rules()
+            source.keep(keep, tier=tier, who=whoever())
+        found = source.rules()
     if as_json:
         print_json(found)
         return
@@ -132,9 +132,9 @@ def rewind(
 
     Example: strata checkpoints rewind 5000 --job gpt
     """
-    with looking.catalog() as shelf:
-        generation = shelf.generation()
-        checkpoint = chosen(shelf.all(), which, alone=True)
+    with looking.catalog() as source:
+        generation = source.generation()
+        checkpoint = chosen(source.all(), which, alone=True)
         what = f"step {checkpoint.step} of generation {checkpoint.generation}"
         if not yes:
             typer.confirm(
@@ -142,7 +142,7 @@ def rewind(
                 abort=True,
                 err=True,
             )
-        shelf.rewind(checkpoint, generation=generation, who=whoever())
+        source.rewind(checkpoint, generation=generation, who=whoever())
     if as_json:
         print_values({"step": checkpoint.step, "attempt": checkpoint.id, "generation": generation})
         return

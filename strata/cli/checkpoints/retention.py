@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from strata.checkpoint.catalog.protocol import CheckpointMetadata
-from strata.cli.checkpoints.inspection import Looking, on_shelf
+from strata.cli.checkpoints.inspection import Looking, on_source
 from strata.cli.checkpoints.where import Which, chosen, means_another
 from strata.cli.console.output import (
     Json,
@@ -34,7 +34,7 @@ KeepCount = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would go, and change nothing.")]
 
 
-@on_shelf
+@on_source
 def pin(
     which: Which,
     why: Why = "",
@@ -46,13 +46,13 @@ def pin(
 
     Example: strata checkpoints pin 5000 --why "the paper's" --job gpt
     """
-    with looking.shelf() as shelf:
-        checkpoint = chosen(shelf.all(), which)
-        shelf.pin(checkpoint, who=whoever(), why=why)
+    with looking.source() as source:
+        checkpoint = chosen(source.all(), which)
+        source.pin(checkpoint, who=whoever(), why=why)
     _changed(as_json, checkpoint, f"step {checkpoint.step} is pinned", pinned=True)
 
 
-@on_shelf
+@on_source
 def unpin(
     which: Which,
     as_json: Json = False,
@@ -63,13 +63,13 @@ def unpin(
 
     Example: strata checkpoints unpin 5000 --job gpt
     """
-    with looking.shelf() as shelf:
-        checkpoint = chosen(shelf.all(), which)
-        shelf.unpin(checkpoint)
+    with looking.source() as source:
+        checkpoint = chosen(source.all(), which)
+        source.unpin(checkpoint)
     _changed(as_json, checkpoint, f"step {checkpoint.step} is not pinned", pinned=False)
 
 
-@on_shelf
+@on_source
 def tag(
     which: Which,
     name: Name,
@@ -86,13 +86,13 @@ def tag(
             f"{name!r} cannot be a tag: as a word for a checkpoint it means another one",
             hint="a tag is not `latest`, and not of digits alone, which are a step",
         )
-    with looking.shelf() as shelf:
-        checkpoint = chosen(shelf.all(), which)
-        shelf.tag(checkpoint, name, who=whoever())
+    with looking.source() as source:
+        checkpoint = chosen(source.all(), which)
+        source.tag(checkpoint, name, who=whoever())
     _changed(as_json, checkpoint, f"step {checkpoint.step} is {name}", tag=name)
 
 
-@on_shelf
+@on_source
 def untag(
     name: Name,
     as_json: Json = False,
@@ -103,17 +103,17 @@ def untag(
 
     Example: strata checkpoints untag best --job gpt
     """
-    with looking.shelf() as shelf:
-        if name not in shelf.tags():
+    with looking.source() as source:
+        if name not in source.tags():
             raise CheckpointNotFound(f"no checkpoint has the name {name!r}")
-        shelf.untag(name)
+        source.untag(name)
     if as_json:
         print_values({"tag": name, "removed": True})
         return
     _say(f"no checkpoint is {name} any more")
 
 
-@on_shelf
+@on_source
 def delete(
     which: Which,
     yes: Yes = False,
@@ -127,16 +127,16 @@ def delete(
 
     Example: strata checkpoints delete 5000 --job gpt
     """
-    with looking.shelf() as shelf:
-        checkpoint = chosen(shelf.all(), which, alone=True)
+    with looking.source() as source:
+        checkpoint = chosen(source.all(), which, alone=True)
         what = f"step {checkpoint.step}, generation {checkpoint.generation}, {size(checkpoint.size_bytes)}"
         if not yes:
             typer.confirm(f"Delete {what} at {printable(checkpoint.path)}?", abort=True, err=True)
-        shelf.remove(checkpoint)
+        source.remove(checkpoint)
     _changed(as_json, checkpoint, f"deleted: {what}", deleted=True, size_bytes=checkpoint.size_bytes)
 
 
-@on_shelf
+@on_source
 def collect(
     keep_count: KeepCount = None,
     dry_run: DryRun = False,
@@ -152,8 +152,8 @@ def collect(
     """
     gone: list[dict[str, Any]] = []
     trouble: StorageError | None = None
-    with looking.shelf() as shelf, item_progress("what may go") as advance:
-        for each in shelf.garbage(keep_count):
+    with looking.source() as source, item_progress("what may go") as advance:
+        for each in source.garbage(keep_count):
             advance()
             try:
                 if not dry_run:

@@ -34,7 +34,7 @@ def open_storage(where: str) -> Storage:
     return opening.open_storage(parse_place(where), nonce=lambda: uuid.uuid4().hex)
 
 
-def storage_shelf(where: str, job: str) -> StorageShelf:
+def storage_source(where: str, job: str) -> StorageSource:
     """Return the shelf of a root, of a job's folder in one, or of that of `job` in it."""
     storage = open_storage(where)
     owner = root.owner_of(storage)
@@ -48,7 +48,7 @@ def storage_shelf(where: str, job: str) -> StorageShelf:
                 hint="say --job",
             )
         storage = open_storage(f"{storage.uri}/{job}")
-    return StorageShelf(storage, standalone=owner == root.STANDALONE)
+    return StorageSource(storage, standalone=owner == root.STANDALONE)
 
 
 def _no_root(storage: Storage) -> CheckpointNotFound:
@@ -62,7 +62,7 @@ def _no_root(storage: Storage) -> CheckpointNotFound:
     return CheckpointNotFound(f"{storage.uri} is no storage root: {why}", hint=hint)
 
 
-class StorageShelf:
+class StorageSource:
     """What lies in a root. `standalone`: no coordinator has a say in it."""
 
     def __init__(self, storage: Storage, *, standalone: bool) -> None:

@@ -11,9 +11,9 @@ import typer
 from strata.checkpoint.catalog.protocol import CheckpointMetadata
 from strata.checkpoint.restore.diff import Difference, compare
 from strata.checkpoint.restore.verify import Verification, verify
-from strata.cli.checkpoints.inspection import Looking, on_shelf
+from strata.cli.checkpoints.inspection import Looking, on_source
 from strata.cli.checkpoints.listing import manifests_of
-from strata.cli.checkpoints.where import Shelf, Which, chosen
+from strata.cli.checkpoints.where import CheckpointSource, Which, chosen
 from strata.cli.console.exits import Exit
 from strata.cli.console.output import (
     Json,
@@ -31,7 +31,7 @@ Newer = Annotated[str, typer.Argument(metavar="NEWER", help="The other one, name
 _READABLE = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
 
 
-@on_shelf
+@on_source
 def verify_checkpoints(
     which: Which = "latest",
     every: All = False,
@@ -45,12 +45,12 @@ def verify_checkpoints(
 
     Example: strata checkpoints verify latest --storage /data/checkpoints
     """
-    with looking.shelf() as shelf:
-        known = shelf.all()
+    with looking.source() as source:
+        known = source.all()
         wanted = [c for c in known if c.state in _READABLE] if every else [chosen(known, which)]
         if not wanted:
-            raise CheckpointNotFound(f"{shelf.title} has no checkpoint to verify")
-        found = [(c, _verified(shelf, c)) for c in wanted]
+            raise CheckpointNotFound(f"{source.title} has no checkpoint to verify")
+        found = [(c, _verified(source, c)) for c in wanted]
     if as_json:
         print_values([_as_values(c, v) for c, v in found])
     else:
@@ -60,12 +60,12 @@ def verify_checkpoints(
         raise typer.Exit(Exit.FAILURE)
 
 
-def _verified(shelf: Shelf, checkpoint: CheckpointMetadata) -> Verification:
+def _verified(source: CheckpointSource, checkpoint: CheckpointMetadata) -> Verification:
     if checkpoint.state not in _READABLE:
         raise Refused(f"step {checkpoint.step} is {checkpoint.state.value}: there is nothing to verify yet")
-    storage, folder = shelf.place(checkpoint)
+    storage, folder = source.place(checkpoint)
     with (
-        shelf.reading(checkpoint),
+        source.reading(checkpoint),
         byte_progress(f"step {checkpoint.step}", checkpoint.size_bytes) as advance,
     ):
         return verify(storage, folder, manifest_digest=checkpoint.manifest_digest or None, on_bytes=advance)
@@ -94,7 +94,7 @@ def _print(checkpoint: CheckpointMetadata, verification: Verification) -> None:
         sys.stdout.write(f"  {printable(problem)}\n")
 
 
-@on_shelf
+@on_source
 def diff(
     older: Which,
     newer: Newer = "latest",
@@ -107,10 +107,10 @@ def diff(
 
     Example: strata checkpoints diff 1000 2000 --job gpt
     """
-    with looking.shelf() as shelf:
-        known = shelf.all()
+    with looking.source() as source:
+        known = source.all()
         before, after = chosen(known, older), chosen(known, newer)
-        parts = [manifests_of(shelf, checkpoint)[1] for checkpoint in (before, after)]
+        parts = [manifests_of(source, checkpoint)[1] for checkpoint in (before, after)]
     for checkpoint, ranks in zip((before, after), parts, strict=True):
         if rank >= len(ranks):
             raise Refused(f"step {checkpoint.step} has no rank {rank}, only 0 to {len(ranks) - 1}")

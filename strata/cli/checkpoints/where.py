@@ -1,6 +1,6 @@
 """Where a command looks for checkpoints, and which one a word names.
 
-A `Shelf` is what a command needs: that of a job, whose catalog the coordinators keep, or that of a
+A `CheckpointSource` is what a command needs: that of a job, whose catalog the coordinators keep, or that of a
 storage root (`--storage`), which needs no coordinator and answers from what lies there. A root that
 belongs to coordinators is only looked at in this way: what changes it goes through them.
 """
@@ -17,13 +17,13 @@ import typer
 from strata.checkpoint.catalog.protocol import CheckpointMetadata
 from strata.checkpoint.storage.sink import Storage
 from strata.cli.checkpoints.garbage import Garbage
-from strata.cli.checkpoints.root_listing import StorageShelf, storage_shelf
+from strata.cli.checkpoints.root_listing import StorageSource, storage_source
 from strata.config import Credentials
 from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointNotFound, InvalidArgument
 
 if TYPE_CHECKING:
-    from strata.cli.checkpoints.cluster import ClusterShelf
+    from strata.cli.checkpoints.cluster import ClusterSource
 
 StorageRoot = Annotated[
     str | None,
@@ -39,7 +39,7 @@ Which = Annotated[
 MIN_ID_CHARS = 6
 
 
-class Shelf(Protocol):
+class CheckpointSource(Protocol):
     """The checkpoints of one job, or of one storage root without coordinators."""
 
     @property
@@ -88,27 +88,27 @@ class Shelf(Protocol):
 @contextlib.contextmanager
 def opened(
     storage: str | None, *, endpoints: str, job: str, timeout_s: float, credentials: Credentials
-) -> Iterator[StorageShelf | ClusterShelf]:
+) -> Iterator[StorageSource | ClusterSource]:
     """Yield the shelf of `storage`, or without one that of `job`."""
     if storage is not None:
-        yield storage_shelf(storage, job)
+        yield storage_source(storage, job)
         return
-    with catalog_of(job, endpoints=endpoints, timeout_s=timeout_s, credentials=credentials) as shelf:
-        yield shelf
+    with catalog_of(job, endpoints=endpoints, timeout_s=timeout_s, credentials=credentials) as source:
+        yield source
 
 
 @contextlib.contextmanager
 def catalog_of(
     job: str, *, endpoints: str, timeout_s: float, credentials: Credentials
-) -> Iterator[ClusterShelf]:
+) -> Iterator[ClusterSource]:
     """Yield the shelf of a job, whose catalog the coordinators keep."""
-    from strata.cli.checkpoints.cluster import ClusterShelf  # noqa: PLC0415  # grpc only when needed
+    from strata.cli.checkpoints.cluster import ClusterSource  # noqa: PLC0415  # grpc only when needed
     from strata.client import CoordinatorClient  # noqa: PLC0415  # as above
 
     with CoordinatorClient.connect(
         endpoints, job=job, timeout_s=timeout_s, credentials=credentials
     ) as client:
-        yield ClusterShelf(client)
+        yield ClusterSource(client)
 
 
 def chosen(known: Sequence[CheckpointMetadata], word: str, *, alone: bool = False) -> CheckpointMetadata:

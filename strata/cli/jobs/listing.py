@@ -19,7 +19,7 @@ from strata.cli.console.output import (
     print_table,
 )
 from strata.cli.jobs.named_job import Name, on_job
-from strata.cli.status import JOB_COLUMNS, job_row, phase_name, print_troubles
+from strata.cli.status import JOB_COLUMNS, job_row, phase_name, print_findings
 from strata.config import Credentials
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def list_jobs(
         map(job_row, jobs),
         empty="no job yet: start one with strata run -- python train.py",
     )
-    print_troubles(jobs)
+    print_findings(jobs)
 
 
 @app.command("show")
@@ -114,8 +114,8 @@ def _goodput(latest: Checkpoint) -> str:
 
 
 def _limits(spec: JobSpec) -> str:
-    fruitless = f"{spec.max_fruitless_generations} generations in a row without a checkpoint"
-    return f"{fruitless}, or {spec.max_generations} that failed" if spec.max_generations else fruitless
+    no_progress = f"{spec.max_no_progress_generations} generations in a row without a checkpoint"
+    return f"{no_progress}, or {spec.max_generations} that failed" if spec.max_generations else no_progress
 
 
 def _notice(notice: StopNotice) -> str:

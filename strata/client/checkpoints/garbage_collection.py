@@ -18,7 +18,7 @@ from strata.checkpoint.format.chunk_map import objects_in
 from strata.checkpoint.storage.sink import Storage
 from strata.client.checkpoints.catalog import CoordinatedCatalog
 from strata.client.checkpoints.config import CheckpointManagerConfig
-from strata.client.checkpoints.maintenance import Chores
+from strata.client.checkpoints.maintenance import Maintenance
 from strata.client.checkpoints.reader_lease import ReaderKey
 from strata.client.checkpoints.tiers import Damage
 from strata.client.rank.process_environment import random_id
@@ -48,7 +48,7 @@ CLOSE_S: Final = 5.0
 log: Final = logging.getLogger("strata.checkpoint")
 
 
-class Keeping:
+class GarbageCollection:
     """One rank's part in it. One process of each host speaks for it when a copy is in doubt.
 
     Rank 0 hands over the rules of `config`; where they say nothing those that the job has stand.
@@ -65,18 +65,18 @@ class Keeping:
         self._told = config.keep_count is None or catalog.rank != 0
         self._host = socket.gethostname()
         self._corrupt_wait_s = config.corrupt_wait_s
-        self._chores = Chores(
+        self._tasks = Maintenance(
             self._ask_soon, job=catalog.job, host=self._host, storages=tiers_of(storage), first=self._tell
         )
         looks = os.environ.get("LOCAL_RANK", "0") == "0"
         self._stop = catalog.observe(self._observe) if looks else lambda: None
         if looks or not self._told:
-            self._chores.soon()  # a doubt may have come up before anybody observed here
+            self._tasks.soon()  # a doubt may have come up before anybody observed here
 
     def close(self) -> None:
         """Doubt nothing any more; harmless when repeated."""
         self.let_go()
-        self._chores.close(CLOSE_S)
+        self._tasks.close(CLOSE_S)
 
     def let_go(self) -> None:
         """Do so without waiting for what is under way."""
@@ -87,11 +87,11 @@ class Keeping:
 
     def after_commit(self) -> None:
         """Remove what the policy gives up; for one rank of the job."""
-        self._chores.tidy(marked_within_s=MARKED_WITHIN_S)
+        self._tasks.collect_garbage(marked_within_s=MARKED_WITHIN_S)
 
     def clear(self) -> None:
         """Remove the bytes of what was marked for deletion, as far as this host has them."""
-        self._chores.tidy()
+        self._tasks.collect_garbage()
 
     def _tell(self) -> None:
         """Hand the rules over, once, from the beginning on; `Unavailable` when nobody takes them just now.
@@ -205,7 +205,7 @@ class Keeping:
 
     def _observe(self, checkpoint: Checkpoint) -> None:
         if checkpoint.suspected:
-            self._chores.soon()
+            self._tasks.soon()
 
     def _ask_soon(self, request: Message) -> Any:
         return self._catalog.ask(request, wait_s=TIDY_ASK_S)

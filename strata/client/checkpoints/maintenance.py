@@ -33,12 +33,12 @@ from strata.errors import (
     Unavailable,
 )
 from strata.v1.checkpoints_pb2 import (
-    CHORE_KIND_CLEAR,
-    CHORE_KIND_VERIFY,
+    MAINTENANCE_KIND_CLEAR,
+    MAINTENANCE_KIND_VERIFY,
     AdoptCheckpointRequest,
-    Chore,
     DeleteCheckpointRequest,
-    ListChoresRequest,
+    ListMaintenanceRequest,
+    MaintenanceTask,
     ReportDamageRequest,
 )
 from strata.wire.pages import whole
@@ -52,7 +52,7 @@ Ask = Callable[[Message], Any]
 log: Final = logging.getLogger("strata.checkpoint")
 
 
-class Chores:
+class Maintenance:
     """What this host does for the checkpoints of `job`, where one of `storages` has them.
 
     `first` is called before each pass.
@@ -77,7 +77,7 @@ class Chores:
         self._again = False
         self._worker: threading.Thread | None = None
 
-    def tidy(self, *, marked_within_s: float = 0.0) -> None:
+    def collect_garbage(self, *, marked_within_s: float = 0.0) -> None:
         """Remove what is due; with `marked_within_s`, also what the leader marks until then.
 
         What cannot be removed keeps nothing else from going; the first such error is raised at the end.
@@ -90,12 +90,12 @@ class Chores:
             try:
                 self._first()
                 while True:
-                    answer = whole(self._ask, ListChoresRequest(job=self._job, host=self._host))
-                    for chore in answer.chores:
-                        name = chore.SerializeToString()
-                        if name not in done and chore.kind != CHORE_KIND_VERIFY:
+                    answer = whole(self._ask, ListMaintenanceRequest(job=self._job, host=self._host))
+                    for task in answer.tasks:
+                        name = task.SerializeToString()
+                        if name not in done and task.kind != MAINTENANCE_KIND_VERIFY:
                             done.add(name)
-                            trouble = self._attempt(chore) or trouble
+                            trouble = self._attempt(task) or trouble
                     if not answer.pending or time.monotonic() >= deadline:
                         break
                     time.sleep(LOOK_S)
@@ -135,14 +135,14 @@ class Chores:
 
     def look(self) -> None:
         """Read what another host found damaged, and say what came of it; what cannot be said is left."""
-        for chore in whole(self._ask, ListChoresRequest(job=self._job, host=self._host)).chores:
-            if chore.kind == CHORE_KIND_VERIFY:
-                self._attempt(chore)
+        for task in whole(self._ask, ListMaintenanceRequest(job=self._job, host=self._host)).tasks:
+            if task.kind == MAINTENANCE_KIND_VERIFY:
+                self._attempt(task)
 
     def _pass(self) -> None:
         try:
             self.look()
-            self.tidy()
+            self.collect_garbage()
         except StorageError as error:
             log.warning("a chore is left: %s", error.message)
         except StrataError as error:  # the generation ended, or the job was deleted
@@ -150,66 +150,66 @@ class Chores:
 
     # -- one chore
 
-    def _attempt(self, chore: Chore) -> StorageError | None:
-        found = next((s for s in self._storages if chore.path.startswith(_root(s))), None)
+    def _attempt(self, task: MaintenanceTask) -> StorageError | None:
+        found = next((s for s in self._storages if task.path.startswith(_root(s))), None)
         if found is None:
             return None  # another storage has it, and whoever has that one
-        folder = chore.path.removeprefix(_root(found))
+        folder = task.path.removeprefix(_root(found))
         try:
-            if chore.kind == CHORE_KIND_VERIFY:
-                self._verify(chore, found, folder)
-            elif chore.kind != CHORE_KIND_CLEAR or self._may_clear(chore, found, folder):
-                self._remove(chore, found, folder)
+            if task.kind == MAINTENANCE_KIND_VERIFY:
+                self._verify(task, found, folder)
+            elif task.kind != MAINTENANCE_KIND_CLEAR or self._may_clear(task, found, folder):
+                self._remove(task, found, folder)
         except StorageError as error:
-            log.warning("step %d cannot be removed: %s", chore.step, error.message)
+            log.warning("step %d cannot be removed: %s", task.step, error.message)
             return error
         except (Unavailable, QuotaExceeded):
             raise
         except (Refused, CheckpointNotFound) as error:
-            log.debug("step %d stays: %s", chore.step, error.message)
+            log.debug("step %d stays: %s", task.step, error.message)
         except StrataError as error:
-            log.warning("a chore of step %d is left: %s", chore.step, error.message)
+            log.warning("a chore of step %d is left: %s", task.step, error.message)
         return None
 
-    def _remove(self, chore: Chore, storage: Storage, folder: str) -> None:
+    def _remove(self, task: MaintenanceTask, storage: Storage, folder: str) -> None:
         remove_objects(storage, folder)
-        self._delete(chore, finished=True)
-        log.info("step %d is deleted: %s", chore.step, chore.path)
+        self._delete(task, finished=True)
+        log.info("step %d is deleted: %s", task.step, task.path)
 
-    def _delete(self, chore: Chore, *, finished: bool) -> None:
+    def _delete(self, task: MaintenanceTask, *, finished: bool) -> None:
         self._ask(
             DeleteCheckpointRequest(
                 job=self._job,
-                step=chore.step,
-                attempt=chore.attempt,
+                step=task.step,
+                attempt=task.attempt,
                 finished=finished,
-                tier=chore.tier if finished else "",
+                tier=task.tier if finished else "",
                 host=self._host if finished else "",
             )
         )
 
-    def _may_clear(self, chore: Chore, storage: Storage, folder: str) -> bool:
+    def _may_clear(self, task: MaintenanceTask, storage: Storage, folder: str) -> bool:
         """Tell whether a save that was given up may go: never before its marker was looked for.
 
         That of one whose slot another attempt took is not there any more to be marked for deletion.
         """
         if not storage.exists(f"{folder}/{MARKER}"):
             with contextlib.suppress(CheckpointNotFound):
-                self._delete(chore, finished=False)
+                self._delete(task, finished=False)
             return True
         try:
             proven = committed(storage, folder)
         except CheckpointCorrupt as error:
-            log.error("step %d was given up, and is marked as committed: %s", chore.step, error.message)  # noqa: TRY400  # the reason says it all
+            log.error("step %d was given up, and is marked as committed: %s", task.step, error.message)  # noqa: TRY400  # the reason says it all
             return False
         if proven is not None:
             manifest, digest = proven
-            log.error("step %d was given up, and storage has it as committed: %s", chore.step, chore.path)
+            log.error("step %d was given up, and storage has it as committed: %s", task.step, task.path)
             self._ask(
                 AdoptCheckpointRequest(
                     job=self._job,
-                    step=chore.step,
-                    attempt=chore.attempt,
+                    step=task.step,
+                    attempt=task.attempt,
                     manifest_digest=digest,
                     size_bytes=manifest.size_bytes,
                     model_hash=manifest.model_hash,
@@ -217,7 +217,7 @@ class Chores:
             )
         return False
 
-    def _verify(self, chore: Chore, storage: Storage, folder: str) -> None:
+    def _verify(self, task: MaintenanceTask, storage: Storage, folder: str) -> None:
         """Read the object that another host found damaged, and say what came of it.
 
         What could not be read, be it not there or not mounted, confirms nothing; whoever waits for this host's
@@ -226,29 +226,29 @@ class Chores:
         try:
             if not storage.exists(folder):
                 raise StorageError(f"{storage.uri} has nothing of it on this host")
-            complaint = look(storage, folder, manifest_digest=chore.manifest_digest, only=chore.object)
+            complaint = look(storage, folder, manifest_digest=task.manifest_digest, only=task.object)
         except (StorageError, CheckpointError) as error:
             log.warning(
-                "step %d, which another host found damaged, cannot be read: %s", chore.step, error.message
+                "step %d, which another host found damaged, cannot be read: %s", task.step, error.message
             )
-            self._report(chore, reason=error.message, unread=True)
+            self._report(task, reason=error.message, unread=True)
             return
         log.log(
             logging.ERROR if complaint else logging.WARNING,
             "step %d, which another host found damaged, is %s",
-            chore.step,
+            task.step,
             complaint or "sound here",
         )
-        found = next(iter(objects_in(complaint)), "") if complaint else chore.object
-        self._report(chore, reason=complaint, sound=not complaint, object=found)
+        found = next(iter(objects_in(complaint)), "") if complaint else task.object
+        self._report(task, reason=complaint, sound=not complaint, object=found)
 
-    def _report(self, chore: Chore, **found: Any) -> None:
+    def _report(self, task: MaintenanceTask, **found: Any) -> None:
         self._ask(
             ReportDamageRequest(
                 job=self._job,
-                step=chore.step,
-                attempt=chore.attempt,
-                tier=chore.tier,
+                step=task.step,
+                attempt=task.attempt,
+                tier=task.tier,
                 host=self._host,
                 **found,
             )

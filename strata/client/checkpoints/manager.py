@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointInfo", "CheckpointManager", "CheckpointManagerConfig", "CheckpointMetadata"]
 
-FAILING_PATIENCE_S: Final = 5.0
+FAILING_GRACE_S: Final = 5.0
 """How long a program that fails waits for a save that makes no progress: other ranks may never come to it."""
 
 log: Final = logging.getLogger("strata.checkpoint")
@@ -107,7 +107,7 @@ class CheckpointManager:
         """The step that was saved or restored last."""
         self.gone_back: str | None = None
         """Why nothing is saved any more: an older step was restored by hand."""
-        self._tiers.start(self._catalog, afterwards=self._tidy)
+        self._tiers.start(self._catalog, afterwards=self._collect_garbage)
         tell = client.hold_saves if client is not None else (lambda hold: None)
         retry = SaveRetry(grace_s=self.config.save_grace_s, tell=tell)
         saver = Saver(
@@ -122,7 +122,7 @@ class CheckpointManager:
         self._writer = AsyncCheckpointWriter(
             saver,
             after_save=self._retain,
-            failing_patience_s=FAILING_PATIENCE_S if client is not None else None,
+            failing_grace_s=FAILING_GRACE_S if client is not None else None,
             when_full=WhenFull(self.config.when_full),
             low_memory=self.config.low_memory,
         )
@@ -253,11 +253,11 @@ class CheckpointManager:
         if saved is not None:
             self._tiers.committed(saved)
         if not self._tiers.two and (saved is not None or isinstance(self._catalog, LocalCatalog)):
-            self._tidy()
+            self._collect_garbage()
 
-    def _tidy(self) -> None:
+    def _collect_garbage(self) -> None:
         with self.holds.retry.excusing("old checkpoints stay until the next save"):
-            self._root.tidy()
+            self._root.collect_garbage()
 
     # -- restoring
 

@@ -26,7 +26,7 @@ from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError
 
 if TYPE_CHECKING:
-    from strata.client.checkpoints.garbage_collection import Keeping
+    from strata.client.checkpoints.garbage_collection import GarbageCollection
 
 _THERE: Final = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
 
@@ -136,7 +136,7 @@ def _remove(catalog: LocalCatalog, storage: Storage, checkpoint: CheckpointMetad
     log.info("step %d is deleted: %s", checkpoint.step, checkpoint.path)
 
 
-def delete_step(catalog: Catalog, storage: Storage, keeping: Keeping | None, step: int) -> None:
+def delete_step(catalog: Catalog, storage: Storage, keeping: GarbageCollection | None, step: int) -> None:
     """Delete every checkpoint of `step`, the newest first; the first refusal ends it.
 
     The catalog refuses what is needed. Under coordinators (`keeping`) this host removes the bytes it has, and

@@ -16,7 +16,7 @@ from strata.client.rank.process_environment import now_unix_ms, random_id
 
 if TYPE_CHECKING:
     from strata.client.checkpoints.catalog import CoordinatedCatalog
-    from strata.client.checkpoints.garbage_collection import Keeping
+    from strata.client.checkpoints.garbage_collection import GarbageCollection
     from strata.client.checkpoints.port import SessionPort
 
 
@@ -40,7 +40,7 @@ class OpenRoot:
         self.storage: Final = self.tiers.storage
         self.root_ids: dict[str, str] = {}
         """The ids of the job's folders, by the URIs of their roots. Hosts that share a root read the same id."""
-        self.keeping: Keeping | None = None
+        self.keeping: GarbageCollection | None = None
         self.catalog: CoordinatedCatalog | LocalCatalog
         if client is not None:
             self.catalog = self._coordinate(client, ask_again_s)
@@ -55,7 +55,7 @@ class OpenRoot:
             ASK_AGAIN_S,
             CoordinatedCatalog,
         )
-        from strata.client.checkpoints.garbage_collection import Keeping  # noqa: PLC0415  # as above
+        from strata.client.checkpoints.garbage_collection import GarbageCollection  # noqa: PLC0415  # as above
         from strata.client.checkpoints.port import check_port  # noqa: PLC0415  # as above
 
         check_port(client)
@@ -69,7 +69,7 @@ class OpenRoot:
             save_wait_s=self.config.save_wait_s,
             ask_again_s=ASK_AGAIN_S if ask_again_s is None else ask_again_s,
         )
-        self.keeping = Keeping(catalog, self.storage, self.config)
+        self.keeping = GarbageCollection(catalog, self.storage, self.config)
         return catalog
 
     def claim(self) -> None:
@@ -77,7 +77,7 @@ class OpenRoot:
         if isinstance(self.catalog, LocalCatalog):
             self.tiers.claim(root.STANDALONE)
 
-    def tidy(self) -> None:
+    def collect_garbage(self) -> None:
         """Remove what the rules give up, after a commit: what storage shows, or as rank 0 what the leader marks."""
         if isinstance(self.catalog, LocalCatalog):
             retain(self.catalog, self.storage, self.config.keep, now_unix_ms=now_unix_ms())

@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from strata.client import event_loop
 from strata.client.api import arguments
 from strata.client.rank.rank_client import RankClient
-from strata.client.rank.shared_session import RankPlace, Seat, Watcher, connected, running
+from strata.client.rank.shared_session import RankPlace, SharedSession, Watcher, connected, running
 from strata.client.rank.stack_dump import answer_stack_dumps
 from strata.client.rank.standalone import join, start_of
 from strata.client.rank_session import RankSession
@@ -135,7 +135,7 @@ class _Shared:
     """The seat of one rank of this process; `lock` is held by whoever takes it."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    seat: Seat | None = None
+    shared_session: SharedSession | None = None
 
 
 _shared: Final[defaultdict[object, _Shared]] = defaultdict(_Shared)
@@ -146,7 +146,7 @@ refused by the first."""
 async def _share(
     background: event_loop.BackgroundLoop,
     who: object,
-    take_seat: Callable[[float | None], Awaitable[Seat]],
+    join_session: Callable[[float | None], Awaitable[SharedSession]],
     timeout_s: float | None,
 ) -> RankClient:
     """Return a client of the session that this process has as this rank; take a seat if it has none."""
@@ -160,23 +160,25 @@ async def _share(
             f"within {timeout_s:g} s no world had a place for this member, which another thread joins as"
         ) from None
     try:
-        before = shared.seat
+        before = shared.shared_session
         if before is None or not before.users or before.session.error is not None:
-            shared.seat = await take_seat(None if deadline is None else max(0.0, deadline - clock()))
+            shared.shared_session = await join_session(
+                None if deadline is None else max(0.0, deadline - clock())
+            )
             if before is not None and (before.session.token.uid, before.place) == (
-                shared.seat.session.token.uid,
-                shared.seat.place,
+                shared.shared_session.session.token.uid,
+                shared.shared_session.place,
             ):
-                shared.seat.rounds = before.rounds  # the rank is the same one, and as far as it was
-        assert shared.seat is not None
-        return RankClient(shared.seat, background)
+                shared.shared_session.rounds = before.rounds  # the rank is the same one, and as far as it was
+        assert shared.shared_session is not None
+        return RankClient(shared.shared_session, background)
     finally:
         shared.lock.release()
 
 
 async def _attach(
     background: event_loop.BackgroundLoop, environment: Mapping[str, str], timeout_s: float | None
-) -> Seat:
+) -> SharedSession:
     """Attach to the supervisor as the rank that the environment names."""
     missing = [name for name in _SUPERVISED if name not in environment]
     if missing:
@@ -221,7 +223,7 @@ async def _attach(
     except BaseException:
         serving.cancel()
         raise
-    return Seat(session=session, watcher=watcher, place=place, owns_member=False)
+    return SharedSession(session=session, watcher=watcher, place=place, owns_member=False)
 
 
 def _restore_point(text: str | None) -> RestorePoint | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from strata.client.event_loop import BackgroundLoop
-from strata.client.rank.shared_session import RankPlace, Seat
+from strata.client.rank.shared_session import RankPlace, SharedSession
 from strata.core.health.stragglers import StepTimes
 from strata.observe import get_logger
 from strata.v1.members_pb2 import RankProgress, TrainingReport
@@ -39,8 +39,8 @@ _Report = tuple[RankPlace, float, int, str, float, float, MakeTraining | None]
 class ProgressReports:
     """The reports of one client of `seat`. `add` is for any thread, all else for the loop."""
 
-    def __init__(self, seat: Seat, background: BackgroundLoop) -> None:
-        self._seat = seat
+    def __init__(self, shared_session: SharedSession, background: BackgroundLoop) -> None:
+        self._shared_session = shared_session
         self._loop = background
         self._now_s = background.now_s
         self._reported: collections.deque[_Report] = collections.deque(maxlen=MOST_REPORTED)
@@ -52,7 +52,9 @@ class ProgressReports:
         self, step: int, phase: str, own_s: float, data_wait_s: float, training: MakeTraining | None
     ) -> None:
         """Have a report sent soon, unless a newer one follows it."""
-        self._reported.append((self._seat.place, self._now_s(), step, phase, own_s, data_wait_s, training))
+        self._reported.append(
+            (self._shared_session.place, self._now_s(), step, phase, own_s, data_wait_s, training)
+        )
         if not self._awake:
             self._awake = True
             self._loop.soon(self.send)
@@ -72,16 +74,23 @@ class ProgressReports:
 
     def send_again(self) -> None:
         """Send what was sent last, with what has changed since of why the rank cannot save."""
-        seat = self._seat
-        again = RankProgress(rank=seat.place.rank, heeds_notices=seat.heeds_notices)
-        if seat.said is not None:
-            again.CopyFrom(seat.said)
+        shared_session = self._shared_session
+        again = RankProgress(
+            rank=shared_session.place.rank, supports_graceful_stop=shared_session.supports_graceful_stop
+        )
+        if shared_session.said is not None:
+            again.CopyFrom(shared_session.said)
             again.ClearField("save_hold")
         self._tell(again)
 
     def _noted(self) -> _Report | None:
         """Empty the queue, note what each step cost, and return the newest report; None if none is of this generation."""
-        queue, place, note, newest = self._reported, self._seat.place, self._seat.steps.note, None
+        queue, place, note, newest = (
+            self._reported,
+            self._shared_session.place,
+            self._shared_session.steps.note,
+            None,
+        )
         while queue:
             report = queue.popleft()
             of, at_s, step, _, own_s, data_wait_s, _ = report
@@ -94,27 +103,27 @@ class ProgressReports:
         """Send a report as of now: replicas order what they hear of a rank by time, and a step and the phase behind it
         may be less apart than a message takes.
         """
-        seat = self._seat
+        shared_session = self._shared_session
         place, _, step, phase, own_s, _, training = report
         said = RankProgress(
             rank=place.rank,
             step=step,
             phase=phase,
-            heeds_notices=seat.heeds_notices,
+            supports_graceful_stop=shared_session.supports_graceful_stop,
             step_us=round(1e6 * own_s),
             training=_made(training),
             # empty while it warms up: so nobody takes what it measured then for its pace
-            step_times=_step_times(seat.steps.times) if own_s > 0 else None,
+            step_times=_step_times(shared_session.steps.times) if own_s > 0 else None,
         )
         self._tell(said)
 
     def _tell(self, said: RankProgress) -> None:
         """Send what the rank says of its step and phase, with why it cannot save, if so."""
-        seat = self._seat
-        if seat.save_hold is not None:
-            said.save_hold.CopyFrom(seat.save_hold.message())
-        seat.said = said
-        seat.session.progress(seat.place.generation, [said])
+        shared_session = self._shared_session
+        if shared_session.save_hold is not None:
+            said.save_hold.CopyFrom(shared_session.save_hold.message())
+        shared_session.said = said
+        shared_session.session.progress(shared_session.place.generation, [said])
 
 
 def _made(training: MakeTraining | None) -> TrainingReport | None:

@@ -20,7 +20,7 @@ from strata.client.checkpoints.held_saves import HeldSaves
 from strata.client.event_loop import BackgroundLoop
 from strata.client.rank.barriers import RoundBook, payloads_of
 from strata.client.rank.progress_reports import MakeTraining, ProgressReports
-from strata.client.rank.shared_session import Seat, placed
+from strata.client.rank.shared_session import SharedSession, placed
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED, is_success
 from strata.core.health.stragglers import StepWindow
 from strata.core.stop.save_hold import SaveHold
@@ -53,14 +53,14 @@ class RankClient:
     for good every call raises why (`StaleIncarnation`, `ClusterReplaced`, `JobFailed`…).
     """
 
-    def __init__(self, seat: Seat, background: BackgroundLoop) -> None:
+    def __init__(self, shared_session: SharedSession, background: BackgroundLoop) -> None:
         """Become one more user of `seat`; made in the loop."""
-        seat.users += 1
-        self._seat = seat
-        self._session = seat.session
+        shared_session.users += 1
+        self._shared_session = shared_session
+        self._session = shared_session.session
         self._loop = background
         self._closed = False
-        self._reports = ProgressReports(seat, background)
+        self._reports = ProgressReports(shared_session, background)
         self._telling: concurrent.futures.Future[bool] | None = None
         """Says how this rank ended, from `close` on."""
         """Until when, while it does."""
@@ -70,12 +70,12 @@ class RankClient:
 
     @property
     def job(self) -> str:
-        return self._seat.place.job
+        return self._shared_session.place.job
 
     @property
     def worker_id(self) -> str:
         """The member that this rank belongs to."""
-        return self._seat.place.worker_id
+        return self._shared_session.place.worker_id
 
     @property
     def incarnation(self) -> int:
@@ -85,20 +85,20 @@ class RankClient:
     @property
     def generation(self) -> int:
         """The generation this rank belongs to; not a newer one that may exist."""
-        return self._seat.place.generation
+        return self._shared_session.place.generation
 
     @property
     def rank(self) -> int:
-        return self._seat.place.rank
+        return self._shared_session.place.rank
 
     @property
     def world_size(self) -> int:
-        return self._seat.place.world_size
+        return self._shared_session.place.world_size
 
     @property
     def restore_point(self) -> RestorePoint | None:
         """The checkpoint that this generation begins from; None when from nothing."""
-        return self._seat.place.restore_point
+        return self._shared_session.place.restore_point
 
     @property
     def uid(self) -> str:
@@ -148,25 +148,25 @@ class RankClient:
         self, name: str, payload: bytes, ranks: tuple[int, ...], timeout_s: float | None
     ) -> dict[int, bytes]:
         self._check_current()
-        pending = self._seat.rounds.pending(name)
+        pending = self._shared_session.rounds.pending(name)
         if pending is None:
             update = self._session.world
             if update is not None and update.world.generation == self.generation:
-                self._seat.rounds.floors(update.barrier_floors)
+                self._shared_session.rounds.floors(update.barrier_floors)
             pending = self._session.arrive(
                 Arrival(
                     job=self.job,
                     name=name,
                     generation=self.generation,
-                    round=self._seat.rounds.next_round(name),
+                    round=self._shared_session.rounds.next_round(name),
                     ranks=[self.rank],
                     payloads=[payload] if payload else (),
                     participants=ranks,
                     timeout_ms=0 if timeout_s is None else max(1, round(1000 * timeout_s)),
-                    phases=[self._seat.phase] if self._seat.phase else (),
+                    phases=[self._shared_session.phase] if self._shared_session.phase else (),
                 )
             )
-            self._seat.rounds.arrived(name, pending)
+            self._shared_session.rounds.arrived(name, pending)
         try:
             async with asyncio.timeout(None if timeout_s is None else timeout_s + LOCAL_SLACK_S):
                 # Who gives up leaves the round open. From Python 3.14 on, `shield` would log its later failure.
@@ -179,14 +179,14 @@ class RankClient:
                 + (f": {trouble.message}" if trouble is not None else "")
             ) from None
         except StrataError:
-            self._seat.rounds.delivered(name, None)
+            self._shared_session.rounds.delivered(name, None)
             raise
-        self._seat.rounds.delivered(name, outcome)
+        self._shared_session.rounds.delivered(name, outcome)
         return payloads_of(outcome)
 
     def has_met(self, name: str) -> bool:
         """Tell whether this rank has been at a barrier of that name in its generation."""
-        return self._seat.rounds.next_round(name) > 1
+        return self._shared_session.rounds.next_round(name) > 1
 
     def progress(
         self,
@@ -212,7 +212,7 @@ class RankClient:
             0.0 if data_wait_s is None else arguments.seconds(data_wait_s, what="data_wait_s", zero=True)
         )
         self._check_current()
-        self._seat.phase = phase
+        self._shared_session.phase = phase
         self._reports.add(step, phase, own_s, min(data_wait_s, own_s), training)
 
     def hold_saves(self, hold: SaveHold | None) -> None:
@@ -225,7 +225,7 @@ class RankClient:
             self._loop.soon(lambda: self._hold(hold))
 
     def _hold(self, hold: SaveHold | None) -> None:
-        before, self._seat.save_hold = self._seat.save_hold, None
+        before, self._shared_session.save_hold = self._shared_session.save_hold, None
         if before is not None:
             before.recording.cancel()
         if hold is not None:
@@ -235,12 +235,12 @@ class RankClient:
                 generation=self.generation,
                 rank=self.rank,
             )
-            self._seat.save_hold = HeldSaves(self._session, self.job, author, hold)
+            self._shared_session.save_hold = HeldSaves(self._session, self.job, author, hold)
         self._reports.send_again()
 
     def heed_notices(self) -> None:
         """Say, from the next progress on, that this rank stops by itself when its world is asked to."""
-        self._seat.heeds_notices = True
+        self._shared_session.supports_graceful_stop = True
 
     def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
         """Return the response to one of the requests that a session carries.
@@ -254,14 +254,14 @@ class RankClient:
 
         It must not block. Returns the function that ends this.
         """
-        return _observe(self._seat.watcher.checkpoint_callbacks, callback)
+        return _observe(self._shared_session.watcher.checkpoint_callbacks, callback)
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
         """Hand the world as it is known, and every update of it, to `callback`, in the background thread.
 
         It must not block. Returns the function that ends this.
         """
-        stop = _observe(self._seat.watcher.world_callbacks, callback)
+        stop = _observe(self._shared_session.watcher.world_callbacks, callback)
         if self._session.world is not None:
             known = self._session.world
             self._loop.soon(lambda: callback(known))
@@ -272,14 +272,14 @@ class RankClient:
 
         Only a supervisor that restarts ranks in their processes tells one. It must not block.
         """
-        return _observe(self._seat.watcher.place_callbacks, callback)
+        return _observe(self._shared_session.watcher.place_callbacks, callback)
 
     def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
         """Hand the error that ends this rank's session for good to `callback`, in the background thread, or at once.
 
         It must not block nor raise.
         """
-        stop = _observe(self._seat.watcher.end_callbacks, callback)
+        stop = _observe(self._shared_session.watcher.end_callbacks, callback)
         if (error := self._session.error) is not None:
             callback(error)  # it ended before
         return stop
@@ -287,7 +287,7 @@ class RankClient:
     @property
     def is_standalone(self) -> bool:
         """Whether this is a standalone process, and no agent's rank."""
-        return self._seat.owns_member
+        return self._shared_session.owns_member
 
     def check(self) -> None:
         """Raise if this rank's generation or session has ended; return at once otherwise."""
@@ -318,7 +318,7 @@ class RankClient:
         It waits for that world, and logs a warning when it has to: call it after `StaleGeneration`.
         `Unavailable` when there is none after `timeout_s`, if that is given; the rank is then what it was.
         """
-        if not self._seat.owns_member:
+        if not self._shared_session.owns_member:
             raise Refused(
                 "under `strata run` a process belongs to one generation",
                 hint="the agent starts new ranks in a new one",
@@ -337,9 +337,9 @@ class RankClient:
             )
         try:
             async with asyncio.timeout(timeout_s):
-                self._seat.place = await placed(
+                self._shared_session.place = await placed(
                     self._session,
-                    self._seat.watcher,
+                    self._shared_session.watcher,
                     job=self.job,
                     worker_id=self.worker_id,
                     after=self.generation,
@@ -349,12 +349,12 @@ class RankClient:
                 f"no world newer than generation {self.generation} has a place here within {timeout_s:g} s",
                 hint="rejoin only after StaleGeneration; the job may wait for members: see `strata members`",
             ) from None
-        self._seat.rounds = RoundBook()
-        self._seat.said = None  # of a generation that has ended, as is a save that it held
-        self._seat.steps = StepWindow()
-        if self._seat.save_hold is not None:
-            self._seat.save_hold.recording.cancel()
-            self._seat.save_hold = None
+        self._shared_session.rounds = RoundBook()
+        self._shared_session.said = None  # of a generation that has ended, as is a save that it held
+        self._shared_session.steps = StepWindow()
+        if self._shared_session.save_hold is not None:
+            self._shared_session.save_hold.recording.cancel()
+            self._shared_session.save_hold = None
 
     # -- the end
 
@@ -399,8 +399,8 @@ class RankClient:
     async def _close(self, code: int, reason: str) -> bool:
         """Say how this rank ended, if it is to be said here, and leave; False when nobody heard it in time."""
         self._reports.send()
-        self._seat.users -= 1
-        last, member = not self._seat.users, self._seat.owns_member
+        self._shared_session.users -= 1
+        last, member = not self._shared_session.users, self._shared_session.owns_member
         tells = last and code in {0, PREEMPTED} if member else code in {PREEMPTED, DO_NOT_REQUEUE}
         told = True
         if tells:

@@ -41,7 +41,7 @@ class RankPlace:
 
 
 @dataclass(slots=True, kw_only=True)
-class Seat:
+class SharedSession:
     """One rank's session, and what all its clients in this process share. Changed in the loop only.
 
     A rank has one session: a second one would take its place. So whoever connects again in the
@@ -60,7 +60,7 @@ class Seat:
     """What its newest steps cost the rank."""
     save_hold: HeldSaves | None = None
     """Why the rank cannot save for now."""
-    heeds_notices: bool = False
+    supports_graceful_stop: bool = False
     users: int = 0
 
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 import strata
 from strata.client.event_loop import BackgroundLoop
 from strata.client.rank.inspection import Inspection
-from strata.client.rank.shared_session import Seat, Watcher, connected, placed, running
+from strata.client.rank.shared_session import SharedSession, Watcher, connected, placed, running
 from strata.config import Credentials
 from strata.errors import ConfigError, StaleIncarnation, StrataError, Unavailable
 from strata.session.client_session import Session
@@ -69,7 +69,7 @@ def start_of(endpoints: Sequence[str], detect_s: float, own: Credentials) -> Age
 
 async def join(
     background: BackgroundLoop, start: AgentStart, registration: Registration, timeout_s: float | None
-) -> Seat:
+) -> SharedSession:
     """Register as a member with one rank, and wait for a world that has a place for it.
 
     Without `timeout_s` only the first coordinator must answer in time: a world may wait for members
@@ -111,7 +111,7 @@ async def join(
         raise
     finally:
         saying.cancel()
-    return Seat(session=session, watcher=watcher, place=place, owns_member=True)
+    return SharedSession(session=session, watcher=watcher, place=place, owns_member=True)
 
 
 def own_agent(start: AgentStart) -> Dial:

@@ -58,7 +58,7 @@ class _Stream:
     end: End
 
 
-class Gate:
+class Admission:
     """Made once for a replica; `ConfigError` when the file of tokens, or of authorities, cannot be used."""
 
     def __init__(

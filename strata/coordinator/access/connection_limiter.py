@@ -34,7 +34,7 @@ from strata.observe.metrics import Counter, Family, counters
 log = get_logger()
 
 LOOK_S: Final = 1.0
-HURRY_S: Final = 0.1
+SHORTENED_DEADLINE_S: Final = 0.1
 """Between looks while more than three quarters of the connections are taken."""
 LOG_S: Final = 60.0
 
@@ -59,22 +59,22 @@ class ConnectionReport:
             *("port", "reason"),
         )
         self._due = Seldom(LOG_S)
-        self._untold: Tally[str] = Tally()
+        self._pending_errors: Tally[str] = Tally()
 
     def tell(self, port: str, excess: Sequence[Excess[Any]], now_s: float) -> None:
         """Count what is closed; say so in the log once a minute at most."""
         for each in excess:
             self.closed.child(port, each.reason).add()
-            self._untold[f"{port} {each.reason}"] += 1
+            self._pending_errors[f"{port} {each.reason}"] += 1
         if excess and self._due.due(now_s) is not None:
             log.warning(
                 "connections_closed",
-                counts=dict(self._untold),
+                counts=dict(self._pending_errors),
                 most_from=worst_address(list(excess)),
                 open=dict(self.open),
                 hint="docs/security.md: connections",
             )
-            self._untold.clear()
+            self._pending_errors.clear()
 
 
 class Callers(Protocol):
@@ -113,7 +113,7 @@ class ConnectionLimiter:
         while True:
             await self.look()
             hurried = len(self._connections) > self._connections.limits.most * 3 // 4
-            await asyncio.sleep(HURRY_S if hurried else LOOK_S)
+            await asyncio.sleep(SHORTENED_DEADLINE_S if hurried else LOOK_S)
 
     async def look(self) -> None:
         """Close what is above the limits now."""

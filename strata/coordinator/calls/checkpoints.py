@@ -181,7 +181,7 @@ class CatalogCalls:
             entry = find(job)
         if entry is None:
             raise _absent(request)
-        return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_with_doubts(job, entry))
+        return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_with_reports(job, entry))
 
     async def list(self, request: pb.ListCheckpointsRequest, _identity: Identity | None) -> Any:
         job = self._context.job(request.job)

@@ -13,7 +13,7 @@ from strata.coordinator.context import ReplicaContext
 from strata.core.access.authority import Identity
 from strata.core.checkpoints import retention_plan
 from strata.core.checkpoints.lifecycle import Author
-from strata.core.checkpoints.maintenance import chores
+from strata.core.checkpoints.maintenance import tasks
 from strata.core.checkpoints.references import Retention
 from strata.core.job import JobView
 from strata.core.kv.records import CheckpointRecord
@@ -35,7 +35,7 @@ def retention(context: ReplicaContext) -> Iterator[Row]:
         exists=True,
     )
     yield Row(method="Checkpoints.GetRetention", answer=partial(_get_retention, context))
-    yield Row(method="Checkpoints.ListChores", answer=partial(_list_maintenance, context))
+    yield Row(method="Checkpoints.ListMaintenance", answer=partial(_list_maintenance, context))
 
 
 _Policy = tuple[Retention, Author | None, int | None]
@@ -83,17 +83,17 @@ async def _get_retention(
 
 
 async def _list_maintenance(
-    context: ReplicaContext, request: pb.ListChoresRequest, _identity: Identity | None
-) -> pb.ListChoresResponse:
+    context: ReplicaContext, request: pb.ListMaintenanceRequest, _identity: Identity | None
+) -> pb.ListMaintenanceResponse:
     job = await existing_job(context, request.job)
-    answer = pb.ListChoresResponse(
+    answer = pb.ListMaintenanceResponse(
         pending=retention_plan.pending(job, now_unix_ms=int(context.unix_now() * 1000))
     )
     fill(
         answer,
-        chores(job, request.host),
+        tasks(job, request.host),
         key=lambda one: f"{one.step:020d}/{one.generation:020d}/{one.attempt}/{one.tier}/{one.kind.value}",
-        part=lambda one: pb.ListChoresResponse(chores=[wire.chore_message(one)]),
+        part=lambda one: pb.ListMaintenanceResponse(tasks=[wire.maintenance_message(one)]),
         request=request,
     )
     return answer

@@ -22,7 +22,7 @@ from strata.errors import NotLeader
 OVER: Final = "its controllers found that they may not act any more"
 
 
-class Government:
+class LeaderTerm:
     """Runs fresh controllers for every term of office that the election brings.
 
     `hears` tells whether a boot of a worker of a job has a transport here, or had one a moment ago.

@@ -22,7 +22,7 @@ from strata.core.kv.txn import Range, Txn, WatchBatch
 from strata.core.leadership.leader import (
     ASKED_TTL_S,
     Act,
-    Standing,
+    LeaderState,
     Step,
     campaign_txn,
     leader_of,
@@ -65,30 +65,30 @@ class Election:
         self._replica = replica
         self._heartbeat = heartbeat
         self._clock = clock
-        self._standing = Standing(instance=instance)
+        self._leader_state = LeaderState(instance=instance)
         self._wake = asyncio.Event()
-        self._office_changed = asyncio.Event()
+        self._term_changed = asyncio.Event()
 
     @property
     def epoch(self) -> Epoch | None:
         """The epoch in which this replica may act as leader at this moment, or None."""
-        standing = self._standing
-        return standing.epoch if standing.may_act(self._clock()) else None
+        leader_state = self._leader_state
+        return leader_state.epoch if leader_state.may_act(self._clock()) else None
 
     async def elected(self) -> Epoch:
         """Return the epoch once this replica is in office."""
-        while (epoch := self._standing.epoch) is None:
-            await self._office_changed.wait()
+        while (epoch := self._leader_state.epoch) is None:
+            await self._term_changed.wait()
         return epoch
 
     async def ended(self, epoch: Epoch) -> None:
         """Return once the office of `epoch` has ended."""
-        while self._standing.epoch == epoch:
-            await self._office_changed.wait()
+        while self._leader_state.epoch == epoch:
+            await self._term_changed.wait()
 
     def deposed(self, epoch: Epoch, reason: str) -> None:
         """End the office of `epoch` at once, if it is the current one."""
-        if self._standing.epoch == epoch:
+        if self._leader_state.epoch == epoch:
             self._stop(reason)
             self._wake.set()
 
@@ -98,13 +98,13 @@ class Election:
         The lease goes as well: a campaign that is still on its way must not win for a replica that is
         gone. To be called when `run` has ended. The caller sets the limit: etcd may be away.
         """
-        lease = self._standing.lease
-        if self._standing.epoch is not None:
+        lease = self._leader_state.lease
+        if self._leader_state.epoch is not None:
             self._leave("it resigned", log.info)
         held = leader_of(self._mirror.view, self._keys)
-        self._standing = self._standing.stopped()
+        self._leader_state = self._leader_state.stopped()
         async with asyncio.TaskGroup() as tasks:  # at once: either may wait for what never comes
-            if held is not None and held.record.instance == self._standing.instance:
+            if held is not None and held.record.instance == self._leader_state.instance:
                 delete = resign_txn(self._keys, held.create_revision)
                 tasks.create_task(self._part(self._executor.execute(delete)), name="resignation")
             if lease is not None:
@@ -148,7 +148,7 @@ class Election:
 
     def _next(self) -> Step:
         return next_step(
-            self._standing,
+            self._leader_state,
             self._mirror.view,
             self._keys,
             now_s=self._clock(),
@@ -156,29 +156,29 @@ class Election:
         )
 
     async def _perform(self, step: Step, address: str, tasks: asyncio.TaskGroup) -> None:
-        standing = self._standing
+        leader_state = self._leader_state
         match step.act:
             case Act.WAIT:
                 await self._pause(None if step.until_s is None else step.until_s - self._clock())
             case Act.GRANT:
                 sent_s = self._clock()
                 lease = await self._renewals.grant(ASKED_TTL_S)
-                self._standing = standing.granted(lease.id, lease.ttl_s, sent_s=sent_s)
+                self._leader_state = leader_state.granted(lease.id, lease.ttl_s, sent_s=sent_s)
             case Act.CAMPAIGN:
-                assert standing.lease is not None
+                assert leader_state.lease is not None
                 txn = campaign_txn(
                     self._keys,
-                    instance=standing.instance,
+                    instance=leader_state.instance,
                     replica=self._replica,
                     address=address,
-                    lease_id=standing.lease.lease_id,
+                    lease_id=leader_state.lease.lease_id,
                 )
                 await self._submit(txn)
-            case Act.TAKE_OFFICE:
+            case Act.TAKE_LEAD:
                 assert step.epoch is not None
-                await self._take_office(step.epoch)
+                await self._take_lead(step.epoch)
             case Act.RENEW:
-                self._standing = standing.sending(self._clock())
+                self._leader_state = leader_state.sending(self._clock())
                 tasks.create_task(self._renew(), name="election-renew")
             case Act.DELETE_OWN:
                 assert step.epoch is not None
@@ -191,7 +191,7 @@ class Election:
         try:
             result = await self._renewals.execute(txn)
         except NotFound:  # the lease ran out on the way
-            self._standing = self._standing.stopped()
+            self._leader_state = self._leader_state.stopped()
         else:
             await self._mirror.at_least(result.revision)
 
@@ -202,18 +202,18 @@ class Election:
             async with asyncio.timeout(None if limit_s is None else max(limit_s, 0.001)):
                 await self._wake.wait()
 
-    async def _take_office(self, epoch: Epoch) -> None:
+    async def _take_lead(self, epoch: Epoch) -> None:
         """Confirm the key by a linearizable read, bring the view there, begin (PROTOCOLS 4.3)."""
         answer = await self._renewals.read(Range(key=self._keys.leader))
         await self._mirror.at_least(answer.revision)
         (held,) = answer.kvs or (None,)
         if held is None or held.create_revision != epoch:
             return  # the view knows better by now
-        lease = self._standing.lease
+        lease = self._leader_state.lease
         if lease is None or not lease.may_act(self._clock()):
             return
         self._heartbeat.beat()
-        self._standing = self._standing.took_office(epoch)
+        self._leader_state = self._leader_state.took_lead(epoch)
         log.info("leadership_taken", epoch=epoch)
         self._announce()
 
@@ -223,7 +223,7 @@ class Election:
         And if the key is there: a view that is late, by a slow watch or a broken one, does not tell
         that it went, and etcd may answer for a lease whose key has gone (PROTOCOLS 4.5).
         """
-        lease, epoch = self._standing.lease, self._standing.epoch
+        lease, epoch = self._leader_state.lease, self._leader_state.epoch
         assert lease is not None
         ttl_s: float | None = None
         held = True
@@ -236,22 +236,22 @@ class Election:
             ttl_s = 0
         except StrataError as error:  # retried like any other until the lease runs out (PROTOCOLS 4.5)
             log.warning("leadership_not_renewed", error=str(error))
-        if self._standing.lease == lease:  # else this office has ended meanwhile
+        if self._leader_state.lease == lease:  # else this office has ended meanwhile
             if not held:
                 self._stop(f"the leader key of epoch {epoch} is gone, as etcd says")
             else:
-                self._standing = self._standing.answered(ttl_s)
+                self._leader_state = self._leader_state.answered(ttl_s)
             self._wake.set()
 
     def _stop(self, reason: str) -> None:
         self._leave(reason, log.warning)
 
     def _leave(self, reason: str, say: Callable[..., object]) -> None:
-        epoch = self._standing.epoch
-        self._standing = self._standing.stopped()
+        epoch = self._leader_state.epoch
+        self._leader_state = self._leader_state.stopped()
         say("leadership_ended", epoch=epoch, reason=reason)
         self._announce()
 
     def _announce(self) -> None:
-        changed, self._office_changed = self._office_changed, asyncio.Event()
+        changed, self._term_changed = self._term_changed, asyncio.Event()
         changed.set()

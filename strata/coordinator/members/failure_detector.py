@@ -74,7 +74,7 @@ _Key = tuple[str, str]
 """Job and worker."""
 
 
-class Keeper:
+class FailureDetector:
     """Knows the transports; finds and removes the dead. `run` owns the removals."""
 
     def __init__(self, context: ReplicaContext) -> None:
@@ -88,7 +88,7 @@ class Keeper:
         """Whose transport went down within the last `_away_s`, and when it was last heard; in the order of the losses."""
         self._named_since: dict[_Key, tuple[int, float]] = {}
         """At which mod_revision a key names this replica, and since when that is seen."""
-        self._condemned: dict[_Key, int] = {}
+        self._pending_removal: dict[_Key, int] = {}
         self._changes: dict[_Key, asyncio.Event] = {}
         """What sets those going that wait for a change of a member's key or transports."""
         self._tasks: asyncio.TaskGroup | None = None
@@ -210,9 +210,9 @@ class Keeper:
         """Whether nobody is deleted for now: what is seen here may be this replica's own fault."""
         return self._context.health.spares_s() > 0
 
-    def condemned(self, job: str, worker: str) -> int:
+    def pending_removal(self, job: str, worker: str) -> int:
         """Return the mod_revision at which a removal may still take effect; 0 when there is none."""
-        return self._condemned.get((job, worker), 0)
+        return self._pending_removal.get((job, worker), 0)
 
     async def changed(self, job: str, worker: str) -> None:
         """Return when the key of this member or one of its transports changes."""
@@ -232,8 +232,8 @@ class Keeper:
         entry = self._context.job(job).worker(worker)
         for transport in tuple(self._transports.get(key, {}).values()):
             self._judge(transport, entry)
-        if entry is None or entry.mod_revision != self._condemned.get(key):
-            self._condemned.pop(key, None)
+        if entry is None or entry.mod_revision != self._pending_removal.get(key):
+            self._pending_removal.pop(key, None)
         if entry is None or entry.mod_revision != self._failed.get(key):
             self._failed.pop(key, None)
         if entry is None or entry.record.served_by != self._context.instance:
@@ -365,8 +365,8 @@ class Keeper:
             else "it did not come to the replica that it was handed over to",
         )
         if removal.txn is not None:
-            if self._condemned.get(key) != entry.mod_revision:
+            if self._pending_removal.get(key) != entry.mod_revision:
                 self._lost.add()
-            self._condemned[key] = entry.mod_revision
+            self._pending_removal[key] = entry.mod_revision
             log.info("member_lost", job=job, worker=worker, reason=removal.reason)
         return removal

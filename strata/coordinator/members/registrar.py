@@ -12,7 +12,7 @@ import asyncio
 from contextlib import suppress
 
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.failure_detector import Keeper, Transport
+from strata.coordinator.members.failure_detector import FailureDetector, Transport
 from strata.core.job import JobView
 from strata.core.kv.records import Replica, Worker
 from strata.core.kv.txn import Decision, Put, Txn, unchanged
@@ -32,9 +32,9 @@ LOOK_S = 1.0
 class Registrar:
     """Makes a member's boot the holder of its key, served by this replica."""
 
-    def __init__(self, context: ReplicaContext, keeper: Keeper) -> None:
+    def __init__(self, context: ReplicaContext, failure_detector: FailureDetector) -> None:
         self._context = context
-        self._keeper = keeper
+        self._failure_detector = failure_detector
 
     async def register(
         self, transport: Transport, registration: Registration, *, leaving: bool = False
@@ -45,7 +45,7 @@ class Registrar:
         only a key that is there is taken over.
         """
         job = transport.job
-        self._keeper.attend(transport)
+        self._failure_detector.attend(transport)
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
@@ -54,14 +54,14 @@ class Registrar:
                 return self._registered(job, registration)
             except Conflict:
                 held_s = self._context.timing.detect_s
-                if self._orphaned(job, registration) or self._keeper.spares():
+                if self._orphaned(job, registration) or self._failure_detector.spares():
                     held_s = max(held_s, ORPHAN_HOLD_S)
                 left_s = began + held_s - loop.time()
                 if left_s <= 0:
                     raise
                 with suppress(TimeoutError):  # then it is looked again whether the holder's replica is there
                     async with asyncio.timeout(min(left_s, LOOK_S)):
-                        await self._keeper.changed(job, registration.worker)
+                        await self._failure_detector.changed(job, registration.worker)
 
     async def _settle(self, job: str, registration: Registration, leaving: bool) -> None:
         keys = self._context.keys.job(job)
@@ -71,13 +71,17 @@ class Registrar:
                 JobView(view, keys),
                 registration,
                 served_by=self._context.instance,
-                failed_incarnation=self._keeper.failed_incarnation(job, registration.worker),
+                failed_incarnation=self._failure_detector.failed_incarnation(job, registration.worker),
                 max_jobs=self._context.config.max_jobs,
                 leaving=leaving,
             )
             kv = view.get(keys.worker(registration.worker))
             done = decision.txn is None and decision.refusal is None
-            if not done or kv is None or kv.mod_revision != self._keeper.condemned(job, registration.worker):
+            if (
+                not done
+                or kv is None
+                or kv.mod_revision != self._failure_detector.pending_removal(job, registration.worker)
+            ):
                 return decision
             return Decision(
                 reason=f"{registration.worker} is back before its removal",

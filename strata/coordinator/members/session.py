@@ -26,7 +26,7 @@ from strata.wire import barriers as wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class House:
+class ServingContext:
     """What every session needs of the replica that serves it."""
 
     context: ReplicaContext
@@ -42,7 +42,7 @@ class MemberSession:
 
     def __init__(
         self,
-        house: House,
+        serving: ServingContext,
         session: Session,
         job: str,
         registration: Registration,
@@ -53,7 +53,7 @@ class MemberSession:
         self.worker = registration.worker
         self.boot = registration.boot
         self.incarnation = 0
-        self._house = house
+        self._serving = serving
         self._session = session
         self._on_end = on_end
         self._leaving = False
@@ -63,7 +63,7 @@ class MemberSession:
 
     def welcome(self, entry: Entry[Worker]) -> None:
         """Tell the member that it is registered."""
-        context = self._house.context
+        context = self._serving.context
         self.incarnation = entry.create_revision
         self._caller = replace(self._caller, incarnation=self.incarnation)
         welcome = session_pb2.Welcome(
@@ -117,7 +117,7 @@ class MemberSession:
     # -- what the member says
 
     def arrivals(self, arrivals: Sequence[barriers_pb2.Arrival]) -> None:
-        index = self._house.ranks.of(self.job)
+        index = self._serving.ranks.of(self.job)
         mine = index.ranks(self.worker, self.incarnation) if index is not None else range(0)
         current = index.head.generation if index is not None else 0
         for message in arrivals:
@@ -127,7 +127,7 @@ class MemberSession:
             elif arrival.generation == current and not all(rank in mine for rank in arrival.ranks):
                 refusal = self._not_mine(index, arrival.ranks)
             else:
-                self._house.barriers.arrive(arrival, self)
+                self._serving.barriers.arrive(arrival, self)
                 continue
             self.refused(arrival.key, arrival.ranks, refusal)
 
@@ -145,13 +145,13 @@ class MemberSession:
         return Refused(f"{self.worker} does not run all of these ranks: {ranks}")
 
     def progress(self, progress: session_pb2.Progress) -> None:
-        board = self._house.board
+        board = self._serving.board
         if progress.devices:
             devices = members_pb2.MemberDevices(
                 worker_id=self.worker, incarnation=self.incarnation, devices=progress.devices
             )
             board.note_devices(self.job, devices, own=True)
-        index = self._house.ranks.of(self.job)
+        index = self._serving.ranks.of(self.job)
         if index is None or index.head.generation != progress.generation:
             return
         mine = index.ranks(self.worker, self.incarnation)
@@ -164,7 +164,7 @@ class MemberSession:
     async def rank_exit(self, rank_exit: session_pb2.RankExit) -> session_pb2.Reply:
         ended = rank_exit
         await settled(
-            self._house.context,
+            self._serving.context,
             self.job,
             lambda job: decide_rank_exit(
                 job,
@@ -177,25 +177,25 @@ class MemberSession:
                 early=ended.early,
             ),
         )
-        return session_pb2.Reply(token=floors.token(self._house.context.mirror), done=session_pb2.Done())
+        return session_pb2.Reply(token=floors.token(self._serving.context.mirror), done=session_pb2.Done())
 
     async def call(self, call: session_pb2.Call) -> session_pb2.Reply:
-        return await self._house.calls.reply(call, self._caller)
+        return await self._serving.calls.reply(call, self._caller)
 
     async def leave(self, leave: session_pb2.Leave) -> None:  # why is the member's affair
         self._leaving = True
         try:
             await settled(
-                self._house.context, self.job, lambda job: decide_leave(job, self.worker, self.incarnation)
+                self._serving.context, self.job, lambda job: decide_leave(job, self.worker, self.incarnation)
             )
-            self._house.context.measures.removals.child("left").add()
+            self._serving.context.measures.removals.child("left").add()
         except StrataError:
             self._leaving = False
             raise
 
     def tick(self, sequence: int) -> session_pb2.Tick:
-        return self._house.readiness.tick(sequence)
+        return self._serving.readiness.tick(sequence)
 
     def ended(self, end: End) -> None:
-        self._house.barriers.forget(self, self.job)
+        self._serving.barriers.forget(self, self.job)
         self._on_end(self, end)

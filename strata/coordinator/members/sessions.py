@@ -13,10 +13,10 @@ from typing import Final
 
 from strata.coordinator.access.permission import check_session
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.failure_detector import Keeper
+from strata.coordinator.members.failure_detector import FailureDetector
 from strata.coordinator.members.registrar import Registrar
 from strata.coordinator.members.registry import SessionRegistry
-from strata.coordinator.members.session import House, MemberSession
+from strata.coordinator.members.session import MemberSession, ServingContext
 from strata.coordinator.view import floors
 from strata.core.access.authority import Identity
 from strata.core.checkpoints.corruption import is_suspect
@@ -53,16 +53,22 @@ their end. No more are in flight at once."""
 class Sessions:
     """Every session with a member that this replica serves."""
 
-    def __init__(self, house: House, registry: SessionRegistry, keeper: Keeper, registrar: Registrar) -> None:
-        self._house = house
+    def __init__(
+        self,
+        serving: ServingContext,
+        registry: SessionRegistry,
+        failure_detector: FailureDetector,
+        registrar: Registrar,
+    ) -> None:
+        self._serving = serving
         self._registry = registry
-        self._context: ReplicaContext = house.context
-        self._keeper = keeper
+        self._context: ReplicaContext = serving.context
+        self._failure_detector = failure_detector
         self._registrar = registrar
         self._acks_for_sealer = _News(SEALER_NEWS_S, partial(self._tell_save, sealer=True))
         self._acks_for_others = _News(OTHERS_NEWS_S, partial(self._tell_save, sealer=False))
-        self._limits = Limits(tick_s=house.context.timing.tick_s)
-        self._moved = house.context.measures.moved.child()
+        self._limits = Limits(tick_s=serving.context.timing.tick_s)
+        self._moved = serving.context.measures.moved.child()
         self._registering: dict[MemberSession, asyncio.Timeout] = {}
         """The scopes of registrations under way; one that ends is given up."""
         self._stops = ""
@@ -107,13 +113,13 @@ class Sessions:
             )
         claimed = hello.member
         check_session(identity, cluster=self._context.keys.cluster, job=claimed.job, worker=claimed.worker_id)
-        if hello.if_ready and (why := self._house.readiness.unsteady()):
+        if hello.if_ready and (why := self._serving.readiness.unsteady()):
             raise Unavailable(f"this replica is not ready: {why}", hint="stay, or ask another one")
         await floors.honour(self._context.mirror, hello.token)
         registration = member_wire.registration(hello.member)
         check_registration(registration)
         job = checked_id("job", hello.member.job)
-        member = MemberSession(self._house, session, job, registration, identity, self._ended)
+        member = MemberSession(self._serving, session, job, registration, identity, self._ended)
         if self._stops:
             raise Unavailable(self._stops)
         try:
@@ -121,7 +127,7 @@ class Sessions:
             self._open(member, entry)
         except BaseException:
             self._registry.remove(member)
-            self._keeper.lose(member, broke=False)
+            self._failure_detector.lose(member, broke=False)
             raise
         return member
 
@@ -151,7 +157,7 @@ class Sessions:
     def _ended(self, member: MemberSession, end: End) -> None:
         self._registry.remove(member)
         log.info("session_ended", job=member.job, worker=member.worker, incarnation=member.incarnation)
-        self._keeper.lose(member, broke=end is End.BROKEN)
+        self._failure_detector.lose(member, broke=end is End.BROKEN)
 
     # -- what members are told
 
@@ -176,7 +182,7 @@ class Sessions:
 
     def _tell_world(self, job: JobView, members: Iterable[MemberSession]) -> None:
         head = job.head()
-        index = self._house.ranks.of(job.keys.name)
+        index = self._serving.ranks.of(job.keys.name)
         phase = job.view.record(job.keys.phase, JobPhase)
         update = session_pb2.WorldUpdate(
             world=None if head is None else world_wire.world_message(job, head.record),
@@ -207,7 +213,7 @@ class Sessions:
     def _tell_save(self, save: _Save, *, sealer: bool | None) -> None:
         """Tell the member of rank 0 (`sealer`), the others (False), or all members of the world."""
         name, step, generation = save
-        job, index = self._context.job(name), self._house.ranks.of(name)
+        job, index = self._context.job(name), self._serving.ranks.of(name)
         entry = job.checkpoint(step, generation)
         if entry is None or index is None:
             return

@@ -26,7 +26,7 @@ from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import PAGE_BYTES, page
 from strata.coordinator.calls.table import Row, as_it_is, change
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.failure_detector import Keeper
+from strata.coordinator.members.failure_detector import FailureDetector
 from strata.coordinator.members.registrar import Registrar
 from strata.coordinator.reports.progress import ProgressBoard
 from strata.coordinator.view.rank_indexes import RankIndexes
@@ -54,12 +54,12 @@ Relay = Callable[[InstanceId, peers_pb2.PeerHeartbeat], Awaitable[bool]]
 class VirtualSession:
     """A session without a stream: the keeper ends it `detect_s` after the last heartbeat."""
 
-    def __init__(self, job: str, worker: str, boot: str, keeper: Keeper) -> None:
+    def __init__(self, job: str, worker: str, boot: str, failure_detector: FailureDetector) -> None:
         self.job = job
         self.worker = WorkerId(worker)
         self.boot = BootId(boot)
         self.incarnation = 0
-        self._keeper = keeper
+        self._failure_detector = failure_detector
         self._heard_s: float | None = None
 
     def touch(self) -> None:
@@ -67,7 +67,7 @@ class VirtualSession:
         self._heard_s = asyncio.get_running_loop().time()
 
     def dismiss(self, error: StrataError) -> None:  # the next heartbeat finds out by itself
-        self._keeper.lose(self, broke=False)
+        self._failure_detector.lose(self, broke=False)
 
     @property
     def heard_s(self) -> float:
@@ -84,7 +84,7 @@ class UnaryMembers:
     def __init__(
         self,
         context: ReplicaContext,
-        keeper: Keeper,
+        failure_detector: FailureDetector,
         registrar: Registrar,
         ranks: RankIndexes,
         board: ProgressBoard,
@@ -93,7 +93,7 @@ class UnaryMembers:
         elsewhere: Callable[[], Sequence[str]],
     ) -> None:
         self._context = context
-        self._keeper = keeper
+        self._failure_detector = failure_detector
         self._registrar = registrar
         self._ranks = ranks
         self._board = board
@@ -171,7 +171,7 @@ class UnaryMembers:
         The transport ends when the view shows that another replica took the member over. It did so
         for a heartbeat of the same client, whose token then brings this view there first.
         """
-        transport = self._keeper.find(heartbeat.job, heartbeat.worker_id, heartbeat.boot)
+        transport = self._failure_detector.find(heartbeat.job, heartbeat.worker_id, heartbeat.boot)
         if transport is None or transport.incarnation != heartbeat.incarnation:
             return False
         if isinstance(transport, VirtualSession):
@@ -218,7 +218,7 @@ class UnaryMembers:
         The request was a sign of life, even if its caller waits no longer, or the outcome is unknown:
         what was sent may still make this replica the one that serves the member.
         """
-        transport = VirtualSession(job, registration.worker, registration.boot, self._keeper)
+        transport = VirtualSession(job, registration.worker, registration.boot, self._failure_detector)
         refused = False
         try:
             entry = await self._registrar.register(transport, registration)
@@ -228,7 +228,7 @@ class UnaryMembers:
             raise
         finally:
             if refused:
-                self._keeper.lose(transport, broke=False)
+                self._failure_detector.lose(transport, broke=False)
             else:
                 transport.touch()
         return transport.incarnation

@@ -21,7 +21,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from strata.coordinator.access.admission import Gate
+from strata.coordinator.access.admission import Admission
 from strata.coordinator.calls.pages import ANSWER_BYTES
 from strata.coordinator.calls.table import ANYBODY, SERVICES, Calls
 from strata.coordinator.rpc.unsent_answers import Context, Ledger
@@ -39,9 +39,9 @@ class Handlers(grpc.GenericRpcHandler):
     """The handlers of all methods, by their paths. `streams` are those that the table does not answer."""
 
     def __init__(
-        self, calls: Calls, gate: Gate, ledger: Ledger, streams: Mapping[str, Callable[..., Any]]
+        self, calls: Calls, admission: Admission, ledger: Ledger, streams: Mapping[str, Callable[..., Any]]
     ) -> None:
-        self._calls, self._gate, self._ledger = calls, gate, ledger
+        self._calls, self._admission, self._ledger = calls, admission, ledger
         self._by_path: dict[str, Handler] = {}
         for name, service in SERVICES.items():
             for method in service.methods:
@@ -72,7 +72,7 @@ class Handlers(grpc.GenericRpcHandler):
 
     async def _answer(self, name: str, request: Any, context: Context) -> bytes:
         """Return the response to a request, within bounds."""
-        identity = self._gate.asks(context)
+        identity = self._admission.asks(context)
         account = self._ledger.account(context, identity)
         account.check()
         response = await self._calls.answer(name, request, ANYBODY, identity)

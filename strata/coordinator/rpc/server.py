@@ -23,7 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from strata.config import CoordinatorConfig, is_loopback, split_address
-from strata.coordinator.access.admission import Gate
+from strata.coordinator.access.admission import Admission
 from strata.coordinator.access.connection_limiter import ConnectionLimiter, connection_shares
 from strata.coordinator.calls.admin import AdminCalls
 from strata.coordinator.calls.table import SERVICES, Calls
@@ -68,14 +68,14 @@ class Server:
         debts: DebtLimits = DEBTS,
     ) -> None:
         self._context = context
-        self._gate = Gate(context.config, now=_now, measures=context.measures)
+        self._admission = Admission(context.config, now=_now, measures=context.measures)
         self._ledger = Ledger(measures=context.measures, debts=Debts(limits=debts))
         self._service = service
         admin = AdminCalls(
             context,
             read,
             peer_ready=lambda instance: instance in service.peers.ready(),
-            sessions=service.keeper.sessions,
+            sessions=service.failure_detector.sessions,
         )
         self._calls = Calls(context.mirror, service.rows, admin.rows(), cluster=context.keys.cluster)
         self._health = health.aio.HealthServicer()
@@ -91,7 +91,7 @@ class Server:
         self._add_services(server)
         _host, port = split_address("coordinator.listen", config.listen)
         bound = bind(server, config)
-        self._limiter = ConnectionLimiter(bound, self._limits, self._context.connections, self._gate)
+        self._limiter = ConnectionLimiter(bound, self._limits, self._context.connections, self._admission)
         await server.start()
         self._server = server
         for name in ("", *(service.full_name for service in SERVICES.values())):
@@ -106,7 +106,7 @@ class Server:
             self._tasks = tasks
             beside = [
                 tasks.create_task(self._limiter.run(), name="connections"),
-                tasks.create_task(self._gate.review(), name="review of open streams"),
+                tasks.create_task(self._admission.review(), name="review of open streams"),
                 tasks.create_task(self._ledger.collect(self._limiter.end), name="unread answers"),
             ]
             try:
@@ -130,8 +130,8 @@ class Server:
         return self._tasks.create_task(logic)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        streams = Streams(self._service, self._gate, self._ledger, self._spawn)
-        handlers = Handlers(self._calls, self._gate, self._ledger, streams.by_method())
+        streams = Streams(self._service, self._admission, self._ledger, self._spawn)
+        handlers = Handlers(self._calls, self._admission, self._ledger, streams.by_method())
         server.add_generic_rpc_handlers((handlers,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [service.full_name for service in SERVICES.values()]

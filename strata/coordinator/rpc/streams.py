@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from strata.coordinator.access.admission import Gate
+from strata.coordinator.access.admission import Admission
 from strata.coordinator.rpc.unsent_answers import Ledger
 from strata.coordinator.service import Service
 from strata.core.access.authority import Identity
@@ -25,9 +25,9 @@ log = get_logger()
 class Streams:
     """Serves the streams of one replica; each by the name of its method."""
 
-    def __init__(self, service: Service, gate: Gate, ledger: Ledger, spawn: Spawn) -> None:
+    def __init__(self, service: Service, admission: Admission, ledger: Ledger, spawn: Spawn) -> None:
         self._service = service
-        self._gate = gate
+        self._admission = admission
         self._ledger = ledger
         self._spawn = spawn
 
@@ -40,8 +40,8 @@ class Streams:
 
     async def session(self, _requests: Any, context: Any) -> None:
         """Serve a session of a member; it reads and writes by its context."""
-        identity = await _admitted(self._gate, context, "Sessions.Session")
-        reviewed = self._gate.reviewed(context, identity, "sessions")
+        identity = await _admitted(self._admission, context, "Sessions.Session")
+        reviewed = self._admission.reviewed(context, identity, "sessions")
         account = self._ledger.account(context, identity)
 
         async def serve(link: Link[Up, Down]) -> None:
@@ -49,15 +49,15 @@ class Streams:
                 await self._service.serve_member(link, identity)
 
         try:
-            with self._gate.holding(identity, "sessions"):
+            with self._admission.holding(identity, "sessions"):
                 await serve_stream(context, serve, self._spawn, account=account)
         except StrataError as error:
             await abort(context, error)
 
     async def link(self, _requests: Any, context: Any) -> None:
         """Serve a link of a peer; it reads and writes by its context."""
-        identity = await _admitted(self._gate, context, "Peers.Link")
-        reviewed = self._gate.reviewed(context, identity, "links")
+        identity = await _admitted(self._admission, context, "Peers.Link")
+        reviewed = self._admission.reviewed(context, identity, "links")
         account = self._ledger.account(context, identity)
 
         async def serve(link: Link[PeerUp, PeerDown]) -> None:
@@ -70,13 +70,13 @@ class Streams:
         self, request: watch_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[watch_pb2.WatchResponse]:
         """Tell of changes, until the caller goes."""
-        identity = await _admitted(self._gate, context, "Watch.Watch", job=request.job)
+        identity = await _admitted(self._admission, context, "Watch.Watch", job=request.job)
         revoked: list[StrataError] = []
         try:
             account = self._ledger.account(context, identity)
             account.check()
-            reviewed = self._gate.reviewed(context, identity, "watches")
-            with self._gate.holding(identity, "watches"), reviewed(revoked.append):
+            reviewed = self._admission.reviewed(context, identity, "watches")
+            with self._admission.holding(identity, "watches"), reviewed(revoked.append):
                 async for response in self._service.watches.watch(request):
                     if revoked:  # looked at with each message, one of which comes every few seconds
                         raise revoked[0]
@@ -89,14 +89,20 @@ class Streams:
             await abort(context, error)
 
 
-async def _admitted(gate: Gate, context: Any, method: str, *, job: str | None = None) -> Identity | None:
+async def _admitted(
+    admission: Admission, context: Any, method: str, *, job: str | None = None
+) -> Identity | None:
     """Return who opens the stream; end it with the reason if they may not."""
     try:
-        return gate.admit(context, method, job=job)
+        return admission.admit(context, method, job=job)
     except StrataError as error:
-        untold = gate.refusals.due(asyncio.get_running_loop().time())
-        if untold is not None:
+        pending_errors = admission.refusals.due(asyncio.get_running_loop().time())
+        if pending_errors is not None:
             log.warning(
-                "stream_refused", method=method, peer=context.peer(), error=error.message, more_before=untold
+                "stream_refused",
+                method=method,
+                peer=context.peer(),
+                error=error.message,
+                more_before=pending_errors,
             )
         await abort(context, error)

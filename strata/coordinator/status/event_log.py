@@ -48,7 +48,7 @@ class Happening:
     text: str
 
 
-class Chronicle:
+class EventLog:
     """Remembers the last `KEPT` happenings, newest last."""
 
     def __init__(

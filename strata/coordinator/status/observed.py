@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.peers.registry import UNHEARD
 from strata.coordinator.status.diagnosis import Diagnoses
-from strata.coordinator.status.event_log import Chronicle
+from strata.coordinator.status.event_log import EventLog
 from strata.coordinator.status.job_phases import JobPhases
 from strata.coordinator.status.live_state import SoftState
 from strata.coordinator.writes.measured import MeasuredStore
@@ -70,8 +70,8 @@ class Observed:
         self._call = call
         self.version = version
         self._store = store
-        self._chronicle = Chronicle(context.mirror.view, context.keys, context.measures, context.unix_now)
-        self.happenings = self._chronicle.happenings
+        self._event_log = EventLog(context.mirror.view, context.keys, context.measures, context.unix_now)
+        self.happenings = self._event_log.happenings
         self._diagnoses = Diagnoses()
         self._phases = JobPhases(context.mirror.view, context.keys)
         self.job_phases = self._phases.phases
@@ -144,8 +144,8 @@ class Observed:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.lag.run(), name="loop lag")
             await self.context.mirror.started()
-            self._chronicle.begin()
-            takers = (self._chronicle.take, self.context.save_times.take)
+            self._event_log.begin()
+            takers = (self._event_log.take, self.context.save_times.take)
             leave = [self.context.mirror.subscribe(take) for take in takers]
             try:
                 await asyncio.get_running_loop().create_future()

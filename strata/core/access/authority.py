@@ -151,7 +151,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Checkpoints.CloseCheckpoint": _JOB_OR_OPERATE,
     "Checkpoints.ReportCopy": _JOB_OR_OPERATE,
     "Checkpoints.ReportDamage": _JOB_OR_OPERATE,
-    "Checkpoints.ListChores": _READ,
+    "Checkpoints.ListMaintenance": _READ,
     "Checkpoints.AdoptCheckpoint": _JOB_OR_OPERATE,
     "Checkpoints.SetRetention": _JOB_OR_OPERATE,
     "Checkpoints.GetRetention": _READ,

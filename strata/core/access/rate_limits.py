@@ -66,16 +66,16 @@ class Seldom:
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._next_s = 0.0
-        self._untold = 0
+        self._pending_errors = 0
 
     def due(self, now_s: float) -> int | None:
         """Return how many were not told since the last time, or None: this one is not told either."""
         if now_s < self._next_s:
-            self._untold += 1
+            self._pending_errors += 1
             return None
         self._next_s = now_s + self._interval_s
-        untold, self._untold = self._untold, 0
-        return untold
+        pending_errors, self._pending_errors = self._pending_errors, 0
+        return pending_errors
 
 
 MOST_OPEN: Final[Mapping[str, int]] = {"sessions": 64, "watches": 256}

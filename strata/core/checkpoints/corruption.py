@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from strata.core.checkpoints.attempt import bases, named, uses
 from strata.core.checkpoints.order import order
 from strata.core.checkpoints.paths import folder_name
-from strata.core.checkpoints.references import Suspect
+from strata.core.checkpoints.references import CorruptionReport
 from strata.core.checkpoints.tiers import present_on, tiers_of
 from strata.core.job import JobView
 from strata.core.kv.records import CheckpointRecord, CheckpointState, TierState, encode
@@ -63,20 +63,20 @@ class DamageReport:
 # -- what hosts said --------------------------------------------------------------------------
 
 
-def reports(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Suspect]]:
+def reports(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[CorruptionReport]]:
     """Return what hosts said of the objects that this attempt owns on `tier`."""
-    return list(job.view.entries(job.keys.suspects(*record.where, tier), Suspect))
+    return list(job.view.entries(job.keys.suspects(*record.where, tier), CorruptionReport))
 
 
-def _open(entry: Entry[Suspect]) -> bool:
+def _open(entry: Entry[CorruptionReport]) -> bool:
     return entry.record.corrupt and not entry.record.refuted_by
 
 
-def _found(entry: Entry[Suspect]) -> tuple[int, int]:
+def _found(entry: Entry[CorruptionReport]) -> tuple[int, int]:
     return entry.record.found_generation, entry.record.found_step
 
 
-def _about(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Suspect]]:
+def _about(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[CorruptionReport]]:
     """Return what hosts said of what a checkpoint needs on `tier`: of its own objects, and of those of its bases."""
     found = reports(job, record, tier)
     for base in bases(job, record):
@@ -223,7 +223,7 @@ def _take_down(
 ) -> Decision:
     """Take down that `report.host` found damage; while its report is open, another object adds nothing to it."""
     record, known = held.record, _own(job, held.record, tier, report.host)
-    word = Suspect(
+    word = CorruptionReport(
         corrupt=True,
         reason=report.reason[:MAX_REASON_CHARS],
         object=report.object,
@@ -254,17 +254,17 @@ def _note_unread(job: JobView, held: Entry[CheckpointRecord], tier: str, report:
     """Note that `report.host` cannot read what others reported, once: it looks again with its next chores."""
     if _own(job, held.record, tier, report.host) is not None:
         return decide_confirm(job, held, tier)
-    word = Suspect(corrupt=False, reason=report.reason[:MAX_REASON_CHARS])
+    word = CorruptionReport(corrupt=False, reason=report.reason[:MAX_REASON_CHARS])
     return _put(job, held, tier, report.host, word, f"could not read step {held.record.step}")
 
 
-def _own(job: JobView, record: CheckpointRecord, tier: str, host: str) -> Entry[Suspect] | None:
+def _own(job: JobView, record: CheckpointRecord, tier: str, host: str) -> Entry[CorruptionReport] | None:
     key = job.keys.suspect(*record.where, tier, host)
-    return job.view.entry(key, Suspect)
+    return job.view.entry(key, CorruptionReport)
 
 
 def _put(
-    job: JobView, held: Entry[CheckpointRecord], tier: str, host: str, word: Suspect, what: str
+    job: JobView, held: Entry[CheckpointRecord], tier: str, host: str, word: CorruptionReport, what: str
 ) -> Decision:
     record = held.record
     key = job.keys.suspect(*record.where, tier, host)

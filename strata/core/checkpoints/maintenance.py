@@ -30,7 +30,7 @@ from strata.core.kv.view import Entry
 from strata.errors import InvalidArgument, Refused
 
 
-class ChoreKind(Enum):
+class MaintenanceKind(Enum):
     """REMOVE a tombstone's bytes; CLEAR a save that was given up, unless storage has its marker; VERIFY a copy."""
 
     REMOVE = "remove"
@@ -39,10 +39,10 @@ class ChoreKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chore:
+class MaintenanceTask:
     """One piece of work on one copy of one attempt."""
 
-    kind: ChoreKind
+    kind: MaintenanceKind
     step: int
     generation: int
     attempt: AttemptId
@@ -52,7 +52,7 @@ class Chore:
     object: str = ""
 
 
-def chores(job: JobView, host: str) -> Iterator[Chore]:
+def tasks(job: JobView, host: str) -> Iterator[MaintenanceTask]:
     """Yield what is due and within reach of `host`: on shared tiers, and on its own disk."""
     newest = max(
         (
@@ -69,13 +69,13 @@ def chores(job: JobView, host: str) -> Iterator[Chore]:
         if record.origin is not None:
             continue  # its bytes are another job's, to remove; a rank of this one may find them damaged
         if record.state is CheckpointState.ABORTED and order(record) < newest:
-            yield from _each(job, record, tiers_of(record), ChoreKind.CLEAR, host)
+            yield from _each(job, record, tiers_of(record), MaintenanceKind.CLEAR, host)
         elif record.state in {CheckpointState.DELETING, CheckpointState.COMMITTED}:
-            yield from _each(job, record, dying_tiers(record), ChoreKind.REMOVE, host)
+            yield from _each(job, record, dying_tiers(record), MaintenanceKind.REMOVE, host)
     for note in job.view.entries(job.keys.discarded, Discarded):
         for name, tier in note.record.tiers.items():
-            yield Chore(
-                kind=ChoreKind.CLEAR,
+            yield MaintenanceTask(
+                kind=MaintenanceKind.CLEAR,
                 step=note.record.step,
                 generation=note.record.generation,
                 attempt=AttemptId(note.name),
@@ -85,23 +85,23 @@ def chores(job: JobView, host: str) -> Iterator[Chore]:
 
 
 def _each(
-    job: JobView, record: CheckpointRecord, tiers: Iterable[str], kind: ChoreKind, host: str
-) -> Iterator[Chore]:
+    job: JobView, record: CheckpointRecord, tiers: Iterable[str], kind: MaintenanceKind, host: str
+) -> Iterator[MaintenanceTask]:
     """Yield the work on those of these copies that `host` reaches and has not removed."""
     for name in tiers:
         tier = tiers_of(record)[name]
         done = job.view.names(job.keys.removed(*record.where, name))
         if _reaches(job, record, name, tier, host) and host not in done:
-            yield _chore(kind, record, name, tier)
+            yield _task(kind, record, name, tier)
 
 
-def _to_verify(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Chore]:
+def _to_verify(job: JobView, record: CheckpointRecord, host: str) -> Iterator[MaintenanceTask]:
     """Yield the copies that another host found damaged where this one has not looked: once for each host."""
     for name in present_on(record):
         tier = tiers_of(record)[name]
         damaged = to_look_at(job, record, name, host) if tier.shared and host else None
         if damaged is not None:
-            yield dataclasses.replace(_chore(ChoreKind.VERIFY, record, name, tier), object=damaged)
+            yield dataclasses.replace(_task(MaintenanceKind.VERIFY, record, name, tier), object=damaged)
 
 
 def _reaches(job: JobView, record: CheckpointRecord, name: str, tier: Tier, host: str) -> bool:
@@ -112,8 +112,8 @@ def _reaches(job: JobView, record: CheckpointRecord, name: str, tier: Tier, host
     return host in hosts or not hosts
 
 
-def _chore(kind: ChoreKind, record: CheckpointRecord, name: str, tier: Tier) -> Chore:
-    return Chore(
+def _task(kind: MaintenanceKind, record: CheckpointRecord, name: str, tier: Tier) -> MaintenanceTask:
+    return MaintenanceTask(
         kind=kind,
         step=record.step,
         generation=record.generation,

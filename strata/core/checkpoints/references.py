@@ -43,7 +43,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspect:
+class CorruptionReport:
     """What a host found on one tier, past every cache: damage (`corrupt`), or that it could not read.
 
     `object`: the one that it read and that differs, as "folder/file"; "": it is not known which.

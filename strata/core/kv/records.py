@@ -105,7 +105,7 @@ class JobSpec:
     min_workers: int = 1
     max_workers: int = 1
     settle_s: float = 2.0
-    max_fruitless_generations: int = 3
+    max_no_progress_generations: int = 3
     max_generations: int = 0
 
 
@@ -283,7 +283,7 @@ class WorldHead:
     reason: str
     chunks: int = 0
     restore: RestorePoint | None = None
-    fruitless: int = 0
+    no_progress: int = 0
     failures: int = 0
     began: bool = False
     asked: tuple[Asked, ...] = ()

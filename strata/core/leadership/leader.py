@@ -92,8 +92,8 @@ class Act(Enum):
     """Get a lease of `ASKED_TTL_S`; then `granted`."""
     CAMPAIGN = "campaign"
     """Execute `campaign_txn`, bring the view there, and ask again."""
-    TAKE_OFFICE = "take_office"
-    """Confirm by a linearizable read, bring the view there, then `took_office`."""
+    TAKE_LEAD = "take_office"
+    """Confirm by a linearizable read, bring the view there, then `took_lead`."""
     RENEW = "renew"
     """`sending`, send one keepalive, then `answered`."""
     DELETE_OWN = "delete_own"
@@ -113,7 +113,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class LeaderState:
     """Where one instance stands. Every change makes a new one."""
 
     instance: InstanceId
@@ -124,21 +124,21 @@ class Standing:
         """Tell whether this instance may act as the leader of `epoch`, as far as time says."""
         return self.epoch is not None and self.lease is not None and self.lease.may_act(now_s)
 
-    def granted(self, lease_id: int, ttl_s: float, *, sent_s: float) -> Standing:
+    def granted(self, lease_id: int, ttl_s: float, *, sent_s: float) -> LeaderState:
         """Take over a lease whose grant was sent at `sent_s`."""
         lease = LeaseClock(lease_id=lease_id, ttl_s=ttl_s, anchored_s=sent_s, tried_s=sent_s)
         return replace(self, lease=lease)
 
-    def took_office(self, epoch: Epoch) -> Standing:
+    def took_lead(self, epoch: Epoch) -> LeaderState:
         """Begin to act: a linearizable read confirmed the key, and the view is as new."""
         return replace(self, epoch=epoch)
 
-    def sending(self, now_s: float) -> Standing:
+    def sending(self, now_s: float) -> LeaderState:
         """Note that a keepalive is being sent."""
         assert self.lease is not None
         return replace(self, lease=replace(self.lease, tried_s=now_s, outstanding=True))
 
-    def answered(self, ttl_s: float | None) -> Standing:
+    def answered(self, ttl_s: float | None) -> LeaderState:
         """Note a keepalive's answer: the deadline moves to its send. None: it had no answer, and is repeated.
 
         With a TTL of 0 or less the lease is gone.
@@ -150,9 +150,9 @@ class Standing:
             lease = replace(lease, ttl_s=ttl_s, anchored_s=lease.tried_s)
         return replace(self, lease=replace(lease, outstanding=False))
 
-    def stopped(self) -> Standing:
+    def stopped(self) -> LeaderState:
         """Leave office. The lease is left to run out; the next campaign gets its own."""
-        return Standing(instance=self.instance)
+        return LeaderState(instance=self.instance)
 
 
 def leader_of(view: View, keys: ClusterKeys) -> Entry[Leader] | None:
@@ -160,16 +160,18 @@ def leader_of(view: View, keys: ClusterKeys) -> Entry[Leader] | None:
     return view.entry(keys.leader, Leader)
 
 
-def next_step(standing: Standing, view: View, keys: ClusterKeys, *, now_s: float, turned_s: float) -> Step:
+def next_step(
+    leader_state: LeaderState, view: View, keys: ClusterKeys, *, now_s: float, turned_s: float
+) -> Step:
     """Return what the instance does next.
 
     `turned_s`: when the world controller's loop last turned (or began to wait for etcd).
     """
     held = leader_of(view, keys)
-    mine = held is not None and held.record.instance == standing.instance
-    if standing.epoch is not None:
-        return _in_office(standing, held if mine else None, now_s, turned_s)
-    lease = standing.lease if standing.lease and standing.lease.may_act(now_s) else None
+    mine = held is not None and held.record.instance == leader_state.instance
+    if leader_state.epoch is not None:
+        return _in_term(leader_state, held if mine else None, now_s, turned_s)
+    lease = leader_state.lease if leader_state.lease and leader_state.lease.may_act(now_s) else None
     if held is None:
         if lease is None:
             return Step(act=Act.GRANT, reason="nobody leads; a campaign needs a lease")
@@ -179,7 +181,7 @@ def next_step(standing: Standing, view: View, keys: ClusterKeys, *, now_s: float
         return Step(act=Act.WAIT, reason=f"{held.record.replica} leads in epoch {epoch}")
     kv = view.get(keys.leader)
     if lease is not None and kv is not None and kv.lease == lease.lease_id:
-        return Step(act=Act.TAKE_OFFICE, reason=f"this instance won epoch {epoch}", epoch=epoch)
+        return Step(act=Act.TAKE_LEAD, reason=f"this instance won epoch {epoch}", epoch=epoch)
     return Step(
         act=Act.DELETE_OWN,
         reason=f"epoch {epoch} is this instance's own, by a lease it has given up",
@@ -187,8 +189,8 @@ def next_step(standing: Standing, view: View, keys: ClusterKeys, *, now_s: float
     )
 
 
-def _in_office(standing: Standing, held: Entry[Leader] | None, now_s: float, turned_s: float) -> Step:
-    lease, epoch = standing.lease, standing.epoch
+def _in_term(leader_state: LeaderState, held: Entry[Leader] | None, now_s: float, turned_s: float) -> Step:
+    lease, epoch = leader_state.lease, leader_state.epoch
     if held is None or held.create_revision != epoch:
         return Step(act=Act.STOP, reason=f"the leader key of epoch {epoch} is gone")
     if lease is None:

@@ -79,7 +79,7 @@ def bare_registration(worker: WorkerId) -> Registration:
 
     The job may be no training, so it never fails for want of checkpoints.
     """
-    spec = JobSpec(min_workers=1, max_workers=MAX_WORKERS, max_fruitless_generations=UNLIMITED)
+    spec = JobSpec(min_workers=1, max_workers=MAX_WORKERS, max_no_progress_generations=UNLIMITED)
     return Registration(worker=worker, boot=BARE_BOOT, spec=spec)
 
 
@@ -93,8 +93,8 @@ def check_spec(spec: JobSpec) -> None:
         )
     if not 0 <= spec.settle_s <= 3600:
         raise InvalidArgument(f"settle_s = {spec.settle_s:g} is not in 0 .. 3600")
-    if spec.max_fruitless_generations < 1:
-        raise InvalidArgument(f"max_fruitless_generations = {spec.max_fruitless_generations} is below 1")
+    if spec.max_no_progress_generations < 1:
+        raise InvalidArgument(f"max_no_progress_generations = {spec.max_no_progress_generations} is below 1")
     if spec.max_generations < 0:
         raise InvalidArgument(
             f"max_generations = {spec.max_generations} is below 0",

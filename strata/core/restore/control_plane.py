@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from strata.core.checkpoints.deletion import fork_reference
 from strata.core.checkpoints.order import RESTORABLE_TYPES, is_latest, newest
-from strata.core.checkpoints.references import Discarded, Suspect
+from strata.core.checkpoints.references import CorruptionReport, Discarded
 from strata.core.checkpoints.tiers import tiers_of
 from strata.core.job import JobView
 from strata.core.key_kinds import PROCESSES, UNKNOWN, kind_of
@@ -348,8 +348,10 @@ class _Job:
             kind = kind_of(key, self._job.root)
             if kind in {JobPhase, Assignment}:
                 self.store.put(key, encode(dataclasses.replace(decode(kind, value), epoch=0)))
-            elif kind is Suspect:
-                self.store.put(key, encode(dataclasses.replace(decode(Suspect, value), incarnation=0)))
+            elif kind is CorruptionReport:
+                self.store.put(
+                    key, encode(dataclasses.replace(decode(CorruptionReport, value), incarnation=0))
+                )
 
     def _begin(self, generation: int, catalog: Catalog) -> None:
         """Write the forming world that ends all of the past."""
@@ -360,7 +362,7 @@ class _Job:
             members=0,
             size=0,
             reason=f"the control plane was {self._why}",
-            fruitless=head.fruitless if head is not None else 0,
+            no_progress=head.no_progress if head is not None else 0,
             failures=head.failures if head is not None else 0,
             began=bool(catalog.records) or (head is not None and (head.began or head.members > 0)),
         )

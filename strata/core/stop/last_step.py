@@ -44,7 +44,7 @@ _VERSION: Final = 2
 _PROPOSAL, _ANSWER = "p", "a"
 
 
-class Gate(Enum):
+class NextStep(Enum):
     """What a rank does that has finished a step and would begin the next."""
 
     GO = "go"
@@ -105,13 +105,13 @@ class Agreement:
     hold: int | None = None
     decision: Decision | None = None
 
-    def begin(self, completed: int) -> tuple[Agreement, Gate]:
+    def begin(self, completed: int) -> tuple[Agreement, NextStep]:
         """Begin the step after `completed` if nothing is against it."""
         if self.decision is not None and completed >= self.decision.step:
-            return self, Gate.STOP
+            return self, NextStep.STOP
         if self.hold is not None and completed >= self.hold:
-            return self, Gate.WAIT
-        return replace(self, begun=max(self.begun, completed + 1)), Gate.GO
+            return self, NextStep.WAIT
+        return replace(self, begun=max(self.begun, completed + 1)), NextStep.GO
 
     def propose(self, *, cost_ms: int = 0, left_ms: int = NO_LIMIT, can_save: bool = True) -> bytes:
         """Return what to bring to the proposals of this round.

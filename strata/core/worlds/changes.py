@@ -150,11 +150,11 @@ class Situation:
             return 0, 0, False
         before = self.head.record
         if self.active is None:
-            return before.fruitless, before.failures, before.began
+            return before.no_progress, before.failures, before.began
         more = 1 if failure else 0
-        fruitless = before.fruitless + (more if self.held is None else 0)
+        no_progress = before.no_progress + (more if self.held is None else 0)
         began = before.began or not (failure and self.failed_early())
-        return 0 if self.committed() else fruitless, before.failures + more, began
+        return 0 if self.committed() else no_progress, before.failures + more, began
 
     def failed_early(self) -> bool:
         """Tell whether nothing but ranks has failed, each by itself in its first seconds, before a step was reported."""
@@ -330,10 +330,10 @@ class Situation:
         return self._of_the_rest(why, failure=failure)
 
     def _too_many(self, why: str) -> Change | None:
-        fruitless, failures, began = self.counts(failure=True)
-        most = self.spec.max_fruitless_generations
+        no_progress, failures, began = self.counts(failure=True)
+        most = self.spec.max_no_progress_generations
         early = self.latest is None and self.failed_early()
-        tried = EARLY_FAILURES if most <= JobSpec().max_fruitless_generations else most
+        tried = EARLY_FAILURES if most <= JobSpec().max_no_progress_generations else most
         lasting = self._lasting()
         if lasting:
             sentence = why
@@ -342,8 +342,8 @@ class Situation:
                 f"{failures} generations failed in their first seconds, before a step was reported;"
                 f" the last: {why}"
             )
-        elif fruitless >= most:
-            sentence = f"{fruitless} generations in a row failed without a checkpoint; the last: {why}"
+        elif no_progress >= most:
+            sentence = f"{no_progress} generations in a row failed without a checkpoint; the last: {why}"
         elif 0 < self.spec.max_generations <= failures:
             sentence = f"{failures} generations failed, as many as max_generations allows; the last: {why}"
         else:

@@ -183,7 +183,7 @@ class _Planner:
         if not change.forming and restore is None and situation.latest is not None:
             return self._end(Phase.FAILED, f"{change.why}; no good checkpoint is left to begin from")
         size = sum(member.slots for member in members)
-        fruitless, failures, began = situation.counts(failure=change.failure)
+        no_progress, failures, began = situation.counts(failure=change.failure)
         head = WorldHead(
             generation=generation,
             epoch=self.epoch,
@@ -192,7 +192,7 @@ class _Planner:
             reason=_cut(change.why),
             chunks=len(chunks),
             restore=restore,
-            fruitless=fruitless,
+            no_progress=no_progress,
             failures=failures,
             began=began,
             asked=situation.still_asked(),

@@ -34,8 +34,8 @@ def job(source: Source, name: str) -> model.Job | None:
     return model.Job(
         summary=job_summary(source, name),
         restored_step=world.head.restore.step if world is not None and world.head.restore else None,
-        failed_in_a_row=world.head.fruitless if world is not None else 0,
-        max_failed_in_a_row=spec.record.max_fruitless_generations if spec is not None else 0,
+        failed_in_a_row=world.head.no_progress if world is not None else 0,
+        max_failed_in_a_row=spec.record.max_no_progress_generations if spec is not None else 0,
         findings=tuple(map(_finding, source.diagnosis(name).findings)),
         notice=_notice(view),
         goodput=_goodput(account) if account is not None else None,

@@ -113,7 +113,7 @@ class StrataWriter(StorageWriter):
         self._written: dict[str, RankManifest] = {}
         """By its digest, the manifest of the part that was written last."""
         self._arena = Arena()
-        self._tidying: futures.Future[None] | None = None
+        self._collecting: futures.Future[None] | None = None
         self._revived = False
 
     def close(self) -> None:
@@ -184,8 +184,8 @@ class StrataWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Begin the save, and tell every rank where to."""
         save = self._current()
-        if self._tidying is not None:
-            futures.wait([self._tidying])
+        if self._collecting is not None:
+            futures.wait([self._collecting])
         record = self._begin(self._enter(len(plans)), save)
         tree = tree_of(plans)
         return [
@@ -231,7 +231,7 @@ class StrataWriter(StorageWriter):
             raise
         save.begun = None
         self._failed.pop(record.step, None)
-        before, self._tidying = self._tidying, _tidy(root)
+        before, self._collecting = self._collecting, _collect_garbage(root)
         if before is not None:
             before.result()
         if self._revived:
@@ -241,10 +241,10 @@ class StrataWriter(StorageWriter):
 
     def _tidied(self) -> None:
         """Return when no old checkpoint is being removed; raise, once, why one cannot be."""
-        if self._tidying is not None:
-            futures.wait([self._tidying])  # first: when this is interrupted, it is still under way
-            tidying, self._tidying = self._tidying, None
-            tidying.result()
+        if self._collecting is not None:
+            futures.wait([self._collecting])  # first: when this is interrupted, it is still under way
+            collecting, self._collecting = self._collecting, None
+            collecting.result()
 
     def _enter(self, ranks: int) -> OpenRoot:
         if self._root is None:
@@ -331,22 +331,22 @@ class StrataWriter(StorageWriter):
         self._saver(root).abort(record, error)
 
 
-_TIDYING: Final[weakref.WeakSet[futures.Future[None]]] = weakref.WeakSet()
+_COLLECTING: Final[weakref.WeakSet[futures.Future[None]]] = weakref.WeakSet()
 
 
-def _tidy(root: OpenRoot) -> futures.Future[None]:
+def _collect_garbage(root: OpenRoot) -> futures.Future[None]:
     """Have old checkpoints removed; here and now where no thread can be had, as at the program's end."""
     done: futures.Future[None] = futures.Future()
 
     def run() -> None:
         try:
-            root.tidy()
+            root.collect_garbage()
         except BaseException as error:  # noqa: BLE001  # raised by whoever waits
             done.set_exception(error)
         else:
             done.set_result(None)
 
-    _TIDYING.add(done)
+    _COLLECTING.add(done)
     try:
         Thread(target=run, name="strata-tidying", daemon=True).start()
     except RuntimeError:
@@ -355,7 +355,7 @@ def _tidy(root: OpenRoot) -> futures.Future[None]:
 
 
 def _end() -> None:
-    futures.wait(list(_TIDYING), END_S)
+    futures.wait(list(_COLLECTING), END_S)
 
 
 atexit.register(_end)

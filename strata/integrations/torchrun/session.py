@@ -181,6 +181,6 @@ def _registration(settings: AgentSettings) -> Registration:
             min_workers=settings.min_nodes,
             max_workers=settings.max_nodes,
             settle_s=settings.settle_s,
-            max_fruitless_generations=settings.max_fruitless_generations,
+            max_no_progress_generations=settings.max_no_progress_generations,
         ),
     )

@@ -31,7 +31,7 @@ OURS: Final = frozenset(
         "attempt",
         "join_timeout",
         "last_call_timeout",
-        "max_fruitless_generations",
+        "max_no_progress_generations",
         "preempt",
         "preempt_grace_s",
         "settle_s",
@@ -73,7 +73,7 @@ class AgentSettings:
     min_nodes: int
     max_nodes: int
     settle_s: float
-    max_fruitless_generations: int
+    max_no_progress_generations: int
     attempt: int
     join_timeout_s: float
     """How long the agent waits, connected, for enough others."""
@@ -151,7 +151,7 @@ def read_settings(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         settle_s=settle_s,
-        max_fruitless_generations=_number(conf, "max_fruitless_generations", NO_BREAKER, least=1),
+        max_no_progress_generations=_number(conf, "max_no_progress_generations", NO_BREAKER, least=1),
         attempt=_number({"attempt": attempt}, "attempt", 0, least=0),
         join_timeout_s=_seconds(conf, "join_timeout", 600.0),
         preempt=preempt,

@@ -35,7 +35,7 @@ class Libraries:
     modules: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     """Sentences: where a file prepares something that imports after it may look at."""
-    heeds: bool = False
+    supports_graceful_stop: bool = False
 
 
 def libraries_of(script: Path, root: Path) -> Libraries:
@@ -57,7 +57,7 @@ def libraries_of(script: Path, root: Path) -> Libraries:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
             continue
-        found.heeds = found.heeds or _uses_init(tree)
+        found.supports_graceful_stop = found.supports_graceful_stop or _uses_init(tree)
         for name in _imported(tree, file, found.left_out):
             if name.partition(".")[0] not in LIBRARIES:
                 ahead += _local(name, root)

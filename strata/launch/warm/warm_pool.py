@@ -171,7 +171,11 @@ def uses_init(command: Sequence[str]) -> bool:
     """Tell whether `command` is a Python script, or module, that uses `strata.init`, as far as can be read."""
     python = python_command(command)
     file = source_of(python) if python is not None else None
-    return python is not None and file is not None and libraries_of(file, _root(python, file)).heeds
+    return (
+        python is not None
+        and file is not None
+        and libraries_of(file, _root(python, file)).supports_graceful_stop
+    )
 
 
 def _is_script(program: str) -> bool:

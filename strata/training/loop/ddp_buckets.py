@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from strata.documents.parsing import MANIFEST, json_value
 from strata.errors import BarrierBroken, BarrierTimeout
-from strata.training.rank_context import Peers
+from strata.training.rank_context import RankContext
 
 BUCKETS_KEY: Final = "ddp"
 """Where the order of the buckets stands, beside the position, in a checkpoint."""
@@ -43,9 +43,9 @@ log: Final = logging.getLogger("strata.training")
 class Buckets:
     """The buckets of the DDP modules around what one run trains; for the trainer's thread."""
 
-    def __init__(self, peers: Peers, state: Mapping[str, Any], *, saved: str, restored: bool) -> None:
+    def __init__(self, context: RankContext, state: Mapping[str, Any], *, saved: str, restored: bool) -> None:
         """`saved` is what the checkpoint says of them; `restored`: this generation began from one."""
-        self._peers = peers
+        self._context = context
         self._state = state
         self._saved = saved
         self._restored = restored
@@ -62,7 +62,7 @@ class Buckets:
             return
         wrapped = wrapped_in(torch, self._state)
         self._wrapped = [weakref.ref(one) for one in wrapped]
-        if not self._restored or self._peers.world_size < SUMS_DIFFER_FROM:
+        if not self._restored or self._context.world_size < SUMS_DIFFER_FROM:
             return
         orders = _read(self._saved or "[]")
         reason = _unfit(torch, wrapped, orders)
@@ -76,11 +76,11 @@ class Buckets:
     def _all_are(self, *, able: bool) -> bool:
         """Tell, alike on every rank, whether all are able."""
         try:
-            told = self._peers.barrier(BUCKETS_BARRIER, _ABLE if able else _UNABLE, timeout_s=BUCKETS_S)
+            told = self._context.barrier(BUCKETS_BARRIER, _ABLE if able else _UNABLE, timeout_s=BUCKETS_S)
         except (BarrierBroken, BarrierTimeout) as error:  # the round is over for all alike
             log.info("the first step after this restart may differ in its last bits: %s", error.message)
             return False
-        return list(told.values()) == [_ABLE] * self._peers.world_size
+        return list(told.values()) == [_ABLE] * self._context.world_size
 
     def saved(self) -> str:
         """Return what a checkpoint holds: the newest order that is known, "" for none."""

@@ -22,7 +22,7 @@ from strata.client.checkpoints.manager import CheckpointManager
 from strata.core.exit_codes import is_success
 from strata.core.health.goodput import START, STEP, Goodput
 from strata.errors import InvalidArgument, JobDone, Preempted, StaleGeneration, StorageError, StrataError
-from strata.training.generation_exit import Ending, nothing_to_do_where_done
+from strata.training.generation_exit import GenerationExit, nothing_to_do_where_done
 from strata.training.group import end_group
 from strata.training.loop.clock import Clock
 from strata.training.loop.compute_timer import ComputeTimer
@@ -32,8 +32,8 @@ from strata.training.loop.hooks import StepHook
 from strata.training.loop.loop_body import LoopBody
 from strata.training.loop.ordinary_feed import Fed
 from strata.training.loop.reporting import TrainingReporter
-from strata.training.rank_context import Peers
-from strata.training.restore import Beginning
+from strata.training.rank_context import RankContext
+from strata.training.restore import GenerationRestore
 from strata.training.save.saves import SAVE
 from strata.training.save.state import Position, Remembered
 from strata.training.stop.bounded import within
@@ -56,13 +56,13 @@ class Run:
 
     def __init__(
         self,
-        peers: Peers,
+        context: RankContext,
         *,
         checkpoints: CheckpointManager,
         state: MutableMapping[str, Any],
-        beginning: Callable[[], Beginning],
+        beginning: Callable[[], GenerationRestore],
         hooked: Callable[[Run], None],
-        ending: Ending,
+        ending: GenerationExit,
         clock: Clock,
         data: Loader | None,
         reporter: TrainingReporter,
@@ -71,7 +71,7 @@ class Run:
 
         `hooked` gives the run its hooks, as often. `data` is the loader that `steps` takes by default.
         """
-        self.peers = peers
+        self.context = context
         self.checkpoints = checkpoints
         self.hooks: list[StepHook] = []
         self._state = state
@@ -105,7 +105,7 @@ class Run:
             else:
                 return
 
-    def _take(self, beginning: Beginning) -> None:
+    def _take(self, beginning: GenerationRestore) -> None:
         self.position = beginning.position
         self.saves = beginning.saves
         self._ledger = beginning.ledger
@@ -130,7 +130,7 @@ class Run:
         if self._ending.armed:
             return
         try:
-            self.peers.check()
+            self.context.check()
         except StaleGeneration:
             self._drop_hooks()
             self._go_to_the_beginning()
@@ -152,7 +152,7 @@ class Run:
     @property
     def world(self) -> TrainingWorld:
         """This rank's place, and where the ranks of its generation meet."""
-        return world_of(self.peers)
+        return world_of(self.context)
 
     @property
     def step(self) -> int:
@@ -196,8 +196,8 @@ class Run:
 
         `Refused` for a training without coordinators.
         """
-        request = RecoveryRequest(job=self.peers.job, worker_id=self.peers.worker_id)
-        response: RecoveryResponse = whole(self.peers.call, request)
+        request = RecoveryRequest(job=self.context.job, worker_id=self.context.worker_id)
+        response: RecoveryResponse = whole(self.context.call, request)
         return response
 
     # -- the loop
@@ -341,8 +341,8 @@ class Run:
     def _tell(self, phase: str) -> None:
         self._phase = phase
         self._ledger.enter(phase, self._clock.monotonic_s())
-        training = self._reporter.message(self.peers.rank, self.position, self._ledger.so_far())
-        self.peers.progress(self.position.step, phase, **self._timer.costs, training=training)
+        training = self._reporter.message(self.context.rank, self.position, self._ledger.so_far())
+        self.context.progress(self.position.step, phase, **self._timer.costs, training=training)
 
     # -- saving
 
@@ -362,7 +362,7 @@ class Run:
 
     def leaves_by_itself(self) -> None:
         """Let nothing else end this process with its generation: it stops as it was asked to, and leaves."""
-        if self.peers.is_standalone:
+        if self.context.is_standalone:
             self._ending.close()
 
     def save_common(self, *, over: Callable[[], bool]) -> CheckpointInfo | None:
@@ -402,7 +402,7 @@ class Run:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        with nothing_to_do_where_done(standalone=self.peers.is_standalone):
+        with nothing_to_do_where_done(standalone=self.context.is_standalone):
             self._close(patient=patient)
 
     def _close(self, *, patient: bool) -> None:
@@ -425,7 +425,7 @@ class Run:
             raise
         if lost := self.saves.lost:
             self._leave_unsaved(lost)
-        if self.peers.rank == 0:
+        if self.context.rank == 0:
             log.info("goodput: %s", self.goodput())
         self._leave(0, "the training is done")
 
@@ -484,7 +484,7 @@ class Run:
             hook.closed()
         if self._owns_group and code == 0:
             end_group()
-        self.peers.close(code=code, reason=reason)
+        self.context.close(code=code, reason=reason)
 
     def __enter__(self) -> Self:
         return self

@@ -23,7 +23,7 @@ from strata.errors import BarrierTimeout, CheckpointAborted, Unavailable
 from strata.training.loop.clock import Clock
 from strata.training.loop.cursors import CURSORS_KEY
 from strata.training.loop.ddp_buckets import BUCKETS_KEY
-from strata.training.rank_context import Peers
+from strata.training.rank_context import RankContext
 from strata.training.save.cadence import PRIOR_S, Pace, Plan, Rule, agreed, next_save, pace_of, payload_of
 from strata.training.save.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, saved_position
 from strata.training.stop.bounded import within
@@ -56,7 +56,7 @@ class Saves:
 
     def __init__(
         self,
-        peers: Peers,
+        context: RankContext,
         checkpoints: CheckpointManager,
         *,
         rule: Rule,
@@ -75,7 +75,7 @@ class Saves:
         """
         self._cursors = cursors
         self._buckets = buckets
-        self._peers = peers
+        self._context = context
         self._checkpoints = checkpoints
         self._rule = rule
         self._wait_s = wait_s
@@ -139,7 +139,7 @@ class Saves:
         within(None, self._checkpoints.settle, what="saves in flight", over=over)
         begun_s, payload = self._clock.monotonic_s(), self._payload(position.step, **{MUST: True})
         told = within(
-            None, lambda: self._peers.barrier(SAVE_BARRIER, payload), what="meeting for the save", over=over
+            None, lambda: self._context.barrier(SAVE_BARRIER, payload), what="meeting for the save", over=over
         )
         return self._copy(state, position, facts, told, begun_s=begun_s)
 
@@ -258,7 +258,7 @@ class Saves:
             nonlocal told_s
             if (now_s := self._clock.monotonic_s()) - told_s >= TELL_S:
                 told_s = now_s
-                self._peers.progress(step, f"{SAVE} {now_s - begun_s:.0f} s")
+                self._context.progress(step, f"{SAVE} {now_s - begun_s:.0f} s")
 
         return tell
 
@@ -288,17 +288,17 @@ class Saves:
             commit_s=self._commit_s,
             failure_s=self.failure_s,
         )
-        if self._peers.rank != 0:
+        if self._context.rank != 0:
             return payload_of(pace, **also)
         account = json.loads(self._ledger.saved(self._clock.monotonic_s(), self._clock.unix_s()))
         whole = payload_of(pace, account=account, **also)
-        return whole if len(whole) <= payload_limit(self._peers.world_size) else payload_of(pace, **also)
+        return whole if len(whole) <= payload_limit(self._context.world_size) else payload_of(pace, **also)
 
     def _meet(self, payload: bytes, *, patient: bool) -> dict[int, bytes]:
         """Return what each rank brought, once every one is here; those that are late are named."""
         while True:
             try:
-                return self._peers.barrier(SAVE_BARRIER, payload, timeout_s=self._wait_s)
+                return self._context.barrier(SAVE_BARRIER, payload, timeout_s=self._wait_s)
             except BarrierTimeout as late:
                 if not patient:
                     raise

@@ -2,7 +2,7 @@
 
 A signal to any rank asks the coordinators, and their notice asks all ranks, this one too: so all
 of them stop alike, however many were signalled. A training without coordinators stops by itself.
-When the generation ends before that, a supervisor knows what to do; a standalone process leaves (`Ending`).
+When the generation ends before that, a supervisor knows what to do; a standalone process leaves (`GenerationExit`).
 
 A rank whose saves were held for too long asks the same way: the job stops, to be begun again where it can save.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from strata.errors import StaleGeneration, StrataError
-from strata.training.generation_exit import Ending
+from strata.training.generation_exit import GenerationExit
 from strata.training.rank_context import Alone
 from strata.training.stop.signals import PreemptSignals
 from strata.training.stop.stopper import Stopper, ask_to_stop
@@ -43,13 +43,13 @@ class Preemption:
         grace_s: float,
         clock: Callable[[], float],
         save_cost_s: Callable[[], float],
-        ending: Ending | None = None,
+        ending: GenerationExit | None = None,
     ) -> None:
         """`member_only`: a signal makes this member leave, and the others go on without it.
 
         `ending` is what follows the end of the generation: it is told why this process is to leave then.
         """
-        self._peers = run.peers
+        self._context = run.context
         self._ending = ending
         self._member_only = member_only
         self._grace_s = grace_s
@@ -58,8 +58,8 @@ class Preemption:
         self._stopper = Stopper(run, clock=clock, save_cost_s=save_cost_s, over=self._world_ended)
         self._signals = PreemptSignals(signals, self._signalled)
         try:
-            self._peers.heed_notices()
-            self._peers.progress(run.step, READY)
+            self._context.heed_notices()
+            self._context.progress(run.step, READY)
         except StrataError:
             self.closed()
             raise
@@ -92,10 +92,10 @@ class Preemption:
 
     def cannot_save(self, why: str) -> None:
         """Ask all ranks to stop: nothing could be saved for so long that training on would risk too much."""
-        reason = f"rank {self._peers.rank} on {self._peers.worker_id}: {why}"
+        reason = f"rank {self._context.rank} on {self._context.worker_id}: {why}"
         if self._ended:
             return
-        if isinstance(self._peers, Alone):
+        if isinstance(self._context, Alone):
             self._stopper.asked(self._notice(reason))
             return
         try:
@@ -124,14 +124,14 @@ class Preemption:
     def _signalled(self, number: int) -> bool:
         """Ask all ranks to stop; False when there is nobody who could."""
         name = signal.Signals(number).name
-        reason = f"{name} to rank {self._peers.rank} on {self._peers.worker_id}"
+        reason = f"{name} to rank {self._context.rank} on {self._context.worker_id}"
         if self._ending is not None:
             self._ending.leave_then(reason)
         if self._ended:
             return self._ends_by_itself
         if self._stopper.covers(grace_s=self._grace_s):
             return True
-        if isinstance(self._peers, Alone):
+        if isinstance(self._context, Alone):
             self._stopper.asked(self._notice(reason))
             return True
         try:
@@ -147,11 +147,11 @@ class Preemption:
         return notice is not None
 
     def _request(self, reason: str, *, member_only: bool) -> StopNotice | None:
-        return ask_to_stop(self._peers, reason, grace_s=self._grace_s, member_only=member_only)
+        return ask_to_stop(self._context, reason, grace_s=self._grace_s, member_only=member_only)
 
     def _notice(self, reason: str) -> StopNotice:
         return StopNotice(
-            generation=self._peers.generation,
+            generation=self._context.generation,
             action=STOP_ACTION_PREEMPT,
             reason=reason,
             grace_ms=round(1000 * self._grace_s),

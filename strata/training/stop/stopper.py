@@ -21,11 +21,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from strata.core.kv.records import StopNotice
-from strata.core.stop.last_step import CLOSING_BARRIER, NO_LIMIT, STOP_BARRIER, Agreement, Gate, Verdict
+from strata.core.stop.last_step import CLOSING_BARRIER, NO_LIMIT, STOP_BARRIER, Agreement, NextStep, Verdict
 from strata.core.stop.notices import Meaning, is_wider, meaning
 from strata.errors import BarrierBroken, CheckpointAborted, Preempted, StaleGeneration, StrataError
 from strata.training.generation_exit import exit_preempted
-from strata.training.rank_context import Peers
+from strata.training.rank_context import RankContext
 from strata.training.stop.bounded import within
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, StopJobResponse
@@ -71,8 +71,8 @@ class Stopper:
     ) -> None:
         self._run = run
         self._leave_now = leave_now or exit_preempted
-        self._peers = run.peers
-        self._generation = run.peers.generation
+        self._context = run.context
+        self._generation = run.context.generation
         self._clock = clock
         self._save_cost_s = save_cost_s
         self._over = over
@@ -90,7 +90,7 @@ class Stopper:
         """Whether this rank saves the common step: until its mark is on the storage a signal that ends it can wait."""
         self.leaving = False
         """Whether this process leaves because of the notice."""
-        self._forget = self._peers.observe_world(self._on_world)
+        self._forget = self._context.observe_world(self._on_world)
 
     def covers(self, *, grace_s: float) -> bool:
         """Tell whether this process is asked to stop for good already, and within `grace_s`."""
@@ -100,7 +100,7 @@ class Stopper:
     def _leaves(self) -> bool:
         """Tell whether this process is to leave; a wider notice may say so at any moment. Any thread."""
         with self._changed:
-            return meaning(self._notice, self._peers.worker_id) is Meaning.LEAVE
+            return meaning(self._notice, self._context.worker_id) is Meaning.LEAVE
 
     def _left_s(self) -> float | None:
         with self._changed:
@@ -153,18 +153,18 @@ class Stopper:
 
     def _round(self) -> bool:
         """Tell whether a step is agreed on."""
-        ranks, left_s = self._peers.world_size, self._left_s()
+        ranks, left_s = self._context.world_size, self._left_s()
         with self._changed:
             mine = self._agreement.propose(
                 cost_ms=round(1000 * self._save_cost_s()),
                 left_ms=NO_LIMIT if left_s is None else max(0, round(1000 * left_s)),
                 can_save=self._run.checkpoints.gone_back is None,
             )
-        proposals = self._peers.barrier(STOP_BARRIER, mine)
+        proposals = self._context.barrier(STOP_BARRIER, mine)
         with self._changed:
             self._agreement, mine = self._agreement.answer(proposals, ranks=ranks)
             self._changed.notify_all()
-        answers = self._peers.barrier(STOP_BARRIER, mine)
+        answers = self._context.barrier(STOP_BARRIER, mine)
         with self._changed:
             agreement = self._agreement = self._agreement.conclude(answers, ranks=ranks)
             self._changed.notify_all()
@@ -213,14 +213,14 @@ class Stopper:
         while True:
             with self._changed:
                 self._agreement, gate = self._agreement.begin(step)
-            if gate is Gate.STOP:
+            if gate is NextStep.STOP:
                 self._stop(step)
             if self.out_of_time():
                 self._skip(step, "no common step was agreed on in time")
                 self._leave(step)
-            if gate is Gate.GO:
+            if gate is NextStep.GO:
                 return
-            self._peers.progress(step, STOP)  # raises once the world has ended
+            self._context.progress(step, STOP)  # raises once the world has ended
             with self._changed:
                 if self._agreement.hold is not None:
                     self._changed.wait(_LOOK_S)
@@ -256,7 +256,7 @@ class Stopper:
                 log.exception("the save of step %d failed", step)
         log.info("step %d was the last of this world here", step)
         while not self._leaves():
-            self._peers.progress(step, STOP)  # raises once the world has ended
+            self._context.progress(step, STOP)  # raises once the world has ended
             with self._changed:
                 self._changed.wait(_LOOK_S)
         self._leave(step)
@@ -314,7 +314,7 @@ class Stopper:
     def _close(self) -> None:
         """Be at a barrier alone, which is in the leader's view then; the first of all ranks is enough."""
         with contextlib.suppress(StrataError):
-            self._peers.barrier(CLOSING_BARRIER, ranks=[self._peers.rank])
+            self._context.barrier(CLOSING_BARRIER, ranks=[self._context.rank])
 
     def closed(self) -> None:
         """The run has ended by itself; return once it is heard, for with its session nothing is said any more."""
@@ -325,11 +325,13 @@ class Stopper:
 
 
 def ask_to_stop(
-    peers: Peers, reason: str, *, grace_s: float, member_only: bool = False
+    context: RankContext, reason: str, *, grace_s: float, member_only: bool = False
 ) -> NoticeMessage | None:
     """Have all ranks of the generation asked to stop, or this member's; return the notice that holds, if any does."""
-    leaving = [peers.worker_id] if member_only else []
-    request = stop_message(peers.job, reason, grace_s=grace_s, generation=peers.generation, leaving=leaving)
-    response: StopJobResponse = peers.call(request, timeout_s=max(1.0, grace_s))
-    mine = response.HasField("notice") and response.notice.generation == peers.generation
+    leaving = [context.worker_id] if member_only else []
+    request = stop_message(
+        context.job, reason, grace_s=grace_s, generation=context.generation, leaving=leaving
+    )
+    response: StopJobResponse = context.call(request, timeout_s=max(1.0, grace_s))
+    mine = response.HasField("notice") and response.notice.generation == context.generation
     return response.notice if mine else None

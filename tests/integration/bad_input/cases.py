@@ -312,7 +312,7 @@ CASES: Final[list[Case]] = [
             "settle_s nan": {"spec": worlds_pb2.JobSpec(settle_s=NAN)},
             "settle_s inf": {"spec": worlds_pb2.JobSpec(settle_s=INF)},
             "settle_s negative": {"spec": worlds_pb2.JobSpec(settle_s=-1)},
-            "negative fruitless": {"spec": worlds_pb2.JobSpec(max_fruitless_generations=-1)},
+            "negative fruitless": {"spec": worlds_pb2.JobSpec(max_no_progress_generations=-1)},
         }.items()
     ),
     *(

@@ -40,7 +40,7 @@ def test_jobs_are_listed_and_shown(cluster: LocalCluster, registered: str) -> No
     where = ("--endpoints", cluster.endpoints)
     assert registered in [job["name"] for job in as_json("jobs", "list", *where)]
     shown = as_json("jobs", "show", registered, *where)
-    assert shown["spec"]["max_fruitless_generations"] == 3
+    assert shown["spec"]["max_no_progress_generations"] == 3
     code, said = run_strata("jobs", "show", registered, *where)
     assert code == 0
     assert f"job {registered}:" in said

@@ -59,7 +59,7 @@ class Members:
         registration = Registration(
             worker=WorkerId(worker),
             boot=BootId(f"boot-{worker}"),
-            spec=JobSpec(max_workers=most, max_fruitless_generations=99),
+            spec=JobSpec(max_workers=most, max_no_progress_generations=99),
         )
         await self.executor.settle(
             lambda view: decide_register(JobView(view, self.job), registration, served_by=self.instance)

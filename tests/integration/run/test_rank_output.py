@@ -84,7 +84,7 @@ def run_words(
 ) -> list[str]:
     return [
         *("run", "-e", cluster.endpoints, "--job", job, "--slots", "2", "--no-devices", "--no-warm"),
-        *("--max-fruitless-generations", "1", *options, "--", sys.executable, str(script), *arguments),
+        *("--max-no-progress-generations", "1", *options, "--", sys.executable, str(script), *arguments),
     ]
 
 

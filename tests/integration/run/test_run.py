@@ -109,7 +109,7 @@ def test_three_fruitless_generations_fail_the_job_for_good(
 
 
 def test_the_last_of_the_allowed_generations_fails_the_job(cluster: LocalCluster, nodes: Nodes) -> None:
-    options = ("--settle-s", "0.2", "--max-generations", "2", "--max-fruitless-generations", "9")
+    options = ("--settle-s", "0.2", "--max-generations", "2", "--max-no-progress-generations", "9")
     node = nodes.run(cluster.endpoints, "plain", "--signal", "9", options=options)
     assert node.join() == 78
     ended = nodes.record.wait_one("job.ended")

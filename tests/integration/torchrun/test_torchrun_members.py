@@ -63,7 +63,7 @@ class Agents:
             "min_nodes": 2,
             "max_nodes": 2,
             "settle_s": 0.2,
-            "max_fruitless_generations": NO_BREAKER,
+            "max_no_progress_generations": NO_BREAKER,
             "attempt": 0,
             "join_timeout_s": LIMIT_S,
             "preempt": "job",
@@ -213,7 +213,7 @@ async def test_who_is_done_leaves_a_world_that_must_begin_again(agents: Agents) 
 
 
 async def test_a_breaker_that_was_asked_for_ends_the_job_with_its_reason(agents: Agents) -> None:
-    a = agents.start("a", min_nodes=1, max_nodes=1, max_fruitless_generations=1)
+    a = agents.start("a", min_nodes=1, max_nodes=1, max_no_progress_generations=1)
     await joined(a)
     error = await raised(a.join(RankFailure(rank=0, code=3, reason="exited with 3"), open_store))
     assert isinstance(error, JobFailed)
@@ -306,7 +306,7 @@ async def test_an_agent_without_restarts_left_ends_as_preempted_and_no_job_has_f
     agents: Agents, cluster: LocalCluster, job: str, ends: int
 ) -> None:
     """torchrun then does not ask for another rendezvous: it takes what its workers ended with for a failure."""
-    limits = {"min_nodes": 1, "max_nodes": 2, "max_fruitless_generations": 1}
+    limits = {"min_nodes": 1, "max_nodes": 2, "max_no_progress_generations": 1}
     a, b = agents.start("a", slots=2, **limits), agents.start("b", **limits)
     first = await joined(a, b)
     with CoordinatorClient.connect(cluster.endpoints, job=job) as client:

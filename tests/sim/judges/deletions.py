@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strata.core.checkpoints.references import Suspect
+from strata.core.checkpoints.references import CorruptionReport
 from strata.core.job import JobView
 from strata.core.kv.keys import JobKeys
 from strata.core.kv.records import CheckpointRecord, CheckpointState, CheckpointType, Tier, TierState
@@ -121,7 +121,7 @@ def _doubted(job: JobView, record: CheckpointRecord) -> bool:
         for name, tier in record.tiers.items()
         if tier.state is TierState.PRESENT
         for each in job.view.entries(
-            job.keys.suspects(owner.step, owner.generation, owner.attempt, name), Suspect
+            job.keys.suspects(owner.step, owner.generation, owner.attempt, name), CorruptionReport
         )
     )
 

@@ -18,7 +18,7 @@ from strata.agent.environment import Place
 from strata.agent.exit_reports import ExitReports
 from strata.agent.health.rank_watch import Health
 from strata.agent.relay import Relay
-from strata.client.rank.shared_session import RankPlace, Seat
+from strata.client.rank.shared_session import RankPlace, SharedSession
 from strata.client.rank_session import RankSession
 from strata.config import HealthConfig
 from strata.errors import Conflict, Refused, StaleGeneration, StaleIncarnation, StrataError, Unavailable
@@ -286,7 +286,7 @@ class SimulatedAgent(_Ranks):
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(session.run())
             point = place.world.restore if place.world.HasField("restore") else None
-            seat = Seat(
+            shared_session = SharedSession(
                 session=session,
                 watcher=ears,
                 place=RankPlace(
@@ -300,7 +300,7 @@ class SimulatedAgent(_Ranks):
                 owns_member=False,
             )
             rng = random.Random(f"{self.member._rng.random()}/{rank}")
-            trainer = Trainer(seat, ears, self.member._history, rng)
+            trainer = Trainer(shared_session, ears, self.member._history, rng)
             if await ended_by(running, _connected(session)):
                 await ended_by(running, self.member._train(trainer))
 

@@ -20,7 +20,7 @@ from strata.v1.retention_pb2 import Keep, Retention, SetRetentionRequest
 from tests.sim.cluster import Cluster
 from tests.sim.programs.members import JOB
 
-PATIENCE_S = 5.0
+GRACE_S = 5.0
 MIN_GOOD = 2
 """A checkpoint is found damaged only where so many are good, and never the latest: a job without any fails."""
 
@@ -30,7 +30,7 @@ def is_kept(seed: int) -> bool:
     return seed % 3 == 0
 
 
-class Keeper:
+class FailureDetector:
     """Asks one thing after the other, of any replica that runs."""
 
     def __init__(self, cluster: Cluster, rng: random.Random) -> None:
@@ -48,9 +48,9 @@ class Keeper:
             self._read,
             self._delete,
             self._copy,
-            self._chores,
-            self._chores,
-            self._chores,
+            self._tasks,
+            self._tasks,
+            self._tasks,
             self._damage,
             self._rewind,
         )
@@ -122,16 +122,16 @@ class Keeper:
                     ),
                 )
 
-    async def _chores(self) -> None:
+    async def _tasks(self) -> None:
         """Do what is due, as a host does: half of the time it dies between two requests."""
-        answer = await self._ask("list_chores", pb.ListChoresRequest(job=JOB, host="host"))
-        for chore in answer.chores if answer else ():
-            if chore.kind == pb.CHORE_KIND_VERIFY or self._rng.random() < 0.2:
+        answer = await self._ask("list_maintenance", pb.ListMaintenanceRequest(job=JOB, host="host"))
+        for task in answer.tasks if answer else ():
+            if task.kind == pb.MAINTENANCE_KIND_VERIFY or self._rng.random() < 0.2:
                 continue
-            request = pb.DeleteCheckpointRequest(job=JOB, step=chore.step, attempt=chore.attempt)
-            if chore.kind == pb.CHORE_KIND_CLEAR and not await self._ask("delete_checkpoint", request):
+            request = pb.DeleteCheckpointRequest(job=JOB, step=task.step, attempt=task.attempt)
+            if task.kind == pb.MAINTENANCE_KIND_CLEAR and not await self._ask("delete_checkpoint", request):
                 continue
-            request.finished, request.tier = True, chore.tier
+            request.finished, request.tier = True, task.tier
             await self._ask("delete_checkpoint", request)
 
     async def _damage(self) -> None:
@@ -182,7 +182,7 @@ class Keeper:
         replica = self._rng.choice(there)
         self._cluster.trace.note("keeper", f"{name} at {replica.name}")
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(GRACE_S):
                 answer = await replica.service.calls.answer(name, request, None)
         except (StrataError, TimeoutError) as error:
             self._cluster.trace.note("keeper", f"{name}: {error!r}")

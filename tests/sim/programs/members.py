@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from strata.agent.notices import asked_to_leave
 from strata.client.member_session import MemberSession
-from strata.client.rank.shared_session import Seat, placed
+from strata.client.rank.shared_session import SharedSession, placed
 from strata.errors import (
     BarrierBroken,
     ClusterReplaced,
@@ -35,7 +35,7 @@ from tests.sim.programs.workload import Ears, Trainer
 
 JOB = "job"
 REPLICAS = ("r1", "r2", "r3")
-SPEC = JobSpec(min_workers=4, max_workers=12, settle_s=1.0, max_fruitless_generations=100_000)
+SPEC = JobSpec(min_workers=4, max_workers=12, settle_s=1.0, max_no_progress_generations=100_000)
 
 Dial = Callable[[Endpoint], AbstractAsyncContextManager[MemoryLink]]
 
@@ -207,14 +207,14 @@ class Member:
         place = await ended_by(running, placed(session, ears, job=JOB, worker_id=self.worker, after=0))
         if place is None:
             return
-        seat = Seat(session=session, watcher=ears, place=place, owns_member=True)
-        trainer = Trainer(seat, ears, self._history, self._rng)
+        shared_session = SharedSession(session=session, watcher=ears, place=place, owns_member=True)
+        trainer = Trainer(shared_session, ears, self._history, self._rng)
         while True:
-            self.generation = seat.place.generation
+            self.generation = shared_session.place.generation
             if await ended_by(running, self._train_until_stopped(trainer)) is None:
                 return
             self.generation = 0
-            if self._cannot_restart and trainer.bound and self.stopped < seat.place.generation:
+            if self._cannot_restart and trainer.bound and self.stopped < shared_session.place.generation:
                 await ended_by(running, self._end(trainer))
                 return
             if await ended_by(running, self._rejoin(trainer)) is None:
@@ -222,7 +222,7 @@ class Member:
 
     async def _train_until_stopped(self, trainer: Trainer) -> bool:
         """Train until the generation ends, or a notice has this rank stop."""
-        if self.stopped < trainer.seat.place.generation:
+        if self.stopped < trainer.shared_session.place.generation:
             self._stopping.clear()
         stopping = asyncio.create_task(self._stopping.wait())
         training = asyncio.create_task(self._train(trainer))
@@ -243,7 +243,7 @@ class Member:
         except (StaleGeneration, BarrierBroken):
             pass
         except StrataError:
-            if not trainer.seat.session._ended.is_set():
+            if not trainer.shared_session.session._ended.is_set():
                 raise
         return True
 
@@ -254,7 +254,7 @@ class Member:
 
     async def _end(self, trainer: Trainer) -> None:
         """Leave, once another generation has begun."""
-        session, ears = trainer.seat.session, trainer.seat.watcher
+        session, ears = trainer.shared_session.session, trainer.shared_session.watcher
         while session.world is None or session.world.world.generation <= trainer.client.generation:
             ears.changed.clear()
             await ears.changed.wait()

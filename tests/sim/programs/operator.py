@@ -24,7 +24,7 @@ from strata.v1.worlds_pb2 import (
 from tests.sim.cluster import Cluster
 from tests.sim.programs.members import JOB, SPEC
 
-PATIENCE_S = 5.0
+GRACE_S = 5.0
 GRACE_MS = 3000
 
 
@@ -117,7 +117,7 @@ class Operator:
         replica = self._rng.choice(there)
         self._cluster.trace.note("operator", f"{name} at {replica.name}")
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(GRACE_S):
                 await replica.service.calls.answer(name, request, None)
         except (StrataError, TimeoutError) as error:
             self._cluster.trace.note("operator", f"{name}: {error!r}")

@@ -49,6 +49,6 @@ class Holds:
         if job.held(before.generation) is None:
             return None
         self.ended += 1
-        if after.fruitless not in {before.fruitless, 0}:
+        if after.no_progress not in {before.no_progress, 0}:
             return f"generation {before.generation} could not save, and counts as one without progress"
         return None

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 
 from strata.client.event_loop import BackgroundLoop
 from strata.client.rank.rank_client import RankClient
-from strata.client.rank.shared_session import Seat, Watcher
+from strata.client.rank.shared_session import SharedSession, Watcher
 from strata.core.kv.records import StopNotice
-from strata.core.stop.last_step import BEGIN_BARRIER, NO_LIMIT, STOP_BARRIER, Agreement, Gate
+from strata.core.stop.last_step import BEGIN_BARRIER, NO_LIMIT, STOP_BARRIER, Agreement, NextStep
 from strata.errors import (
     BarrierTimeout,
     CheckpointAborted,
@@ -79,10 +79,12 @@ class Ears(Watcher):
 class Trainer:
     """One rank's program. `run` ends with the error that ends its generation, or its session."""
 
-    def __init__(self, seat: Seat, ears: Ears, history: History, rng: random.Random) -> None:
-        self.seat = seat
+    def __init__(
+        self, shared_session: SharedSession, ears: Ears, history: History, rng: random.Random
+    ) -> None:
+        self.shared_session = shared_session
         self._ears = ears
-        self.client = RankClient(seat, cast("BackgroundLoop", InLoop()))
+        self.client = RankClient(shared_session, cast("BackgroundLoop", InLoop()))
         self.steps = 0
         self.bound = False
         """Whether it has begun to train in its generation, and so holds what it cannot leave."""
@@ -91,7 +93,7 @@ class Trainer:
         self._saves: dict[tuple[int, str], pb.Checkpoint] = {}
         self._news = asyncio.Event()
         self._agreement = Agreement()
-        seat.watcher.checkpoint_callbacks.append(self._hear)
+        shared_session.watcher.checkpoint_callbacks.append(self._hear)
 
     def _hear(self, save: pb.Checkpoint) -> None:
         self._saves[save.step, save.attempt] = save
@@ -131,14 +133,14 @@ class Trainer:
 
     def _hold(self, step: int) -> None:
         hold = hold_at(step, self.client.rank, self.client.world_size)
-        if hold is not None or self.seat.save_hold is not None:
+        if hold is not None or self.shared_session.save_hold is not None:
             self.client.hold_saves(hold)
 
     # -- a planned stop
 
     def _notice(self) -> StopNotice | None:
         """Return what the generation is asked to do."""
-        update = self.seat.session.world
+        update = self.shared_session.session.world
         if update is None or not update.HasField("notice"):
             return None
         mine = update.notice.generation == self.client.generation
@@ -174,11 +176,11 @@ class Trainer:
         stops = self._history.judge.stops
         while True:
             self._agreement, gate = self._agreement.begin(completed)
-            if gate is Gate.GO:
+            if gate is NextStep.GO:
                 if (why := stops.begins(self.client.generation, completed + 1)) is not None:
                     self._history.judge.wrong(why)
                 return
-            if gate is Gate.STOP:
+            if gate is NextStep.STOP:
                 await self._stop(completed)
             await self._wait_on()
 
@@ -207,21 +209,21 @@ class Trainer:
         timeout_s: float | None = None,
     ) -> dict[int, bytes]:
         """Arrive and return what all brought; a local `Unavailable` is followed by another try."""
-        seat, rank = self.seat, self.client.rank
+        shared_session, rank = self.shared_session, self.client.rank
         participants = len(ranks) if ranks else self.client.world_size
         key = (name, self.client.generation, 0)
         while True:
-            if seat.rounds.pending(name) is None:
-                update = seat.session.world
+            if shared_session.rounds.pending(name) is None:
+                update = shared_session.session.world
                 if update is not None and update.world.generation == self.client.generation:
-                    seat.rounds.floors(update.barrier_floors)
-                key = (name, self.client.generation, seat.rounds.next_round(name))
+                    shared_session.rounds.floors(update.barrier_floors)
+                key = (name, self.client.generation, shared_session.rounds.next_round(name))
                 self._history.arrive(key, rank, payload, timeout_s)
             try:
                 call: Any = self.client.barrier(name, payload, ranks=ranks, timeout_s=timeout_s)
                 return await cast("Awaitable[dict[int, bytes]]", call)
             except Unavailable:
-                if seat.session._ended.is_set():
+                if shared_session.session._ended.is_set():
                     raise
             except StaleGeneration as error:
                 self._history.refused(f"barrier {key}", key[1], error)
@@ -247,7 +249,7 @@ class Trainer:
                 return await call
             except Unavailable:
                 self.client.check()
-                if self.seat.session._ended.is_set():
+                if self.shared_session.session._ended.is_set():
                     raise
 
     def _author(self) -> Author:
@@ -389,7 +391,7 @@ class Trainer:
 
     async def _wait(self) -> None:
         """Return at news of a save, or of the world."""
-        changed = self.seat.watcher.changed
+        changed = self.shared_session.watcher.changed
         changed.clear()
         waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(changed.wait())]
         try:

@@ -141,11 +141,11 @@ async def test_who_leaves_waits_until_its_ends_are_on_record_or_there_is_a_hurry
 ) -> None:
     monkeypatch.setattr(core, "REPORT_S", 0.01)
     upstream = Upstream(deaf=True)
-    it, hurry = agent(upstream), asyncio.Event()
+    it, shorten_deadline = agent(upstream), asyncio.Event()
     it.reports.report(3, 2, 0, "exited with 0")
-    leaving = asyncio.create_task(it.leave_once_told("done", hurry=hurry))
+    leaving = asyncio.create_task(it.leave_once_told("done", shorten_deadline=shorten_deadline))
     await asyncio.sleep(0.1)
     assert not upstream.left, "no coordinator has heard how rank 2 ended"
-    hurry.set()
+    shorten_deadline.set()
     await leaving
     assert upstream.left == ["done"]

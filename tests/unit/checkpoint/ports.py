@@ -154,7 +154,7 @@ class Cluster:
             return answer
 
     def _answer(self, request: Any) -> Any:
-        if isinstance(request, pb.ListChoresRequest):
+        if isinstance(request, pb.ListMaintenanceRequest):
             self._mark()
         before = self.job.store.revision
         request.job = "job"

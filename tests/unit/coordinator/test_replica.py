@@ -217,7 +217,9 @@ async def test_a_leader_key_written_by_hand_is_waited_out(f: Cluster, leader: No
 async def test_the_keys_of_all_generations_but_the_newest_go(f: Cluster, node: Node) -> None:
     workers = [f"w{number}" for number in range(KEPT_GENERATIONS + 1)]
     for worker in workers:
-        await f.register(node, worker, min_workers=1, max_workers=len(workers), max_fruitless_generations=100)
+        await f.register(
+            node, worker, min_workers=1, max_workers=len(workers), max_no_progress_generations=100
+        )
     job = await f.generation(node, 1)
     for generation in range(2, KEPT_GENERATIONS + 2):
         await f.leave(node, workers.pop())
@@ -246,7 +248,7 @@ def test_leaders_that_come_and_go_leave_one_world(seed: int) -> None:
         async with cluster(idle=True) as f:
             node = await f.leader()
             for worker in "abcd":
-                await f.register(node, worker, min_workers=1, max_workers=4, max_fruitless_generations=9)
+                await f.register(node, worker, min_workers=1, max_workers=4, max_no_progress_generations=9)
             for round_, worker in enumerate("abc"):
                 leader, survivor = await f.leader(), await f.follower()
                 async with asyncio.TaskGroup() as tasks:

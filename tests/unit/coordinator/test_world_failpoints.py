@@ -302,7 +302,7 @@ async def _begin(play: Play, change: Change) -> None:
     spec = {
         "min_workers": change.least,
         "max_workers": change.most,
-        "max_fruitless_generations": change.limit,
+        "max_no_progress_generations": change.limit,
         "settle_s": 0.5,
     }
     for index in range(change.first):

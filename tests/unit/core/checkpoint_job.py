@@ -32,7 +32,11 @@ class Job:
         self.store = Store()
         self.epoch = lead(self.store)
         workers = slots or {"a": 2, "b": 1}
-        limits = {"min_workers": len(workers), "max_workers": len(workers), "max_fruitless_generations": 1000}
+        limits = {
+            "min_workers": len(workers),
+            "max_workers": len(workers),
+            "max_no_progress_generations": 1000,
+        }
         for name, count in workers.items():
             register(self.store, name, slots=count, **limits)
         carry_out(self.store, self.epoch, settled=True)

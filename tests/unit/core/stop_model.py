@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from strata.core.stop.last_step import Agreement, Decision, Gate, read_decision
+from strata.core.stop.last_step import Agreement, Decision, NextStep, read_decision
 
 NOTHING, SCALE, DRAIN, PREEMPT = range(4)
 """Notices, each wider than the one before. DRAIN names rank 0."""
@@ -140,11 +140,11 @@ def trains(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model
     leaver = leaves(rank.heard, index)
     if leaver and rules.deadlines:
         yield put(model, index, replace(rank, end="left"))
-    if gate is Gate.GO:
+    if gate is NextStep.GO:
         yield put(model, index, replace(rank, agreement=agreement))
-    elif gate is Gate.WAIT and "a local release" in rules.faults:
+    elif gate is NextStep.WAIT and "a local release" in rules.faults:
         yield put(model, index, replace(rank, agreement=agreement.released()))
-    elif gate is Gate.STOP:
+    elif gate is NextStep.STOP:
         saves = agreement.decision is not None and agreement.decision.save
         if saves and not rank.saved and model.up:
             yield put(model, index, replace(rank, saved=True))

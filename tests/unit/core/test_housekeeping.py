@@ -63,12 +63,12 @@ class Aged:
         self.store = Store()
         self.epoch = lead(self.store)
         for name in ("w0", "w1"):
-            register(self.store, name, max_workers=2, max_fruitless_generations=100)
+            register(self.store, name, max_workers=2, max_no_progress_generations=100)
         carry_out(self.store, self.epoch)
 
     def next_generation(self) -> None:
         leave(self.store, "w0")
-        register(self.store, "w0", max_workers=2, max_fruitless_generations=100)
+        register(self.store, "w0", max_workers=2, max_no_progress_generations=100)
         carry_out(self.store, self.epoch)
 
     def plan(self) -> Plan:

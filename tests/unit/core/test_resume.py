@@ -18,7 +18,7 @@ from tests.unit.core.checkpoint_job import Job as SavingJob
 from tests.unit.core.rig import JOB, Store, carry_out, lead, leave, register, registration
 from tests.unit.core.worlds.test_planning import commit, ends, head
 
-SPEC = {"min_workers": 2, "max_workers": 2, "max_fruitless_generations": 1}
+SPEC = {"min_workers": 2, "max_workers": 2, "max_no_progress_generations": 1}
 
 
 def resume(store: Store, worker: str, *, incarnation: int = 0) -> None:
@@ -75,7 +75,7 @@ def test_a_failed_job_begins_with_a_clean_count(store: Store) -> None:
     for worker in ("w0", "w1"):
         resume(store, worker)
     carry_out(store, epoch)
-    assert (head(store).generation, head(store).fruitless) == (2, 0)
+    assert (head(store).generation, head(store).no_progress) == (2, 0)
     assert store.problems() == []
 
 

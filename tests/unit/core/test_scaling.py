@@ -67,7 +67,7 @@ def test_a_job_shrinks_at_once_and_its_highest_ranks_stand_by() -> None:
     job.go()
     scale(job, most=2)
     assert "the job takes 2 members now" in job.go()
-    assert (world_of(job.store), head(job.store).fruitless) == ({"w0": (0, 0), "w1": (1, 1)}, 0)
+    assert (world_of(job.store), head(job.store).no_progress) == ({"w0": (0, 0), "w1": (1, 1)}, 0)
     assert standbys(job.store) == ("w2",)
 
 

@@ -15,7 +15,7 @@ from strata.coordinator.reports.charts import Charts
 from strata.coordinator.reports.progress import ProgressBoard
 from strata.coordinator.reports.save_times import SaveTimes
 from strata.coordinator.status.diagnosis import diagnose_job
-from strata.coordinator.status.event_log import Chronicle, Happening
+from strata.coordinator.status.event_log import EventLog, Happening
 from strata.coordinator.status.job_phases import JobPhases
 from strata.coordinator.status.live_state import SoftState
 from strata.coordinator.status.observed import ReplicaState
@@ -61,7 +61,7 @@ class Shown:
         self.version, self.uid = "1.2.3", Uid("uid")
         self.view, self.keys, self.measures = View(), KEYS, Measures()
         self.connections = ConnectionReport()
-        self.chronicle = Chronicle(self.view, KEYS, self.measures, lambda: 1.7e9)
+        self.event_log = EventLog(self.view, KEYS, self.measures, lambda: 1.7e9)
         self.unix_s: Callable[[], float] = lambda: 1.7e9
         self.refuses: StrataError | None = None
         self.etcd_asked = 0
@@ -116,7 +116,7 @@ class Shown:
 
     def _take(self, batch: WatchBatch) -> None:
         self.view.apply(batch.revision, batch.events)
-        self.chronicle.take(batch)
+        self.event_log.take(batch)
         self.save_times.take(batch)
 
     def remove(self, key: str) -> None:
@@ -243,7 +243,7 @@ class Shown:
         ]
 
     def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]:
-        return self.chronicle.happenings(job, limit=limit)
+        return self.event_log.happenings(job, limit=limit)
 
     def etcd_members(self) -> Sequence[EtcdMember]:
         self.etcd_asked += 1

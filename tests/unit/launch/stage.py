@@ -17,7 +17,7 @@ from strata.agent.environment import Place
 from strata.agent.rendezvous import Meeting
 from strata.config import RunConfig
 from strata.errors import ConfigError
-from strata.launch.local_agent import Supervisor
+from strata.launch.local_agent import LocalAgent
 from strata.launch.warm.starting import ColdStarter
 from strata.session.endpoints import parse_endpoints
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED, Arrival, BarrierOutcome
@@ -147,10 +147,10 @@ class Stage:
             detect_s=5.0,
         )
         agent.admission = self.door
-        self.supervisor = Supervisor(
+        self.local_agent = LocalAgent(
             config, ColdStarter(command), agent, folder=folder, will_heed=lambda: will_heed
         )
-        self.done = asyncio.create_task(self.supervisor.run())
+        self.done = asyncio.create_task(self.local_agent.run())
 
     async def join(self, meeting: Meeting | None = None) -> Arrival:
         """Release the join barrier that the supervisor arrives at next; return its arrival."""
@@ -169,7 +169,7 @@ class Stage:
 
     async def enter(self, world: WorldUpdate) -> Place:
         """Tell of a world, release its barrier, and return the place."""
-        self.supervisor.on_world(world)
+        self.local_agent.on_world(world)
         await self.join(Meeting("192.0.2.1", 4711))
         return await self.started()
 

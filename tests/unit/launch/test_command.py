@@ -13,7 +13,7 @@ from strata.core.ids import checked_id
 from strata.core.members.registration import MAX_COMMAND_CHARS
 from strata.errors import ConfigError
 from strata.launch.command import check_command, describe, job_name
-from strata.launch.run import run_supervisor
+from strata.launch.run import run_local_agent
 
 
 @pytest.fixture(autouse=True)
@@ -147,4 +147,4 @@ def test_what_can_run_is_not_refused(folder: Path) -> None:
 @pytest.mark.parametrize("config", [RunConfig(min_workers=2), RunConfig(max_workers=2)])
 async def test_several_nodes_need_a_name(config: RunConfig) -> None:
     with pytest.raises(ConfigError, match="--job"):
-        await run_supervisor(config, [sys.executable, "a/train.py"])
+        await run_local_agent(config, [sys.executable, "a/train.py"])

@@ -16,7 +16,7 @@ def in_process(**more: Any) -> dict[str, Any]:
 
 
 def pids(it: Stage) -> list[int | None]:
-    ranks = it.supervisor._slots.ranks
+    ranks = it.local_agent._slots.ranks
     assert ranks is not None
     return [ranks.pid(rank) for rank in ranks.place.ranks]
 
@@ -30,7 +30,7 @@ async def test_ranks_that_can_go_on_in_a_newer_generation() -> None:
         assert await it.door.moves.get() == (2, frozenset({1}))
         assert pids(it)[1] == before[1]
         assert pids(it)[0] not in before
-        it.supervisor.rank_attached(3, 2)
+        it.local_agent.rank_attached(3, 2)
         os.kill(before[1] or 0, signal.SIGKILL)
         assert (await it.upstream.exits.get()) == Exit(2, 3, -9, "was ended by SIGKILL")
 
@@ -42,7 +42,7 @@ async def test_a_rank_that_does_not_go_on_in_time_is_replaced() -> None:
         before = pids(it)
         it.door.movable = frozenset({0, 1})
         await it.enter(update(2, slots=2))
-        it.supervisor.rank_attached(1, 2)
+        it.local_agent.rank_attached(1, 2)
         assert before[0] is not None
         await gone(before[0])
         assert (await it.door.moves.get())[1] == {0, 1}
@@ -59,11 +59,11 @@ async def test_a_process_that_waits_for_its_place_ends_with_the_job() -> None:
         it.door.movable = frozenset({0, 1})
         forming = update(2, first_rank=None)
         forming.world.forming = True
-        it.supervisor.on_world(forming)
+        it.local_agent.on_world(forming)
         assert await it.door.places.get() is None
         await it.enter(update(3, slots=2))
         assert pids(it) == [first, second], "they waited for others to come"
-        it.supervisor.on_world(update(4, first_rank=None))
+        it.local_agent.on_world(update(4, first_rank=None))
         await gone(first)
         await gone(second)
 
@@ -76,7 +76,7 @@ async def test_a_job_that_is_paused_keeps_no_process() -> None:
         it.door.movable = frozenset({0, 1})
         paused = update(2, first_rank=None)
         paused.world.forming, paused.phase = True, JOB_PHASE_PAUSED
-        it.supervisor.on_world(paused)
+        it.local_agent.on_world(paused)
         for pid in before:
             assert pid is not None
             await gone(pid)

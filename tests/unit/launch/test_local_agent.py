@@ -36,7 +36,7 @@ async def test_a_process_a_slot_with_the_place_in_its_environment() -> None:
 
 async def test_ranks_start_only_once_all_members_have_arrived() -> None:
     async with stage("true") as it:
-        it.supervisor.on_world(update(1, first_rank=2, slots=2))
+        it.local_agent.on_world(update(1, first_rank=2, slots=2))
         arrival, outcome = await it.upstream.arrivals.get()
         assert (arrival.job, arrival.name, arrival.generation, arrival.round) == ("j", JOIN_BARRIER, 1, 1)
         assert list(arrival.ranks) == [2, 3]
@@ -51,9 +51,9 @@ async def test_ranks_start_only_once_all_members_have_arrived() -> None:
 
 async def test_rank_0_s_member_offers_a_fresh_port_each_generation() -> None:
     async with stage(*FOREVER) as it:
-        it.supervisor.on_world(update(1))
+        it.local_agent.on_world(update(1))
         first = Meeting.decode((await it.join()).payloads[0])
-        it.supervisor.on_world(update(2))
+        it.local_agent.on_world(update(2))
         second = Meeting.decode((await it.join()).payloads[0])
     assert first.address == second.address == "192.0.2.1"
     assert first.port != second.port
@@ -77,7 +77,7 @@ async def test_a_newer_world_ends_the_ranks_and_starts_them_again() -> None:
 async def test_nobody_may_attach_between_two_generations() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
-        it.supervisor.on_world(update(2))
+        it.local_agent.on_world(update(2))
         assert await it.door.places.get() is None
         await it.join()
         assert (await it.started()).generation == 2
@@ -85,7 +85,7 @@ async def test_nobody_may_attach_between_two_generations() -> None:
 
 async def test_a_newer_world_during_the_join_barrier_is_followed() -> None:
     async with stage("true") as it:
-        it.supervisor.on_world(update(1))
+        it.local_agent.on_world(update(1))
         _, abandoned = await it.upstream.arrivals.get()
         assert (await it.enter(update(2))).generation == 2
         assert abandoned.cancelled()
@@ -93,7 +93,7 @@ async def test_a_newer_world_during_the_join_barrier_is_followed() -> None:
 
 async def test_a_stale_join_waits_for_the_next_world() -> None:
     async with stage("true") as it:
-        it.supervisor.on_world(update(1))
+        it.local_agent.on_world(update(1))
         _, outcome = await it.upstream.arrivals.get()
         outcome.set_exception(StaleGeneration("generation 1 has ended"))
         assert (await it.enter(update(2))).generation == 2
@@ -101,7 +101,7 @@ async def test_a_stale_join_waits_for_the_next_world() -> None:
 
 async def test_a_join_that_a_death_broke_waits_for_the_next_world() -> None:
     async with stage("true") as it:
-        it.supervisor.on_world(update(1))
+        it.local_agent.on_world(update(1))
         arrival, outcome = await it.upstream.arrivals.get()
         outcome.set_result(
             BarrierOutcome(name=arrival.name, result=BARRIER_RESULT_BROKEN, reason="rank 3 went")
@@ -111,7 +111,7 @@ async def test_a_join_that_a_death_broke_waits_for_the_next_world() -> None:
 
 async def test_a_join_that_somebody_is_late_for_ends_the_generation() -> None:
     async with stage("true") as it:
-        it.supervisor.on_world(update(1, first_rank=2))
+        it.local_agent.on_world(update(1, first_rank=2))
         arrival, outcome = await it.upstream.arrivals.get()
         assert arrival.timeout_ms == 300_000
         outcome.set_result(
@@ -128,8 +128,8 @@ async def test_a_join_that_somebody_is_late_for_ends_the_generation() -> None:
 async def test_an_older_update_changes_nothing() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(2, revision=50))
-        it.supervisor.on_world(update(1, revision=40))
-        it.supervisor.on_world(update(1, revision=40, phase=JOB_PHASE_FAILED))
+        it.local_agent.on_world(update(1, revision=40))
+        it.local_agent.on_world(update(1, revision=40, phase=JOB_PHASE_FAILED))
         assert (await it.enter(update(3, revision=60))).generation == 3
         assert it.upstream.exits.empty()
 
@@ -139,7 +139,7 @@ async def test_without_a_place_nothing_is_started(forming: bool) -> None:
     async with stage("true") as it:
         waiting = update(1, first_rank=0 if forming else None)
         waiting.world.forming = forming
-        it.supervisor.on_world(waiting)
+        it.local_agent.on_world(waiting)
         assert (await it.enter(update(2))).generation == 2
         assert (await it.upstream.exits.get()).generation == 2
 
@@ -156,7 +156,7 @@ async def test_why_it_has_no_place_is_said(waits: str, said: str) -> None:
         async with stage("true") as it:
             without = update(1, first_rank=None)
             without.waits = waits
-            it.supervisor.on_world(without)
+            it.local_agent.on_world(without)
             assert await it.door.places.get() is None, "it has begun to follow"
             await it.enter(update(2))
     assert [log["reason"] for log in logs if log["event"] == "world.waiting"] == [said]
@@ -165,9 +165,9 @@ async def test_why_it_has_no_place_is_said(waits: str, said: str) -> None:
 async def test_losing_a_place_ends_the_ranks() -> None:
     async with stage(*shell("trap 'exit 9' TERM; sleep 1000 & wait")) as it:
         await it.enter(update(1))
-        it.supervisor.on_world(update(2, first_rank=None))
+        it.local_agent.on_world(update(2, first_rank=None))
         assert await it.door.places.get() is None
-        it.supervisor.on_world(update(3, first_rank=None, phase=JOB_PHASE_DONE))
+        it.local_agent.on_world(update(3, first_rank=None, phase=JOB_PHASE_DONE))
         assert await it.done == 0
         assert it.upstream.exits.empty()
 
@@ -176,7 +176,7 @@ async def test_a_job_that_is_done_ends_with_0() -> None:
     async with stage("true") as it:
         await it.enter(update(1))
         await it.upstream.exits.get()
-        it.supervisor.on_world(update(1, phase=JOB_PHASE_DONE, revision=101))
+        it.local_agent.on_world(update(1, phase=JOB_PHASE_DONE, revision=101))
         assert await it.done == 0
         assert it.upstream.left.get_nowait() == "the job has ended"
 
@@ -198,13 +198,13 @@ async def failed_job(script: str, status: int | None) -> None:
         await it.enter(update(1))
         if status is not None:
             await it.upstream.exits.get()
-        it.supervisor.on_world(update(1, phase=JOB_PHASE_FAILED, revision=101))
+        it.local_agent.on_world(update(1, phase=JOB_PHASE_FAILED, revision=101))
         assert await it.done == DO_NOT_REQUEUE
 
 
 async def test_the_rank_that_counts_failed_first_in_the_last_generation() -> None:
     async with stage("true") as it:
-        reports = it.supervisor._reports
+        reports = it.local_agent._reports
         reports.report(1, 0, 6, "exited with 6")
         reports.report(2, 0, 7, "exited with 7")
         reports.report(2, 1, 1, "exited with 1")
@@ -215,7 +215,7 @@ async def test_the_rank_that_counts_failed_first_in_the_last_generation() -> Non
 async def test_a_signal_is_handed_on_and_ends_the_run(number: signal.Signals) -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
-        it.supervisor.ask_to_stop(number)
+        it.local_agent.ask_to_stop(number)
         assert await it.done == 128 + number
         assert number.name in it.upstream.left.get_nowait()
         assert it.upstream.exits.empty()
@@ -224,19 +224,19 @@ async def test_a_signal_is_handed_on_and_ends_the_run(number: signal.Signals) ->
 async def test_a_second_signal_does_not_wait_for_the_grace() -> None:
     async with stage(*shell("trap '' TERM INT; while :; do sleep 1000; done"), stop_grace_s=1000) as it:
         await it.enter(update(1))
-        it.supervisor.ask_to_stop(signal.SIGTERM)
-        it.supervisor.ask_to_stop(signal.SIGTERM)
+        it.local_agent.ask_to_stop(signal.SIGTERM)
+        it.local_agent.ask_to_stop(signal.SIGTERM)
         assert await it.done == 128 + signal.SIGTERM
 
 
 async def test_signals_are_obeyed_during_the_grace_of_a_restart() -> None:
     async with stage(*shell("trap '' TERM INT; while :; do sleep 1000; done")) as it:
-        it.supervisor._config = dataclasses.replace(it.supervisor._config, restart_grace_s=1000)
+        it.local_agent._config = dataclasses.replace(it.local_agent._config, restart_grace_s=1000)
         await it.enter(update(1))
-        it.supervisor.on_world(update(2))
+        it.local_agent.on_world(update(2))
         assert await it.door.places.get() is None
-        it.supervisor.ask_to_stop(signal.SIGTERM)
-        it.supervisor.ask_to_stop(signal.SIGTERM)
+        it.local_agent.ask_to_stop(signal.SIGTERM)
+        it.local_agent.ask_to_stop(signal.SIGTERM)
         assert await it.done == 128 + signal.SIGTERM
         assert it.upstream.arrivals.empty(), "who stops does not join the new world"
 
@@ -244,7 +244,7 @@ async def test_signals_are_obeyed_during_the_grace_of_a_restart() -> None:
 async def test_a_rank_that_will_not_stop_is_killed_after_the_grace() -> None:
     async with stage(*shell("trap '' TERM INT; while :; do sleep 1000; done"), stop_grace_s=0.1) as it:
         await it.enter(update(1))
-        it.supervisor.ask_to_stop(signal.SIGTERM)
+        it.local_agent.ask_to_stop(signal.SIGTERM)
         assert await it.done == 128 + signal.SIGTERM
 
 
@@ -254,17 +254,17 @@ async def test_a_signal_is_obeyed_while_waiting(when: str, number: int, status: 
     """Who is preempted before anything ran here is to be requeued, whatever would have run."""
     async with stage("true") as it:
         if when == "at the barrier":
-            it.supervisor.on_world(update(1))
+            it.local_agent.on_world(update(1))
             await it.upstream.arrivals.get()
-        it.supervisor.ask_to_stop(number)
+        it.local_agent.ask_to_stop(number)
         assert await it.done == status
 
 
 async def test_a_silent_rank_is_killed_with_the_reason() -> None:
     async with stage(*shell("kill -STOP $$; sleep 1000")) as it:
         await it.enter(update(2, slots=2, size=2))
-        it.supervisor.evict(0, 1, "frozen")
-        it.supervisor.evict(1, 2, "frozen")
+        it.local_agent.evict(0, 1, "frozen")
+        it.local_agent.evict(1, 2, "frozen")
         exit_ = await it.upstream.exits.get()
         assert exit_ == Exit(2, 1, -9, "frozen")
         assert it.upstream.exits.empty(), "what was said of an older generation counts for nothing"
@@ -273,7 +273,7 @@ async def test_a_silent_rank_is_killed_with_the_reason() -> None:
 @pytest.mark.parametrize("command", ["/no/such/program", "no-such-program"])
 async def test_a_command_that_cannot_run_is_the_user_s_fault(command: str) -> None:
     async with stage(command) as it:
-        it.supervisor.on_world(update(1))
+        it.local_agent.on_world(update(1))
         await it.join()
         with pytest.raises(ConfigError, match=command):
             await it.done
@@ -312,9 +312,9 @@ async def test_a_member_without_ranks_whose_device_has_failed_leaves(forming: bo
     async with stage(*FOREVER) as it:
         world = update(1, first_rank=None)
         world.world.forming = forming
-        it.supervisor.on_world(world)
+        it.local_agent.on_world(world)
         await asyncio.sleep(0)
-        it.supervisor.become_unfit("device 1: XID 79: the GPU has fallen off the bus")
+        it.local_agent.become_unfit("device 1: XID 79: the GPU has fallen off the bus")
         assert await it.done == 75
         assert "XID 79" in it.upstream.left.get_nowait()
 
@@ -322,9 +322,9 @@ async def test_a_member_without_ranks_whose_device_has_failed_leaves(forming: bo
 async def test_a_member_with_ranks_whose_device_has_failed_waits_to_be_drained() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
-        it.supervisor.become_unfit("device 1: XID 79")
-        it.supervisor.on_world(update(1, revision=101))
+        it.local_agent.become_unfit("device 1: XID 79")
+        it.local_agent.on_world(update(1, revision=101))
         await asyncio.sleep(0)
         assert not it.done.done()
-        it.supervisor.on_world(update(2, first_rank=None))
+        it.local_agent.on_world(update(2, first_rank=None))
         assert await it.done == 75

@@ -67,8 +67,8 @@ def stopped(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 async def told(it: Stage, **more: Any) -> None:
     """Have the ranks of generation 1 run, heed notices, and be asked."""
     await it.enter(update(1))
-    it.supervisor.rank_supports_graceful_stop(0, 1)
-    it.supervisor.on_world(update(1, revision=101, notice=notice(**more)))
+    it.local_agent.rank_supports_graceful_stop(0, 1)
+    it.local_agent.on_world(update(1, revision=101, notice=notice(**more)))
 
 
 async def test_ranks_that_heed_it_stop_by_themselves_and_the_member_leaves_with_75(stopped: Any) -> None:
@@ -87,7 +87,7 @@ async def test_ranks_that_stay_wait_until_the_next_world_ends_them(action: Any) 
         if action == STOP_ACTION_PAUSE:
             waiting = update(2, first_rank=None, phase=JOB_PHASE_PAUSED)
             waiting.world.forming = True
-            it.supervisor.on_world(waiting)
+            it.local_agent.on_world(waiting)
         assert (await it.enter(update(3))).generation == 3
         assert it.upstream.left.empty()
         assert it.upstream.exits.empty()
@@ -97,7 +97,7 @@ async def test_a_signal_while_ranks_wait_for_the_next_world_is_heard() -> None:
     async with stage(*FOREVER) as it:
         await told(it, action=STOP_ACTION_PAUSE)
         await asyncio.sleep(0)
-        it.supervisor.ask_to_stop(INT)
+        it.local_agent.ask_to_stop(INT)
         assert await it.done == 128 + INT
 
 
@@ -106,7 +106,7 @@ async def test_ranks_that_leave_end_by_themselves_though_the_next_world_is_there
     async with stage(*OBEDIENT) as it:
         await told(it)
         await asyncio.sleep(0)
-        it.supervisor.on_world(update(2, first_rank=None, notice=notice(generation=2)))
+        it.local_agent.on_world(update(2, first_rank=None, notice=notice(generation=2)))
         await asyncio.sleep(0)
         await stopped()
         assert await it.done == 75
@@ -117,22 +117,26 @@ async def test_only_who_is_named_is_drained(stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
         await told(it, action=STOP_ACTION_DRAIN, workers=("w2",))
         assert (await it.enter(update(2))).generation == 2
-        it.supervisor.rank_supports_graceful_stop(0, 2)
+        it.local_agent.rank_supports_graceful_stop(0, 2)
         drain = notice(STOP_ACTION_DRAIN, generation=2, workers=("w",))
-        it.supervisor.on_world(update(2, revision=201, notice=drain))
+        it.local_agent.on_world(update(2, revision=201, notice=drain))
         await stopped()
         assert await it.done == 75
 
 
 @pytest.mark.parametrize(
-    ("heeds", "grace_s"), [(False, 20.0), (True, 0.0), (True, 0.01)], ids=["heedless", "at once", "too late"]
+    ("supports_graceful_stop", "grace_s"),
+    [(False, 20.0), (True, 0.0), (True, 0.01)],
+    ids=["heedless", "at once", "too late"],
 )
-async def test_who_does_not_stop_in_time_is_ended_and_counts_as_stopped(heeds: bool, grace_s: float) -> None:
+async def test_who_does_not_stop_in_time_is_ended_and_counts_as_stopped(
+    supports_graceful_stop: bool, grace_s: float
+) -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
-        if heeds:
-            it.supervisor.rank_supports_graceful_stop(0, 1)
-        it.supervisor.on_world(update(1, revision=101, notice=notice(grace_s=grace_s)))
+        if supports_graceful_stop:
+            it.local_agent.rank_supports_graceful_stop(0, 1)
+        it.local_agent.on_world(update(1, revision=101, notice=notice(grace_s=grace_s)))
         assert await it.done == 75
         exit_ = it.upstream.exits.get_nowait()
         assert (exit_.code, exit_.reason) == (75, "ended without a common step: a test asks")
@@ -145,7 +149,7 @@ async def test_ranks_that_do_not_leave_are_ended_soon_after_their_generation(
     async with stage(*FOREVER) as it:
         await told(it, grace_s=1000)
         await asyncio.sleep(0)
-        it.supervisor.on_world(update(2, first_rank=None, notice=notice(generation=2)))
+        it.local_agent.on_world(update(2, first_rank=None, notice=notice(generation=2)))
         assert await it.done == 75
 
 
@@ -164,19 +168,19 @@ async def test_ranks_that_finished_before_they_stopped_end_as_the_job_does(
 ) -> None:
     async with stage(*FINISHING) as it:
         await it.enter(update(1))
-        it.supervisor.rank_supports_graceful_stop(0, 1)
+        it.local_agent.rank_supports_graceful_stop(0, 1)
         if how == "a notice":
-            it.supervisor.on_world(update(1, revision=101, notice=notice()))
+            it.local_agent.on_world(update(1, revision=101, notice=notice()))
         elif how == "a signal":
-            it.supervisor.ask_to_stop(TERM)
+            it.local_agent.ask_to_stop(TERM)
             _, answer = await it.upstream.calls.get()
             answer.set_result(StopJobResponse(notice=notice()))
         await stopped()
         assert (await it.upstream.exits.get()).code == 0
         if how == "a signal once they have ended":
-            it.supervisor.ask_to_stop(TERM)
+            it.local_agent.ask_to_stop(TERM)
         await asyncio.sleep(0)
-        it.supervisor.on_world(update(2) if phase is None else update(1, revision=150, phase=phase))
+        it.local_agent.on_world(update(2) if phase is None else update(1, revision=150, phase=phase))
         assert await it.done == status
 
 
@@ -188,16 +192,16 @@ async def test_a_first_signal_ends_the_wait_for_what_becomes_of_the_job(
         await told(it)
         it.upstream.deaf = asyncio.Event()
         looks = asyncio.Event()
-        after_all = it.supervisor._done_after_all
+        after_all = it.local_agent._done_after_all
 
         async def looked(*given: Any) -> Any:
             looks.set()
             return await after_all(*given)
 
-        it.supervisor._done_after_all = looked  # type: ignore[method-assign, assignment]  # to know that it waits
+        it.local_agent._done_after_all = looked  # type: ignore[method-assign, assignment]  # to know that it waits
         await stopped()
         await looks.wait()
-        it.supervisor.ask_to_stop(TERM)
+        it.local_agent.ask_to_stop(TERM)
         assert await it.done == 75, "though nobody hears how its rank ended"
 
 
@@ -215,11 +219,11 @@ async def test_a_first_signal_ends_the_wait_for_somebody_who_hears_of_the_end(
                 waiting.set()
                 await asyncio.Event().wait()
 
-        monkeypatch.setattr(it.supervisor._reports, "told", told_never)
+        monkeypatch.setattr(it.local_agent._reports, "told", told_never)
         await told(it)
         await stopped()
         await waiting.wait()
-        it.supervisor.ask_to_stop(TERM)
+        it.local_agent.ask_to_stop(TERM)
         assert await it.done == 75
 
 
@@ -228,8 +232,8 @@ async def test_a_first_signal_ends_the_wait_for_somebody_who_hears_of_the_end(
 
 async def signalled(it: Stage, number: int) -> tuple[StopJobRequest, asyncio.Future[Any]]:
     await it.enter(update(1))
-    it.supervisor.rank_supports_graceful_stop(0, 1)
-    it.supervisor.ask_to_stop(number)
+    it.local_agent.rank_supports_graceful_stop(0, 1)
+    it.local_agent.ask_to_stop(number)
     request, answer = await it.upstream.calls.get()
     assert isinstance(request, StopJobRequest)
     return request, answer
@@ -247,13 +251,13 @@ async def test_a_signal_asks_all_ranks_and_the_status_is_75(number: signal.Signa
         assert it.upstream.left.get_nowait() == f"{number.name}: a test asks"
 
 
-async def test_a_rank_that_is_about_to_say_that_it_heeds_notices_is_waited_for(stopped: Any) -> None:
+async def test_a_rank_that_is_about_to_say_that_it_supports_graceful_stop_is_waited_for(stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
         await it.enter(update(1))
-        it.supervisor.rank_attached(0, 1)
-        it.supervisor.ask_to_stop(TERM)
+        it.local_agent.rank_attached(0, 1)
+        it.local_agent.ask_to_stop(TERM)
         await asyncio.sleep(0)
-        it.supervisor.rank_supports_graceful_stop(0, 1)
+        it.local_agent.rank_supports_graceful_stop(0, 1)
         _, answer = await it.upstream.calls.get()
         answer.set_result(StopJobResponse(notice=notice()))
         await stopped()
@@ -264,7 +268,7 @@ async def test_a_notice_that_the_ranks_asked_for_themselves_counts() -> None:
     """They got the signal handed on, and could reach a coordinator when this member could not."""
     async with stage(*shell("trap 'exit 75' TERM; while :; do sleep 0.1; done")) as it:
         _, answer = await signalled(it, TERM)
-        it.supervisor.on_world(update(1, revision=101, notice=notice()))
+        it.local_agent.on_world(update(1, revision=101, notice=notice()))
         answer.set_exception(Unavailable("no coordinator"))
         assert await it.done == 75
 
@@ -282,7 +286,7 @@ async def test_ranks_that_are_still_starting_count_as_stopped_and_the_status_is_
     """They have not called strata.init yet, so no rank of the generation has begun a step."""
     async with stage(*FOREVER, will_heed=True) as it:
         await it.enter(update(1))
-        it.supervisor.ask_to_stop(TERM)
+        it.local_agent.ask_to_stop(TERM)
         request, answer = await it.upstream.calls.get()
         assert isinstance(request, StopJobRequest)
         answer.set_result(StopJobResponse(notice=notice()))
@@ -294,9 +298,9 @@ async def test_ranks_that_are_still_starting_count_as_stopped_and_the_status_is_
 async def test_a_new_process_of_ranks_that_heeded_before_is_still_starting() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
-        it.supervisor.rank_supports_graceful_stop(0, 1)
+        it.local_agent.rank_supports_graceful_stop(0, 1)
         await it.enter(update(2))
-        it.supervisor.ask_to_stop(TERM)
+        it.local_agent.ask_to_stop(TERM)
         _, answer = await it.upstream.calls.get()
         answer.set_result(StopJobResponse(notice=notice(generation=2)))
         assert await it.done == 75
@@ -305,7 +309,7 @@ async def test_a_new_process_of_ranks_that_heeded_before_is_still_starting() -> 
 async def test_ranks_that_never_heed_end_as_the_signal_says() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
-        it.supervisor.ask_to_stop(TERM)
+        it.local_agent.ask_to_stop(TERM)
         assert await it.done == 128 + TERM
         assert it.upstream.calls.empty()
 
@@ -340,7 +344,7 @@ async def test_an_end_that_nobody_hears_holds_nobody_up_for_ever(why: str) -> No
         answer.set_exception(Unavailable("no coordinator"))
         _, answer = await it.upstream.calls.get()
         if why == "a second signal":
-            it.supervisor.ask_to_stop(TERM)
+            it.local_agent.ask_to_stop(TERM)
         else:
             answer.set_exception(Unavailable("no coordinator"))
         assert await it.done == 75
@@ -366,18 +370,18 @@ async def test_a_second_signal_is_obeyed_at_once(when: str) -> None:
         if when == "while waiting":
             answer.set_result(StopJobResponse(notice=notice(grace_s=1000)))
             await asyncio.wait({answer})
-        it.supervisor.ask_to_stop(TERM)
+        it.local_agent.ask_to_stop(TERM)
         assert await it.done == 128 + TERM
 
 
 async def test_ctrl_c_means_this_member_only() -> None:
     async with stage(*shell("trap '' TERM; while :; do sleep 1000; done"), stop_grace_s=1000) as it:
         await it.enter(update(1))
-        it.supervisor.rank_supports_graceful_stop(0, 1)
-        it.supervisor.ask_to_stop(INT)
+        it.local_agent.rank_supports_graceful_stop(0, 1)
+        it.local_agent.ask_to_stop(INT)
         assert await it.door.places.get() is None, "ranks that hear SIGTERM may not ask for all"
         assert not it.done.done()
-        it.supervisor.ask_to_stop(INT)
+        it.local_agent.ask_to_stop(INT)
         assert await it.done == 128 + INT
         assert it.upstream.calls.empty()
 

@@ -16,7 +16,7 @@ async def test_a_program_that_is_not_there_is_refused_before_anybody_waits(tmp_p
     script.write_text("#!/bin/sh\n")
     for command in ("no-such-program", str(script)):
         with pytest.raises(ConfigError, match="no program"):
-            await run.run_supervisor(RunConfig(), [command])
+            await run.run_local_agent(RunConfig(), [command])
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ async def test_a_program_that_is_not_there_is_refused_before_anybody_waits(tmp_p
 )
 async def test_names_that_no_cluster_knows_are_refused(config: RunConfig) -> None:
     with pytest.raises(StrataError) as refused:
-        await run.run_supervisor(config, ["true"])
+        await run.run_local_agent(config, ["true"])
     assert isinstance(refused.value, ConfigError | InvalidArgument)
 
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from strata.training.group import end_group, ensure_group
-from strata.training.rank_context import Peers
+from strata.training.rank_context import RankContext
 from strata.training.stop.preempting import PREEMPT_SIGNALS
 
 multiprocessing.set_forkserver_preload(["torch", "torchdata.stateful_dataloader"])
 
 
-def _no_group_of_several(peers: Peers, *, arm: Callable[[], None]) -> bool:
+def _no_group_of_several(context: RankContext, *, arm: Callable[[], None]) -> bool:
     """Do for several ranks what is done where torch is not imported."""
-    return peers.world_size == 1 and ensure_group(peers, arm=arm)
+    return context.world_size == 1 and ensure_group(context, arm=arm)
 
 
 @pytest.fixture(autouse=True)

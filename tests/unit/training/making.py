@@ -13,24 +13,24 @@ from strata.training.generation_exit import NeverEnds
 from strata.training.loop.clock import Clock
 from strata.training.loop.reporting import TrainingReporter
 from strata.training.loop.run import Run
-from strata.training.rank_context import Peers
+from strata.training.rank_context import RankContext
 from strata.training.restore import begin
 from strata.training.settings_agreement import Sampling
 
 
 def make_run(
-    peers: Peers, folder: Path, *, state: dict[str, Any], wait_s: float, save_every_steps: int = 10**9
+    context: RankContext, folder: Path, *, state: dict[str, Any], wait_s: float, save_every_steps: int = 10**9
 ) -> Run:
     """Return a run that begins from nothing, and saves to a storage of its own."""
     clock = Clock(monotonic_s=time.monotonic, unix_s=time.time, thread_s=time.thread_time)
     checkpoints = CheckpointManager(folder)
     config = TrainingConfig(save_every_steps=save_every_steps, save_wait_s=wait_s)
     return Run(
-        peers,
+        context,
         checkpoints=checkpoints,
         state=state,
         beginning=lambda: begin(
-            peers,
+            context,
             checkpoints,
             state,
             config=config,

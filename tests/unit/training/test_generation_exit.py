@@ -11,10 +11,10 @@ from google.protobuf.message import Message
 
 from strata.errors import ClusterRestored, JobDone, StaleGeneration, StaleIncarnation, StrataError
 from strata.training.generation_exit import (
-    InProcessEnding,
+    AgentExit,
+    InProcessExit,
     NeverEnds,
-    StandaloneEnding,
-    SupervisedEnding,
+    StandaloneExit,
     end_with_agent,
     told_where_refused,
 )
@@ -55,18 +55,18 @@ class Gone:
 
 def test_a_standalone_process_leaves_and_ends_once_it_is_armed(caplog: pytest.LogCaptureFixture) -> None:
     room, gone = Room(1), Gone()
-    peers = room.rank(0)
-    ending = StandaloneEnding(peers, detect_s=0.0, gone=gone)
+    context = room.rank(0)
+    ending = StandaloneExit(context, detect_s=0.0, gone=gone)
     hear(room, 1)
     ending.arm()
-    before = peers.left
+    before = context.left
     assert before is None
     hear(room, 2)
     hear(room, 3)
     assert gone.ran.wait(LIMIT_S)
-    assert peers.left is not None
-    assert peers.left[0] == 75
-    assert "generation 2 began" in peers.left[1]
+    assert context.left is not None
+    assert context.left[0] == 75
+    assert "generation 2 began" in context.left[1]
     assert gone.count == 1
     assert "start it under `strata run` to have it restarted" in caplog.text
 
@@ -80,13 +80,13 @@ def test_in_an_interactive_session_nothing_ends_the_process(
     else:
         monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
     room, gone = Room(1), Gone()
-    peers = room.rank(0)
-    ending = StandaloneEnding(peers, detect_s=0.0, gone=gone)
+    context = room.rank(0)
+    ending = StandaloneExit(context, detect_s=0.0, gone=gone)
     ending.arm()
     hear(room, 2)
     assert not gone.ran.wait(0.05)
     ending.over(STALE)
-    assert peers.left is not None, "so that it may call strata.init again"
+    assert context.left is not None, "so that it may call strata.init again"
     for ended in (StaleIncarnation("the agent has ended"), RESTORED):
         for callback in tuple(room.end_observers):
             callback(ended)
@@ -96,7 +96,7 @@ def test_in_an_interactive_session_nothing_ends_the_process(
 
 def test_a_newer_world_that_came_before_counts_when_it_is_armed() -> None:
     room, gone = Room(1), Gone()
-    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=gone)
     hear(room, 2)
     assert not ending.armed
     ending.over(STALE)  # returns at once: whoever is not armed adopts the newer world
@@ -122,8 +122,8 @@ class Drained(RoomRank):
 )
 def test_a_standalone_process_that_is_to_leave_is_drained_and_leaves(how: str) -> None:
     room, gone = Room(2), Gone()
-    peers = Drained(room)
-    ending = StandaloneEnding(peers, detect_s=0.0, gone=gone)
+    context = Drained(room)
+    ending = StandaloneExit(context, detect_s=0.0, gone=gone)
     ending.arm()
     assert ending.leaves, "and nobody has to end it"
     update = WorldUpdate(world=World(generation=2), phase=JOB_PHASE_RUNNING)
@@ -140,28 +140,28 @@ def test_a_standalone_process_that_is_to_leave_is_drained_and_leaves(how: str) -
         callback(update)
     assert gone.ran.wait(LIMIT_S)
     why = "SIGTERM to it" if how.startswith("a signal") else "as asked"
-    assert peers.left == (75, why)
+    assert context.left == (75, why)
     asked = StopJobRequest(job="j", action=STOP_ACTION_DRAIN, worker_ids=["w0"], reason=why)
-    assert peers.requests == ([asked] if update.HasField("place") else [])
+    assert context.requests == ([asked] if update.HasField("place") else [])
 
 
 def test_a_standalone_process_is_not_meant_by_what_others_are_asked_for() -> None:
     room, gone = Room(2), Gone()
-    peers = room.rank(0)
-    ending = StandaloneEnding(peers, detect_s=0.0, gone=gone)
+    context = room.rank(0)
+    ending = StandaloneExit(context, detect_s=0.0, gone=gone)
     ending.arm()
     drain = StopNotice(generation=2, action=STOP_ACTION_DRAIN, worker_ids=["w7"], reason="w7 is to leave")
     for callback in list(room.observers[0]):
         callback(WorldUpdate(world=World(generation=2), phase=JOB_PHASE_RUNNING, notice=drain))
     assert gone.ran.wait(LIMIT_S)
-    assert peers.left is not None
-    assert "w7" not in peers.left[1]
+    assert context.left is not None
+    assert "w7" not in context.left[1]
 
 
 @pytest.mark.parametrize("how", ["closed", "done"])
 def test_a_process_that_is_done_is_not_ended(how: str) -> None:
     room, gone = Room(1), Gone()
-    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=gone)
     ending.arm()
     if how == "closed":
         ending.close()
@@ -171,7 +171,7 @@ def test_a_process_that_is_done_is_not_ended(how: str) -> None:
 
 
 def test_a_rank_waits_for_its_agent() -> None:
-    SupervisedEnding(Room(1).rank(0), patience_s=0.0).over(STALE)
+    AgentExit(Room(1).rank(0), grace_s=0.0).over(STALE)
     NeverEnds().over(STALE)
 
 
@@ -191,7 +191,7 @@ def test_a_process_ends_with_its_agent_whatever_its_main_thread_does(error: Stra
 
 def test_a_training_that_is_over_outlives_its_agent() -> None:
     room = Room(1)
-    for kind in (SupervisedEnding, InProcessEnding):
+    for kind in (AgentExit, InProcessExit):
         ending = kind(room.rank(0))
         assert room.end_observers
         ending.close()
@@ -200,15 +200,15 @@ def test_a_training_that_is_over_outlives_its_agent() -> None:
 
 def test_in_process_the_place_is_waited_for() -> None:
     room = Room(1)
-    peers = room.rank(0)
-    ending = InProcessEnding(peers)
+    context = room.rank(0)
+    ending = InProcessExit(context)
     ending.check()
     assert not ending.wait_over(0.0)
     hear(room, 2)
     assert ending.wait_over(0.0)
     with pytest.raises(StaleGeneration, match="this step is not to be taken"):
         ending.check()
-    peers.place(RankPlace(world=World(generation=2), local_rank=1))
+    context.place(RankPlace(world=World(generation=2), local_rank=1))
     assert ending.wait_place().local_rank == 1
     ending.close()
     assert not room.observers[0]
@@ -216,7 +216,7 @@ def test_in_process_the_place_is_waited_for() -> None:
 
 def test_a_failure_that_a_lost_peer_caused_is_none_of_its_own() -> None:
     room, gone = Room(2), Gone()
-    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=gone)
     waits = threading.Thread(
         target=ending.failed, args=(RuntimeError("connection closed by peer"),), daemon=True
     )
@@ -231,7 +231,7 @@ def test_a_standalone_process_ends_with_75_once_the_control_plane_was_restored(
     armed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     room, gone = Room(1), Gone()
-    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=gone)
     if armed:
         ending.arm()
     waits = threading.Thread(target=ending.failed, args=(RESTORED,), daemon=True)
@@ -253,7 +253,7 @@ def test_one_that_waits_for_its_first_world_ends_with_75_as_well() -> None:
 
 def test_a_process_that_is_done_is_not_ended_by_a_restore() -> None:
     room, gone = Room(1), Gone()
-    ending = StandaloneEnding(room.rank(0), detect_s=0.0, gone=gone)
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=gone)
     callbacks = tuple(room.end_observers)
     ending.close()
     assert not room.end_observers
@@ -275,8 +275,8 @@ class Told(RoomRank):
 @pytest.mark.parametrize("error", [STALE, DONE, RuntimeError("connection closed by peer")])
 def test_a_standalone_process_learns_that_its_job_was_done_without_it(error: Exception) -> None:
     room, gone = Room(2), Gone()
-    peers = room.rank(0) if error is STALE else Told(room, 0)
-    ending = StandaloneEnding(peers, detect_s=LIMIT_S, gone=gone)
+    context = room.rank(0) if error is STALE else Told(room, 0)
+    ending = StandaloneExit(context, detect_s=LIMIT_S, gone=gone)
     ending.arm()
     if error is STALE:
         hear(room, 2, done=True)
@@ -288,12 +288,12 @@ def test_a_standalone_process_learns_that_its_job_was_done_without_it(error: Exc
 @pytest.mark.parametrize("error", [RuntimeError("its own"), JobDone("job other is done")])
 def test_a_failure_of_its_own_is_none_less_because_a_job_is_done(error: Exception) -> None:
     room = Room(1)
-    peers = room.rank(0) if isinstance(error, JobDone) else Told(room, 0)
-    StandaloneEnding(peers, detect_s=LIMIT_S, gone=Gone()).failed(error)
+    context = room.rank(0) if isinstance(error, JobDone) else Told(room, 0)
+    StandaloneExit(context, detect_s=LIMIT_S, gone=Gone()).failed(error)
 
 
 def test_a_failure_alone_and_an_interruption_are_its_own() -> None:
     gone = Gone()
-    StandaloneEnding(Room(1).rank(0), detect_s=0.0, gone=gone).failed(RuntimeError())
-    StandaloneEnding(Room(2).rank(0), detect_s=0.0, gone=gone).failed(KeyboardInterrupt())
+    StandaloneExit(Room(1).rank(0), detect_s=0.0, gone=gone).failed(RuntimeError())
+    StandaloneExit(Room(2).rank(0), detect_s=0.0, gone=gone).failed(KeyboardInterrupt())
     assert not gone.count

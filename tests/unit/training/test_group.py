@@ -26,8 +26,8 @@ class Ranks:
 
 
 def met(ranks: Ranks) -> dict[int, bytes]:
-    peers: Any = ranks
-    return meet(peers, b"here")
+    context: Any = ranks
+    return meet(context, b"here")
 
 
 def test_a_rank_that_is_late_is_waited_for() -> None:

@@ -239,7 +239,7 @@ def test_a_job_that_is_done_while_it_trains_ends_the_program_with_0(
                     is_done()
                 elif (when, batch) == ("in its own code", 2):
                     is_done()
-                    run.peers.barrier("its own")
+                    run.context.barrier("its own")
             is_done()
 
     with pytest.raises(SystemExit) as ended:

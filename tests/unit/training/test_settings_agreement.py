@@ -13,10 +13,10 @@ import pytest
 from strata.errors import ConfigError, Refused
 from strata.training.rank_context import Alone
 from strata.training.save.cadence import Rule
-from strata.training.settings_agreement import Sampling, Wanted, as_rank_0
+from strata.training.settings_agreement import RankSettings, Sampling, agree_on_settings
 from tests.unit.training.room import LIMIT_S, Room
 
-MINE = Wanted(rule=Rule(every_steps=10), sampling=Sampling(global_batch=96, seed=7))
+MINE = RankSettings(rule=Rule(every_steps=10), sampling=Sampling(global_batch=96, seed=7))
 
 
 class Told(Alone):
@@ -44,16 +44,16 @@ def _told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_alone_everybody_has_what_it_wants() -> None:
-    assert as_rank_0(Alone(world_size=1), MINE) == MINE
+    assert agree_on_settings(Alone(world_size=1), MINE) == MINE
 
 
 def test_ranks_that_were_told_otherwise_go_by_rank_0(caplog: pytest.LogCaptureFixture) -> None:
     room = Room(3)
     wanted = [MINE, replace(MINE, rule=Rule(every_s=60.0)), replace(MINE, sampling=Sampling(seed=8))]
-    got: dict[int, Wanted] = {}
+    got: dict[int, RankSettings] = {}
 
     def agree(rank: int) -> None:
-        got[rank] = as_rank_0(room.rank(rank), wanted[rank])
+        got[rank] = agree_on_settings(room.rank(rank), wanted[rank])
 
     threads = [threading.Thread(target=agree, args=(rank,)) for rank in range(3)]
     for thread in threads:
@@ -72,9 +72,9 @@ def test_ranks_that_were_told_otherwise_go_by_rank_0(caplog: pytest.LogCaptureFi
 
 def test_ranks_that_were_told_the_same_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
     room = Room(2)
-    other = threading.Thread(target=as_rank_0, args=(room.rank(1), MINE))
+    other = threading.Thread(target=agree_on_settings, args=(room.rank(1), MINE))
     other.start()
-    assert as_rank_0(room.rank(0), MINE) == MINE
+    assert agree_on_settings(room.rank(0), MINE) == MINE
     other.join(LIMIT_S)
     assert caplog.records == []
 
@@ -83,9 +83,9 @@ def test_ranks_that_were_told_the_same_say_nothing(caplog: pytest.LogCaptureFixt
 def test_another_version_is_refused(payload: bytes) -> None:
     others: dict[int, Any] = {0: payload}
     with pytest.raises(Refused, match="rank 0"):
-        as_rank_0(Told(1, others), MINE)
+        agree_on_settings(Told(1, others), MINE)
     with pytest.raises(Refused, match="rank 0 did not say"):
-        as_rank_0(Told(1, {}), MINE)
+        agree_on_settings(Told(1, {}), MINE)
 
 
 def test_hosts_that_do_not_share_the_storage_are_told_before_the_first_step() -> None:
@@ -95,7 +95,7 @@ def test_hosts_that_do_not_share_the_storage_are_told_before_the_first_step() ->
 
     def agree(rank: int) -> None:
         try:
-            as_rank_0(room.rank(rank), MINE, roots=roots[rank])
+            agree_on_settings(room.rank(rank), MINE, roots=roots[rank])
         except ConfigError as error:
             raised[rank] = error
 
@@ -116,13 +116,13 @@ def test_a_second_storage_that_only_some_ranks_have_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="rank 1 has the storages file:///ckpt, and rank 0 file:///ckpt, s3"
     ):
-        as_rank_0(mine, MINE, roots={"file:///ckpt": "a1", "s3://b/far": "c3"})
+        agree_on_settings(mine, MINE, roots={"file:///ckpt": "a1", "s3://b/far": "c3"})
 
 
 def test_one_root_by_two_paths_is_shared() -> None:
     mine = Told(0, {})
     mine.others = {1: _brought({"file:///mnt/ckpt": "a1"})}
-    assert as_rank_0(mine, MINE, roots={"file:///ckpt": "a1"}) == MINE
+    assert agree_on_settings(mine, MINE, roots={"file:///ckpt": "a1"}) == MINE
 
 
 def _brought(roots: dict[str, str]) -> bytes:
@@ -134,5 +134,5 @@ def _brought(roots: dict[str, str]) -> bytes:
             seen.append(payload or b"")
             return {0: payload or b""}
 
-    as_rank_0(Listening(world_size=1), MINE, roots=roots)
+    agree_on_settings(Listening(world_size=1), MINE, roots=roots)
     return seen[0]

@@ -1,4 +1,4 @@
-"""`PatientStart`: a rank whose storage refuses for a while waits at its start, and when that ends."""
+"""`StartRetry`: a rank whose storage refuses for a while waits at its start, and when that ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strata.errors import Preempted, StaleGeneration, StorageError
 from strata.training import start_retry
 from strata.training.orchestrator import TrainingOrchestrator
 from strata.training.rank_context import Alone
-from strata.training.start_retry import PatientStart
+from strata.training.start_retry import StartRetry
 from strata.v1.members_pb2 import TrainingReport
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
@@ -177,7 +177,7 @@ def test_after_the_grace_all_ranks_are_asked_to_stop_and_it_leaves_with_75(
 
 
 def test_alone_it_waits_and_leaves_with_75_as_well() -> None:
-    start = PatientStart(Alone(world_size=1), grace_s=0.2, preempt_grace_s=1.0)
+    start = StartRetry(Alone(world_size=1), grace_s=0.2, preempt_grace_s=1.0)
     refusing = Refusing(2)
     assert start(lambda: refusing(lambda: 7)) == 7
     forever = Refusing(10**6)
@@ -230,8 +230,8 @@ def test_the_end_of_its_generation_ends_the_wait(
     if armed:
         ending = orchestrator._ending_of
 
-        def bound(peers: Any) -> Any:
-            made = ending(peers)
+        def bound(context: Any) -> Any:
+            made = ending(context)
             made.arm()
             monkeypatch.setattr(made, "over", lambda error: None)
             return made

@@ -36,10 +36,10 @@ class Trainer(threading.Thread):
         closes: bool = False,
     ) -> None:
         super().__init__(daemon=True, name=f"rank {number}")
-        self.peers: RoomRank = room.rank(number)
+        self.context: RoomRank = room.rank(number)
         self.folder = folder / str(number)
         self.run_ = make_run(
-            self.peers,
+            self.context,
             self.folder,
             state={"strata": {}, "weights": np.zeros(4)},
             wait_s=LIMIT_S,

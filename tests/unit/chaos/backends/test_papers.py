@@ -8,15 +8,15 @@ import pytest
 from strata.config import CoordinatorConfig
 from strata.core.access.authority import Role
 from strata.security.certificates import describe
-from strata_chaos.backends.certificates import Papers
+from strata_chaos.backends.certificates import RunCertificates
 from strata_chaos.run.programs import members_of
 from strata_chaos.scenario import Scenario, Workload
-from strata_chaos.workloads.program import Options, show_papers
+from strata_chaos.workloads.program import Options, show_certificates
 
 
 @pytest.fixture
-def papers(tmp_path: Path) -> Papers:
-    return Papers.issue(
+def certificates(tmp_path: Path) -> RunCertificates:
+    return RunCertificates.issue(
         tmp_path,
         etcd_hosts=["198.18.0.11"],
         coordinators={"coordinator-1": "198.18.0.21"},
@@ -24,10 +24,10 @@ def papers(tmp_path: Path) -> Papers:
     )
 
 
-def test_everybody_has_a_certificate_of_its_own(papers: Papers) -> None:
+def test_everybody_has_a_certificate_of_its_own(certificates: RunCertificates) -> None:
     roles = {
         path.parent.name: found.identity.role
-        for path in papers.folder.glob("*/cert.pem")
+        for path in certificates.folder.glob("*/cert.pem")
         if (found := describe(path)).identity is not None
     }
 
@@ -39,12 +39,12 @@ def test_everybody_has_a_certificate_of_its_own(papers: Papers) -> None:
         "barriers-1-founder": Role.MEMBER,
         "barriers-1-0": Role.MEMBER,
     }
-    assert "198.18.0.21" in describe(papers.folder / "coordinator-1" / "cert.pem").hosts
-    assert "198.18.0.11" in describe(papers.folder / "etcd" / "cert.pem").hosts
+    assert "198.18.0.21" in describe(certificates.folder / "coordinator-1" / "cert.pem").hosts
+    assert "198.18.0.11" in describe(certificates.folder / "etcd" / "cert.pem").hosts
 
 
-def test_a_coordinator_takes_its_files(papers: Papers) -> None:
-    flags = dict(word.removeprefix("--").split("=") for word in papers.options("coordinator-1"))
+def test_a_coordinator_takes_its_files(certificates: RunCertificates) -> None:
+    flags = dict(word.removeprefix("--").split("=") for word in certificates.options("coordinator-1"))
 
     config = CoordinatorConfig.load(
         flags={
@@ -58,14 +58,14 @@ def test_a_coordinator_takes_its_files(papers: Papers) -> None:
     )
 
     assert config.serves_tls
-    assert config.etcd.ca_file == papers.folder / "coordinator-1" / "ca.pem"
+    assert config.etcd.ca_file == certificates.folder / "coordinator-1" / "ca.pem"
 
 
 def test_a_client_shows_the_certificate_of_its_worker(
-    papers: Papers, monkeypatch: pytest.MonkeyPatch
+    certificates: RunCertificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shown(client: int | None) -> str:
-        show_papers(
+        show_certificates(
             Options(
                 endpoints="e",
                 job="barriers-1",
@@ -80,7 +80,7 @@ def test_a_client_shows_the_certificate_of_its_worker(
 
     for name in ("STRATA_TLS_CA_FILE", "STRATA_TLS_CERT_FILE", "STRATA_TLS_KEY_FILE"):
         monkeypatch.setenv(name, "")  # so that it is taken back after the test
-    for name, value in papers.environment.items():
+    for name, value in certificates.environment.items():
         monkeypatch.setenv(name, value)
 
     assert (shown(None), shown(0)) == ("barriers-1-founder", "barriers-1-0")

@@ -90,7 +90,7 @@ class Rig:
         self.writer = HistoryWriter(folder / "nemesis.jsonl")
         self.said: list[str] = []
         self.nemesis = Nemesis(
-            cast("System", SimpleNamespace(lookout=self.world)),
+            cast("System", SimpleNamespace(monitor=self.world)),
             cast("Health", self.world),
             self.writer,
             faults=cast("dict[str, Fault]", self.faults),

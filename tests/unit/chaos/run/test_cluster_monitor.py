@@ -13,7 +13,7 @@ from strata.core.kv.store import Store
 from strata.core.kv.txn import Put, Txn
 from strata.testing.memory_store import MemoryStore
 from strata.testing.virtual_time import in_virtual_time
-from strata_chaos.run.cluster_monitor import Lookout
+from strata_chaos.run.cluster_monitor import ClusterMonitor
 
 KEYS = ClusterKeys("default")
 
@@ -38,19 +38,19 @@ async def test_after_a_loss_it_follows_what_etcd_has_then() -> None:
         yield stores[-1].client()
 
     before = led_by("u", "coordinator-1").client()
-    lookout = Lookout(before, KEYS, again=again)
-    running = asyncio.create_task(lookout.run())
-    await lookout.started()
-    assert lookout.leader() == "coordinator-1"
+    monitor = ClusterMonitor(before, KEYS, again=again)
+    running = asyncio.create_task(monitor.run())
+    await monitor.started()
+    assert monitor.leader() == "coordinator-1"
 
-    lookout.look_away()
+    monitor.look_away()
     before.partition()
     await asyncio.sleep(60)
-    assert lookout.leader() == "coordinator-1", "what was seen last stands"
+    assert monitor.leader() == "coordinator-1", "what was seen last stands"
 
-    lookout.look_again()
+    monitor.look_again()
     await asyncio.sleep(1)
-    assert lookout.leader() == "coordinator-2"
+    assert monitor.leader() == "coordinator-2"
     running.cancel()
     await asyncio.wait({running})
     assert running.cancelled()

@@ -140,17 +140,22 @@ def one_process(steps: int) -> tuple[TieredStorage, Stepping, LocalCatalog, Act]
 
 def test_a_begin_and_a_deletion_of_one_process_meet_at_any_step() -> None:
     def make() -> tuple[Any, Stepping, Act, Act]:
-        storage, near, catalog, tidy = one_process(2)
-        return (storage, tidy), near, lambda: save(storage, catalog, 3, INCREMENTAL), tidy
+        storage, near, catalog, collect_garbage = one_process(2)
+        return (
+            (storage, collect_garbage),
+            near,
+            lambda: save(storage, catalog, 3, INCREMENTAL),
+            collect_garbage,
+        )
 
-    for storage, tidy in at_each_step(make, least=20):
-        tidy()
+    for storage, collect_garbage in at_each_step(make, least=20):
+        collect_garbage()
         assert check_all(storage) in ({2: FULL, 3: INCREMENTAL}, {3: FULL})
 
 
 def test_what_is_being_saved_is_not_left_over_at_any_step() -> None:
     def make() -> tuple[Any, Stepping, Act, Act]:
-        _, near, catalog, tidy = one_process(1)
+        _, near, catalog, collect_garbage = one_process(1)
         (base,) = catalog.all()
         request = on_base(catalog, base, step=3)
         written: list[str] = []
@@ -159,7 +164,7 @@ def test_what_is_being_saved_is_not_left_over_at_any_step() -> None:
             written.append(f"{catalog.folder(catalog.begin(request))}/half")
             put(near, written[0], b"1")
 
-        return (near, written), near, tidy, begin
+        return (near, written), near, collect_garbage, begin
 
     for near, written in at_each_step(make, least=3):
         assert near.exists(written[0])

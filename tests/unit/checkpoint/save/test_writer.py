@@ -193,7 +193,7 @@ def test_an_error_of_another_kind_is_told_as_one_of_ours(rig: Rig) -> None:
 
 
 def test_a_program_that_fails_waits_no_longer_than_it_may() -> None:
-    rig = Rig(failing_patience_s=0.05)
+    rig = Rig(failing_grace_s=0.05)
     rig.go.clear()
     rig.write(20)
     with pytest.raises(Unavailable, match="left unfinished"):

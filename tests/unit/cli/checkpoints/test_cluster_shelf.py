@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from google.protobuf.message import Message
 
-from strata.cli.checkpoints.cluster import ClusterShelf
+from strata.cli.checkpoints.cluster import ClusterSource
 from strata.client import CoordinatorClient
 from strata.core.checkpoints.references import Keep
 from strata.core.checkpoints.retention_plan import retention
@@ -39,7 +39,7 @@ class Operator:
         return whole(self.call, request)
 
     def keep(self, *, tier: str = "") -> None:
-        ClusterShelf(cast(CoordinatorClient, self)).keep(KeepMessage(latest=1), tier=tier, who="ada")
+        ClusterSource(cast(CoordinatorClient, self)).keep(KeepMessage(latest=1), tier=tier, who="ada")
 
 
 def test_rules_of_one_tier_take_no_others_away_that_somebody_sets_meanwhile() -> None:

@@ -31,7 +31,7 @@ from tests.unit.checkpoint.saves import an_info, snapshot_of
 
 RANKS = (0, 1)
 LIMIT_S = 30
-PATIENCE_S = 0.5
+GRACE_S = 0.5
 _numbers = itertools.count()
 
 
@@ -119,7 +119,7 @@ def a_death(root: Path, victim: int, nth: int) -> tuple[World, Death]:
     if nth:
         assert death.came.wait(LIMIT_S)
         for thread in alive:
-            thread.join(PATIENCE_S)  # what needs nothing of the dead any more comes about
+            thread.join(GRACE_S)  # what needs nothing of the dead any more comes about
         world.cancelled.set()
     for thread in alive:
         thread.join(LIMIT_S)

@@ -13,7 +13,7 @@ import pytest
 
 from strata.checkpoint.restore import reader
 from strata.checkpoint.storage.local_storage import LocalStorage
-from strata.client.checkpoints.maintenance import Chores
+from strata.client.checkpoints.maintenance import Maintenance
 from strata.core.kv.records import CheckpointState
 from strata.errors import (
     CheckpointCorrupt,
@@ -179,7 +179,7 @@ def test_a_host_that_confirms_reads_the_reported_image_alone_and_once(tmp_path: 
     )
     cluster.call(report)
     storage = Watched(tmp_path)
-    Chores(cluster.port(2).call, job="job", host="host-b", storages=[storage]).look()
+    Maintenance(cluster.port(2).call, job="job", host="host-b", storages=[storage]).look()
     assert storage.opened == ["rank-00001.safetensors"]
     assert state_of(cluster, 10) is CheckpointState.CORRUPT
 
@@ -190,13 +190,13 @@ def test_a_host_that_has_nothing_of_a_checkpoint_confirms_no_damage(tmp_path: Pa
     (tmp_path / "job").rename(tmp_path / "elsewhere")
     (record,) = cluster.records()
     cluster.call(pb.ReportDamageRequest(step=10, attempt=record.attempt, host="host-a", reason="a bit"))
-    chores = Chores(
+    tasks = Maintenance(
         cluster.port(1).call,
         job="job",
         host="host-b",
         storages=[LocalStorage(tmp_path, nonce=lambda: "n")],
     )
-    chores.look()
+    tasks.look()
     assert state_of(cluster, 10) is CheckpointState.COMMITTED
     answer = cluster.call(pb.GetCheckpointRequest(step=10, attempt=record.attempt))
     assert [said for said in answer.checkpoint.doubts if said.startswith("host-b on primary: could not read")]
@@ -214,7 +214,7 @@ def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
 ) -> None:
     cluster = saved_by_two_hosts(tmp_path)
     damage(tmp_path, 10)
-    away = Chores(
+    away = Maintenance(
         cluster.port(1).call, job="job", host="host-b", storages=[Away(tmp_path, nonce=lambda: "n")]
     )
     answered: list[pb.GetCheckpointRequest] = []
@@ -298,20 +298,20 @@ def test_what_comes_up_while_a_host_looks_is_looked_at_as_well(cluster: Cluster,
     going, go_on = threading.Event(), threading.Event()
 
     def look(request: object) -> None:
-        if isinstance(request, pb.ListChoresRequest):
+        if isinstance(request, pb.ListMaintenanceRequest):
             looks.append(request.host)
             if len(looks) == 1:
                 going.set()
                 assert go_on.wait(LIMIT_S)
 
     cluster.on_call = look
-    chores = Chores(cluster.port(0).call, job="job", host="h", storages=[])
-    chores.soon()
+    tasks = Maintenance(cluster.port(0).call, job="job", host="h", storages=[])
+    tasks.soon()
     assert going.wait(LIMIT_S)
-    chores.soon()
-    chores.soon()
+    tasks.soon()
+    tasks.soon()
     go_on.set()
-    chores.close(LIMIT_S)
+    tasks.close(LIMIT_S)
     assert looks == ["h"] * 4, "two passes: to look, and to tidy"
 
 
@@ -334,7 +334,7 @@ def test_a_chore_that_no_thread_can_be_had_for_is_left(monkeypatch: pytest.Monke
 
     asked: list[object] = []
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    chores = Chores(asked.append, job="job", host="h", storages=[])
-    chores.soon()
-    chores.close(1.0)
+    tasks = Maintenance(asked.append, job="job", host="h", storages=[])
+    tasks.soon()
+    tasks.close(1.0)
     assert asked == []

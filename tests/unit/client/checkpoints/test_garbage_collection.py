@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from strata.checkpoint.storage.local_storage import LocalStorage
-from strata.client.checkpoints.maintenance import Chores
+from strata.client.checkpoints.maintenance import Maintenance
 from strata.client.checkpoints.manager import CheckpointManager
 from strata.core.checkpoints.references import Keep
 from strata.core.checkpoints.retention_plan import retention
@@ -177,7 +177,7 @@ def test_what_lies_in_another_storage_is_left_to_those_who_have_it(cluster: Clus
     elsewhere = LocalStorage(tmp_path / "other", nonce=lambda: "n")
     attempt = cluster.records()[0].attempt
     cluster.call(pb.DeleteCheckpointRequest(step=10, attempt=attempt))
-    Chores(cluster.port(0).call, job="job", host="h", storages=[elsewhere]).tidy()
+    Maintenance(cluster.port(0).call, job="job", host="h", storages=[elsewhere]).collect_garbage()
     assert state_of(cluster, 10) is CheckpointState.DELETING
     assert len(list(tmp_path.glob("job/step-*"))) == 2
 
@@ -190,7 +190,7 @@ def test_another_host_looks_at_what_one_found_damaged_and_says_that_it_is_sound(
     (record,) = cluster.records()
     cluster.call(pb.ReportDamageRequest(step=10, attempt=record.attempt, host="host-a", reason="a bit"))
     storage = LocalStorage(tmp_path, nonce=lambda: "n")
-    Chores(cluster.port(1).call, job="job", host="host-b", storages=[storage]).look()
+    Maintenance(cluster.port(1).call, job="job", host="host-b", storages=[storage]).look()
     assert state_of(cluster, 10) is CheckpointState.COMMITTED
     answer = cluster.call(pb.GetCheckpointRequest(step=10, attempt=record.attempt))
     assert not answer.checkpoint.suspected

@@ -103,8 +103,8 @@ async def test_a_lone_trainer_that_connects_again_shares_its_session(met: FakeRe
     met.world(1)
     first, second = [await join for join in joins]
     assert len(met.hellos) == 1
-    assert (await connect())._seat is first._seat is second._seat
-    assert first._seat.users == 3
+    assert (await connect())._shared_session is first._shared_session is second._shared_session
+    assert first._shared_session.users == 3
 
 
 @in_rig(coordinator)
@@ -180,7 +180,7 @@ async def test_who_waits_for_another_threads_join_waits_no_longer_than_its_own_t
     with pytest.raises(errors.Unavailable, match="within 2 s"):
         await connect(timeout_s=2.0)
     met.world(1)
-    assert (await join)._seat.users == 1
+    assert (await join)._shared_session.users == 1
 
 
 @in_rig(coordinator)

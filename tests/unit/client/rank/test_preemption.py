@@ -46,12 +46,12 @@ class Rank:
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self.ranks = ranks
         self.rank = rank
-        self.heeds = False
+        self.supports_graceful_stop = False
         self.begun = threading.Event()
         self.hears: Callable[[WorldUpdate], None] | None = None
 
     def heed_notices(self) -> None:
-        self.heeds = True
+        self.supports_graceful_stop = True
 
     def observe_world(self, hears: Callable[[WorldUpdate], None]) -> Callable[[], None]:
         self.hears = hears
@@ -96,7 +96,7 @@ def test_all_ranks_stop_behind_the_same_step(seed: int) -> None:
     with ThreadPoolExecutor(3) as pool:
         stopped = set(pool.map(train, range(3)))
     assert len(stopped) == 1
-    assert ranks.each[0].heeds
+    assert ranks.each[0].supports_graceful_stop
     assert ranks.each[0].begun.wait(LIMIT_S), "or the leader would end the generation at once"
 
 

@@ -182,7 +182,7 @@ async def test_a_newer_world_makes_every_call_stale_until_it_is_joined(r: Rig, c
 async def test_rejoining_says_that_it_waits_only_when_it_does(
     r: Rig, client: RankClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client._session._observer = client._seat.watcher
+    client._session._observer = client._shared_session.watcher
     r.serving.world(2, rank=1)
     await asyncio.sleep(0.01)
     await client._rejoin(10)
@@ -256,7 +256,7 @@ async def test_clients_of_one_seat_share_its_rounds_and_the_last_one_leaves(
     r.serving.answer = lambda up: (
         r.serving.links[-1].close() if up.WhichOneof("message") == "leave" else done(up)
     )
-    second = RankClient(first._seat, first._loop)
+    second = RankClient(first._shared_session, first._loop)
     for number, client in enumerate([first, second, first]):
         call = barrier(client)
         arrival = await arrived(r, number)
@@ -380,7 +380,7 @@ async def test_what_a_rank_reported_in_a_generation_that_ended_is_not_sent_in_th
 ) -> None:
     told = reports_of(r)
     client.progress(7, "step")
-    client._seat.place = replace(client._seat.place, generation=2)
+    client._shared_session.place = replace(client._shared_session.place, generation=2)
     await asyncio.sleep(0.5)
     assert told == []
     client.progress(5, "step")

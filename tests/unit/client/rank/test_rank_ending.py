@@ -13,7 +13,7 @@ from strata import errors
 from strata.client.event_loop import BackgroundLoop
 from strata.client.rank import rank_client as rank
 from strata.client.rank.rank_client import RankClient
-from strata.client.rank.shared_session import RankPlace, Seat, Watcher
+from strata.client.rank.shared_session import RankPlace, SharedSession, Watcher
 from strata.testing import virtual_time
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.session_pb2 import Down, Ended
@@ -52,8 +52,10 @@ def test_what_leaves_the_block_says_how_the_rank_ended(
     error: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=1)
-    seat = Seat(session=cast("Any", None), watcher=Watcher(), place=place, owns_member=True)
-    client = RankClient(seat, cast("BackgroundLoop", NoThread()))
+    shared_session = SharedSession(
+        session=cast("Any", None), watcher=Watcher(), place=place, owns_member=True
+    )
+    client = RankClient(shared_session, cast("BackgroundLoop", NoThread()))
     closed: list[int] = []
     monkeypatch.setattr(client, "close", lambda *, code=0, reason="": closed.append(code))
     with contextlib.suppress(BaseException), client:
@@ -124,18 +126,18 @@ def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseEx
     async def opened() -> tuple[Rig, RankClient]:
         r = await stack.enter_async_context(rig(1))
         place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=1)
-        seat = Seat(session=r.session, watcher=Watcher(), place=place, owns_member=True)
-        return r, RankClient(seat, background)
+        shared_session = SharedSession(session=r.session, watcher=Watcher(), place=place, owns_member=True)
+        return r, RankClient(shared_session, background)
 
     r, client = background.call(opened())
 
-    async def tidy() -> None:
+    async def collect_garbage() -> None:
         await asyncio.wait({r.running})
         await stack.aclose()
         r.replicas[0].down()
         await asyncio.gather(*r.replicas[0]._tasks, return_exceptions=True)
 
-    background.at_stop(tidy)
+    background.at_stop(collect_garbage)
     if answered:
         r.serving.answer = done
     waiting = background.submit(r.serving.next("rank_exit"))
@@ -178,8 +180,10 @@ def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseEx
 def test_a_close_in_the_loop_s_own_thread_is_refused_and_may_come_again() -> None:
     background = BackgroundLoop()
     place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=1)
-    seat = Seat(session=cast("Any", None), watcher=Watcher(), place=place, owns_member=True)
-    client = RankClient(seat, background)
+    shared_session = SharedSession(
+        session=cast("Any", None), watcher=Watcher(), place=place, owns_member=True
+    )
+    client = RankClient(shared_session, background)
     background.forget_at_stop(client._detach)
     raised: Future[BaseException | None] = Future()
 

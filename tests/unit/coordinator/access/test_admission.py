@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from strata.config import CoordinatorConfig, Credentials
-from strata.coordinator.access.admission import Gate, own_identity
+from strata.coordinator.access.admission import Admission, own_identity
 from strata.coordinator.access.permission import check_call, check_session, hide_others
 from strata.core.access.authority import RULES, Identity, Role
 from strata.core.access.rate_limits import Meter, Rate
@@ -178,11 +178,11 @@ async def test_a_stream_that_opens_counts_as_a_call(tmp_path: Path, method: str)
         accepted_tokens_file=file.path, credentials=Credentials(token_file=tmp_path / "own")
     )
     meter = Meter(Rate(per_s=0.001, burst=2.0))
-    gate = Gate(config, now=lambda: dt.datetime.now(dt.UTC), meter=meter)
+    admission = Admission(config, now=lambda: dt.datetime.now(dt.UTC), meter=meter)
     for _ in range(2):
-        gate.admit(Shows(token), method)
+        admission.admit(Shows(token), method)
     with pytest.raises(QuotaExceeded):
-        gate.admit(Shows(token), method)
+        admission.admit(Shows(token), method)
 
 
 async def test_wrong_tokens_from_one_address_are_limited_and_right_ones_are_not(tmp_path: Path) -> None:
@@ -192,14 +192,14 @@ async def test_wrong_tokens_from_one_address_are_limited_and_right_ones_are_not(
         accepted_tokens_file=file.path, credentials=Credentials(token_file=tmp_path / "own")
     )
     meter = Meter(strangers=Rate(per_s=0.001, burst=2.0))
-    gate = Gate(config, now=lambda: dt.datetime.now(dt.UTC), meter=meter)
+    admission = Admission(config, now=lambda: dt.datetime.now(dt.UTC), meter=meter)
     for _ in range(2):
         with pytest.raises(Unauthenticated):
-            gate.asks(Shows("strata_wrong"))
+            admission.asks(Shows("strata_wrong"))
     with pytest.raises(QuotaExceeded, match=r"from ipv4:10\.0\.0\.7 by nobody"):
-        gate.asks(Shows("strata_wrong"))
-    assert gate.asks(Shows(token)) is not None
-    assert gate.admitted() == {"ipv4:10.0.0.7:40312"}
+        admission.asks(Shows("strata_wrong"))
+    assert admission.asks(Shows(token)) is not None
+    assert admission.admitted() == {"ipv4:10.0.0.7:40312"}
 
 
 async def test_only_a_call_whose_caller_is_known_names_its_connection(tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ async def test_only_a_call_whose_caller_is_known_names_its_connection(tmp_path: 
     config = CoordinatorConfig(
         accepted_tokens_file=file.path, credentials=Credentials(token_file=tmp_path / "own")
     )
-    gate = Gate(config, now=lambda: dt.datetime.now(dt.UTC))
+    admission = Admission(config, now=lambda: dt.datetime.now(dt.UTC))
     with pytest.raises(Unauthenticated):
-        gate.asks(Shows("strata_wrong"))
-    assert gate.admitted() == set()
-    gate.admit(Shows(token), "Sessions.Session")
-    assert gate.admitted() == {"ipv4:10.0.0.7:40312"}
-    assert gate.admitted() == set(), "they are told once"
+        admission.asks(Shows("strata_wrong"))
+    assert admission.admitted() == set()
+    admission.admit(Shows(token), "Sessions.Session")
+    assert admission.admitted() == {"ipv4:10.0.0.7:40312"}
+    assert admission.admitted() == set(), "they are told once"

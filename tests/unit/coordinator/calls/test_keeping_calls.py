@@ -70,10 +70,10 @@ async def test_the_leader_marks_what_a_policy_gives_up_and_a_host_ends_it(c: Clu
         "40/x40": "primary: the first from step 40 on",
         "60/x60": "primary: one of the 1 newest",
     }
-    answer = await ask(c["r1"], "list_chores", pb.ListChoresRequest(host="h"))
-    (chore,) = answer.chores
-    assert (chore.kind, chore.step, chore.attempt) == (pb.CHORE_KIND_REMOVE, 20, "x20")
-    gone = pb.DeleteCheckpointRequest(step=20, attempt="x20", finished=True, tier=chore.tier, host="h")
+    answer = await ask(c["r1"], "list_maintenance", pb.ListMaintenanceRequest(host="h"))
+    (task,) = answer.tasks
+    assert (task.kind, task.step, task.attempt) == (pb.MAINTENANCE_KIND_REMOVE, 20, "x20")
+    gone = pb.DeleteCheckpointRequest(step=20, attempt="x20", finished=True, tier=task.tier, host="h")
     await ask(c["r1"], "delete_checkpoint", gone)
     await until(c["r2"], {40: COMMITTED, 60: COMMITTED})
 

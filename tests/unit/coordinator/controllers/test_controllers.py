@@ -30,15 +30,15 @@ class Counter:
         self.fails = fails
         self.error = error or Unavailable("not now")
         self.delay_s: float | None = None
-        self.gate: asyncio.Event | None = None
+        self.admission: asyncio.Event | None = None
 
     def wants(self, batch: WatchBatch) -> bool:
         return bool(batch.events)
 
     async def turn(self) -> float | None:
         self.turns.append(now())
-        if self.gate is not None:
-            await self.gate.wait()
+        if self.admission is not None:
+            await self.admission.wait()
         if self.fails:
             self.fails -= 1
             raise self.error
@@ -64,13 +64,13 @@ async def test_it_turns_at_the_start_on_changes_and_at_its_tick(r: Rig) -> None:
 @in_rig(rig)
 async def test_changes_during_a_turn_make_one_further_turn(r: Rig) -> None:
     controller = Counter()
-    controller.gate = asyncio.Event()
+    controller.admission = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(driven(r, controller, 5))
         await asyncio.sleep(1)
         for _ in range(10):
             await r.mirror.at_least(r.put("a"))
-        controller.gate.set()
+        controller.admission.set()
     assert len(controller.turns) == 2
 
 

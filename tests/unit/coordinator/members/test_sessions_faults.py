@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from strata.coordinator.members.failure_detector import Keeper
+from strata.coordinator.members.failure_detector import FailureDetector
 from strata.coordinator.members.unary import VirtualSession
 from strata.core.ids import BootId, WorkerId
 from strata.core.kv.codec import encode
@@ -107,9 +107,9 @@ async def test_the_grace_begins_anew_with_every_loss(c: Cluster) -> None:
     # the removal is due in 0.1 s, and etcd is asked first for 0.6 s
     network.says = lambda call: Fate(delay_s=0.6 if call.kind == "read" else 0.0)
     await asyncio.sleep(0.2)
-    keeper, back = c["r1"].service.keeper, BriefTransport(member)
-    keeper.attend(back)
-    keeper.lose(back)
+    failure_detector, back = c["r1"].service.failure_detector, BriefTransport(member)
+    failure_detector.attend(back)
+    failure_detector.lose(back)
     await asyncio.sleep(0.9)
     assert c.worker("w0") is not None, "it was lost 0.9 s ago, not 2"
     await c["r1"].see(lambda view: view.get(KEY) is None)
@@ -119,13 +119,13 @@ async def test_the_grace_begins_anew_with_every_loss(c: Cluster) -> None:
 async def test_who_dies_in_a_second_session_where_it_was_served_has_the_grace_and_no_more(
     c: Cluster, member: Member
 ) -> None:
-    keeper = c["r1"].service.keeper
+    failure_detector = c["r1"].service.failure_detector
     second = BriefTransport(member)
     second.incarnation = 0  # its registration is not done
-    keeper.attend(second)
+    failure_detector.attend(second)
     await asyncio.sleep(0.05)
     member.drop()
-    keeper.lose(second, broke=False)
+    failure_detector.lose(second, broke=False)
     died_s = now()
     await c["r1"].see(lambda view: view.get(KEY) is None)
     away_s = now() - died_s
@@ -137,9 +137,9 @@ async def test_a_client_without_a_session_that_was_silent_for_detect_s_has_the_g
     c: Cluster,
     member: Member,
 ) -> None:
-    timing, keeper = c["r1"].context.timing, c["r1"].service.keeper
-    unheard = VirtualSession("job", "w0", member.boot, keeper)
-    keeper.attend(unheard)
+    timing, failure_detector = c["r1"].context.timing, c["r1"].service.failure_detector
+    unheard = VirtualSession("job", "w0", member.boot, failure_detector)
+    failure_detector.attend(unheard)
     unheard.touch()  # as for a registration whose outcome nobody learned
     member.drop()
     began_s = now()
@@ -220,13 +220,13 @@ async def test_an_arrival_of_a_member_that_was_declared_dead_meanwhile_is_of_an_
 
 @in_world("r1", "r1", members=2)
 async def test_who_is_lost_while_removals_end_is_no_trouble(c: Cluster, members: list[Member]) -> None:
-    keeper = Keeper(c["r1"].context)  # another one, which attends to nobody
-    running = asyncio.create_task(keeper.run())
+    failure_detector = FailureDetector(c["r1"].context)  # another one, which attends to nobody
+    running = asyncio.create_task(failure_detector.run())
     await asyncio.sleep(0.5)  # its removals wait for the grace
     running.cancel()
     for _ in range(20):
         for member in members:
-            keeper.look("job", member.worker)  # as the view would
+            failure_detector.look("job", member.worker)  # as the view would
         await asyncio.sleep(0)
     await asyncio.wait([running])
     assert running.cancelled()

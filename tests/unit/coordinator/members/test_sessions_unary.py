@@ -155,8 +155,8 @@ async def test_members_handed_over_in_a_mass_have_not_broken(c: Cluster) -> None
     await asyncio.sleep(2)
     for client in clients[1:]:
         await client.heartbeat("r2")
-    assert c["r1"].service.keeper.sessions() == 1
-    assert not c["r1"].service.keeper.spares()
+    assert c["r1"].service.failure_detector.sessions() == 1
+    assert not c["r1"].service.failure_detector.spares()
     c.heal("r1", "r2")
 
 
@@ -164,7 +164,9 @@ async def test_members_handed_over_in_a_mass_have_not_broken(c: Cluster) -> None
 async def test_a_replica_that_knows_nothing_of_the_member_does_not_answer_for_it(
     c: Cluster, client: Client
 ) -> None:
-    c["r1"].service.keeper.lose(not_none(c["r1"].service.keeper.find("job", "w0", client.boot)))
+    c["r1"].service.failure_detector.lose(
+        not_none(c["r1"].service.failure_detector.find("job", "w0", client.boot))
+    )
     await client.heartbeat("r2")
     entry = not_none(c.worker("w0"))
     assert (entry.create_revision, entry.record.served_by) == (client.incarnation, "instance-r2-2")

@@ -124,11 +124,11 @@ def test_a_copy_in_the_second_storage_is_counted_once() -> None:
 async def test_a_replica_tells_the_age_of_the_members_that_it_serves(
     c: Cluster, members: list[Member]
 ) -> None:
-    first, second = (dict(c[replica].service.keeper.ages("job")) for replica in ("r1", "r2"))
+    first, second = (dict(c[replica].service.failure_detector.ages("job")) for replica in ("r1", "r2"))
     assert (set(first), set(second)) == ({"w0"}, {"w1"})
     before = first["w0"]
     await asyncio.sleep(0.5)
-    ((worker, age_s),) = c["r1"].service.keeper.ages("job")
+    ((worker, age_s),) = c["r1"].service.failure_detector.ages("job")
     assert worker == "w0"
     assert age_s == pytest.approx(before + 0.5, abs=0.05)
 
@@ -137,8 +137,8 @@ async def test_a_replica_tells_the_age_of_the_members_that_it_serves(
 async def test_a_member_that_is_away_is_named_until_it_is_removed(c: Cluster, members: list[Member]) -> None:
     members[0].drop()
     await asyncio.sleep(0.3)
-    ((worker, age_s),) = c["r1"].service.keeper.ages("job")
+    ((worker, age_s),) = c["r1"].service.failure_detector.ages("job")
     assert worker == "w0"
     assert age_s >= 0.2
     await asyncio.sleep(60)
-    assert list(c["r1"].service.keeper.ages("job")) == []
+    assert list(c["r1"].service.failure_detector.ages("job")) == []

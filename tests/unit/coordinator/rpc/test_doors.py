@@ -175,7 +175,7 @@ async def test_a_call_counts_for_five_seconds_at_the_door_and_not_again(
         await given_up(client.heartbeat("r1"), 0.5)
         heard = []
         for _ in range(int(2 * (detect_s + 6))):
-            heard.append(c["r1"].service.keeper.hears("job", "w0", "boot-a"))
+            heard.append(c["r1"].service.failure_detector.hears("job", "w0", "boot-a"))
             await asyncio.sleep(0.5)
         assert heard == sorted(heard, reverse=True), "not again"
         assert 9 <= sum(heard) <= 11

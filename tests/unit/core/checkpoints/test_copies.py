@@ -7,7 +7,7 @@ import pytest
 
 from strata.core.checkpoints.copies import CopyRequest, decide_report_copy, decide_tier, next_tier
 from strata.core.checkpoints.lifecycle import decide_delete, find
-from strata.core.checkpoints.maintenance import AdoptRequest, chores, decide_adopt
+from strata.core.checkpoints.maintenance import AdoptRequest, decide_adopt, tasks
 from strata.core.checkpoints.order import newest, restore_point
 from strata.core.checkpoints.references import Copy
 from strata.core.checkpoints.tiers import PRIMARY, hosts_of, tiers_of, within_reach
@@ -127,7 +127,7 @@ def test_what_a_copy_brings_of_its_bases_goes_with_them(job: KeptJob) -> None:
     assert list(job.record(20).tiers) == [PRIMARY], "a part of it is no copy"
     for step in (60, 40, 20):
         job.store.settle(partial(decide_delete, step=step, attempt=f"x{step}", finished=False))
-        going = {each.tier: each.path for each in chores(job.store.job(), "host-a") if each.step == step}
+        going = {each.tier: each.path for each in tasks(job.store.job(), "host-a") if each.step == step}
         assert set(going) == {PRIMARY, "s3"}, step
         assert going["s3"].rpartition("/")[2] == going[PRIMARY].rpartition("/")[2]
         for tier in going:

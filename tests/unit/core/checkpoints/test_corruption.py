@@ -15,9 +15,9 @@ from strata.core.checkpoints.corruption import (
     told,
 )
 from strata.core.checkpoints.lifecycle import newest
-from strata.core.checkpoints.maintenance import ChoreKind, chores
+from strata.core.checkpoints.maintenance import MaintenanceKind, tasks
 from strata.core.checkpoints.paths import folder_name
-from strata.core.checkpoints.references import Suspect
+from strata.core.checkpoints.references import CorruptionReport
 from strata.core.checkpoints.retention_plan import next_tombstone
 from strata.core.kv.records import CheckpointState, JobPhase, Origin, Phase, TierState, WorldHead
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused
@@ -43,7 +43,7 @@ def reported(job: KeptJob, step: int, *hosts: str, generation: int | None = None
     """Leave what these hosts found in the view, as if all had decided before they saw each other's."""
     where = job.record(step).where if generation is None else (step, generation, f"x{step}")
     for host in hosts:
-        word = Suspect(
+        word = CorruptionReport(
             **{"corrupt": True, "reason": "a bit", "found_generation": 1, "found_step": step, **more}
         )
         job.store.put(JOB.suspect(*where, "primary", host), word)
@@ -92,17 +92,17 @@ def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: Kep
     register(job.store, "a")
     job.damage(40, "host-a", object=ONE)
     assert is_suspect(job.store.job(), job.record(40))
-    assert [c.object for c in chores(job.store.job(), "host-b")] == [ONE]
+    assert [c.object for c in tasks(job.store.job(), "host-b")] == [ONE]
 
 
 def test_another_object_is_another_report_and_is_looked_at(job: KeptJob) -> None:
     """Of a host that was refuted as of any other: neither stands for the other one."""
     refuted(job)
     job.damage(40, "host-a", object=TWO)
-    assert [c.object for c in chores(job.store.job(), "host-b")] == [TWO]
+    assert [c.object for c in tasks(job.store.job(), "host-b")] == [TWO]
     job.damage(40, "host-b", sound=True, object=TWO)
     assert job.damage(40, "host-b", object=ONE).state is CheckpointState.COMMITTED
-    assert [c.object for c in chores(job.store.job(), "host-a")] == [ONE]
+    assert [c.object for c in tasks(job.store.job(), "host-a")] == [ONE]
     assert job.damage(40, "host-a", object=ONE).state is CORRUPT
 
 
@@ -132,7 +132,7 @@ def test_nobody_is_believed_alone_while_no_host_is_there() -> None:
     assert job.mark() == []
     register(job.store, "b")
     assert job.mark() == []
-    assert len(list(chores(job.store.job(), "host-b"))) == 1
+    assert len(list(tasks(job.store.job(), "host-b"))) == 1
 
 
 def of_one_host() -> KeptJob:
@@ -211,7 +211,7 @@ def test_a_generation_that_cannot_begin_is_followed_by_one_that_begins_before(jo
     assert "step 40, where it began, is corrupt" in reason
     job.plan()
     assert (head(job).generation, begins_at(job)) == (3, 20)
-    assert head(job).fruitless == 0
+    assert head(job).no_progress == 0
     job.plan()
     assert head(job).generation == 3, "20 is what it begins from: no reason to end it again"
 
@@ -288,16 +288,16 @@ def test_a_fork_that_a_rank_finds_damaged_is_looked_at_by_another_host(job: Kept
     fork = replace(job.record(40), origin=Origin(job="other", step=40, generation=1), generation=0)
     job.store.put(JOB.checkpoint(40, 0), fork)
     reported(job, 40, "host-a", generation=0)
-    assert [c.kind for c in chores(job.store.job(), "host-b") if c.generation == 0] == [ChoreKind.VERIFY]
+    assert [c.kind for c in tasks(job.store.job(), "host-b") if c.generation == 0] == [MaintenanceKind.VERIFY]
 
 
 def test_another_host_reads_the_object_that_was_reported_once(job: KeptJob) -> None:
     job.damage(40, "host-a", object=ONE)
-    (chore,) = chores(job.store.job(), "host-b")
-    assert (chore.kind, chore.object) == (ChoreKind.VERIFY, ONE)
-    assert list(chores(job.store.job(), "host-a")) == []
+    (task,) = tasks(job.store.job(), "host-b")
+    assert (task.kind, task.object) == (MaintenanceKind.VERIFY, ONE)
+    assert list(tasks(job.store.job(), "host-a")) == []
     job.damage(40, "host-b", sound=True, object=ONE)
-    assert list(chores(job.store.job(), "host-b")) == []
+    assert list(tasks(job.store.job(), "host-b")) == []
 
 
 def test_a_host_that_cannot_read_says_so_and_confirms_nothing(job: KeptJob) -> None:
@@ -310,7 +310,7 @@ def test_a_host_that_cannot_read_says_so_and_confirms_nothing(job: KeptJob) -> N
     before = job.store.revision
     job.damage(40, "host-b", unread=True, reason="still away, request 2")
     assert job.store.revision == before, "else each try would bring about the next one"
-    assert [chore.object for chore in chores(job.store.job(), "host-b")] == [ONE], "it may be back"
+    assert [task.object for task in tasks(job.store.job(), "host-b")] == [ONE], "it may be back"
     job.damage(40, "host-a", unread=True)
     assert is_suspect(job.store.job(), job.record(40)), "it takes no damage away"
     job.damage(40, "host-b", sound=True, object=ONE)
@@ -343,8 +343,8 @@ def test_the_report_lies_at_the_attempt_that_owns_the_object(chain: KeptJob) -> 
     chain.damage(80, "host-a", object=in_step(chain, 40))
     view = chain.store.job()
     assert [step for step in (20, 40, 60, 80, 100) if is_suspect(view, chain.record(step))] == [40, 60, 80]
-    (chore,) = chores(view, "host-b")
-    assert (chore.step, chore.object) == (40, in_step(chain, 40))
+    (task,) = tasks(view, "host-b")
+    assert (task.step, task.object) == (40, in_step(chain, 40))
     assert next(told(view, chain.record(80))).startswith("host-a on primary: found damage")
     chain.damage(40, "host-b", sound=True, object=in_step(chain, 40))
     assert not any(is_suspect(chain.store.job(), chain.record(step)) for step in (40, 60, 80))
@@ -383,7 +383,7 @@ def test_what_a_base_that_is_corrupt_already_holds_is_reported_of_the_one_that_w
     chain.damage_confirmed(40, object=in_step(chain, 40))
     assert chain.record(60).tiers["primary"].state is TierState.PRESENT, "it need not have those bytes"
     chain.damage(60, "host-a", object=in_step(chain, 40))
-    assert [c.step for c in chores(chain.store.job(), "host-b")] == [60]
+    assert [c.step for c in tasks(chain.store.job(), "host-b")] == [60]
     assert chain.damage(60, "host-b", object=in_step(chain, 40)).tiers["primary"].state is TierState.CORRUPT
 
 
@@ -425,7 +425,7 @@ def test_what_refers_to_a_corrupt_base_counts_for_nothing_and_a_policy_lets_it_g
 def test_an_answer_is_for_the_attempt_that_was_reported(chain: KeptJob) -> None:
     """Step 100 has its base's images on the tier, and the base itself comes there later."""
     record = chain.record(100)
-    word = Suspect(
+    word = CorruptionReport(
         corrupt=True, reason="a bit", object=in_step(chain, 40), found_generation=1, found_step=100
     )
     chain.store.put(JOB.suspect(100, record.generation, "x100", "primary", "host-a"), word)

@@ -4,7 +4,13 @@ import pytest
 
 from strata.core.checkpoints.fork import decide_fork
 from strata.core.checkpoints.lifecycle import decide_delete
-from strata.core.checkpoints.maintenance import AdoptRequest, Chore, ChoreKind, chores, decide_adopt
+from strata.core.checkpoints.maintenance import (
+    AdoptRequest,
+    MaintenanceKind,
+    MaintenanceTask,
+    decide_adopt,
+    tasks,
+)
 from strata.core.job import JobView
 from strata.core.kv.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused
@@ -14,7 +20,7 @@ from tests.unit.core.rig import JOB, KEYS
 
 
 def due(job: KeptJob, host: str = "host-a") -> list[tuple[str, int, str]]:
-    return [(c.kind.value, c.step, c.tier) for c in chores(job.store.job(), host)]
+    return [(c.kind.value, c.step, c.tier) for c in tasks(job.store.job(), host)]
 
 
 @pytest.fixture
@@ -52,12 +58,12 @@ def test_the_bytes_of_an_attempt_whose_slot_another_one_took_are_not_forgotten(j
     path = job.begin(step=20, attempt="x20").path
     job.abort(step=20, attempt="x20")
     job.begin(step=20, attempt="y", replaces="x20")
-    (chore,) = chores(job.store.job(), "host-a")
-    assert chore == Chore(
-        kind=ChoreKind.CLEAR,
+    (task,) = tasks(job.store.job(), "host-a")
+    assert task == MaintenanceTask(
+        kind=MaintenanceKind.CLEAR,
         step=20,
         generation=1,
-        attempt=chore.attempt,
+        attempt=task.attempt,
         tier="primary",
         path=path,
     )
@@ -87,7 +93,7 @@ def test_a_fork_has_no_bytes_to_remove(job: KeptJob) -> None:
     job.save(20)
     new = KEYS.job("new")
     job.store.settle(lambda v: decide_fork(JobView(v.view, new), v, step=20))
-    assert list(chores(JobView(job.store.view(), new), "host-a")) == []
+    assert list(tasks(JobView(job.store.view(), new), "host-a")) == []
 
 
 # -- adoption ---------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ GRAPH = dict.fromkeys(range(4), "backward (graph.py)")
 
 
 @pytest.mark.parametrize(
-    ("standing", "named", "how"),
+    ("leader_state", "named", "how"),
     [
         (ranks(step={2: 7}), (2,), "the others got beyond step 7"),
         (ranks(phase={1: "data"}), (1,), "most others do something else at the same step"),
@@ -137,8 +137,8 @@ GRAPH = dict.fromkeys(range(4), "backward (graph.py)")
         ([], (), ""),
     ],
 )
-def test_who_holds_up_the_others(standing: list[RankReport], named: tuple[int, ...], how: str) -> None:
-    assert suspects(standing) == (named, how)
+def test_who_holds_up_the_others(leader_state: list[RankReport], named: tuple[int, ...], how: str) -> None:
+    assert suspects(leader_state) == (named, how)
 
 
 @pytest.mark.parametrize(("each_s", "late_s"), [(0.2, 2.0), (1.0, 3.0)], ids=["two seconds", "three steps"])
@@ -169,7 +169,7 @@ def test_nobody_is_late_while_nothing_is_usual() -> None:
         unique_by=lambda each: each.rank,
     )
 )
-def test_somebody_is_always_named_and_nobody_who_does_not_stand_still(standing: list[RankReport]) -> None:
-    named, _how = suspects(standing)
+def test_somebody_is_always_named_and_nobody_who_does_not_stand_still(leader_state: list[RankReport]) -> None:
+    named, _how = suspects(leader_state)
     assert named
-    assert set(named) <= {each.rank for each in standing}
+    assert set(named) <= {each.rank for each in leader_state}

@@ -148,7 +148,7 @@ EXAMPLES: dict[str, Any] = {
     JOB.copied_seal(120, 2, ATTEMPT, "s3"): c.Copy(
         digest="xxh3-128:71c2", path=f"s3://b/ckpt/digits/{FOLDER}", host="gpu-a"
     ),
-    JOB.suspect(120, 2, ATTEMPT, "s3", "gpu-a"): c.Suspect(
+    JOB.suspect(120, 2, ATTEMPT, "s3", "gpu-a"): c.CorruptionReport(
         corrupt=True,
         reason="rank-00009.safetensors: tensor w differs from what was saved",
         generation=3,

@@ -12,7 +12,7 @@ from strata.core.kv.txn import Put, Txn
 from strata.core.leadership.leader import (
     ASKED_TTL_S,
     Act,
-    Standing,
+    LeaderState,
     Step,
     campaign_txn,
     leader_of,
@@ -38,12 +38,12 @@ def store_led_by(instance: InstanceId | None, *, lease: int = 5) -> tuple[Store,
     return store, store.execute(Txn(success=(key_of(instance, lease),))).revision
 
 
-def step(standing: Standing, store: Store, *, now_s: float = 0, turned_s: float = 0) -> Step:
-    return next_step(standing, store.view(), KEYS, now_s=now_s, turned_s=turned_s)
+def step(leader_state: LeaderState, store: Store, *, now_s: float = 0, turned_s: float = 0) -> Step:
+    return next_step(leader_state, store.view(), KEYS, now_s=now_s, turned_s=turned_s)
 
 
-def leading(epoch: int) -> Standing:
-    return Standing(instance=ME).granted(5, 6, sent_s=0).took_office(Epoch(epoch))
+def leading(epoch: int) -> LeaderState:
+    return LeaderState(instance=ME).granted(5, 6, sent_s=0).took_lead(Epoch(epoch))
 
 
 # -- without an office ------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def leading(epoch: int) -> Standing:
 
 def test_a_vacant_office_is_campaigned_for_with_a_fresh_lease() -> None:
     store, _ = store_led_by(None)
-    me = Standing(instance=ME)
+    me = LeaderState(instance=ME)
     assert step(me, store).act is Act.GRANT
     me = me.granted(5, ASKED_TTL_S, sent_s=10)
     assert step(me, store, now_s=13.9).act is Act.CAMPAIGN
@@ -60,7 +60,7 @@ def test_a_vacant_office_is_campaigned_for_with_a_fresh_lease() -> None:
 
 def test_another_leader_is_waited_for() -> None:
     store, epoch = store_led_by(OTHER)
-    found = step(Standing(instance=ME).granted(5, 6, sent_s=0), store)
+    found = step(LeaderState(instance=ME).granted(5, 6, sent_s=0), store)
     assert found.act is Act.WAIT
     assert f"epoch {epoch}" in found.reason
 
@@ -68,14 +68,14 @@ def test_another_leader_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("me", "act"),
     [
-        (Standing(instance=ME).granted(5, 6, sent_s=-3), Act.TAKE_OFFICE),
-        (Standing(instance=ME), Act.DELETE_OWN),
-        (Standing(instance=ME).granted(6, 6, sent_s=0), Act.DELETE_OWN),
-        (Standing(instance=ME).granted(5, 6, sent_s=-4), Act.DELETE_OWN),
+        (LeaderState(instance=ME).granted(5, 6, sent_s=-3), Act.TAKE_LEAD),
+        (LeaderState(instance=ME), Act.DELETE_OWN),
+        (LeaderState(instance=ME).granted(6, 6, sent_s=0), Act.DELETE_OWN),
+        (LeaderState(instance=ME).granted(5, 6, sent_s=-4), Act.DELETE_OWN),
     ],
     ids=["in time", "no lease", "another lease", "an old lease"],
 )
-def test_a_campaign_that_succeeded_late_takes_office_or_is_taken_back(me: Standing, act: Act) -> None:
+def test_a_campaign_that_succeeded_late_takes_office_or_is_taken_back(me: LeaderState, act: Act) -> None:
     store, epoch = store_led_by(ME, lease=5)
     found = step(me, store)
     assert (found.act, found.epoch) == (act, epoch)
@@ -154,7 +154,7 @@ def test_who_stopped_starts_anew() -> None:
 def test_a_longer_lease_is_still_renewed_every_second_and_a_short_one_more_often(
     ttl_s: float, renew_at_s: float
 ) -> None:
-    lease = Standing(instance=ME).granted(1, ttl_s, sent_s=5).lease
+    lease = LeaderState(instance=ME).granted(1, ttl_s, sent_s=5).lease
     assert not_none(lease).renew_at_s == renew_at_s
 
 
@@ -206,7 +206,7 @@ def test_nobody_acts_after_etcd_let_the_lease_go(
 ) -> None:
     store, epoch = store_led_by(ME)
     etcd = Etcd(expires_s=0.1 + ttl_s, ttl_s=ttl_s)
-    me = Standing(instance=ME).granted(5, ttl_s, sent_s=0.0).took_office(Epoch(epoch))
+    me = LeaderState(instance=ME).granted(5, ttl_s, sent_s=0.0).took_lead(Epoch(epoch))
     now_s = turned_s = 0.2
     for wait_s, delay_s, fate, turns in events:
         now_s += wait_s

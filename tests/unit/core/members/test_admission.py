@@ -158,7 +158,7 @@ def test_who_takes_a_job_up_brings_run_and_command(
     assert says in phase_of(store).reason
     carry_out(store, epoch)
     restore = head(store).restore
-    assert (restore.step if restore is not None else None, head(store).fruitless) == (restores, 0)
+    assert (restore.step if restore is not None else None, head(store).no_progress) == (restores, 0)
     assert store.problems() == []
 
 
@@ -313,7 +313,7 @@ def test_so_many_tries_a_job_has_whose_ranks_fail_early_or_later(
     store: Store, epoch: int, limit: int, failures: str
 ) -> None:
     """If the last one failed early, and nothing is saved, the next run starts the job again."""
-    come(store, max_fruitless_generations=limit)
+    come(store, max_no_progress_generations=limit)
     carry_out(store, epoch)
     for tried, how in enumerate(failures, 1):
         assert (store.live.phase(), head(store).generation) == (Phase.RUNNING, tried)

@@ -202,12 +202,12 @@ def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(
     assert job.store.live.phase() is Phase.DONE
 
 
-@pytest.mark.parametrize("heeds", [True, False])
-def test_a_world_of_fewer_than_the_least_members_follows_no_growth(heeds: bool) -> None:
+@pytest.mark.parametrize("supports_graceful_stop", [True, False])
+def test_a_world_of_fewer_than_the_least_members_follows_no_growth(supports_graceful_stop: bool) -> None:
     """The least number was raised: two train on until there are as many, rather than stop for three."""
     job = Job(2, least=1)
     go(job)
-    if heeds:
+    if supports_graceful_stop:
         meet(job, BEGIN_BARRIER)
     job.store.settle(lambda view: decide_scale(view, min_workers=4, max_workers=5))
     register(job.store, "w2", min_workers=1, max_workers=3)
@@ -216,8 +216,8 @@ def test_a_world_of_fewer_than_the_least_members_follows_no_growth(heeds: bool) 
     assert not scaled(job, 1)
     register(job.store, "w3", min_workers=1, max_workers=3)
     go(job)
-    assert scaled(job, 1) == heeds
-    assert len(world_of(job.store)) == (2 if heeds else 4)
+    assert scaled(job, 1) == supports_graceful_stop
+    assert len(world_of(job.store)) == (2 if supports_graceful_stop else 4)
 
 
 def test_a_rank_that_leaves_before_another_size_has_failed(job: Job) -> None:
@@ -423,7 +423,7 @@ def test_nobody_asks_ranks_to_scale_but_the_leader() -> None:
 
 
 def test_a_death_after_the_first_rank_stopped_is_no_failure() -> None:
-    job = StopJob(max_fruitless_generations=1)
+    job = StopJob(max_no_progress_generations=1)
     job.stop(DRAIN, "w1")
     job.ends(2)
     job.leaves("w0")

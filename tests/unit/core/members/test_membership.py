@@ -109,7 +109,7 @@ def test_two_first_members_create_one_job(store: Store) -> None:
         {"spec": JobSpec(max_workers=MAX_WORKERS + 1)},
         {"spec": JobSpec(settle_s=-1)},
         {"spec": JobSpec(settle_s=float("nan"))},
-        {"spec": JobSpec(max_fruitless_generations=0)},
+        {"spec": JobSpec(max_no_progress_generations=0)},
     ],
 )
 def test_a_malformed_registration_is_refused_whatever_the_state(changes: dict[str, object]) -> None:

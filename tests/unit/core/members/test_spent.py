@@ -74,7 +74,7 @@ def test_after_a_death_the_world_is_made_of_those_who_stood_by() -> None:
     leave(job.store, "b")
     job.go(settled=True)
     assert job.head.generation == 2, "its end is none of that world's business"
-    assert (job.head.failures, job.head.fruitless) == (1, 1)
+    assert (job.head.failures, job.head.no_progress) == (1, 1)
     assert job.store.problems() == []
 
 

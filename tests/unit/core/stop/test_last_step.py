@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.core.stop.last_step import Agreement, Decision, Gate, Verdict, read_decision
+from strata.core.stop.last_step import Agreement, Decision, NextStep, Verdict, read_decision
 from strata.errors import InvalidArgument, Refused
 from tests.unit.core.stop_model import DRAIN, PREEMPT, SCALE, Rules, Violation, search
 
@@ -98,12 +98,12 @@ def test_a_rank_that_ran_past_makes_everybody_go_on_and_aim_further() -> None:
     held, ok = slow.answer(proposals, ranks=2)
     past, no = fast.begin(10)[0].answer(proposals, ranks=2)
     assert (held.hold, past.hold) == (10, None)
-    assert held.begin(9)[1] is Gate.GO
-    assert held.begin(10)[1] is Gate.WAIT
+    assert held.begin(9)[1] is NextStep.GO
+    assert held.begin(10)[1] is NextStep.WAIT
     answers = {0: ok, 1: no}
     assert read_decision(answers, ranks=2) is None
     held, past = (rank.conclude(answers, ranks=2) for rank in (held, past))
-    assert (held.decision, held.begin(10)[1], held.round) == (None, Gate.GO, 1)
+    assert (held.decision, held.begin(10)[1], held.round) == (None, NextStep.GO, 1)
     assert [rank.decision for rank in meet(held, past)] == [Decision(11 + 2, Verdict.SAVE)] * 2
 
 
@@ -119,9 +119,9 @@ def test_the_margin_grows_by_two_steps_a_round() -> None:
 
 def test_after_the_common_step_a_rank_stops_and_before_it_trains() -> None:
     (rank,) = meet(Agreement(begun=5))
-    assert rank.begin(4) == (rank, Gate.GO)
-    assert rank.begin(5)[1] is Gate.STOP
-    assert rank.begin(6)[1] is Gate.STOP
+    assert rank.begin(4) == (rank, NextStep.GO)
+    assert rank.begin(5)[1] is NextStep.STOP
+    assert rank.begin(6)[1] is NextStep.STOP
 
 
 def test_a_decision_survives_a_round_that_breaks_and_a_hold_does_not() -> None:

@@ -66,7 +66,7 @@ def test_a_pause_and_a_request_to_leave_are_both_done(job: Job, leaves: Any, fir
     job.ends(*range(6))
     job.go()
     assert job.store.live.phase() is Phase.PAUSED
-    assert (job.head.generation, job.head.forming, job.head.fruitless) == (2, True, 0)
+    assert (job.head.generation, job.head.forming, job.head.no_progress) == (2, True, 0)
     job.store.settle(decide_resume)
     job.go(settled=True)
     assert set(world_of(job.store)) == ({"w0", "w2"} if leaves[0] is DRAIN else set()), (

@@ -128,13 +128,13 @@ def test_code_75_is_a_failure_unless_it_was_asked_for(job: Job) -> None:
 @pytest.mark.parametrize("code", [1, -15, -9, -11])
 def test_who_ends_after_another_rank_has_stopped_as_asked_has_stopped_too(code: int) -> None:
     """Its collectives break because that one has left, or what ends it is torn down with the others."""
-    job = Job(max_fruitless_generations=1)
+    job = Job(max_no_progress_generations=1)
     job.stop(PREEMPT)
     job.ends(0)
     job.ends(1, 2, 3, 4, 5, code=code)
     assert (job.store.live.stopped(1), job.store.live.failed(1)) == (set(range(6)), {})
     job.go()
-    assert (job.head.forming, job.head.fruitless, job.head.failures) == (True, 0, 0)
+    assert (job.head.forming, job.head.no_progress, job.head.failures) == (True, 0, 0)
 
 
 def test_a_survivor_of_a_drain_fails_for_no_other_reason_than_the_drained() -> None:
@@ -170,7 +170,7 @@ def test_a_preempted_world_ends_when_all_have_stopped_and_nobody_is_placed_anew(
     assert job.head.generation == 1
     job.ends(5)
     assert "preempted: maintenance" in job.go(settled=True)
-    assert (job.head.generation, job.head.forming, job.head.fruitless) == (2, True, 0)
+    assert (job.head.generation, job.head.forming, job.head.no_progress) == (2, True, 0)
     assert job.store.live.phase() is Phase.RUNNING
     job.go(settled=True)
     assert job.head.generation == 2, "those who pack up get no place"
@@ -196,17 +196,17 @@ def test_a_preempted_job_goes_on_when_all_are_back(job: Job) -> None:
 
 
 def test_a_member_that_goes_before_its_ranks_have_stopped_ends_a_preempted_world_at_once() -> None:
-    job = Job(max_fruitless_generations=1)
+    job = Job(max_no_progress_generations=1)
     job.stop(PREEMPT)
     job.ends(0)
     job.leaves("w1")
     assert "w1 is gone, as asked" in job.go(settled=True)
     assert (job.head.generation, job.head.forming) == (2, True)
-    assert job.head.fruitless == 0, "no fault of the job's"
+    assert job.head.no_progress == 0, "no fault of the job's"
 
 
 def test_a_rank_that_fails_under_a_notice_is_a_failure_as_ever() -> None:
-    job = Job(max_fruitless_generations=1)
+    job = Job(max_no_progress_generations=1)
     job.stop(PREEMPT)
     job.ends(0, code=1)
     job.go()
@@ -261,7 +261,7 @@ def test_a_drained_member_that_just_leaves_has_left(job: Job) -> None:
     job.stop(DRAIN, "w1", now=True)
     job.leaves("w1")
     assert "w1 is gone, as asked" in job.go()
-    assert (set(world_of(job.store)), job.head.fruitless) == ({"w0", "w2"}, 0)
+    assert (set(world_of(job.store)), job.head.no_progress) == ({"w0", "w2"}, 0)
 
 
 def test_a_standby_takes_the_place_of_the_drained() -> None:

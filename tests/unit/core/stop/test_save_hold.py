@@ -91,7 +91,7 @@ def test_generations_that_trained_and_could_not_save_do_not_fail_the_job() -> No
     job = Job(3, limit=3)
     failing(job, 5, held=True)
     assert phase(job.store) is None
-    assert (head(job.store).generation, head(job.store).fruitless, head(job.store).failures) == (6, 0, 5)
+    assert (head(job.store).generation, head(job.store).no_progress, head(job.store).failures) == (6, 0, 5)
     assert "saves were held: disk full on host a" in head(job.store).reason
     failing(job, 3, held=False)
     assert not_none(phase(job.store)).phase is Phase.FAILED, "as ever, once no save is held"
@@ -101,12 +101,12 @@ def test_a_held_save_neither_counts_nor_resets() -> None:
     job = Job(3, limit=3)
     failing(job, 1, held=False)
     failing(job, 1, held=True)
-    assert head(job.store).fruitless == 1
+    assert head(job.store).no_progress == 1
     failing(job, 1, held=False)
-    assert head(job.store).fruitless == 2
+    assert head(job.store).no_progress == 2
     hold(job, 4)
     job.play("commit 8, exit 0 1, go")
-    assert head(job.store).fruitless == 0, "it healed, and what was held was committed"
+    assert head(job.store).no_progress == 0, "it healed, and what was held was committed"
     assert "saves were held" not in head(job.store).reason
 
 

@@ -82,7 +82,7 @@ class Job:
         self.spec = {
             "min_workers": least,
             "max_workers": most,
-            "max_fruitless_generations": limit,
+            "max_no_progress_generations": limit,
         }
         for index in range(members):
             self.join(f"w{index}")
@@ -136,7 +136,7 @@ class Row:
     world: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Group rank and first rank by worker; nobody: a forming world."""
     standbys: tuple[str, ...] = ()
-    fruitless: int = 0
+    no_progress: int = 0
 
 
 ALL_THREE = {"w0": (0, 0), "w1": (1, 1), "w2": (2, 2)}
@@ -174,14 +174,14 @@ TWO = {"w0": (0, 0), "w1": (1, 1)}
             says="w0 is gone",
             generation=2,
             world={"w1": (1, 1), "w2": (0, 0)},
-            fruitless=1,
+            no_progress=1,
         ),
         Row(
             story="go, leave w1, join w1, go",
             says="w1 was replaced",
             generation=2,
             world=ALL_THREE,
-            fruitless=1,
+            no_progress=1,
         ),
         Row(
             members=4,
@@ -189,14 +189,14 @@ TWO = {"w0": (0, 0), "w1": (1, 1)}
             says="w1 is gone",
             generation=2,
             world={"w0": (0, 0), "w3": (1, 1), "w2": (2, 2)},
-            fruitless=1,
+            no_progress=1,
         ),
         Row(
             story="go, exit 1 -9, go",
             says="rank 1 of w1 failed (killed by signal 9)",
             generation=2,
             world=ALL_THREE,
-            fruitless=1,
+            no_progress=1,
         ),
         # a forming world, which counts neither as a failure nor as progress; nor does growth
         Row(
@@ -204,23 +204,23 @@ TWO = {"w0": (0, 0), "w1": (1, 1)}
             story="settle, leave w0, go",
             says="1 of at least 2 members are left",
             generation=2,
-            fruitless=1,
+            no_progress=1,
         ),
         Row(
             members=2,
             story="settle, leave w0, go, settle",
             says="1 of at most 3 members are here; 2 are needed",
             generation=2,
-            fruitless=1,
+            no_progress=1,
         ),
-        Row(members=2, story="settle, leave w0, leave w1, go", says="", generation=2, fruitless=1),
+        Row(members=2, story="settle, leave w0, leave w1, go", says="", generation=2, no_progress=1),
         Row(
             members=2,
             story="settle, leave w0, go, join w0, settle",
             says="have settled",
             generation=3,
             world={"w1": (0, 0), "w0": (1, 1)},
-            fruitless=1,
+            no_progress=1,
         ),
         Row(
             members=2,
@@ -228,7 +228,7 @@ TWO = {"w0": (0, 0), "w1": (1, 1)}
             says="1 more members have settled",
             generation=4,
             world={"w1": (0, 0), "w0": (1, 1), "w2": (2, 2)},
-            fruitless=1,
+            no_progress=1,
         ),
         # growth
         Row(members=2, story="settle, join w2, go", says="", generation=1, world=TWO, standbys=("w2",)),
@@ -267,7 +267,7 @@ TWO = {"w0": (0, 0), "w1": (1, 1)}
             says="rank 0 of w0 failed",
             generation=3,
             world=ALL_THREE,
-            fruitless=1,
+            no_progress=1,
         ),
         Row(
             members=2,
@@ -283,7 +283,7 @@ def test_what_follows(row: Row) -> None:
     job = Job(row.members)
     assert row.says in job.play(row.story)
     now = head(job.store)
-    assert (now.generation, now.fruitless, now.forming) == (row.generation, row.fruitless, not row.world)
+    assert (now.generation, now.no_progress, now.forming) == (row.generation, row.no_progress, not row.world)
     assert world_of(job.store) == row.world
     assert standbys(job.store) == row.standbys
     before = job.store.revision

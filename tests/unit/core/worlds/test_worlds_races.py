@@ -74,7 +74,7 @@ class Race:
 
     def toggle(self, name: str) -> None:
         if self.store.live.worker(name) is None:
-            spec = {"min_workers": 2, "max_workers": 5, "max_fruitless_generations": 3}
+            spec = {"min_workers": 2, "max_workers": 5, "max_no_progress_generations": 3}
             if self.store.live.phase() is Phase.RUNNING:
                 register(self.store, name, slots=1 + int(name[1:]) % 3, **spec)
         else:
@@ -215,7 +215,7 @@ class Race:
         assert phase is None or "in a row failed without a checkpoint" not in phase.reason
         if after.generation != before.generation:
             self.held_ended += 1
-            assert after.fruitless in {before.fruitless, 0}, "a held save counted"
+            assert after.no_progress in {before.no_progress, 0}, "a held save counted"
 
     def check_head(self, before: WorldHead | None, after: WorldHead) -> None:
         self.heads.append(after)

@@ -73,7 +73,7 @@ def test_torchrun_s_own_options_are_enough() -> None:
     assert (found.run_id, found.worker_id, found.slots) == ("gpt", "node-7-42", 8)
     assert (found.min_nodes, found.max_nodes) == (2, 3)
     assert (found.settle_s, found.join_timeout_s, found.attempt) == (2.0, 600.0, 0)
-    assert found.max_fruitless_generations == NO_BREAKER
+    assert found.max_no_progress_generations == NO_BREAKER
 
 
 def test_all_of_rdzv_conf_counts() -> None:
@@ -82,12 +82,12 @@ def test_all_of_rdzv_conf_counts() -> None:
         "settle_s": "0.5",
         "join_timeout": "60",
         "attempt": "2",
-        "max_fruitless_generations": "5",
+        "max_no_progress_generations": "5",
         "slots": "8",
     }
     found = settings(conf=conf)
     assert (found.worker_id, found.settle_s, found.join_timeout_s) == ("w", 0.5, 60.0)
-    assert (found.attempt, found.max_fruitless_generations) == (2, 5)
+    assert (found.attempt, found.max_no_progress_generations) == (2, 5)
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_the_libraries_of_a_script_and_its_own_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "heeds"),
+    ("text", "supports_graceful_stop"),
     [
         ("import strata\nrun = strata.init(model=net)\n", True),
         ("import strata as st\ndef main():\n    st.init()\n", True),
@@ -218,11 +218,11 @@ def test_the_libraries_of_a_script_and_its_own_files(folder: Path) -> None:
     ],
 )
 def test_whether_a_script_uses_init_is_read_from_it_and_its_files(
-    folder: Path, text: str, heeds: bool
+    folder: Path, text: str, supports_graceful_stop: bool
 ) -> None:
     (folder / "helper.py").write_text("from strata import init\n")
     (folder / "train.py").write_text(text)
-    assert uses_init((sys.executable, "train.py", "--epochs", "3")) is heeds
+    assert uses_init((sys.executable, "train.py", "--epochs", "3")) is supports_graceful_stop
 
 
 def test_of_another_program_nobody_knows_whether_it_uses_init() -> None:

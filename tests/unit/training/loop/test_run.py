@@ -73,18 +73,18 @@ def test_a_step_is_complete_once_the_body_has_returned(tmp_path: Path) -> None:
 def test_a_program_that_exits_in_the_block_is_done_unless_it_says_that_it_failed(
     status: Any, saved: list[int], left: int, tmp_path: Path
 ) -> None:
-    peers = Room(1).rank(0)
+    context = Room(1).rank(0)
 
     def program() -> None:
-        with make_run(peers, tmp_path, state={}, wait_s=LIMIT_S) as run:
+        with make_run(context, tmp_path, state={}, wait_s=LIMIT_S) as run:
             run.step_done()
             sys.exit(status)
 
     with pytest.raises(SystemExit):
         program()
     assert CheckpointManager(tmp_path).all_steps() == saved
-    assert peers.left is not None
-    assert peers.left[0] == left
+    assert context.left is not None
+    assert context.left[0] == left
 
 
 def test_several_batches_may_make_one_step(tmp_path: Path) -> None:
@@ -295,20 +295,20 @@ class Late(Alone):
 
 
 def test_the_end_waits_for_a_rank_that_still_evaluates(tmp_path: Path) -> None:
-    peers = Late()
-    run = make_run(peers, tmp_path, state={}, wait_s=1.0)
+    context = Late()
+    run = make_run(context, tmp_path, state={}, wait_s=1.0)
     run.step_done()
     run.close()
-    assert (peers.rounds, peers.code, run.checkpoints.all_steps()) == (3, 0, [1])
+    assert (context.rounds, context.code, run.checkpoints.all_steps()) == (3, 0, [1])
 
 
 def test_an_end_that_nobody_else_comes_to_is_told(tmp_path: Path) -> None:
-    peers = Late()
-    run = make_run(peers, tmp_path, state={}, wait_s=1.0)
+    context = Late()
+    run = make_run(context, tmp_path, state={}, wait_s=1.0)
     run.step_done()
     with pytest.raises(BarrierTimeout):
         run.close(patient=False)
-    assert (peers.rounds, peers.code) == (1, 1)
+    assert (context.rounds, context.code) == (1, 1)
 
 
 class Timed(Alone):
@@ -353,12 +353,12 @@ def test_what_failed_before_does_not_keep_the_last_step_from_being_saved(
 def test_the_common_save_waits_for_all_and_those_in_flight_unless_it_is_over_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peers = Timed()
-    run = make_run(peers, tmp_path, state={}, wait_s=1.0)
+    context = Timed()
+    run = make_run(context, tmp_path, state={}, wait_s=1.0)
     assert run.save_common(over=lambda: False) is None, "a training that has just begun has nothing to save"
     run.step_done()
     assert run.save_common(over=lambda: False) is not None
-    assert peers.given_s[-1] is None, "no rank gives up by itself"
+    assert context.given_s[-1] is None, "no rank gives up by itself"
     run.step_done()
     hangs = threading.Event()
     monkeypatch.setattr(run.checkpoints, "settle", hangs.wait)

@@ -66,11 +66,11 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointManage
 
 
 def saves(
-    peers: Alone, manager: CheckpointManager, time: Time, rule: Rule | None = None
+    context: Alone, manager: CheckpointManager, time: Time, rule: Rule | None = None
 ) -> tuple[Saves, Ledger]:
     ledger = Ledger(since_s=time.now_s)
     made = Saves(
-        peers,
+        context,
         manager,
         rule=rule or Rule(),
         wait_s=1.0,
@@ -84,13 +84,13 @@ def saves(
 
 def test_the_next_one_is_planned_by_the_slowest_rank(manager: CheckpointManager) -> None:
     time, state = Time(), dict[str, Any]()
-    peers = Pair(other=payload_of(Pace(step_s=2.0, save_s=3.0)))
-    made, ledger = saves(peers, manager, time, Rule(every_s=60))
+    context = Pair(other=payload_of(Pace(step_s=2.0, save_s=3.0)))
+    made, ledger = saves(context, manager, time, Rule(every_s=60))
     assert next(step for step in range(1, 15) if made.due(step)) == FIRST_STEPS
     ledger.enter(STEP, time.now_s)
     time.now_s += 5.0  # half a second a step
     info = made.save(state, Position(step=10), {"seed": 1}, patient=True).wait(20)
-    assert json.loads(peers.told[0])["step_s"] == 0.5
+    assert json.loads(context.told[0])["step_s"] == 0.5
     assert made.plan.interval == 30
     assert state[OWN_KEY]["loader"] == {"seed": 1}
     assert (state[OWN_KEY]["step"], state[OWN_KEY]["pace"]["step_s"]) == (10, 2.0)
@@ -117,8 +117,8 @@ def test_what_a_save_costs_is_told_at_the_next_however_late_one_looks(
     monkeypatch.setattr(
         manager, "save_state", lambda state, **more: save_state(state, progress=written, **more)
     )
-    peers = Pair(other=payload_of(Pace()), arrive=arrive)
-    made, ledger = saves(peers, manager, time)
+    context = Pair(other=payload_of(Pace()), arrive=arrive)
+    made, ledger = saves(context, manager, time)
     ledger.enter(STEP, 0.0)
     info = made.save(state, Position(step=1), {}, patient=True)
     copied.set()
@@ -126,7 +126,7 @@ def test_what_a_save_costs_is_told_at_the_next_however_late_one_looks(
     time.now_s += 600.0
     assert made.expected_s() == pytest.approx(4.0), "the copy and the commit, once all are there"
     made.save(state, Position(step=2), {}, patient=True)
-    told = json.loads(peers.told[1])
+    told = json.loads(context.told[1])
     assert (told["save_s"], told["commit_s"]) == (0.25, 4.0)
     manager.close()
 
@@ -138,10 +138,10 @@ def test_a_rank_that_is_late_is_waited_for(manager: CheckpointManager) -> None:
         if next(rounds):
             raise BarrierTimeout("1 of 2 arrived", missing=[])
 
-    peers = Pair(other=payload_of(Pace()), arrive=arrive)
-    made, _ = saves(peers, manager, Time())
+    context = Pair(other=payload_of(Pace()), arrive=arrive)
+    made, _ = saves(context, manager, Time())
     made.save({}, Position(step=1), {}, patient=True)
-    assert len(peers.told) == 3
+    assert len(context.told) == 3
     rounds = iter([True])
     with pytest.raises(BarrierTimeout):
         made.save({}, Position(step=2), {}, patient=False)
@@ -154,10 +154,10 @@ def test_without_coordinators_a_due_save_raises_and_steps_in_between_need_none(
     def arrive() -> None:
         raise Unavailable("no outcome within 1 s")
 
-    peers = Pair(other=payload_of(Pace()), arrive=arrive)
-    made, _ = saves(peers, manager, Time(), Rule(every_steps=5))
+    context = Pair(other=payload_of(Pace()), arrive=arrive)
+    made, _ = saves(context, manager, Time(), Rule(every_steps=5))
     assert [made.due(step) for step in range(1, 6)] == [False] * 4 + [True]
-    assert peers.told == []
+    assert context.told == []
     with pytest.raises(Unavailable):
         made.save({}, Position(step=5), {}, patient=True)
     assert made.saved_step == 0
@@ -197,11 +197,11 @@ def held_elsewhere(**more: Any) -> bytes:
 
 
 def test_no_rank_saves_while_one_holds_an_earlier_save(manager: CheckpointManager) -> None:
-    time, state, peers = Time(), dict[str, Any](), Pair(other=held_elsewhere())
-    made, _ = saves(peers, manager, time, Rule(every_steps=10))
+    time, state, context = Time(), dict[str, Any](), Pair(other=held_elsewhere())
+    made, _ = saves(context, manager, time, Rule(every_steps=10))
     assert made.save_unless_held(state, Position(step=10), {}, patient=True) is None
     assert (made.plan.step, made.saved_step, OWN_KEY in state) == (20, 0, False)
-    peers.other = payload_of(Pace(step_s=1.0))
+    context.other = payload_of(Pace(step_s=1.0))
     info = made.save_unless_held(state, Position(step=20), {}, patient=True)
     assert info is not None
     info.wait(20)
@@ -213,11 +213,11 @@ def test_no_rank_saves_while_one_holds_an_earlier_save(manager: CheckpointManage
 def test_a_rank_at_its_end_saves_whoever_holds_one_and_so_do_all(
     manager: CheckpointManager, who: str
 ) -> None:
-    peers = Pair(other=held_elsewhere() if who == "here" else held_elsewhere(must=True))
-    made, _ = saves(peers, manager, Time())
+    context = Pair(other=held_elsewhere() if who == "here" else held_elsewhere(must=True))
+    made, _ = saves(context, manager, Time())
     if who == "here":
         info: CheckpointInfo | None = made.save({}, Position(step=10), {}, patient=True)
-        assert json.loads(peers.told[0])["must"]
+        assert json.loads(context.told[0])["must"]
     else:
         info = made.save_unless_held({}, Position(step=10), {}, patient=True)
     assert info is not None
@@ -277,10 +277,10 @@ def test_a_rank_brings_why_it_holds_a_save(
         return "disk full on host a"
 
     monkeypatch.setattr(manager.holds, "wait_room", wait_room)
-    peers = Pair(other=payload_of(Pace()))
-    made, _ = saves(peers, manager, Time())
+    context = Pair(other=payload_of(Pace()))
+    made, _ = saves(context, manager, Time())
     for step in (10, 20):
         assert made.save_unless_held({}, Position(step=step), {}, patient=True) is None
-    assert [json.loads(told)["held"] for told in peers.told] == ["disk full on host a"] * 2
+    assert [json.loads(told)["held"] for told in context.told] == ["disk full on host a"] * 2
     assert asked == [ROOM_S, 0.0], "only the first time it waits for the saves in flight"
     manager.close()

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.message import Message
 
 from strata.errors import Refused, StaleGeneration, StrataError
-from strata.training.generation_exit import Ending, StandaloneEnding
+from strata.training.generation_exit import GenerationExit, StandaloneExit
 from strata.training.loop.run import Run
 from strata.training.stop.preempting import Preemption
 from strata.v1.worlds_pb2 import (
@@ -54,8 +54,8 @@ class RunOf:
 
     step = begun = 0
 
-    def __init__(self, peers: RoomRank) -> None:
-        self.peers = peers
+    def __init__(self, context: RoomRank) -> None:
+        self.context = context
         self.checkpoints = SimpleNamespace(gone_back=None)
 
 
@@ -68,13 +68,13 @@ def room() -> Iterator[Room]:
 
 
 def preemption(
-    peers: Asking,
+    context: Asking,
     *,
     member_only: bool = False,
-    ending: Ending | None = None,
+    ending: GenerationExit | None = None,
     signals: Sequence[int] = (),
 ) -> Preemption:
-    run = cast("Run", RunOf(peers))
+    run = cast("Run", RunOf(context))
     return Preemption(
         run,
         signals=signals,
@@ -96,11 +96,11 @@ def notice(action: Any = STOP_ACTION_PREEMPT, generation: int = 1) -> StopNotice
 def test_a_signal_asks_for_all_or_for_this_member(
     room: Room, member_only: bool, action: Any, named: list[str]
 ) -> None:
-    peers = Asking(room, 1)
-    peers.answer = notice()
-    it = preemption(peers, member_only=member_only)
+    context = Asking(room, 1)
+    context.answer = notice()
+    it = preemption(context, member_only=member_only)
     assert it._signalled(TERM)
-    (request,) = peers.requests
+    (request,) = context.requests
     assert (request.job, request.action, list(request.worker_ids)) == ("j", action, named)
     assert (request.generation, request.grace_ms) == (1, 12_000)
     assert request.reason == "SIGTERM to rank 1 on w1"
@@ -109,62 +109,62 @@ def test_a_signal_asks_for_all_or_for_this_member(
 
 @pytest.mark.parametrize("answer", [None, Refused("generation 1 has ended"), notice(generation=2)])
 def test_a_signal_that_nobody_can_be_asked_for_is_to_be_obeyed(room: Room, answer: Any) -> None:
-    peers = Asking(room, 0)
-    peers.answer = answer
-    assert not preemption(peers)._signalled(TERM)
+    context = Asking(room, 0)
+    context.answer = answer
+    assert not preemption(context)._signalled(TERM)
 
 
 @pytest.mark.parametrize("member_only", [True, False])
 def test_who_hears_a_signal_while_others_are_drained_asks_for_itself(room: Room, member_only: bool) -> None:
     """A generation has one notice; the coordinators make one of both."""
-    peers = Asking(room, 1)
-    peers.answer = notice(STOP_ACTION_DRAIN if member_only else STOP_ACTION_PREEMPT)
-    peers.answer.worker_ids.extend(["w0", "w1"] if member_only else [])
-    it = preemption(peers, member_only=member_only)
+    context = Asking(room, 1)
+    context.answer = notice(STOP_ACTION_DRAIN if member_only else STOP_ACTION_PREEMPT)
+    context.answer.worker_ids.extend(["w0", "w1"] if member_only else [])
+    it = preemption(context, member_only=member_only)
     room.notice(STOP_ACTION_DRAIN, workers=["w0"])
     assert it._signalled(TERM)
-    assert len(peers.requests) == 1
-    assert it._stopper._notice == notice_record(peers.answer)
+    assert len(context.requests) == 1
+    assert it._stopper._notice == notice_record(context.answer)
 
 
 def test_who_has_less_time_than_was_said_says_so(room: Room) -> None:
-    peers = Asking(room, 1)
-    peers.answer = notice()
-    it = preemption(peers)
+    context = Asking(room, 1)
+    context.answer = notice()
+    it = preemption(context)
     room.notice(STOP_ACTION_PREEMPT, grace_s=60.0)
     assert it._signalled(TERM)
-    assert [request.grace_ms for request in peers.requests] == [12_000]
+    assert [request.grace_ms for request in context.requests] == [12_000]
 
 
 def test_a_standalone_process_leaves_by_itself_when_its_generation_ends_first(room: Room) -> None:
-    peers = Asking(room, 1)
-    peers.answer = StaleGeneration("the world is generation 2")
-    ending = StandaloneEnding(peers, detect_s=0.0, gone=lambda: None)
-    it = preemption(peers, ending=ending)
+    context = Asking(room, 1)
+    context.answer = StaleGeneration("the world is generation 2")
+    ending = StandaloneExit(context, detect_s=0.0, gone=lambda: None)
+    it = preemption(context, ending=ending)
     assert not it._signalled(TERM), "it holds nothing yet: the signal ends it"
     ending.arm()
     assert it._signalled(TERM)
     room.next_world()
     assert it._signalled(TERM)
-    assert len(peers.requests) == 2
+    assert len(context.requests) == 2
 
 
 def test_who_was_asked_already_asks_nobody(room: Room) -> None:
-    peers = Asking(room, 0)
-    it = preemption(peers)
+    context = Asking(room, 0)
+    it = preemption(context)
     room.notice(STOP_ACTION_PREEMPT, grace_s=12.0)
     assert it._signalled(TERM)
-    assert peers.requests == []
+    assert context.requests == []
 
 
 @pytest.mark.parametrize("action", [STOP_ACTION_SCALE, STOP_ACTION_PAUSE])
 def test_a_stop_at_which_nobody_leaves_is_no_answer_to_a_signal(action: Any, room: Room) -> None:
-    peers = Asking(room, 0)
-    peers.answer = notice()
-    it = preemption(peers)
+    context = Asking(room, 0)
+    context.answer = notice()
+    it = preemption(context)
     room.notice(action)
     assert it._signalled(TERM)
-    assert len(peers.requests) == 1
+    assert len(context.requests) == 1
     assert it._stopper._notice == notice_record(notice())
 
 
@@ -172,28 +172,28 @@ def test_a_rank_that_is_ended_with_its_generation_says_nothing_of_a_preemption(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its supervisor's SIGTERM may come before the word that the generation has ended."""
-    peers = Asking(room, 0)
-    peers.answer = StaleGeneration("this node's ranks of generation 1 are being ended")
-    assert not preemption(peers)._signalled(TERM)
+    context = Asking(room, 0)
+    context.answer = StaleGeneration("this node's ranks of generation 1 are being ended")
+    assert not preemption(context)._signalled(TERM)
     # a thread of an earlier test, which agrees on a step, may have a last word
     mine = [record for record in caplog.records if record.thread == threading.get_ident()]
     assert [record.message for record in mine] == []
 
 
 def test_in_a_world_that_has_ended_a_signal_means_what_it_says(room: Room) -> None:
-    peers = Asking(room, 0)
-    it = preemption(peers)
+    context = Asking(room, 0)
+    it = preemption(context)
     room.next_world()
     assert not it._signalled(TERM)
-    assert peers.requests == []
+    assert context.requests == []
 
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_rank_that_is_ended_with_its_generation_finishes_the_common_save(room: Room, heard: bool) -> None:
     """The head follows the commit at once; its mark on the storage may be under way yet."""
-    peers = Asking(room, 0)
-    peers.answer = StaleGeneration("the world is generation 2")
-    it = preemption(peers)
+    context = Asking(room, 0)
+    context.answer = StaleGeneration("the world is generation 2")
+    it = preemption(context)
     it._stopper.saving = True
     if heard:
         room.next_world()
@@ -214,14 +214,14 @@ def test_a_heeded_signal_is_not_obeyed_by_news_that_is_being_heard_as_the_run_en
     room: Room, usr1: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That its world has ended reaches it in the session's thread, which is slower than the run."""
-    peers = Asking(room, 0)
-    peers.answer = notice()
-    it = preemption(peers, signals=(signal.SIGUSR1,))
+    context = Asking(room, 0)
+    context.answer = notice()
+    it = preemption(context, signals=(signal.SIGUSR1,))
     assert it._signals is not None
     obeyed: list[int] = []
     monkeypatch.setattr(it._signals, "_obey", obeyed.append)
     usr1()
-    assert peers.asked.wait(LIMIT_S)
+    assert context.asked.wait(LIMIT_S)
     it.closed()
     it._world_ended()  # it was on its way when nobody wanted it any more
     assert obeyed == []

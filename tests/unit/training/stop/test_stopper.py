@@ -54,7 +54,7 @@ def test_all_ranks_stop_after_one_step_save_it_and_leave_with_75(tmp_path: Path)
             f"stopped after step {step}: a test asks",
         )
         assert trainer.saved() == [step]
-        assert trainer.peers.left == (75, "a test asks")
+        assert trainer.context.left == (75, "a test asks")
         assert trainer.stopper.leaving
 
 
@@ -173,7 +173,7 @@ def test_who_stays_stands_for_an_outage_in_the_common_save_and_who_leaves_does_n
     room, told = Room(2), dict[int, list[bool]]()
     trainers, _ = training(room, tmp_path)
     for trainer in trainers:
-        stood = told[trainer.peers.rank] = []
+        stood = told[trainer.context.rank] = []
         monkeypatch.setattr(
             trainer.run_.checkpoints, "stand", lambda stands, stood=stood: stood.append(stands())
         )
@@ -195,7 +195,7 @@ def test_a_rank_that_waits_for_the_common_save_says_so(
     others_agree(room, 1)
     assert decided(trainer) == 1
     end.set()
-    until(lambda: "save 0 s" in trainer.peers.phases)
+    until(lambda: "save 0 s" in trainer.context.phases)
     room.next_world()
     joined([trainer])
     assert isinstance(trainer.ended_by, StaleGeneration)
@@ -309,7 +309,7 @@ def test_a_scale_notice_that_becomes_a_preemption_has_ranks_leave_where_they_agr
     for trainer in joined(trainers):
         assert isinstance(trainer.ended_by, Preempted)
         assert trainer.saved() == [trainer.run_.step] == [decided(trainers[0])]
-        assert trainer.peers.left == (75, "a test asks")
+        assert trainer.context.left == (75, "a test asks")
 
 
 def test_a_rank_that_leaves_does_so_though_the_next_world_is_there_first(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_who_is_to_leave_does_so_at_its_own_deadline_whoever_does_not_come(
     joined([trainer])
     assert isinstance(trainer.ended_by, Preempted)
     assert f"THE SAVE OF STEP {trainer.run_.step} IS SKIPPED" in caplog.text
-    assert trainer.peers.left == (75, "a test asks")
+    assert trainer.context.left == (75, "a test asks")
 
 
 def test_a_process_whose_trainer_does_not_come_out_of_a_step_is_ended_soon_after_its_deadline(
@@ -172,7 +172,7 @@ def test_a_storage_that_hangs_holds_nobody_up(
     assert isinstance(trainer.ended_by, Preempted)
     assert trainer.saved() == []
     assert "IS SKIPPED: Unavailable: saves in flight" in caplog.text
-    assert trainer.peers.left == (75, "a test asks")
+    assert trainer.context.left == (75, "a test asks")
 
 
 @pytest.mark.parametrize("act", ["save_state", "close"])
@@ -192,7 +192,7 @@ def test_whatever_a_save_fails_of_who_is_to_leave_leaves_with_75(
     end.set()
     joined([trainer])
     assert isinstance(trainer.ended_by, Preempted)
-    assert trainer.peers.left == (75, "a test asks")
+    assert trainer.context.left == (75, "a test asks")
     lost = (
         f"the save of step {trainer.run_.step} failed" if act == "save_state" else "a save was lost as well"
     )
@@ -205,7 +205,7 @@ def test_that_a_run_ends_is_said_before_its_session_ends(tmp_path: Path) -> None
     room = Room(1)
     trainer = Trainer(room, 0, tmp_path, steps=1, closes=True, save_every_steps=1)
     left, order = threading.Event(), []
-    barrier, close = trainer.peers.barrier, trainer.peers.close
+    barrier, close = trainer.context.barrier, trainer.context.close
 
     def slow(name: str, *arguments: Any, **more: Any) -> Any:
         if name == CLOSING_BARRIER:
@@ -218,7 +218,7 @@ def test_that_a_run_ends_is_said_before_its_session_ends(tmp_path: Path) -> None
         left.set()
         close(**told)
 
-    trainer.peers.barrier, trainer.peers.close = slow, closed  # type: ignore[method-assign]
+    trainer.context.barrier, trainer.context.close = slow, closed  # type: ignore[method-assign]
     trainer.start()
     joined([trainer])
     assert (trainer.ended_by, order) == (None, ["said", "left"])
@@ -235,7 +235,7 @@ def test_a_process_that_ends_and_has_no_new_threads_closes_all_the_same(
 
     monkeypatch.setattr("strata.training.stop.stopper.threading.Thread.start", none)
     trainer.run_.close()
-    assert trainer.peers.left == (0, "the training is done")
+    assert trainer.context.left == (0, "the training is done")
     assert trainer.saved() == [1]
 
 
@@ -253,4 +253,4 @@ def test_a_run_that_is_about_to_end_says_so(saved: bool, tmp_path: Path) -> None
     if not saved:
         room.rank(1).barrier(saves.SAVE_BARRIER, payload_of(Pace()))
     joined([trainer])
-    assert (trainer.ended_by, trainer.peers.left) == (None, (0, "the training is done"))
+    assert (trainer.ended_by, trainer.context.left) == (None, (0, "the training is done"))
