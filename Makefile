@@ -15,11 +15,11 @@ PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reo
 QUICK := not slow and not campaign and (journey or not (integration or e2e or schedules))
 SOURCES := $(wildcard strata chaos examples benchmarks tests scripts web/*.py)
 
-.PHONY: help test test-all abuse soak check demo bench chaos proto web fmt clean distclean ready etcd \
+.PHONY: help test test-all test-versions new-adr abuse soak check demo bench chaos proto web fmt clean distclean ready etcd \
   format lint types floors generated house durations
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 ready: ## set up .venv (the other targets do this themselves)
 	@scripts/bootstrap
@@ -33,13 +33,16 @@ test: ready etcd ## run the quick tests: for every change (ARGS="-n 0 -k name" f
 test-all: ready etcd ## run all tests but campaigns and abuse, as CI does
 	@$(PYTEST) -m "not campaign and not abuse" $(ARGS)
 
+test-versions: ready ## run the unit tests with the oldest and the newest Python and libraries (ARGS="--only oldest")
+	@$(PY) scripts/test_versions.py $(ARGS)
+
 abuse: ready etcd ## attack a replica while others use it: one attack at a time, for it measures what the others notice
 	@$(PY) -m pytest -n 0 -m abuse tests/integration/abuse $(ARGS)
 
 soak: ready etcd ## seeds, schedules, crashes, rank kills and chaos until the time is over (ARGS="--hours 2")
 	@$(PY) -m tests.soak $(ARGS)
 
-check: format lint types floors generated house durations ## format, lint, types, floors, generated code, house rules, slow tests
+check: format lint types floors generated house durations ## format, lint, types, layers, generated code, house rules, slow tests
 
 format: ready
 	@$(BIN)/ruff format --check $(SOURCES)
@@ -77,6 +80,9 @@ proto: ready ## regenerate strata/v1 and strata/etcdapi from proto/
 
 web: ready ## rebuild the dashboard: strata/dashboard/bundle from web/
 	@scripts/build-web $(ARGS)
+
+new-adr: ## begin a decision record (TITLE="leases outlive their leader")
+	@scripts/new-adr "$(TITLE)"
 
 fmt: ready ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix --exit-zero --quiet $(SOURCES)
