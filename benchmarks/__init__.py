@@ -1,1 +1,1 @@
-"""Measurements of what Strata promises in numbers; `python -m benchmarks` runs them all."""
+"""Benchmarks of Strata's performance goals; `python -m benchmarks` runs them all."""

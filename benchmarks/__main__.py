@@ -2,11 +2,10 @@
 
     python -m benchmarks [NAME...]
 
-Each module of this folder is one benchmark: a program that takes `--json FILE`, writes there one
-object (with `benchmark`, `goal` and `met`, and its own figures), and prints its result in words,
-the sum of it on the last line. A result in `.strata/bench` stays until it is measured again, and
-a row of the page until there is a result for it here, so the page may be made of several runs, also
-of several machines.
+Each module of this folder is one benchmark: a program that takes `--json FILE`, writes one object there (with
+`benchmark`, `goal`, `met` and its own figures), and prints its result in words, the summary on the last line. A result
+in `.strata/bench` stays until it is measured again. A row of the page stays until this clone has a result for it. So
+the page may combine several runs, and several machines.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ INTRODUCTION = (
 
 
 def names() -> list[str]:
-    """Return the benchmarks there are."""
+    """Return the names of all benchmarks."""
     return sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith("_"))
 
 
 def measure(name: str) -> bool:
-    """Run one benchmark, showing what it says; tell whether it ended well."""
+    """Run one benchmark and show its output; return whether it succeeded."""
     print(f"\n==> {name}", flush=True)
     result = RESULTS / f"{name}.json"
     fresh = result.with_suffix(".new")
     began = time.monotonic()
-    said: list[str] = []
+    output: list[str] = []
     with subprocess.Popen(
         [sys.executable, "-m", f"benchmarks.{name}", "--json", str(fresh)],
         cwd=ROOT,
@@ -53,13 +52,13 @@ def measure(name: str) -> bool:
         assert running.stdout is not None
         for line in running.stdout:
             print(line, end="", flush=True)
-            said.append(line.strip())
+            output.append(line.strip())
     if running.returncode != 0 or not fresh.exists():
         print(f"{name} failed with exit code {running.returncode}")
         fresh.unlink(missing_ok=True)
         return False
     body: dict[str, Any] = json.loads(fresh.read_text())
-    body.setdefault("summary", next((line for line in reversed(said) if line), ""))
+    body.setdefault("summary", next((line for line in reversed(output) if line), ""))
     body["machine"] = machine()
     body["took_s"] = round(time.monotonic() - began)
     result.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n")
@@ -68,7 +67,7 @@ def measure(name: str) -> bool:
 
 
 def machine() -> str:
-    """Return what figures depend on, in words."""
+    """Return a description of the machine and the Python version, on which figures depend."""
     kind = ""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -81,8 +80,8 @@ def machine() -> str:
 def page(results: list[dict[str, Any]], before: str = "") -> str:
     """Return the page of all results.
 
-    Of the page as it was `before`, the rows stay whose benchmark is still there and has no result
-    among these: it was measured on another machine, or in another clone.
+    A row of the page `before` stays if its benchmark still exists and `results` lack it: another machine or another
+    clone measured it.
     """
     rows = _rows(before)
     machines = {text.strip() for text in _machines(before).split(";") if text.strip()} if rows else set()
@@ -106,7 +105,7 @@ def page(results: list[dict[str, Any]], before: str = "") -> str:
 
 
 def _rows(written: str) -> dict[str, str]:
-    """Return the rows of a page by the benchmark that each tells of."""
+    """Return the rows of a page by benchmark."""
     return {match[1]: match[0] for match in re.finditer(r"^\| `(\w+)` \|.*\|$", written, re.MULTILINE)}
 
 

@@ -1,4 +1,4 @@
-"""One agent of `benchmarks.barrier_agents`: real in all but its ranks, which the client process plays."""
+"""One agent of `benchmarks.barrier_agents`: real except for its ranks, which the client process simulates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strata.v1.worlds_pb2 import JobSpec
 
 
 class Played:
-    """Ranks that somebody else plays: nothing is known of them, and nothing is done to them."""
+    """Ranks that the client process simulates: the agent knows nothing of them and does nothing to them."""
 
     def on_world(self, update: WorldUpdate) -> None: ...
 
@@ -57,7 +57,7 @@ class Played:
 
 
 async def serve(endpoints: str, worker: str, slots: int, members: int, folder: Path) -> None:
-    """Be a member of `slots` ranks until there is no more input; say where they attach."""
+    """Be a member of `slots` ranks until stdin ends; print the socket at which the ranks attach."""
     addresses = parse_endpoints(endpoints)
     changed = asyncio.Event()
     observer = AgentObserver(on_change=changed.set)
@@ -88,8 +88,8 @@ async def serve(endpoints: str, worker: str, slots: int, members: int, folder: P
                 changed.clear()
             agent.set_place(agent.place(session.world, master_addr="", master_port=0))
             first, generation = session.world.place.first_rank, session.world.world.generation
-            said = {"socket": str(agent.socket), "worker": worker, "first": first, "generation": generation}
-            sys.stdout.write(json.dumps(said) + "\n")
+            facts = {"socket": str(agent.socket), "worker": worker, "first": first, "generation": generation}
+            sys.stdout.write(json.dumps(facts) + "\n")
             sys.stdout.flush()
             await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         running.cancel()

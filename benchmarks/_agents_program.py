@@ -1,6 +1,7 @@
-"""Some of the agents of `benchmarks.agents`: each a real session with credentials of its own, in one process.
+"""Some of the agents of `benchmarks.agents`: real sessions with their own credentials, in one process.
 
-A line in asks how they are; the line out says how many are connected and in a world, of which generations.
+Each input line is a request for their state; the output line holds the numbers of connected agents and of agents with
+a place, and their generations.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from strata.v1.worlds_pb2 import JobSpec
 
 
 class Silent:
-    """An observer that does nothing: the session remembers what is asked for."""
+    """An observer that does nothing: the program reads the state from the session."""
 
     def on_connected(self, welcome: Welcome) -> None: ...
 
@@ -35,12 +36,12 @@ class Silent:
     def on_checkpoint(self, checkpoint: Checkpoint) -> None: ...
 
 
-def agent(endpoints: str, papers: Path, worker: str, members: int) -> MemberSession:
-    """Return the session of one agent, whose certificate is in `papers`."""
+def agent(endpoints: str, certificates: Path, worker: str, members: int) -> MemberSession:
+    """Return the session of one agent, whose certificate is in a folder of `certificates`."""
     mine = Credentials(
-        ca_file=papers / worker / "ca.pem",
-        cert_file=papers / worker / "cert.pem",
-        key_file=papers / worker / "key.pem",
+        ca_file=certificates / worker / "ca.pem",
+        cert_file=certificates / worker / "cert.pem",
+        key_file=certificates / worker / "key.pem",
     )
     registration = Registration(
         job="bench",
@@ -54,9 +55,11 @@ def agent(endpoints: str, papers: Path, worker: str, members: int) -> MemberSess
     )
 
 
-async def hold(endpoints: str, papers: Path, first: int, count: int, members: int) -> None:
-    """Hold the agents until there are no more questions."""
-    sessions = [agent(endpoints, papers, f"w-{number}", members) for number in range(first, first + count)]
+async def hold(endpoints: str, certificates: Path, first: int, count: int, members: int) -> None:
+    """Run the agents until stdin ends."""
+    sessions = [
+        agent(endpoints, certificates, f"w-{number}", members) for number in range(first, first + count)
+    ]
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(session.run()) for session in sessions]

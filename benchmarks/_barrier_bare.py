@@ -1,6 +1,6 @@
 """A server of `benchmarks.barrier` that counts arrivals and releases all: one process, nothing durable.
 
-What its clients need with it is what gRPC in Python takes for the messages alone.
+Its times show the cost of the messages alone in Python's gRPC.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strata.v1.session_pb2_grpc import SessionsServicer, add_SessionsServicer_to
 
 
 class Bare(SessionsServicer):
-    """Gives each session a rank, and all of them a release once each has arrived."""
+    """Gives each session a rank, and releases all once each has arrived."""
 
     def __init__(self, members: int) -> None:
         self._members = members
@@ -53,7 +53,7 @@ class Bare(SessionsServicer):
 
 
 async def main(members: int) -> None:
-    """Serve at a free port, and say which, until killed."""
+    """Serve on a free port, print the address, and run until killed."""
     server = grpc.aio.server()
     add_SessionsServicer_to_server(Bare(members), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,7 +1,7 @@
-"""One client process of `benchmarks.barrier`: says when it is ready, then makes rounds when told.
+"""One client process of `benchmarks.barrier`: prints when it is ready, then makes rounds on request.
 
-Each answer is one line: for every round when this process sent its first and its last arrival, and
-when it heard the last release, on the machine's monotonic clock.
+Each answer is one line. For every round it holds when this process sent its first and its last arrival, and when it
+received the last release, on the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class RankSocket:
         self._send(message.SerializeToString())
 
     def until_released(self) -> None:
-        """Return once a round's outcome came."""
+        """Wait for a round's outcome."""
         while not self._down.FromString(self._frame()).HasField("outcomes"):
             pass
 
@@ -129,7 +129,7 @@ class RankSocket:
 
 
 def ranks(number: int, share: int, members: int, rounds: int, endpoints: str) -> None:
-    """Be `share` ranks of an agent of their own, a socket each; arrive with all of them."""
+    """Be `share` ranks of an own agent, one socket each; arrive with all of them."""
     from strata.v1 import barriers_pb2, session_pb2  # noqa: PLC0415
 
     program = Path(__file__).with_name("_agent_program.py")
@@ -169,7 +169,7 @@ def ranks(number: int, share: int, members: int, rounds: int, endpoints: str) ->
 
 
 def tcpstore(number: int, share: int, members: int, rounds: int, where: str) -> None:
-    """Hold `share` connections, each in a thread of its own, and meet as torchelastic does."""
+    """Hold `share` connections, each in its own thread, and meet as torchelastic does."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
 
     port_file = Path(where)
@@ -185,7 +185,7 @@ def tcpstore(number: int, share: int, members: int, rounds: int, where: str) -> 
     ]
     admission = threading.Barrier(share + 1)
     sent = [[0.0] * rounds for _ in stores]
-    heard = [[0.0] * rounds for _ in stores]
+    received = [[0.0] * rounds for _ in stores]
     first = [[0.0] * rounds for _ in stores]
     begun = 0
 
@@ -200,7 +200,7 @@ def tcpstore(number: int, share: int, members: int, rounds: int, where: str) -> 
                 if arrived == members:
                     store.set(f"d{key}", "1")
                 store.wait([f"d{key}"])
-                heard[index][step] = time.monotonic()
+                received[index][step] = time.monotonic()
             admission.wait()
 
     for index, store in enumerate(stores):
@@ -215,7 +215,7 @@ def tcpstore(number: int, share: int, members: int, rounds: int, where: str) -> 
                 {
                     "first": min(times[step] for times in first),
                     "last": max(times[step] for times in first),
-                    "heard": max(times[step] for times in heard),
+                    "heard": max(times[step] for times in received),
                 }
                 for step in range(rounds)
             ]
@@ -223,7 +223,7 @@ def tcpstore(number: int, share: int, members: int, rounds: int, where: str) -> 
 
 
 def main() -> None:
-    """Be the client that the command line names."""
+    """Run the client that the command line names."""
     kind, number, share, members, rounds, where, *slots = sys.argv[1:]
     numbers = (int(number), int(share), int(members), int(rounds))
     if kind == "tcpstore":

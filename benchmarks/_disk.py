@@ -1,7 +1,7 @@
-"""What the disk can do at best, for the benchmarks of checkpoints: raw loops of direct I/O.
+"""The disk's best throughput, for the checkpoint benchmarks: raw loops of direct I/O.
 
-8 MiB a call, from and into huge pages that were touched before, by a few threads; a fresh file,
-whose room is reserved, synced at the end. They know nothing of the library they are compared with.
+A few threads transfer 8 MiB a call, from or to huge pages that were touched before. A write goes to a fresh file with
+reserved space, and ends with a sync. These loops use nothing of the library that is compared with them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ THREADS = 3
 
 
 class Pages:
-    """Memory in huge pages, warm unless it is to be fresh; `view` begins at a page."""
+    """Memory in huge pages, touched if `warm`; `view` begins at a page boundary."""
 
     def __init__(self, size_bytes: int, *, warm: bool = True) -> None:
         self.map = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -46,7 +46,7 @@ def raw_write(path: Path, pages: Pages) -> float:
 
 
 def raw_read(path: Path, pages: Pages) -> float:
-    """Return the seconds of reading as much as `pages` hold."""
+    """Return the seconds of reading as many bytes as `pages` hold."""
     began = time.perf_counter()
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
@@ -77,7 +77,7 @@ def _by_threads(size: int, act: Callable[[int], int]) -> None:
 
 
 def forget(path: Path) -> None:
-    """Drop what the page cache holds of a file, or of the files of a folder, so that it is read cold."""
+    """Drop a file, or the files of a folder, from the page cache, so that the next read is cold."""
     for each in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
         fd = os.open(each, os.O_RDONLY)
         try:
@@ -88,13 +88,13 @@ def forget(path: Path) -> None:
 
 
 def cpu_s() -> float:
-    """Return the processor seconds of this process, the kernel's on its behalf included."""
+    """Return the CPU seconds of this process, including the kernel's for it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def timed(act: Callable[[], object]) -> float:
-    """Return how many seconds a call took."""
+    """Return the seconds that a call took."""
     began = time.perf_counter()
     act()
     return time.perf_counter() - began

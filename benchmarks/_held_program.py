@@ -1,4 +1,4 @@
-"""The idle members of `benchmarks.held`: sessions that read what they are told and say nothing."""
+"""The idle members of `benchmarks.held`: sessions that read messages and send none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strata.v1 import members_pb2, session_pb2, worlds_pb2
 from strata.v1.session_pb2_grpc import SessionsStub
 
 AT_ONCE = 16
-"""Sessions that a process opens at a time. 256 in all, on two cores, made replicas lag and send members on."""
+"""Sessions that a process opens at a time. 256 in all, on two cores, made replicas lag and redirect members."""
 
 
 def say(value: object) -> None:
@@ -26,10 +26,10 @@ def say(value: object) -> None:
 
 
 async def hold(endpoints: list[str], first: int, count: int, job_size: int, a_channel: int) -> None:
-    """Hold the members `first` and up, each by a stream of its own; `a_channel` streams share one."""
+    """Hold the members from `first` on, each on its own stream; `a_channel` streams share a channel."""
     alive = 0
     channels: dict[tuple[str, int], Any] = {}
-    room = asyncio.Semaphore(AT_ONCE)
+    opening = asyncio.Semaphore(AT_ONCE)
     all_in_worlds = asyncio.Event()
 
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
@@ -53,8 +53,10 @@ async def hold(endpoints: list[str], first: int, count: int, job_size: int, a_ch
                 slots=1,
                 spec=worlds_pb2.JobSpec(min_workers=job_size, max_workers=job_size),
             )
-            for turn in itertools.count(number):  # sent on by a replica that is not well, it goes
-                async with room:
+            for turn in itertools.count(
+                number
+            ):  # a member that an unwell replica redirects goes to the next one
+                async with opening:
                     channel = await channel_to(endpoints[turn % len(endpoints)], number)
                     call: Any = SessionsStub(channel).Session()
                     await call.write(session_pb2.Up(hello=session_pb2.Hello(member=registration)))
@@ -79,7 +81,7 @@ async def hold(endpoints: list[str], first: int, count: int, job_size: int, a_ch
 
 
 def main() -> None:
-    """Hold what the command line says until a line comes."""
+    """Hold the members of the command line until an input line arrives."""
     endpoints, *numbers = sys.argv[1:]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(hold(endpoints.split(","), *map(int, numbers)))

@@ -1,8 +1,7 @@
-"""Barriers and saves that go on while `benchmarks.leader_failover` harms leaders.
+"""Barriers and saves that continue while `benchmarks.leader_failover` harms leaders.
 
-Members of one job, each with a session of its own, meet at a barrier and save a checkpoint every so
-often, until stdin ends. Then one line says how many rounds and saves there were, how many failed
-and why, and the longest of each.
+Members of one job, each with its own session, meet at a barrier and regularly save a checkpoint, until stdin ends. Then
+one line reports the numbers of rounds and saves, the failures and their reasons, and the longest of each.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PACE_S: Final = 0.05
 
 @dataclass(slots=True)
 class Tally:
-    """How often something was done, and how long it took at most."""
+    """How often an operation succeeded, its longest duration, and its failures."""
 
     done: int = 0
     longest_s: float = 0.0
@@ -36,7 +35,7 @@ class Tally:
 
 
 class Member(threading.Thread):
-    """One member: rounds and saves until rank 0 says that it is over."""
+    """One member: rounds and saves until rank 0 sends that it is over."""
 
     def __init__(self, endpoints: str, root: str, number: int, stop: threading.Event) -> None:
         super().__init__(name=f"member-{number}")
@@ -61,10 +60,10 @@ class Member(threading.Thread):
                     if began > saved_at + SAVE_EVERY_S
                     else b""
                 )
-                said = rank.barrier("step", payload=wish)
+                wishes = rank.barrier("step", payload=wish)
                 self.rounds.note(began)
-                over = said.get(0) == b"over"
-                if said.get(0) == b"save":  # rank 0 decides for all
+                over = wishes.get(0) == b"over"
+                if wishes.get(0) == b"save":  # rank 0 decides for all
                     saved_at, step = began, step + 1
                     began = time.monotonic()
                     manager.save(b"x" * 100_000, step=step).wait(60.0)
@@ -72,7 +71,7 @@ class Member(threading.Thread):
                 time.sleep(PACE_S)
             manager.close()
             rank.close()
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is a failure to be reported
+        except Exception as error:  # noqa: BLE001  # any error is a failure to report
             self.rounds.failures.append(f"{type(error).__name__}: {error}")
         finally:
             self.ready.set()

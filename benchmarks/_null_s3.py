@@ -1,6 +1,6 @@
-"""A server that takes every upload and keeps nothing: `python -m benchmarks._null_s3`.
+"""An S3 server that accepts every upload and stores nothing: `python -m benchmarks._null_s3`.
 
-It answers what boto3 and obstore ask for while they upload, and reads bodies as fast as Python can.
+It answers the requests of uploads by boto3 and obstore, and reads bodies as fast as Python can.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import threading
 from urllib.parse import parse_qs, urlsplit
 
-_ROOM_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 20
 _ETAG = '"00000000000000000000000000000000"'
 _sizes: dict[str, int] = {}
 _numbers = itertools.count(1)
@@ -26,7 +26,7 @@ class Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-        room = memoryview(bytearray(_ROOM_BYTES))
+        buffer = memoryview(bytearray(_BUFFER_BYTES))
         while line := self.rfile.readline():
             method, target, _ = line.decode().split(" ")
             headers = {}
@@ -37,7 +37,7 @@ class Handler(socketserver.StreamRequestHandler):
                 self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             length = left = int(headers.get("content-length", 0))
             while left:
-                count = self.rfile.readinto1(room[:left])
+                count = self.rfile.readinto1(buffer[:left])
                 if not count:
                     return
                 left -= count

@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.checkpoint_once`: saves a state that all ranks hold equal, once for each line it reads."""
+"""One rank of `benchmarks.checkpoint_once`: saves a state equal on all ranks, once for each input line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import strata
 
 TENSORS = 64
 SETTINGS = {"compared": None, "declared": True, "own": False}
-"""What the manager's `replicated` is in each mode."""
+"""The manager's argument `replicated` in each mode."""
 
 
 def main() -> None:

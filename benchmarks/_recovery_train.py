@@ -1,7 +1,7 @@
-"""A small DistributedDataParallel training for `benchmarks.recovery`: with Strata, or as torchrun's own docs do it.
+"""A small DistributedDataParallel training for `benchmarks.recovery`: with Strata, or as in torchrun's own docs.
 
-Both save every 20 steps and go on from there; only how they join, save and restore differs. Each
-rank says when it has started, its first steps, and then every tenth.
+Both save every 20 steps and continue from there; they differ only in how they join, save and restore. Each rank
+prints its start, its first steps, and then every tenth step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 SAVE_EVERY = 20
 PACE_S = 0.02
-"""A step's time: a small model on a busy machine should measure the restart, not the machine."""
+"""Duration of a step, so that a busy machine delays the restart and not the training."""
 
 
 def say(event: str, **facts: object) -> None:
@@ -31,7 +31,7 @@ def say(event: str, **facts: object) -> None:
 
 
 def strata_steps(net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> Iterator[int]:
-    """Yield the number of each step, from the restored one on."""
+    """Yield the number of each step, from the restored step on."""
     import strata  # noqa: PLC0415  # torchrun's own needs none of it
 
     run = strata.init(model=net, optim=optimizer, storage_path=folder, save_every_steps=SAVE_EVERY)

@@ -1,4 +1,4 @@
-"""The bare server, and the clients, of `benchmarks.session_messages`."""
+"""The bare server and the clients of `benchmarks.session_messages`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def say(value: object) -> None:
 
 
 class Bare(SessionsServicer, MembersServicer):
-    """Answers calls with one and the same world, as large as the coordinator's, and nothing else."""
+    """Answers every call with the same world, as large as the coordinator's, and does nothing else."""
 
     def __init__(self, members: int) -> None:
         world = worlds_pb2.World(generation=1, size=members, members=members, reason="all members are here")
@@ -73,7 +73,7 @@ async def server(address: str, members: int) -> None:
 
 
 class Stream:
-    """One session, and what this client does on it."""
+    """One session, and this client's operations on it."""
 
     def __init__(self, call: Any, heartbeat: Any, member: Any, messages: int) -> None:
         self.call = call
@@ -82,7 +82,7 @@ class Stream:
         self.messages = messages
 
     async def said(self) -> None:
-        """Say progress, with a fence after every batch."""
+        """Send progress, with a fence call after every batch."""
         ranks = [members_pb2.RankProgress(rank=0, step=12_345, phase="train")]
         progress = session_pb2.Up(progress=session_pb2.Progress(generation=1, ranks=ranks))
         for done in range(1, self.messages + 1):
@@ -93,7 +93,7 @@ class Stream:
                 await self.reply()
 
     async def echo(self) -> None:
-        """Make calls, some in flight at all times."""
+        """Make calls, `IN_FLIGHT` at all times."""
         for _ in range(IN_FLIGHT):
             await self.ask()
         for done in range(self.messages):
@@ -102,7 +102,7 @@ class Stream:
                 await self.ask()
 
     async def unary(self) -> None:
-        """Send heartbeats, some in flight at all times."""
+        """Send heartbeats, `IN_FLIGHT` at all times."""
 
         async def beat(count: int) -> None:
             for _ in range(count):
@@ -120,7 +120,7 @@ class Stream:
 
 
 async def kept_alive(made: list[Stream]) -> None:
-    """Send a heartbeat of each now and then, whatever is being measured."""
+    """Send a heartbeat of each stream every second, whatever is being measured."""
     while True:
         await asyncio.sleep(1)
         for stream in made:
@@ -128,7 +128,7 @@ async def kept_alive(made: list[Stream]) -> None:
 
 
 async def client(address: str, number: int, streams: int, messages: int, members: int) -> None:
-    """Hold sessions and do what the parent says."""
+    """Hold sessions and carry out the parent's requests."""
     spec = worlds_pb2.JobSpec(min_workers=members, max_workers=members)
     async with AsyncExitStack() as stack:
         made = []
@@ -140,7 +140,7 @@ async def client(address: str, number: int, streams: int, messages: int, members
             member = members_pb2.Registration(job="bench", worker_id=worker, boot=worker, slots=1, spec=spec)
             await call.write(session_pb2.Up(hello=session_pb2.Hello(member=member)))
             await call.read()
-            # beside the session a standalone process that has none
+            # a standalone process without a session, beside the session
             stub: Any = MembersStub(channel)
             alone = members_pb2.Registration(job="beats", worker_id=worker, boot=worker, slots=1, spec=spec)
             registered = await stub.Register(members_pb2.RegisterRequest(registration=alone))
@@ -159,7 +159,7 @@ async def client(address: str, number: int, streams: int, messages: int, members
 
 
 def main() -> None:
-    """Be what the command line names."""
+    """Run the server or client that the command line names."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         match sys.argv[1:]:
             case ["server", address, members]:

@@ -3,11 +3,12 @@
     python -m benchmarks.agents [--json FILE] [--agents 1000] [--processes 8] [--kills 3]
 
 Three coordinators with certificates over three etcd members, all on this machine. Every agent is the session that
-`strata run` holds, with a certificate of its own and 8 slots; they live in eight processes, which start at once.
+`strata run` holds, with its own certificate and 8 slots. The agents live in eight processes that start at once.
 
 - world: from the start of the processes until every agent has its place in one world
-- back: from the SIGKILL of a replica until every agent is served again, in the same generation; the replica is started again after it
-- CPU and memory of the eight processes, a 1,000th of them an agent; a real agent has an interpreter of its own as well
+- back: from the SIGKILL of a replica until every agent is served again, in the same generation; then the replica
+  restarts
+- CPU and memory: of the eight processes, divided by the agents; a real agent also has its own interpreter
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ LOOK_S: Final = 0.05
 
 
 class Agents:
-    """Processes that hold agents, and answer how these are."""
+    """Processes that hold agents, and report their state."""
 
-    def __init__(self, stack: ExitStack, endpoints: str, papers: Path, agents: int, processes: int) -> None:
+    def __init__(self, stack: ExitStack, endpoints: str, certs: Path, agents: int, processes: int) -> None:
         self.agents = agents
         self._processes: list[subprocess.Popen[str]] = []
         for number in range(processes):
@@ -53,7 +54,7 @@ class Agents:
                 sys.executable,
                 str(PROGRAM),
                 endpoints,
-                str(papers),
+                str(certs),
                 *map(str, (first, count, agents)),
             ]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -66,7 +67,7 @@ class Agents:
         return [process.pid for process in self._processes]
 
     def state(self) -> tuple[int, int, set[int]]:
-        """Return how many are connected, how many have a place, and in which generations."""
+        """Return the number of connected agents, the number with a place, and their generations."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write("\n")
@@ -82,7 +83,7 @@ class Agents:
         )
 
     def all_served(self, since_s: float) -> tuple[float, set[int]]:
-        """Return when all are served and have a place, in seconds since then, and their generations."""
+        """Wait until all agents have a place; return the seconds since `since_s`, and their generations."""
         while True:
             connected, placed, generations = self.state()
             took_s = time.monotonic() - since_s
@@ -94,7 +95,7 @@ class Agents:
 
 
 def secured(stack: ExitStack, folder: Path, agents: int) -> LocalCluster:
-    """Start three coordinators that ask for certificates, and make those of the agents in `folder`."""
+    """Start three coordinators that require certificates, and issue those of the agents in `folder`."""
     now = dt.datetime.now(dt.UTC)
     authority = Authority.create(folder / "ca", cluster="default", now=now)
     for number in range(agents):
@@ -132,7 +133,7 @@ def measure(agents: int, processes: int, kills: int) -> dict[str, Any]:
             cpu, killed = sum(map(cpu_s, its.pids)), time.monotonic()
             victim.child.kill()
             while its.state()[0] == agents:
-                pass  # its sessions have not ended yet
+                pass  # the replica's sessions have not ended yet
             back_s, after = its.all_served(killed)
             backs.append(back_s)
             cpus.append(1000 * (sum(map(cpu_s, its.pids)) - cpu) / agents)

@@ -3,15 +3,15 @@
     python -m benchmarks.barrier [--json FILE] [--members 100] [--rounds 200] [--runs 5] [--clients 4]
                                 [--slots 1] [--no-baselines]
 
-Every member is one connection of its own, with `--slots` ranks; they live in four client processes. Everything runs on
-this machine: clients, coordinators, etcd (with fsync). In a round every member arrives at once.
+Every member is one connection with `--slots` ranks; four client processes hold them. Everything runs on this machine:
+clients, coordinators, etcd (with fsync). In a round every member arrives at once.
 
-- burst: from the first arrival sent to the last release heard
-- release: from the last arrival sent to the last release heard
+- burst: from the first arrival sent to the last release received
+- release: from the last arrival sent to the last release received
 
 Two baselines alternate with it, with as many connections from as many processes: the barrier of
-`torch.distributed.elastic` over one TCPStore, and the same clients with one bare gRPC server in Python
-that counts arrivals and releases all. Both are one process, and nothing is durable.
+`torch.distributed.elastic` over one TCPStore, and the same clients with one bare gRPC server in Python that counts
+arrivals and releases all. Both baselines are one process, without durable state.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REQUIRED_MS = 50.0
 
 
 class Clients:
-    """Processes that make the same rounds at the same time; they talk in lines of JSON."""
+    """Processes that make the same rounds at the same time; they exchange lines of JSON."""
 
     def __init__(
         self, stack: ExitStack, kind: str, count: int, members: int, rounds: int, *extra: str
@@ -98,7 +98,7 @@ def bare_server(stack: ExitStack, members: int) -> str:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that is not below `share` of all."""
+    """Return the smallest value that is at least as large as a `share` of all values."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
@@ -136,7 +136,7 @@ def measure(
         if baselines:
             bare = bare_server(stack, members)
             clients_of["bare"] = Clients(stack, "strata", clients, members, rounds, bare, str(slots))
-            with suppress(RuntimeError):  # where there is no torch
+            with suppress(RuntimeError):  # if torch is not installed
                 clients_of["tcpstore"] = Clients(
                     stack, "tcpstore", clients, members, rounds, str(Path(folder) / "port")
                 )

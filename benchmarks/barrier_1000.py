@@ -2,13 +2,12 @@
 
     python -m benchmarks.barrier_1000 [--json FILE] [--rounds 50] [--runs 5]
 
-As `benchmarks.barrier`, with three coordinators over three etcd members and four client processes
-on this machine:
+Like `benchmarks.barrier`, with three coordinators over three etcd members and four client processes on this machine:
 
-- single: 1,000 members of one rank; from the last arrival sent to the last release heard
+- single: 1,000 members of one rank; from the last arrival sent to the last release received
 - hosts: 125 members of 8 ranks, each with one arrival for all of its ranks; the whole burst
 
-TCPStore with a thousand threads does not come through on small machines, so it is no part of this.
+TCPStore is not a baseline here, because it fails with a thousand threads on small machines.
 """
 
 from __future__ import annotations

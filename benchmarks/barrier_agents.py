@@ -2,14 +2,15 @@
 
     python -m benchmarks.barrier_agents [--json FILE] [--hosts 13] [--slots 8] [--rounds 200] [--runs 5]
 
-Each host is a client process with 8 ranks, a socket each, and a real agent in a process of its own. Everything runs on this
-machine, etcd with fsync. In a round every rank arrives at once; burst: from the first arrival sent to the last release heard.
+Each host is a client process with 8 ranks, one socket each, and a real agent in its own process. Everything runs on
+this machine, etcd with fsync. In a round every rank arrives at once. Burst: from the first arrival sent to the last
+release received.
 
 Two figures are taken in turn with it, in the same run:
 
 - tcpstore: the barrier of `torch.distributed.elastic` over one TCPStore (one process, nothing durable), with as many
   connections from as many processes
-- commit: one write to etcd, as the outcome of a round is one, from a client of its own while nothing else runs
+- commit: one write to etcd, such as the outcome of a round, by a separate client while nothing else runs
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ GOAL: Final = 1.3
 
 
 def commits_ms(endpoints: Sequence[str], rounds: int) -> list[float]:
-    """Return the milliseconds of `rounds` writes to etcd, one after the other."""
+    """Return the milliseconds of each of `rounds` consecutive writes to etcd."""
 
     async def write() -> list[float]:
         took = []

@@ -1,9 +1,9 @@
-"""What history and the stream of the HTTP API cost a replica.
+"""Cost of the HTTP API's history and stream for a replica: memory and CPU.
 
-Memory: charts of 50 jobs of 1,000 ranks, recorded for as long as the rings of seconds last and filled for a day. Processor
-time: recording them, once a second; and three viewers of the ranks, the heat map, the job and the history of one
-job of 1,000 ranks, whose every rank reports each second. Both without a network, in a loop of virtual seconds, so it is the
-work of the replica alone.
+Memory: charts of 50 jobs of 1,000 ranks, recorded for as long as the rings of seconds last, and filled as after a day.
+CPU: recording them once a second; and three viewers of the ranks, the heat map, the job and the history of one job of
+1,000 ranks, each of which reports every second. Both run without a network in a loop of virtual seconds, so only the
+replica's own work counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JOBS, RANKS = 50, 1000
 VIEWERS = 3
 SECONDS = 30
 GOAL_CORE = 0.05
-"""Of a core, for three viewers at 1 Hz."""
+"""Share of a core, for three viewers at 1 Hz."""
 
 
 def rss_bytes() -> int:
@@ -40,13 +40,13 @@ def rss_bytes() -> int:
 
 
 def report(shown: Shown, job: str, step: int) -> None:
-    """Let every rank of a job report a step."""
-    said = [
+    """Have every rank of a job report a step."""
+    reports = [
         RankProgress(rank=rank, step=step, phase="step", step_us=100_000 + 37 * rank, median_step_us=100_000)
         for rank in range(RANKS)
     ]
     causes = ("step", "save", "lost", "start", "restore", "between")
-    said[0].training.CopyFrom(
+    reports[0].training.CopyFrom(
         TrainingReport(
             samples=step * RANKS,
             target_step=10**6,
@@ -54,11 +54,11 @@ def report(shown: Shown, job: str, step: int) -> None:
             goodput_s={cause: step / (1 + n) for n, cause in enumerate(causes)},
         )
     )
-    shown.board.note(job, 1, said, own=True)
+    shown.board.note(job, 1, reports, own=True)
 
 
 async def memory(shown: Shown) -> tuple[float, float]:
-    """Return MB that the charts of all jobs take, and seconds of processor that recording one second takes."""
+    """Return the MB of all jobs' charts, and the CPU seconds of recording one second."""
     for number in range(JOBS):
         shown.job(f"job-{number}", members=RANKS // 8, slots=8)
     report_s = 0.0
@@ -75,7 +75,9 @@ async def memory(shown: Shown) -> tuple[float, float]:
         began = time.process_time()
         shown.charts.sample(shown.board, asyncio.get_running_loop().time())
         spent_s += time.process_time() - began
-    for number in range(JOBS):  # what a day adds: the rings are of fixed size, and their pages are touched
+    for number in range(
+        JOBS
+    ):  # the additions of a day: the rings have a fixed size, and this touches their pages
         charts = shown.charts.job(f"job-{number}")
         assert charts is not None
         for interval_s, size in INTERVALS.items():
@@ -86,7 +88,7 @@ async def memory(shown: Shown) -> tuple[float, float]:
 
 
 async def viewers(shown: Shown) -> float:
-    """Return how much of a core three viewers of one job take."""
+    """Return the share of a core that three viewers of one job take."""
     job = "watched"
     shown.job(job, members=RANKS // 8, slots=8)
     loop = asyncio.get_running_loop()

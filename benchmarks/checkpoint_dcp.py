@@ -2,13 +2,14 @@
 
     python -m benchmarks.checkpoint_dcp [--json FILE] [--megabytes 512] [--rounds 5] [--tensors 6000]
 
-The same tensors, the same planner's calls (`dcp.save`, `dcp.load`), in turn, in an order that moves on
-with each round. R_w and R_r are raw loops of direct I/O in the same run. Ours is committed when the
-call returns: hashed, synced, named, marked; DCP's FileSystemWriter syncs, and hashes nothing. Loads
-go into tensors that are there; the page cache has DCP's files, and is passed by ours.
+The same tensors and planner calls (`dcp.save`, `dcp.load`), in turn; the order rotates with each round. R_w and R_r are
+raw loops of direct I/O in the same run. Our save is committed when the call returns: hashed, synced, named, marked.
+DCP's FileSystemWriter syncs, and hashes nothing. Loads fill existing tensors. DCP's files come from the page cache,
+which our reads bypass.
 
-Then many small tensors, beside DCP's own alone: wall time and CPU, after the first save. Ours counts until old
-checkpoints have been looked for, keeps each, and syncs each file's name as well; both sync their files.
+Then many small tensors, compared with DCP's own alone: wall time and CPU, after the first save. Our save counts until
+the search for old checkpoints has ended, keeps every checkpoint, and also syncs each file's name; both sync their
+files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import torch
 from benchmarks._disk import BLOCK_BYTES, Pages, cpu_s, raw_read, raw_write, spread
 from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter
 
-# torch exports what it documents, but does not say so to a type checker
+# torch exports its documented names, but not in a form that a type checker sees
 dist: Any = importlib.import_module("torch.distributed")
 dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
@@ -44,7 +45,7 @@ GOAL = (
 
 
 class Rig:
-    """Saves and loads of `tensors` with `count` elements each, timed; what one wrote is removed when it was read."""
+    """Timed saves and loads of `tensors` with `count` elements each; its files are removed after they are read."""
 
     def __init__(self, folder: Path, tensors: int, count: int, *, keep_count: int) -> None:
         torch.manual_seed(0)
@@ -53,7 +54,9 @@ class Rig:
         self.into = {name: torch.zeros_like(value) for name, value in self.state.items()}
         self.pages = Pages(max(1, tensors * count * 4 // BLOCK_BYTES) * BLOCK_BYTES)
         self.writer = StrataWriter(folder / "ours", keep_count=keep_count)
-        self.waits = keep_count == 0  # nothing is removed, which theirs is outside of the timing
+        self.waits = (
+            keep_count == 0
+        )  # no checkpoint is removed; DCP's files are removed outside the timing too
         self.seconds: dict[str, list[float]] = {}
         self.step = 0
 
@@ -86,7 +89,7 @@ class Rig:
             planner=JsonSavePlanner(),
         )
         if self.waits:
-            self.writer._tidied()
+            self.writer._wait_collected()
 
     def theirs(self) -> None:
         path = self.folder / "dcp"
@@ -114,7 +117,7 @@ class Rig:
 
 
 def small(folder: Path, tensors: int, rounds: int) -> dict[str, float]:
-    """Return what saves and loads of many small tensors take, of what DCP's own take."""
+    """Return the cost of saves and loads of many small tensors, as a share of DCP's own."""
     folder.mkdir()
     rig = Rig(folder, tensors, SMALL_ELEMENTS, keep_count=0)
     rig.run(rounds, raw=False)

@@ -2,11 +2,10 @@
 
     python -m benchmarks.checkpoint_flips [--json FILE] [--flips 1000] [--peer-flips 300] [--seed 1]
 
-Each saves the same tensors. Then one random bit of all that it wrote is flipped, all is loaded, and
-the bit is put back. It is *found* when the load fails, or (ours) when the checkpoint before is
-restored instead; *silent* when other values come back than were saved and nothing says so; *without
-effect* when the values are the saved ones (a bit of padding, or of what is not read). Ours reads
-and proves what it does not use, too: there a bit has always been found or it is a failure.
+Each library saves the same tensors. Then one random bit of its files is flipped, everything is loaded, and the bit is
+put back. A bit is *found* if the load fails, or (Strata) if the previous checkpoint is restored instead. It is *silent*
+if other values than the saved ones are loaded without an error. It is *without effect* if the values are the saved ones
+(a bit of padding, or of unread data). Strata also reads and verifies unused data, so it must find every bit.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from safetensors.torch import load_file, save_file
 
 from strata.client.checkpoints.manager import CheckpointManager
 
-# torch exports what it documents, but does not say so to a type checker
+# torch exports its documented names, but not in a form that a type checker sees
 dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -39,7 +38,7 @@ State = dict[str, torch.Tensor]
 
 
 def state_of(seed: int) -> State:
-    """Return a small model and its optimizer's moments."""
+    """Return the tensors of a small model."""
     made = torch.Generator().manual_seed(seed)
     shapes = [(64, 64), (64,), (128, 32), (7,)]
     return {f"layer{i}.weight": torch.randn(shape, generator=made) for i, shape in enumerate(shapes)}
@@ -55,7 +54,7 @@ def same(one: State, other: State) -> bool:
 
 @contextmanager
 def flipped(path: Path, bit: int) -> Iterator[None]:
-    """Flip one bit of a file for as long as the body runs."""
+    """Flip one bit of a file while the body runs."""
     whole = path.read_bytes()
     changed = bytearray(whole)
     changed[bit // 8] ^= 1 << bit % 8
@@ -67,7 +66,7 @@ def flipped(path: Path, bit: int) -> Iterator[None]:
 
 
 def tried(folder: Path, load: Callable[[], State | None], flips: int, seeded: random.Random) -> Counter[str]:
-    """Flip a bit of the files below `folder` at a time; return what came of it."""
+    """Flip one bit at a time in the files below `folder`; return the counts of results."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     sizes = [path.stat().st_size for path in files]
     found = Counter[str]()
@@ -76,7 +75,7 @@ def tried(folder: Path, load: Callable[[], State | None], flips: int, seeded: ra
         with flipped(files[index], seeded.randrange(8 * sizes[index])):
             try:
                 state = load()
-            except (Exception, dcp.CheckpointException):  # noqa: BLE001  # it has said something; DCP's is no Exception
+            except (Exception, dcp.CheckpointException):  # noqa: BLE001  # found; DCP's error is no Exception
                 state = None
         if state is None:
             found["found"] += 1
@@ -86,7 +85,7 @@ def tried(folder: Path, load: Callable[[], State | None], flips: int, seeded: ra
 
 
 def ours(folder: Path, flips: int, seeded: random.Random) -> Counter[str]:
-    """Every bit must be found, by the restore of the checkpoint before."""
+    """Return the counts for Strata; it must find every bit and restore the previous checkpoint."""
     with CheckpointManager(folder, capture_rng=False) as manager:
         for step in (1, 2):
             manager.save_state(state_of(step), step).wait()
@@ -96,7 +95,7 @@ def ours(folder: Path, flips: int, seeded: random.Random) -> Counter[str]:
             state: Any = zeros()
             restored = manager.restore(state)
             if restored is not None and restored.step == 1 and same(state, state_of(1)):
-                return None  # found: the good one before it was taken
+                return None  # found: the previous good checkpoint was restored
             return dict(state)
 
         return tried(newest, load, flips, seeded)
@@ -111,7 +110,7 @@ def by_safetensors(folder: Path, flips: int, seeded: random.Random) -> Counter[s
     save_file(state_of(2), folder / "state.safetensors")
 
     def load() -> State:
-        # out of the map of the file, in which the bit is put back
+        # copied out of the mapped file, in which the bit is put back
         return {name: tensor.clone() for name, tensor in load_file(folder / "state.safetensors").items()}
 
     return tried(folder, load, flips, seeded)
@@ -135,7 +134,7 @@ def main() -> int:
     parser.add_argument("--peer-flips", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    logging.getLogger("strata.checkpoint").setLevel(logging.CRITICAL)  # a thousand errors are due
+    logging.getLogger("strata.checkpoint").setLevel(logging.CRITICAL)  # a thousand errors are expected
     warnings.simplefilter("ignore")
     savers = {"strata": ours, "torch.save": by_torch, "safetensors": by_safetensors, "DCP": by_dcp}
     results: dict[str, dict[str, int]] = {}

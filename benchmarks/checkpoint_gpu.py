@@ -2,11 +2,10 @@
 
     python -m benchmarks.checkpoint_gpu [--json FILE] [--megabytes 2048] [--rounds 7]
 
-Needs a CUDA device, and says so where there is none. *Blocked* is the time from the call of save
-to the moment at which the device has done what the training asked of it next, less the same work
-without a save: what the copy costs the training in the worst case, in which the very next thing it
-does changes every tensor. *Returned* is when the call itself comes back. The base line is a raw copy of
-the same bytes into pinned memory.
+Needs a CUDA device, and prints so if there is none. *Blocked* is the time from the call of save until the device has
+done the training's next work, minus the time of the same work without a save. That work changes every tensor at once,
+which is the worst case for the copy. *Returned* is the time until the call itself returns. The baseline is a raw copy
+of the same bytes into pinned memory.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ GOAL = "blocked ≤ 1.10 x the raw pinned copy"
 
 
 def measure(folder: Path, megabytes: int, rounds: int) -> tuple[list[float], list[float], list[float]]:
-    """Return seconds blocked, until the call returned, and of the raw copy, a round each."""
+    """Return seconds blocked, until the call returned, and of the raw copy, for each round."""
     count = (megabytes << 20) // 4 // TENSORS
     state = {f"layer{i}": torch.ones(count, device="cuda") for i in range(TENSORS)}
     pinned = torch.empty(count, pin_memory=True)
@@ -63,7 +62,7 @@ def measure(folder: Path, megabytes: int, rounds: int) -> tuple[list[float], lis
                 pinned.copy_(tensor, non_blocking=True)
             torch.cuda.synchronize()
             plain = time.perf_counter() - began
-            if step > 1:  # the first one pins its memory
+            if step > 1:  # the first save pins its memory
                 blocked.append(took)
                 returned.append(back)
                 raw.append(plain)

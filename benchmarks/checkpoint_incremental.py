@@ -2,11 +2,10 @@
 
     python -m benchmarks.checkpoint_incremental [--json FILE] [--megabytes 800] [--rounds 7]
 
-Each round saves a Full and then an Incremental, after one tensor in a hundred was changed. Both are
-done when the checkpoint is committed; what the trainer is blocked, the copy of the whole state, is
-in both. The Incremental hashes all of the state and writes what changed. Its bytes are those of its
-image and its manifests, beside the bytes of the chunks that changed. It is restored afterwards, and
-every tensor compared.
+Each round saves a Full and then an Incremental, after changing one tensor in a hundred. Both end when the checkpoint is
+committed, and both include the copy of the whole state that blocks the trainer. The Incremental hashes the whole state
+and writes the changes. Its bytes are those of its image and manifests, compared with the bytes of the changed chunks.
+It is restored afterwards, and every tensor compared.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def bytes_on_disk(info: CheckpointInfo) -> int:
 
 
 def measure(folder: Path, megabytes: int, rounds: int) -> Rounds:
-    """Return the rounds after one of warming up."""
+    """Return the measured rounds, without the first, which warms up."""
     random = np.random.default_rng(0)
     count = (megabytes << 20) // 4 // TENSORS
     state = {f"layer{i}": random.random(count, dtype=np.float32) for i in range(TENSORS)}

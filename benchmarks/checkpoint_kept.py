@@ -2,10 +2,10 @@
 
     python -m benchmarks.checkpoint_kept [--json FILE] [--tensors 1000] [--many 200] [--rounds 15]
 
-Four ways: torch's DCP through `StrataWriter` and a `CheckpointManager`, each alone and under coordinators
-(one replica and one member of etcd in processes of their own). Everything is kept. Two roots, or jobs, are
-saved to in turn, one with few checkpoints and one with many. A save counts from its call until old checkpoints
-have been looked for, without Python's garbage collector; of the replica its process's CPU meanwhile. Medians.
+Four ways: torch's DCP through `StrataWriter` and a `CheckpointManager`, each standalone and under coordinators (one
+replica and one etcd member in their own processes). Every checkpoint is kept. Saves alternate between two roots, or
+jobs, one with few checkpoints and one with many. A save counts from its call until the search for old checkpoints has
+ended, without Python's garbage collector; for the replica its process's CPU in that time counts. Figures are medians.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from strata.client.checkpoints.manager import CheckpointManager
 from strata.devcluster.local_cluster import LocalCluster
 from strata.integrations.dcp import JsonSavePlanner, StrataWriter
 
-# torch exports what it documents, but does not say so to a type checker
+# torch exports its documented names, but not in a form that a type checker sees
 dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,19 +43,19 @@ Save = Callable[[int], None]
 
 
 def by_dcp(stack: ExitStack, state: dict[str, Any], root: Path, client: Any) -> Save:
-    """Return what saves a step through DCP."""
+    """Return a function that saves a step through DCP."""
     writer = StrataWriter(root, client=client)
     stack.callback(writer.close)
 
     def save(step: int) -> None:
         dcp.save(state, checkpoint_id=str(step), storage_writer=writer, planner=JsonSavePlanner())
-        writer._tidied()
+        writer._wait_collected()
 
     return save
 
 
 def by_manager(stack: ExitStack, state: dict[str, Any], root: Path, client: Any) -> Save:
-    """Return what saves a step by a manager."""
+    """Return a function that saves a step by a manager."""
     manager = stack.enter_context(CheckpointManager(root, client=client))
 
     def save(step: int) -> None:
@@ -74,7 +74,7 @@ def running_s(pid: int) -> float:
 def measured(save: Save, step: int, replica: int | None) -> tuple[float, float]:
     """Return the CPU seconds of this process, and of the replica, for one save."""
     gc.collect()
-    gc.disable()  # it falls due every other save or so, which is always the same of two in turn
+    gc.disable()  # it would run about every other save, and so always in the same of two alternating saves
     try:
         before = running_s(replica) if replica is not None else 0.0
         began = time.process_time()
@@ -86,14 +86,14 @@ def measured(save: Save, step: int, replica: int | None) -> tuple[float, float]:
 
 
 def compared(few: Save, many: Save, kept: int, rounds: int, replica: int | None) -> dict[str, float]:
-    """Return the medians of saves in turn, where `kept` checkpoints are kept by one of them, and their ratios."""
+    """Return the medians of alternating saves and their ratio; `many` starts with `kept` checkpoints."""
     for step in range(1, kept + 1):
         many(step)
     for step in range(1, FEW + 1):
         few(step)
     found: dict[str, list[tuple[float, float]]] = {"few": [], "many": []}
     for number in range(1, rounds + 1):
-        # the order changes, for what one leaves behind in caches
+        # the order alternates, because one save leaves data in caches for the next
         turns = [("few", few, FEW), ("many", many, kept)]
         for name, save, base in turns if number % 2 else turns[::-1]:
             found[name].append(measured(save, base + number, replica))

@@ -2,12 +2,11 @@
 
     python -m benchmarks.checkpoint_local [--json FILE] [--megabytes 768] [--rounds 7]
 
-All save the same tensors in turn, in an order that moves on with each round, and each removes its
-files at once. R_w is a raw loop of direct I/O with a sync, in the same run. Ours is done when the
-checkpoint is committed: hashed, synced, named, marked. torch.save and DCP's FileSystemWriter sync,
-too, and hash nothing. What the trainer is blocked is compared with a copy of the same tensors by
-one thread into memory that was used before, and with DCP's async_save. Memory is measured in
-processes of their own, while two saves are in flight, beyond what one of a single number took.
+All save the same tensors in turn, in an order that rotates with each round, and each removes its files at once. R_w
+is a raw loop of direct I/O with a sync, in the same run. Our save ends when the checkpoint is committed: hashed,
+synced, named, marked. torch.save and DCP's FileSystemWriter sync too, and hash nothing. The time that the trainer is
+blocked is compared with a copy of the same tensors by one thread into used memory, and with DCP's async_save. Memory
+is measured in separate processes while two saves are in flight, beyond the memory after a save of a single number.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import torch
 from benchmarks._disk import BLOCK_BYTES, Pages, cpu_s, raw_write, spread, timed
 from strata.client.checkpoints.manager import CheckpointManager
 
-# torch exports what it documents, but does not say so to a type checker
+# torch exports its documented names, but not in a form that a type checker sees
 dist: Any = importlib.import_module("torch.distributed")
 dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
@@ -47,7 +46,7 @@ GOAL = (
 
 @dataclass(slots=True)
 class Times:
-    """Seconds of each round, by what was measured."""
+    """Seconds of each round, by the name of the measurement."""
 
     of: dict[str, list[float]] = field(default_factory=dict)
 
@@ -76,7 +75,7 @@ def sync(path: Path) -> None:
 
 
 class Rig:
-    """The savers, each of which saves once and removes what it wrote."""
+    """The savers. Each saves once and removes its files."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
         self.folder = folder
@@ -177,7 +176,7 @@ with CheckpointManager(sys.argv[1], keep_count=1, low_memory=sys.argv[3] == "low
 
 
 def memory_ratio(folder: Path, mode: str) -> float:
-    """Return the extra memory of saves, at its peak, as a share of the state."""
+    """Return the peak of the extra memory of saves, as a multiple of the state."""
     done = subprocess.run(
         [sys.executable, "-c", MEMORY_PROGRAM, str(folder / f"memory-{mode}"), "32", mode],
         check=True,

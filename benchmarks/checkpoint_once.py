@@ -2,12 +2,11 @@
 
     python -m benchmarks.checkpoint_once [--json FILE] [--ranks 3] [--megabytes 256] [--rounds 15]
 
-Each rank is a process with the same state, over one coordinator and one etcd member, all on this machine and
-its disk. Three worlds save in turn: one compares at each save (the default); in one everything is declared
-`replicated`, so nothing is compared before it is written; in one each rank writes its own. A save takes from the
-call on the slowest rank to its commit. `cost` is how much longer a compared save takes than a declared one of the
-same round, which hashes and writes the same bytes; `share` is the part of a compared save in which ranks hash, and
-wait for each other.
+Each rank is a process with the same state, over one coordinator and one etcd member, all on this machine and its disk.
+Three worlds save in turn. One compares at each save (the default). One declares everything `replicated`, so nothing is
+compared before it is written. In one each rank writes its own state. The time of a save is from the call on the slowest
+rank to the commit. `cost` is how much longer a compared save takes than a declared one of the same round, which hashes
+and writes the same bytes. `share` is the part of a compared save in which ranks hash and wait for each other.
 """
 
 from __future__ import annotations
@@ -54,19 +53,19 @@ class World:
             self.ranks.append(process)
 
     def save(self) -> dict[str, float]:
-        """Return what the slowest rank says of the next save."""
+        """Save once; return the largest figures of all ranks."""
         for process in self.ranks:
             assert process.stdin is not None
             process.stdin.write("save\n")
             process.stdin.flush()
-        told = []
+        figures = []
         for process in self.ranks:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
                 raise RuntimeError("a rank ended early")
-            told.append(json.loads(line))
-        return {key: max(rank[key] for rank in told) for key in told[0]}
+            figures.append(json.loads(line))
+        return {key: max(rank[key] for rank in figures) for key in figures[0]}
 
 
 def main() -> int:
@@ -88,9 +87,9 @@ def main() -> int:
         for number in range(options.rounds + 1):
             for mode in modes[number % len(modes) :] + modes[: number % len(modes)]:
                 os.sync()
-                told = worlds[mode].save()
-                if number:  # the first one warms up
-                    found[mode].append(told)
+                figures = worlds[mode].save()
+                if number:  # the first save warms up
+                    found[mode].append(figures)
             print(f"round {number} of {options.rounds}", flush=True)
 
     def median(mode: str, key: str) -> float:

@@ -2,13 +2,12 @@
 
     python -m benchmarks.checkpoint_restore [--json FILE] [--megabytes 512] [--rounds 7]
 
-One checkpoint is read again and again. *Views*: every byte read and proven, the tensors lie where
-they were read, in the memory of saves. *Copied*: into the tensors of the state. *Fresh process*: the
-same in a process that has done nothing before, from the call of restore on. Ours reads past the
-page cache, so it is always cold; torch.load and DCP read files that were dropped from it, and prove
-nothing. R_r is a raw loop of direct I/O over our image in the same run, into warm memory. What bounds
-the others is measured, too: that loop and then one thread's copy (*copied*), and that loop into memory
-that a new process with a state has just asked for (*fresh process*).
+One checkpoint is read repeatedly. *Views*: every byte is read and verified, and the tensors stay in the memory that
+it was read into, that of saves. *Copied*: into the tensors of the state. *Fresh process*: the same in a new process,
+from the call of restore on. Our reads bypass the page cache, so they are always cold. torch.load and DCP read files
+that were dropped from it, and verify nothing. R_r is a raw loop of direct I/O over our image in the same run, into
+warm memory. Bounds for two of them are measured too: that loop followed by one thread's copy (*copied*), and that
+loop into memory that a new process with a state has just allocated (*fresh process*).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from benchmarks.checkpoint_local import Times, state_of, sync
 from strata.checkpoint.restore.reader import load
 from strata.client.checkpoints.manager import CheckpointManager
 
-# torch exports what it documents, but does not say so to a type checker
+# torch exports its documented names, but not in a form that a type checker sees
 dist: Any = importlib.import_module("torch.distributed")
 dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
@@ -64,7 +63,7 @@ print(raw_read(Path(sys.argv[1]), Pages((int(sys.argv[2]) << 20) // BLOCK_BYTES 
 
 
 class Rig:
-    """The readers, each of which reads everything once."""
+    """The readers. Each reads everything once."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
         self.folder = folder
@@ -117,7 +116,7 @@ class Rig:
         self.times.add("raw fresh", self._in_a_process(RAW_FRESH_PROGRAM, self.image))
 
     def _in_a_process(self, program: str, path: Path) -> float:
-        """Return the seconds that a program of its own says it took."""
+        """Return the seconds that a program in a new process prints."""
         command = [sys.executable, "-c", program, str(path), str(self.megabytes)]
         return float(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
 

@@ -2,13 +2,12 @@
 
     python -m benchmarks.detection [--json FILE] [--rounds 30] [--detect-s 5]
 
-Two nodes train; each rank has forked DataLoader workers, which inherit its sockets and outlive it
-for a moment. One round does one thing to the first node and measures until the second node's
-session was told of the new generation:
+Two nodes train. Each rank has forked DataLoader workers, which inherit its sockets and outlive it for a moment. One
+round harms the first node and measures until the second node's session gets the new generation:
 
 - rank killed: SIGKILL to its rank's process
-- rank frozen: SIGSTOP to it, which its agent reads from the kernel (a third of the rounds)
-- node killed: SIGKILL to its supervisor, whose ranks die with it (a third of the rounds)
+- rank frozen: SIGSTOP to it, which its agent sees through the kernel (a third of the rounds)
+- node killed: SIGKILL to its agent, whose ranks die with it (a third of the rounds)
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ KILLED_P99_S = 1.5
 FROZEN_SLACK_S = 1.0
 LIMIT_S = 60.0
 WORLDS = frozenset({"world.joining", "world.waiting"})
-"""What a supervisor says when it is told of a newer generation."""
+"""Log events of an agent that gets a newer generation."""
 
 
 class Nodes:
-    """Two nodes of one job, and what they say."""
+    """Two nodes of one job, and their output."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.record = Record()
@@ -68,7 +67,7 @@ class Nodes:
         return int(self.record.of("start", source="a", generation=generation)[0]["pid"])
 
     def kill_a(self) -> None:
-        """SIGKILL the first node's supervisor."""
+        """SIGKILL the first node's agent."""
         os.kill(self._talkers["a"].pid, signal.SIGKILL)
 
     def start_a(self) -> None:
@@ -77,7 +76,7 @@ class Nodes:
         self._talkers["a"] = self._start("a")
 
     def told(self, after: int) -> float:
-        """Return the moment at which the second node was told of a generation newer than `after`."""
+        """Return the moment at which the second node got a generation newer than `after`."""
 
         def newer(events: list[Event]) -> float:
             for event in events:
@@ -95,7 +94,7 @@ class Nodes:
 
 
 def measure(nodes: Nodes, rounds: int, harm: Callable[[int], None], mend: Callable[[], None]) -> list[float]:
-    """Return the seconds from harm to knowledge of each round, sorted."""
+    """Return the seconds from the harm to the new generation of each round, sorted."""
     found = []
     for _ in range(rounds):
         generation = nodes.settled()
@@ -107,7 +106,7 @@ def measure(nodes: Nodes, rounds: int, harm: Callable[[int], None], mend: Callab
 
 
 def distribution(seconds: Sequence[float]) -> dict[str, float]:
-    """Return what the table shows of sorted measurements."""
+    """Return the figures of the table for sorted measurements."""
 
     def percentile(p: float) -> float:
         return round(seconds[math.ceil(p * len(seconds)) - 1], 3)

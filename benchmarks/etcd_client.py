@@ -2,9 +2,9 @@
 
     python -m benchmarks.etcd_client [--json FILE] [--members 3] [--fsync] [--rounds 21]
 
-Both sides send the same transaction (one compare, one put of 64 bytes) over one connection to a
-local etcd, and alternate; the figure is the median of ours ÷ bare of each round, and its spread.
-Without fsync and with one member, etcd is as fast as it can be, so the client weighs most.
+Both sides send the same transaction (one compare, one put of 64 bytes) over one connection to a local etcd, and
+alternate. The figure is the median over the rounds of ours ÷ bare, and its spread. Without fsync and with one member
+etcd is as fast as it can be, so the client's share is largest.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ WRITERS = 64
 VALUE = b"v" * 64
 GOAL = 0.8
 DEADLINE_S = 10.0
-"""Of both sides: a machine that is busy otherwise should slow the figure, not end the run."""
+"""Deadline of both sides: a machine busy with other work should lower the figure, not end the run."""
 
 Write = Callable[[str], Awaitable[bool]]
 TxnCall = grpc.aio.UnaryUnaryMultiCallable[kv_pb2.TxnRequest, kv_pb2.TxnResponse]
 
 
 def bare(call: TxnCall) -> Write:
-    """A write as one would do it by hand, with the same deadline."""
+    """Return a write by the bare stub, with the same deadline."""
 
     async def write(key: str) -> bool:
         name = key.encode()
@@ -70,7 +70,7 @@ def ours(store: EtcdStore) -> Write:
 
 
 async def rate(write: Write, seconds: float) -> float:
-    """Return the writes a second of all writers together."""
+    """Return the writes per second of all writers together."""
     end = time.perf_counter() + seconds
     counts = [0] * WRITERS
 

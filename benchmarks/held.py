@@ -4,10 +4,9 @@
 
 Three coordinators over three etcd members, all on this machine. Two settings:
 
-- at rest: 100 members, a connection each. CPU of each replica, and how far etcd's revision moves.
-- many: 10,000 members over the three replicas, in jobs of 1,000, 50 streams a connection (the
-  members are simulated; a stream and its session are what a replica holds for each). Memory is
-  what the replicas grew by since they were empty.
+- at rest: 100 members, one connection each. Figures: the CPU of each replica, and the growth of etcd's revision.
+- many: 10,000 members over the three replicas, in jobs of 1,000, with 50 streams a connection. The members are
+  simulated, each by the stream and session that a replica holds for it. Memory is the growth of the replicas.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ REST_WRITES_A_MINUTE = 60.0
 MEMBER_KIB = 60.0
 MEMBER_CPU_MS = 0.1
 STREAMS = 50
-"""A connection; a replica takes 64 (docs/security.md)."""
+"""Streams on a connection; a replica accepts 64 (docs/security.md)."""
 
 
 def memory_kib(pid: int) -> int:
-    """Return the resident memory of a process that is its own."""
+    """Return the private resident memory of a process."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Private_Dirty:"):
             return int(line.split()[1])
@@ -48,7 +47,7 @@ def memory_kib(pid: int) -> int:
 
 
 def revision(endpoints: Sequence[str]) -> int:
-    """Return etcd's revision, which every write moves by one."""
+    """Return etcd's revision, which every write increases by one."""
 
     async def ask() -> int:
         async with await EtcdStore.connect(endpoints) as store:
@@ -60,7 +59,7 @@ def revision(endpoints: Sequence[str]) -> int:
 def hold(
     stack: ExitStack, endpoints: str, members: int, job_size: int, a_channel: int, processes: int
 ) -> list[subprocess.Popen[str]]:
-    """Have idle members; return when all are in their worlds."""
+    """Start idle members; return once all are in their worlds."""
     started = []
     share = members // processes
     for number in range(processes):
@@ -79,7 +78,7 @@ def hold(
 
 
 def watched(pids: Sequence[int], seconds: float) -> list[float]:
-    """Return the CPU seconds a second of each process over a while."""
+    """Return the CPU seconds per second of each process over a while."""
     before, began = [cpu_s(pid) for pid in pids], time.monotonic()
     time.sleep(seconds)
     took_s = time.monotonic() - began
@@ -87,17 +86,17 @@ def watched(pids: Sequence[int], seconds: float) -> list[float]:
 
 
 def measure(members: int, job_size: int, a_channel: int, seconds: float) -> dict[str, Any]:
-    """Return what `members` idle members cost."""
+    """Return the cost of `members` idle members."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         cluster = LocalCluster.start(Path(folder), etcd_members=3, coordinators=3)
         stack.callback(cluster.kill)
         pids = [coordinator.child.pid for coordinator in cluster.coordinators]
-        time.sleep(2)  # they are elected, and have looked around
+        time.sleep(2)  # for the election and the first work of the controllers
         empty_kib = sum(map(memory_kib, pids))
         began = time.monotonic()
         hold(stack, cluster.endpoints, members, job_size, a_channel, processes=4)
         took_s = time.monotonic() - began
-        time.sleep(3)  # what the last world caused is over
+        time.sleep(3)  # until the work for the last world is over
         from_, since = revision(cluster.etcd.endpoints), time.monotonic()
         cpu = watched(pids, seconds)
         writes = revision(cluster.etcd.endpoints) - from_

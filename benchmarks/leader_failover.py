@@ -2,16 +2,16 @@
 
     python -m benchmarks.leader_failover [--json FILE] [--signal KILL|STOP|TERM] [--kills 20]
 
-Three coordinators over etcd, and a job whose members are only keys. In each round the leader is
-harmed and a member's key goes at the same moment, so that a new generation is due at once; the
-time is taken until its head, written by the next leader under its fence, is seen in etcd.
+Three coordinators over etcd, and a job whose members are only keys. In each round the leader is harmed and a member's
+key is deleted at the same moment, so that a new generation is due at once. The time ends when etcd shows the head that
+the next leader wrote under its fence.
 
 - killed: SIGKILL; a follower finds its port refused and deposes it
-- frozen: SIGSTOP; the others learn of it when its lease ends
+- frozen: SIGSTOP; the followers notice it when its lease ends
 - stopped: SIGTERM; it resigns
 
-Meanwhile the members of another job, in a process of their own and with sessions at all three
-coordinators, meet at barriers and save checkpoints: none may fail.
+Meanwhile the members of another job, in a separate process and with sessions at all three coordinators, meet at
+barriers and save checkpoints: none may fail.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Observer:
         self.instance = InstanceId(uuid.uuid4().hex)
 
     async def serve(self) -> None:
-        """Be the replica that serves the members, so that they are no orphans."""
+        """Register as the replica that serves the members, so that they are not orphans."""
         record = encode(Replica(instance=self.instance, address="127.0.0.1:1"))
         put = Put(key=KEYS.replica("of-the-benchmark"), value=record)
         await self.executor.execute(Txn(success=(put,)))
@@ -80,7 +80,7 @@ class Observer:
         )
 
     async def leave(self, worker: str) -> None:
-        """Take a member away."""
+        """Remove a member."""
         held = JobView(self.mirror.view, JOB).worker(worker)
         assert held is not None
         await self.executor.settle(
@@ -88,7 +88,7 @@ class Observer:
         )
 
     async def head(self, wanted: Callable[[Entry[WorldHead]], bool]) -> WorldHead:
-        """Return the first head seen that is `wanted`."""
+        """Return the first head seen for which `wanted` returns True."""
 
         def there(view: View) -> bool:
             head = JobView(view, JOB).head()
@@ -103,7 +103,7 @@ class Observer:
 
 @asynccontextmanager
 async def observing(cluster: LocalCluster) -> AsyncIterator[Observer]:
-    """Yield an observer that follows the cluster's etcd."""
+    """Open an observer that follows the cluster's etcd."""
     async with await EtcdStore.connect(cluster.etcd.endpoints) as store, asyncio.TaskGroup() as tasks:
         mirror = Mirror(store, KEYS, new_uid="never used")
         executor = Executor(store, mirror)
@@ -117,7 +117,7 @@ async def observing(cluster: LocalCluster) -> AsyncIterator[Observer]:
 
 
 async def round_(cluster: LocalCluster, observer: Observer, harm: Callable[[Child], None]) -> float:
-    """Harm the leader once; return the seconds until the next one has written."""
+    """Harm the leader once; return the seconds until the next leader has written."""
     await observer.register("b")
     before = await observer.head(lambda head: head.record.members == 2)
     leader = await asyncio.to_thread(cluster.leader)
@@ -137,7 +137,7 @@ def _mend(leader: LocalCoordinator) -> None:
 
 
 class Meanwhile:
-    """The barriers and saves that go on; `report` ends them and says how they went."""
+    """The barriers and saves that continue meanwhile; `report` ends them and returns their figures."""
 
     def __init__(self, endpoints: str, folder: Path) -> None:
         self._program = subprocess.Popen(
@@ -151,8 +151,8 @@ class Meanwhile:
             raise RuntimeError("the members did not start")
 
     def report(self) -> dict[str, Any]:
-        said, _ = self._program.communicate(timeout=LIMIT_S)
-        report: dict[str, Any] = json.loads(said)
+        output, _ = self._program.communicate(timeout=LIMIT_S)
+        report: dict[str, Any] = json.loads(output)
         return report
 
     def kill(self) -> None:
@@ -161,7 +161,7 @@ class Meanwhile:
 
 
 async def measure(rounds: Mapping[str, int], members: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Return the sorted seconds of each kind of harm, and what went on meanwhile."""
+    """Return the sorted seconds of each kind of harm, and the report of the barriers and saves."""
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         cluster = await asyncio.to_thread(
@@ -183,7 +183,7 @@ async def measure(rounds: Mapping[str, int], members: int) -> tuple[dict[str, li
 
 
 def distribution(seconds: Sequence[float]) -> dict[str, float]:
-    """Return what the table shows of sorted measurements."""
+    """Return the figures of the table for sorted measurements."""
     return {
         "p50_s": round(seconds[math.ceil(0.5 * len(seconds)) - 1], 3),
         "p99_s": round(seconds[math.ceil(0.99 * len(seconds)) - 1], 3),

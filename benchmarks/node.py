@@ -2,14 +2,14 @@
 
     python -m benchmarks.node [--json FILE] [--slots 8] [--runs 5] [--strata COMMAND]
 
-One coordinator over one etcd member, on this machine. The script attaches by `strata.connect()`, meets the others at a
-barrier, and waits. No torch is in it: what is measured is Strata's part.
+One coordinator over one etcd member, on this machine. The script attaches by `strata.connect()`, meets the other ranks
+at a barrier, and waits. It does not use torch, so that only Strata's part is measured.
 
-- cold: from the agent's `rank.started` until `strata.connect()` has returned, in processes started from nothing
-- warm: the same, in processes that waited with the imports done (a rank is killed, the next generation starts)
+- cold: from the agent's `rank.started` until `strata.connect()` has returned, in newly started processes
+- warm: the same, in waiting processes that have done their imports (a rank is killed, the next generation starts)
 - pss: proportional memory of the agent and its ranks together, without warm processes
 
-`--strata` is the command of another clone, to compare with: `--strata "/there/.venv/bin/strata"`.
+`--strata` is the command of another clone to compare with: `--strata "/there/.venv/bin/strata"`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ time.sleep(1000)
 """
 LIMIT_S: Final = 60.0
 WARM_S: Final = 4.0
-"""How long the processes that wait have for their imports."""
+"""Time for the imports of the waiting processes."""
 
 
 class Node:
-    """One `strata run`, its log, and what its ranks wrote."""
+    """One `strata run`, its log, and the files that its ranks write."""
 
     def __init__(self, stack: ExitStack, strata: list[str], endpoints: str, slots: int, *more: str) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -79,7 +79,7 @@ class Node:
         stack.callback(self.process.send_signal, signal.SIGINT)
 
     def ready(self, generation: int) -> dict[int, dict[str, Any]]:
-        """Return what every rank of the generation wrote, once all have."""
+        """Return the file contents of every rank of the generation, once all ranks have written."""
         files = {rank: self._figures / f"{generation}-{rank}.json" for rank in range(self._slots)}
         end = time.monotonic() + LIMIT_S
         while not all(file.exists() and file.stat().st_size for file in files.values()):
@@ -89,17 +89,17 @@ class Node:
         return {rank: json.loads(file.read_text()) for rank, file in files.items()}
 
     def starts_ms(self, generation: int) -> list[float]:
-        """Return how long each rank of the generation took to attach, in milliseconds."""
+        """Return the milliseconds that each rank of the generation took to attach."""
         begun = {}
         for line in self._log.read_text().splitlines():
-            said = json.loads(line) if line.startswith("{") else {}
-            if said.get("event") == "rank.started" and said["generation"] == generation:
-                begun[said["rank"]] = dt.datetime.fromisoformat(said["timestamp"]).timestamp()
+            entry = json.loads(line) if line.startswith("{") else {}
+            if entry.get("event") == "rank.started" and entry["generation"] == generation:
+                begun[entry["rank"]] = dt.datetime.fromisoformat(entry["timestamp"]).timestamp()
         return [1000 * (one["attached"] - begun[rank]) for rank, one in self.ready(generation).items()]
 
 
 def descendants(pid: int) -> list[int]:
-    """Return a process and all below it."""
+    """Return a process and all its descendants."""
     found = [pid]
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         found += descendants(int(child))

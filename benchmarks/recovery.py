@@ -2,18 +2,17 @@
 
     python -m benchmarks.recovery [--json FILE] [--rounds 5] [--kills 3] [--calm-s 10] [--detect-s 5]
 
-Three nodes of one rank train a small model with DistributedDataParallel over gloo. `strata run` on
-three coordinators and torchrun with its c10d rendezvous take turns, `--rounds` times; in each turn
-a rank is killed `--kills` times, another one each time, always after `--calm-s` of training (so
-that `strata run` has its next processes warm; without it every kill waits for torch's import, as
-under torchrun), and the time is taken until
+Three nodes of one rank train a small model with DistributedDataParallel over gloo. `strata run` on three coordinators
+and torchrun with its c10d rendezvous alternate, `--rounds` times. In each turn a rank is killed `--kills` times, a
+different one each time, always after `--calm-s` of training. By then `strata run` has its next processes warm;
+without that pause every kill would wait for torch's import, as under torchrun. Two times are taken:
 
-- told: the other nodes' supervisors know of it (Strata only: torchrun's agents say nothing)
-- again: every rank has trained a step in a new process
+- told: until the other nodes' agents get the new world (Strata only: torchrun's agents log nothing)
+- again: until every rank has trained a step in a new process
 
-torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restarts fail now and then.
-At the end of each Strata turn a rank is frozen with SIGSTOP, so that its peers hang in gloo. What torchrun does
-then is looked at once, for a minute: gloo waits for its peer until the group's timeout, 30 minutes.
+torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restarts sometimes fail. At the end of each Strata
+turn a rank is frozen with SIGSTOP, so that its peers hang in gloo. torchrun's reaction to that is observed once, for a
+minute: gloo waits for a peer until the group's timeout of 30 minutes.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from tests.processes import Event, Record, Talker
 ROOT = Path(__file__).resolve().parent.parent
 NODES = 3
 STEADY = 3
-"""So many steps has every rank trained before the next one is harmed."""
+"""Steps that every rank trains before the next one is harmed."""
 LIMIT_S = 120.0
 FROZEN_LOOK_S = 60.0
 AGAIN_S = 5.0
@@ -51,19 +50,19 @@ TOLD = frozenset({"world.joining", "world.waiting"})
 
 
 class Training(Protocol):
-    """Three nodes that train, and what they say."""
+    """Three nodes that train, and their output."""
 
     record: Record
 
     @abstractmethod
     def end(self) -> None:
-        """Kill all of it."""
+        """Kill all of its processes."""
 
 
 def steady(
     record: Record, after: frozenset[int] = frozenset(), *, limit_s: float = LIMIT_S
 ) -> dict[int, int]:
-    """Return the processes of all ranks, by rank, once each trains; none of them in `after`."""
+    """Return the processes of all ranks, by rank, once each trains; none of them is in `after`."""
 
     def ranks(events: list[Event]) -> dict[int, int]:
         newest = {int(e["rank"]): int(e["pid"]) for e in events if e["event"] == "begin"}
@@ -75,7 +74,7 @@ def steady(
 
 
 def first_steps(record: Record, pids: Sequence[int]) -> list[float]:
-    """Return when each process was heard of its first step."""
+    """Return when the first step of each process was received."""
     return [
         min(float(e["heard"]) for e in record.events if e["event"] == "trained" and e["pid"] == pid)
         for pid in pids
@@ -96,7 +95,7 @@ class UnderStrata:
             self._talkers.append(Talker(command, name=name, record=self.record, env=_environment()))
 
     def told(self, after: float, victim: int) -> list[float]:
-        """Return when each other node was told that the world had changed, of those after a moment."""
+        """Return when each other node got a changed world, after the moment `after`."""
         source = next(e["source"] for e in self.record.of("rank.started") if e["pid"] == victim)
         first: dict[str, float] = {}
         for event in self.record.events:
@@ -109,7 +108,7 @@ class UnderStrata:
 
 
 class UnderTorchrun:
-    """Stock torchrun on three nodes, whose rendezvous lies in the first one's agent."""
+    """Stock torchrun on three nodes, with its rendezvous in the first node's agent."""
 
     def __init__(self, folder: Path) -> None:
         self.record = Record()
@@ -137,13 +136,13 @@ def _environment() -> dict[str, str]:
 
 
 def _end(talkers: Sequence[Talker]) -> None:
-    """Kill every process of these, also those that are frozen or have a group of their own."""
+    """Kill every process of these, also those that are frozen or in a process group of their own."""
     for talker in talkers:
         for pid in {talker.pid, *talker.family()}:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                continue  # it went by itself
+                continue  # it ended by itself
     for talker in talkers:
         talker.join()
         talker.wait_quiet()
@@ -152,7 +151,7 @@ def _end(talkers: Sequence[Talker]) -> None:
 def harmed(
     training: Training, victim_rank: int, number: int, *, calm_s: float, limit_s: float = LIMIT_S
 ) -> tuple[float, float, int]:
-    """Signal a rank's process; return when, how long it took until all ranks trained anew, and its pid."""
+    """Signal a rank's process; return when, the seconds until all ranks trained anew, and its pid."""
     ranks = steady(training.record)
     time.sleep(calm_s)
     began = time.monotonic()
@@ -175,7 +174,7 @@ def strata_turn(training: UnderStrata, kills: int, calm_s: float, found: dict[st
 
 
 def torchrun_frozen(training: Training, calm_s: float) -> float | None:
-    """Freeze a rank; return the seconds until all train again, None when they do not within a minute."""
+    """Freeze a rank; return the seconds until all train again, or None if that takes more than a minute."""
     try:
         return harmed(training, 1, signal.SIGSTOP, calm_s=calm_s, limit_s=FROZEN_LOOK_S)[1]
     except AssertionError:
@@ -185,7 +184,7 @@ def torchrun_frozen(training: Training, calm_s: float) -> float | None:
 def run(
     rounds: int, kills: int, calm_s: float, detect_s: float
 ) -> tuple[dict[str, list[float]], list[float], float | None]:
-    """Return what was measured of Strata, of torchrun, and of torchrun with a frozen rank."""
+    """Return the measurements of Strata, of torchrun, and of torchrun with a frozen rank."""
     ours: dict[str, list[float]] = {"again": [], "told": [], "frozen": []}
     theirs: list[float] = []
     theirs_frozen: float | None = None
@@ -219,7 +218,7 @@ def _some(seconds: Sequence[float]) -> str:
 
 
 def distribution(seconds: Sequence[float]) -> dict[str, float]:
-    """Return what the table shows of measurements."""
+    """Return the figures of the table for measurements."""
     ordered = sorted(seconds)
 
     def percentile(p: float) -> float:

@@ -2,12 +2,11 @@
 
     python -m benchmarks.s3_upload [--json FILE] [--megabytes 512] [--rounds 7]
 
-The server keeps nothing and shares the machine's cores with the client, so what is measured is the
-work of the client. Sides alternate. A round's ratio is boto3's time ÷ ours. Ours hashes every
-chunk besides, as a save does; boto3 has its defaults (parts of 8 MiB, ten threads). CPU is this
-process's own, all threads of it, and how much of it was the kernel's. What no client can be without is
-measured beside it: the bytes hashed once, and sent by plain sockets, as many as ours has. On a loopback
-a sender's processor time has much of the receiver's in it, so the kernel's part is that of the machine.
+The server stores nothing and shares the machine's cores with the client, so the client's work is measured. Sides
+alternate. A round's ratio is boto3's time ÷ ours. Ours also hashes every chunk, as a save does; boto3 has its defaults
+(parts of 8 MiB, ten threads). CPU is that of all threads of this process, and the kernel's part of it. The minimum for
+any client is measured beside it: hashing the bytes once, and sending them over as many plain sockets as ours. On
+loopback a sender's CPU time includes much of the receiver's work, so the kernel's part depends on the machine.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What one upload took: seconds, seconds of this process's processor time, and the kernel's of them."""
+    """Cost of one upload: seconds, CPU seconds of this process, and the kernel's part of them."""
 
     wall_s: float
     cpu_s: float
@@ -80,7 +79,7 @@ def null_server() -> Iterator[str]:
 
 
 def send(url: str, chunks: Sequence[memoryview]) -> None:
-    """Send the chunks as so many requests, over as many plain sockets as an upload of ours has."""
+    """Send each chunk as one request, over as many plain sockets as our upload has."""
     host, _, port = url.removeprefix("http://").partition(":")
 
     def some(number: int) -> None:

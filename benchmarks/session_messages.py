@@ -2,13 +2,12 @@
 
     python -m benchmarks.session_messages [--json FILE] [--streams 16] [--messages 20000] [--runs 5]
 
-Two client processes hold the streams. Both servers run grpc.aio on uvloop and get the same
-messages; they take turns. Counted is the server's own CPU time, so that clients on the same cores
-do not blur it:
+Two client processes hold the streams. Both servers run grpc.aio on uvloop, get the same messages, and take turns. Only
+the server's own CPU time counts, so that clients on the same cores do not distort it:
 
-- said: Progress, which nobody answers (a fence call ends each batch); bare: read and thrown away
+- said: Progress, which gets no answer (a fence call ends each batch); bare: read and discarded
 - echo: Call(GetWorld) and its Reply, 8 in flight on a stream; bare: read, and the reply written
-- unary: Members.Heartbeat, 8 in flight on a channel; bare: the answer at once
+- unary: Members.Heartbeat, 8 in flight on a channel; bare: an immediate answer
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ KINDS = ("said", "echo", "unary")
 
 
 class Peer:
-    """A process of `_session_program`; it talks in lines of JSON."""
+    """A process of `_session_program`; it exchanges lines of JSON."""
 
     def __init__(self, stack: ExitStack, *arguments: object) -> None:
         command = [sys.executable, str(PROGRAM), *map(str, arguments)]
@@ -43,7 +42,7 @@ class Peer:
         self.first = self.answer()
 
     def tell(self, line: str) -> None:
-        """Ask for something."""
+        """Send it a request."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
@@ -64,7 +63,7 @@ def cpu_s(pid: int) -> float:
 
 
 def rate(clients: list[Peer], pid: int, kind: str, messages: int) -> float:
-    """Return the messages a second of server CPU."""
+    """Return the messages per second of server CPU."""
     before = cpu_s(pid)
     for client in clients:
         client.tell(kind)
@@ -74,7 +73,7 @@ def rate(clients: list[Peer], pid: int, kind: str, messages: int) -> float:
 
 
 def measure(streams: int, messages: int, runs: int) -> dict[str, Any]:
-    """Return, for each kind, both rates and their ratio: medians over runs taken in turns."""
+    """Return, for each kind, both rates and their ratio: medians over alternating runs."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         cluster = LocalCluster.start(Path(folder), etcd_members=1, coordinators=1)
         stack.callback(cluster.kill)
@@ -94,7 +93,7 @@ def measure(streams: int, messages: int, runs: int) -> dict[str, Any]:
             for kind in KINDS:
                 for server, pid in pids.items():
                     measured = rate(clients[server], pid, kind, total)
-                    if run:  # the first warms everything up
+                    if run:  # the first run warms everything up
                         found[kind][server].append(measured)
     return {
         kind: {

@@ -2,10 +2,9 @@
 
     python -m benchmarks.shard_assignment [--json FILE] [--shards 10000] [--members 100] [--runs 60]
 
-Every run changes the members by one, so no answer is remembered from the run before; positions on
-the ring are the same in every process and are computed once. Times are the thread's own CPU time,
-so that others on the same cores do not blur them. The yardstick in the same run: sorting so many
-random numbers.
+Every run changes the members by one, so no result is cached from the run before. Positions on the ring are the same in
+every process and are computed once. Times are the thread's own CPU time, so that other work on the same cores does not
+distort them. The reference in the same run is sorting as many random numbers as there are shards.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ BOUND_GOAL = 1.05
 
 
 def measure(shards: int, members: int, runs: int) -> dict[str, Any]:
-    """Return milliseconds and shares of shards moved, for leaves and for joins."""
+    """Return milliseconds and shares of moved shards, for leaves and for joins."""
     rng = random.Random(7)
     names = [f"worker-{number:03}" for number in range(members)]
     owners = ring.owners(names, shards, ring.assign(names, shards))
@@ -38,8 +37,8 @@ def measure(shards: int, members: int, runs: int) -> dict[str, Any]:
     }
     for run in range(runs):
         for kind, results in found.items():
-            gone = rng.choice(names)
-            after = [n for n in names if n != gone] if kind == "leave" else [*names, f"new-{run:03}"]
+            departed = rng.choice(names)
+            after = [n for n in names if n != departed] if kind == "leave" else [*names, f"new-{run:03}"]
             began = time.thread_time()
             moved = ring.assign(after, shards, owners)
             results["ms"].append(1000 * (time.thread_time() - began))
@@ -47,7 +46,7 @@ def measure(shards: int, members: int, runs: int) -> dict[str, Any]:
             sorted(numbers)
             results["sort_ms"].append(1000 * (time.thread_time() - began))
             then = ring.owners(after, shards, moved)
-            share = owners.count(gone) if kind == "leave" else shards / len(after)
+            share = owners.count(departed) if kind == "leave" else shards / len(after)
             changed = sum(a != b for a, b in zip(owners, then, strict=True))
             results["moved"].append(changed / share)
             results["max_over_mean"].append(max(Counter(then).values()) * len(after) / shards)

@@ -2,10 +2,9 @@
 
     python -m benchmarks.step_report [--json FILE] [--steps 100] [--step-ms 100] [--ranks 1000]
 
-A step is so many milliseconds of numpy in the trainer's thread. Each goes through `ComputeTimer` and
-`RankClient.progress`; the client's thread keeps the window and sends ten messages a second. What counts is the processor time
-that both threads use for that, for the other thread needs the GIL, too.
-Beside it: how long a replica takes to diagnose a job of so many ranks.
+A step is `--step-ms` of numpy in the trainer's thread. Each goes through `ComputeTimer` and `RankClient.progress`; the
+client's thread keeps the window and sends ten messages a second. The CPU time that both threads use for this counts,
+because the client's thread needs the GIL too. Also measured: how long a replica takes to diagnose a job of `--ranks`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ PACE_S = 0.1
 
 
 class Sending:
-    """In the place of a session: encodes the newest progress ten times a second, and throws it away."""
+    """Stands in for a session: encodes the newest progress ten times a second, and discards it."""
 
     error = world = None
 
@@ -57,10 +56,10 @@ class Sending:
             asyncio.get_running_loop().call_later(PACE_S, self._flush)
 
     async def leave(self, reason: str, *, limit_s: float) -> None:
-        """There is nobody to leave."""
+        """Do nothing: there is no session to leave."""
 
     async def rank_exit(self, **facts: object) -> None:
-        """Nor anybody to tell of an end."""
+        """Do nothing: there is no coordinator to report to."""
 
     def _flush(self) -> None:
         self._due = False
@@ -68,14 +67,14 @@ class Sending:
 
 
 def work(seconds: float, matrix: np.ndarray[Any, Any]) -> None:
-    """Use the processor for so long."""
+    """Use the processor for so many seconds of CPU time."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
-        matrix @ matrix  # the time is what it is for
+        matrix @ matrix  # only the time counts
 
 
 def train(steps: int, step_s: float) -> dict[str, Any]:
-    """Return the processor time that measuring and reporting a step takes."""
+    """Return the CPU time of measuring and reporting a step."""
     background = BackgroundLoop()
     session = Sending()
     place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=8)
@@ -122,12 +121,12 @@ def train(steps: int, step_s: float) -> dict[str, Any]:
 
 
 async def thread_id() -> int:
-    """Return the thread that this runs in."""
+    """Return the id of the thread that runs this."""
     return threading.get_ident()
 
 
 def diagnosis_ms(ranks: int) -> float:
-    """Return the median time of a diagnosis of so many ranks, one of which is slow."""
+    """Return the median milliseconds of a diagnosis of `ranks` ranks, one of which is slow."""
     reports = [
         RankReport(
             rank=rank,

@@ -2,6 +2,8 @@
 
 - a hand-written .py or .proto file is at most 500 lines: past that, look for the two ideas in it;
 - no registry host and no path of one machine in any file: a clone takes both from where it runs;
+- a folder has at most 18 files: past that, look for the two concepts in it;
+- no identifier has a retired word: docs/glossary.md has the word that the field uses;
 - a unit test of the coordinator, the core, the client or checkpoints names nothing private of the product: it tests
   what a module promises, so that what is behind the promise can change.
 """
@@ -10,11 +12,48 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 MAX_LINES = 500
+MAX_FILES = 18
 GENERATED = ("strata/v1/", "strata/etcdapi/")
+FLAT = frozenset({"benchmarks", "docs/adr", "docs/images/dashboard", "tests/planted", "tests/ranks"})
+"""Lists, whose files are named from elsewhere: benchmarks, decisions, pictures, patches, programs that tests start."""
+RETIRED = frozenset(
+    [
+        "ailment",
+        "ailments",
+        "chore",
+        "chores",
+        "chronicle",
+        "condemned",
+        "door",
+        "doors",
+        "doubt",
+        "doubts",
+        "entomb",
+        "fruitless",
+        "government",
+        "heeds",
+        "house",
+        "hurry",
+        "keeper",
+        "lone",
+        "lookout",
+        "papers",
+        "patchwork",
+        "patience",
+        "shelf",
+        "supervisor",
+        "trouble",
+        "troubles",
+        "untold",
+    ]
+)
+"""Words that identifiers had instead of the field's; see docs/glossary.md."""
+PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 BANNED = {
     "a registry's host": re.compile(
         r"\b(?:files\.pythonhosted|(?:test\.)?pypi|(?:deb|ftp|security|snapshot)\.debian"
@@ -32,6 +71,36 @@ NOT_YET = frozenset(
 OF_LIBRARIES = frozenset({"_exit", "_metadata", "_rebuild_tensor_v2", "_sleep", "_utils", "_version"})
 """Names of Python and of torch that have no public counterpart."""
 BY_NAME = frozenset({"delattr", "getattr", "hasattr", "setattr"})
+
+
+def crowded(names: list[str]) -> Iterator[str]:
+    """Yield the folders that have too many files."""
+    folders = Counter(str(Path(name).parent) for name in names)
+    for folder, count in sorted(folders.items()):
+        if count > MAX_FILES and folder not in FLAT and not f"{folder}/".startswith(GENERATED):
+            yield f"{folder}: {count} files, at most {MAX_FILES}"
+
+
+def retired(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each identifier that is defined with a retired word."""
+    for node in ast.walk(ast.parse(text)):
+        named: list[str] = []
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                named = [name]
+            case (
+                ast.arg(arg=name)
+                | ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store())
+            ):
+                named = [name]
+            case ast.alias(asname=str(name)):
+                named = [name]
+            case _:
+                continue
+        for name in named:
+            if not RETIRED.isdisjoint(part.lower() for part in PARTS.findall(name)):
+                yield node.lineno, name
 
 
 def tracked() -> list[str]:
@@ -56,6 +125,12 @@ def problems(name: str) -> Iterator[str]:
         for what, pattern in BANNED.items():
             if pattern.search(line) and name != "scripts/check_tree.py":
                 yield f"{name}:{number}: names {what}"
+    if name.endswith(".py") and hand_written:
+        for part in Path(name).with_suffix("").parts:
+            if not RETIRED.isdisjoint(part.split("_")):
+                yield f"{name}: has a retired word in its path"
+        for number, identifier in retired(text):
+            yield f"{name}:{number}: {identifier} has a retired word: docs/glossary.md has the field's"
     if name.endswith(".py") and name.startswith(PUBLIC_ONLY) and name not in NOT_YET:
         for number, private in private_names(text):
             yield f"{name}:{number}: names {private}, which is private"
@@ -86,7 +161,7 @@ def private_names(text: str) -> Iterator[tuple[int, str]]:
 
 def main() -> int:
     names = tracked()
-    found = [problem for name in names for problem in problems(name)]
+    found = [*crowded(names), *(problem for name in names for problem in problems(name))]
     for problem in found:
         print(problem)
     print(f"house rules: {len(names)} files, {len(found)} problems")

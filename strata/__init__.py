@@ -4,9 +4,9 @@
     with strata.connect() as client:             # this process's rank, in a world
         client.barrier("ready")
 
-Names are imported when they are first used: importing this package is cheap and imports no grpc.
-A standalone process imports it before grpc, because gRPC reads `GRPC_ENABLE_FORK_SUPPORT` once, when it is imported,
-and unless it is 0 then, forked DataLoader workers of a process with a session crash.
+Names are imported when they are first used, so importing this package is cheap and does not import grpc. A standalone
+process must import this package before grpc: gRPC reads `GRPC_ENABLE_FORK_SUPPORT` once, at its import. Unless the
+variable is 0 then, forked DataLoader workers of a process with a session crash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 if "grpc" not in sys.modules:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# Otherwise it is left as it is, and `strata.session.fork` says what is wrong before this library uses grpc.
+# If grpc is imported already, setting the variable has no effect: `strata.session.fork` reports it before it uses grpc.
 
 _HOME = {
     "AsyncCheckpointWriter": "checkpoint.save.writer",
@@ -72,7 +72,7 @@ _HOME = {
         "errors",
     ),
 }
-"""Where each public name lives. `__init__.pyi` says the same to type checkers."""
+"""The module of each public name. `__init__.pyi` is the same list for type checkers."""
 
 __all__ = list(_HOME)
 

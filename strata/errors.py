@@ -1,8 +1,8 @@
 """Every error a caller of Strata can see.
 
-Each error says whose fault it is and what to do next (`hint`), and whether the same call may
-simply be made again (`retryable`). Errors of grpc, of a storage library or of the operating
-system never escape bare: the floor that meets them turns them into one of these.
+Each error states its cause, what to do next (`hint`), and whether the same call may be repeated (`retryable`). Errors
+of grpc, of a storage library or of the operating system never reach a caller: the layer that catches them converts them
+into one of these.
 
 `strata.wire.status` maps every class here to a gRPC status and back, by `code`.
 """
@@ -19,8 +19,8 @@ _USERINFO: Final = re.compile(r"://[^/\s'\"]*@")
 def redacted(text: str) -> str:
     """Return `text` without the users and passwords of the URLs in it.
 
-    Strata's own addresses have none (`config.userinfo`). What a library says of a proxy or of a server
-    may, so whatever becomes an error or a line of the log passes here.
+    Strata's own addresses have none (`config.userinfo`), but a library's message about a proxy or a server may. So
+    every error message and log line goes through this function.
     """
     return _USERINFO.sub("://…@", text) if "@" in text else text
 
@@ -28,13 +28,13 @@ def redacted(text: str) -> str:
 class StrataError(Exception):
     """The base of all errors that Strata raises on purpose.
 
-    `code` is stable, travels over the wire, and names the class on the other side.
+    `code` is stable, and identifies the class on the other side of a connection.
     """
 
     code: ClassVar[str] = "STRATA"
     retryable: ClassVar[bool] = False
     lasting: bool = False
-    """Whether the same program meets it again, however often it is started: somebody has to mend something first."""
+    """Whether every restart of the same program would fail with it again, until somebody fixes its cause."""
     default_hint: ClassVar[str] = ""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -55,45 +55,45 @@ class ConfigError(StrataError):
 
 
 class InvalidArgument(StrataError):
-    """The request itself is malformed: no state of the cluster would make it right."""
+    """The request itself is malformed: it is wrong in any state of the cluster."""
 
     code = "INVALID_ARGUMENT"
     lasting = True
 
 
 class NotFound(StrataError):
-    """What the request names does not exist."""
+    """The object that the request names does not exist."""
 
     code = "NOT_FOUND"
 
 
 class Refused(StrataError):
-    """The request is well formed, and the state of the cluster forbids it."""
+    """The request is well formed, but the state of the cluster forbids it."""
 
     code = "REFUSED"
 
 
 class Conflict(Refused):
-    """Somebody else already holds what the request asks for (an id alive elsewhere, say)."""
+    """The requested object is already held by another caller (an id that is alive elsewhere, for example)."""
 
     code = "CONFLICT"
 
 
 class QuotaExceeded(Refused):
-    """A stated limit would be passed: a value, a message, a count or etcd's own quota."""
+    """The request would exceed a limit: on a value, a message, a count or etcd's own quota."""
 
     code = "QUOTA_EXCEEDED"
 
 
 class Unauthenticated(Refused):
-    """The server wants to know who calls, and was not told, or not convincingly."""
+    """The server requires credentials, and the caller sent none, or invalid ones."""
 
     code = "UNAUTHENTICATED"
     default_hint = "set tls.cert_file and tls.key_file, or auth.token_file"
 
 
 class PermissionDenied(Refused):
-    """Who calls is known, and may not do that."""
+    """The caller is authenticated, but may not make this request."""
 
     code = "PERMISSION_DENIED"
 
@@ -106,14 +106,14 @@ class StaleGeneration(Refused):
 
 
 class StaleIncarnation(Refused):
-    """The caller's place was taken by a newer process with the same name."""
+    """A newer process with the same name has replaced the caller."""
 
     code = "STALE_INCARNATION"
     default_hint = "another process runs under this name; stop one of the two"
 
 
 class ClusterReplaced(StrataError):
-    """The cluster behind the endpoints is not the one this session began with, or its etcd lost what it had."""
+    """The cluster behind the endpoints is not the one this session began with, or its etcd has lost data."""
 
     code = "CLUSTER_REPLACED"
     default_hint = (
@@ -123,21 +123,21 @@ class ClusterReplaced(StrataError):
 
 
 class ClusterRestored(ClusterReplaced):
-    """The control plane was restored or rebuilt since this session began: sessions begin anew, without a token."""
+    """The control plane was restored or rebuilt since this session began: start a new session, without its token."""
 
     code = "CLUSTER_RESTORED"
     default_hint = "connect again: the catalog and the jobs are there, worlds begin anew"
 
 
 class NotLeader(StrataError):
-    """This replica does not lead, and the request needs the leader's fence."""
+    """This replica is not the leader, and the request needs the leader's fence."""
 
     code = "NOT_LEADER"
     retryable = True
 
 
 class Unavailable(StrataError):
-    """Nobody could answer in time. The request may or may not have taken effect."""
+    """No response arrived in time. The request may or may not have taken effect."""
 
     code = "UNAVAILABLE"
     retryable = True
@@ -145,15 +145,16 @@ class Unavailable(StrataError):
 
 
 class TransportBroken(Unavailable):
-    """The connection was ended or reset while it was used: the other side's host, or what stands
-    between, said so. A silence and a timeout say nothing, and are a plain `Unavailable`.
+    """The connection was ended or reset while in use, by the other side's host or by a device in between.
+
+    Silence and timeouts are a plain `Unavailable`: they do not prove that the connection has ended.
     """
 
     code = "TRANSPORT_BROKEN"
 
 
 class OutcomeUnknown(StrataError):
-    """The request may have taken effect, and it is too late to find out by asking again."""
+    """The request may have taken effect, and repeating it can no longer tell."""
 
     code = "OUTCOME_UNKNOWN"
     default_hint = "read the current state before you repeat the request"
@@ -170,7 +171,7 @@ class BarrierBroken(StrataError):
 
 
 class BarrierTimeout(BarrierBroken):
-    """The barrier ended because `missing` did not arrive within its time."""
+    """The barrier ended because the ranks in `missing` did not arrive within its time."""
 
     code = "BARRIER_TIMEOUT"
 
@@ -178,8 +179,8 @@ class BarrierTimeout(BarrierBroken):
 class StorageError(StrataError):
     """Reading or writing a storage root failed.
 
-    `transient` says in a few words what time may heal ("disk full"); "" where only somebody can. It is `lasting`
-    where it is known to be about a right, a name or a setting.
+    `transient` names in a few words a cause that may pass ("disk full"); "" if somebody has to fix it. `lasting` is
+    true if the cause is known to be a permission, a name or a setting.
     """
 
     code = "STORAGE"
@@ -207,43 +208,43 @@ class CheckpointNotFound(CheckpointError):
 
 
 class CheckpointCorrupt(CheckpointError):
-    """The bytes read differ from the bytes saved; they were not handed out."""
+    """The bytes read differ from the bytes saved; the reader did not return them."""
 
     code = "CHECKPOINT_CORRUPT"
     lasting = False
 
 
 class CheckpointIncomplete(CheckpointCorrupt):
-    """A file of it is not there, which says nothing of its bytes: it may be put back, or mounted."""
+    """A file of the checkpoint is missing. Its bytes may be intact: it can be put back, or its storage mounted."""
 
     code = "CHECKPOINT_INCOMPLETE"
 
 
 class CheckpointAborted(CheckpointError):
-    """The save was given up before it was complete; `latest` is unchanged."""
+    """The save was aborted before it was complete; `latest` is unchanged."""
 
     code = "CHECKPOINT_ABORTED"
     lasting = False
 
 
 class JobDone(Refused):
-    """The job has finished and takes no more members."""
+    """The job has finished and admits no more members."""
 
     code = "JOB_DONE"
 
 
 class JobFailed(StrataError):
-    """The job has ended in failure and takes no more members."""
+    """The job has failed and admits no more members."""
 
     code = "JOB_FAILED"
     default_hint = "start it again under a new name, or with --resume"
 
 
 class Preempted(SystemExit):
-    """This training was asked to stop, and all its ranks did so after the same step.
+    """A stop was requested, and all ranks of this training have stopped after the same step.
 
-    It ends the program with exit code 75, which tells a scheduler to put the job back into its
-    queue. Not an `Exception`, so that code which survives errors does not survive this one.
+    It ends the program with exit code 75, which makes a scheduler requeue the job. It is not an `Exception`, so that
+    code which catches all exceptions does not catch it.
     """
 
     code: int = 75

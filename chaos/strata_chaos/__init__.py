@@ -1,1 +1,1 @@
-"""Breaks a running Strata on purpose, records what clients and etcd saw, and judges what held."""
+"""Fault injection for a running Strata, histories of its clients and of etcd, and checkers of the invariants."""

@@ -1,4 +1,4 @@
-"""What a run or a check ends with."""
+"""Exit codes of a run and of a check."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Exit(IntEnum):
 
     PASS = 0
     VIOLATION = 1
-    """Something that must hold did not."""
+    """A property that must hold was violated."""
     UNKNOWN = 2
-    """Nothing is known to be wrong, and not enough is known to be right: a fault of the script had
-    no effect, or the run was cut short."""
+    """No violation was found, but the run proves too little: a fault of the script had no effect, or the run was
+    interrupted."""
     INFRASTRUCTURE = 3
-    """The run itself broke down: nothing is said about Strata."""
+    """The run itself failed; it proves nothing about Strata."""

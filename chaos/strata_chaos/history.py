@@ -1,13 +1,12 @@
-"""What happened, one JSON object a line: written by clients, nemesis and observer, judged later.
+"""Histories: JSON lines of operations and events, written by clients, nemesis and observer for the checkers.
 
-A history is written by one process and never rewritten. Each line goes out in one `write` to a file
-opened for appending, so a process that is killed leaves whole lines and at most one torn one, the
-last. Nothing is buffered here: what was recorded survives the death of the process (not that of
-the machine, which would end the run anyway).
+One process writes a history and never rewrites it. Each line is one `write` to a file opened for appending. A killed
+process therefore leaves whole lines and at most one torn line, the last. Nothing is buffered here: a record survives
+the death of its process (not of the machine, which would end the run anyway).
 
-An operation leaves one line when it ends, and before it one more when it was *announced*: its start,
-with `t1` null. The two share `id`. An announced operation without an end is one whose process died
-meanwhile, and its outcome is unknown. What each field means is in `docs/chaos/history.md`.
+An operation leaves one line when it ends. An *announced* operation also leaves a line at its start, with `t1` null
+and the same `id`. If an announced operation has no second line, its process died during it, and its outcome is
+unknown. `docs/chaos/history.md` describes each field.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ SCHEMA: Final = 1
 
 
 class HistoryError(Exception):
-    """A history file is not one; the message names the line and what is wrong with it."""
+    """A file is not a valid history; the message names the line and the error."""
 
 
 class Outcome(StrEnum):
-    """How an operation ended, as far as who asked for it knows."""
+    """How an operation ended, as far as its caller knows."""
 
     OK = "ok"
     FAIL = "fail"
-    """It certainly did not do what was asked."""
+    """The operation certainly had no effect."""
     UNKNOWN = "unknown"
-    """It may have had its effect, now or later: both must be reckoned with."""
+    """The operation may have its effect now, later or never: checkers must allow for each."""
 
 
 class Where(NamedTuple):
-    """The line that says so."""
+    """File and number of a history line."""
 
     file: str
     line: int
@@ -54,7 +53,7 @@ NOWHERE: Final = Where("", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What the caller was told: the class of the error, and its message."""
+    """The error that the caller got: its class and its message."""
 
     type: str
     message: str
@@ -62,7 +61,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One line. Times are seconds of CLOCK_BOOTTIME, which all processes of a machine share."""
+    """One line of a history. Times are seconds of CLOCK_BOOTTIME, which all processes of a machine share."""
 
     client: str
     process: int
@@ -78,12 +77,12 @@ class Record:
 
     @property
     def begun(self) -> bool:
-        """Whether this line only says that the operation began."""
+        """Whether this line is the announcement: the operation began."""
         return self.t1 is None
 
 
 class HistoryWriter:
-    """Appends records to one file. From any thread; for one process."""
+    """Appends records to one file. Any thread of one process may call it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +95,7 @@ class HistoryWriter:
             raise HistoryError(f"{path} ends in a torn line: a new process writes a new file")
 
     def write(self, *records: Record) -> None:
-        """Append the records together; once this returns they survive the process."""
+        """Append the records together. Once this returns, they survive the death of the process."""
         data = b"".join(encode(record) for record in records)
         with self._lock:
             while data:
@@ -116,7 +115,7 @@ class HistoryWriter:
 
 
 def encode(record: Record) -> bytes:
-    """Return the line of a record, its end included."""
+    """Return the line of a record, with its newline."""
     body: dict[str, Any] = {"v": SCHEMA, "client": record.client, "process": record.process}
     if record.id:
         body["id"] = record.id
@@ -128,7 +127,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(line: bytes | str, where: Where = NOWHERE) -> Record:
-    """Return the record of a line; `HistoryError` says what is wrong with it."""
+    """Return the record of a line; a `HistoryError` names the defect."""
     try:
         body = json.loads(line)
     except ValueError as error:
@@ -140,7 +139,7 @@ def decode(line: bytes | str, where: Where = NOWHERE) -> Record:
             raise HistoryError(f"{where}: schema {body['v']!r}; this version reads {SCHEMA}")
         if wrong := _wrong(body):
             raise HistoryError(f"{where}: {wrong}")
-        told = body.get("error")
+        failure = body.get("error")
         return Record(
             client=body["client"],
             process=body["process"],
@@ -150,7 +149,7 @@ def decode(line: bytes | str, where: Where = NOWHERE) -> Record:
             outcome=_OUTCOMES[body["outcome"]],
             args=body["args"],
             result=body["result"],
-            error=Failure(type=told["type"], message=told["message"]) if told else None,
+            error=Failure(type=failure["type"], message=failure["message"]) if failure else None,
             id=body.get("id", ""),
             where=where,
         )
@@ -162,7 +161,7 @@ _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
 
 def _wrong(body: dict[str, Any]) -> str:
-    """Say which field does not hold what it should; nothing if all do."""
+    """Return which field has an invalid value, in words; empty if all are valid."""
     t0, t1 = body["t0"], body["t1"]
     if not (isinstance(body["client"], str) and isinstance(body["op"], str)):
         return "client and op are texts"
@@ -179,10 +178,10 @@ def _wrong(body: dict[str, Any]) -> str:
 
 
 class History:
-    """Every history of a folder, or one file, read as a stream; iterate as often as needed.
+    """All histories of a folder, or one file, read as a stream; it can be iterated repeatedly.
 
-    A torn last line is what a killed process leaves: it is noted in `torn` and passed over. Anything
-    else that is no record raises `HistoryError`, for a judge must not guess.
+    A torn last line is left by a killed process: it is noted in `torn` and skipped. Any other line that is not a record
+    raises `HistoryError`, because a checker must not guess.
     """
 
     def __init__(self, path: Path) -> None:
@@ -205,14 +204,14 @@ class History:
                     self.torn[name] = f"{name}:{number}: torn after {len(line)} bytes"
 
     def quote(self, places: set[Where]) -> dict[Where, str]:
-        """Return the lines at these places, as they were written."""
+        """Return the text of the lines at these places."""
         found: dict[Where, str] = {}
         for file in self.files:
             name = str(file.relative_to(self.root))
-            wanted = {place.line for place in places if place.file == name}
-            if wanted:
+            numbers = {place.line for place in places if place.file == name}
+            if numbers:
                 with file.open(encoding="utf-8", errors="replace") as lines:
                     for number, line in enumerate(lines, 1):
-                        if number in wanted:
+                        if number in numbers:
                             found[Where(name, number)] = line.rstrip("\n")
         return found

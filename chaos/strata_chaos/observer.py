@@ -1,16 +1,15 @@
-"""The ground truth: every event of etcd, in order, without gaps.
+"""The observer records the ground truth: every etcd event of the cluster's prefix, in order and without gaps.
 
     python -m strata_chaos.observer --etcd a:2379,b:2379,c:2379 --history observer.jsonl
 
-It follows the cluster's prefix from a revision on (`--start-revision 1`: from the beginning of a fresh
-etcd) and records each event, and what the key was before. Reconnecting resumes after the last event
-seen. If etcd has compacted what is missing, an `observer.gap` says so, and no verdict is drawn across
-it. Started again on its own file it goes on where it was. On SIGTERM it first catches up with what etcd
-holds by then, and says in `observer.ended` whether it could: only then is what is absent here absent.
+It watches from a revision on (`--start-revision 1`: from the beginning of a fresh etcd) and records each event with
+the key's previous revisions. A reconnect resumes after the last event seen. If etcd has compacted missing events, the
+observer records an `observer.gap`, and checkers draw no verdict across it. An observer that is restarted on its own
+file resumes there. On SIGTERM it first catches up with etcd and records in `observer.ended` whether it could. Only
+then does a key's absence from the record mean that the key was absent from etcd.
 
-Beside the events it reads the leader key, linearizably, about twice a second: `observer.sample`. A
-sample also tells when: what is above its revision was committed after it began (`t0`), what is not
-above it was committed before it ended (`t1`).
+It also reads the leader key linearizably about twice a second: `observer.sample`. A sample dates revisions: revisions
+above its own were committed after it began (`t0`), all others before it ended (`t1`).
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ from strata_chaos.history import History, HistoryWriter, Outcome, Record
 SAMPLE_S: Final = 0.5
 RETRY_S: Final = 0.5
 CATCH_UP_S: Final = 20.0
-"""How long it may take at the end: a watch that fell silent is opened elsewhere after 15 s."""
+"""How long catching up may take at the end: a watch without messages is reopened on another member after 15 s."""
 CLIENT: Final = "observer"
 
 
 @dataclass(slots=True)
 class Seen:
-    """How far the record goes, and which keys there are now: (create_revision, mod_revision)."""
+    """How far the record goes, and the keys that exist there: (create_revision, mod_revision)."""
 
     revision: int = 0
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
     at_revision: set[str] = field(default_factory=set)
-    """The keys already recorded of `revision` itself: an observer may die between two of them."""
+    """Keys of revision `revision` that are recorded: an observer may die between two events of one revision."""
 
     def take(self, key: str, mod_revision: int, create_revision: int | None) -> dict[str, int] | None:
-        """Note an event; return what the key was before. No `create_revision` is a deletion."""
+        """Note an event; return the key's previous revisions. `create_revision` is None for a deletion."""
         before = self.keys.get(key)
         if mod_revision > self.revision:
             self.revision, self.at_revision = mod_revision, set()
@@ -68,7 +67,7 @@ class Seen:
 
 
 class Observer:
-    """Writes what it sees of one cluster's keys. `clock` is CLOCK_BOOTTIME in seconds."""
+    """Records the events of one cluster's keys. `clock` is CLOCK_BOOTTIME in seconds."""
 
     def __init__(
         self, store: Store, writer: HistoryWriter, *, prefix: str, seen: Seen, clock: Callable[[], float]
@@ -85,10 +84,10 @@ class Observer:
     async def run(
         self, start_revision: int, stop: asyncio.Event, *, life: int = 1, listed_at: int = 0
     ) -> None:
-        """Record until told to stop, and then until all is recorded that was written before that.
+        """Record until `stop` is set, and then until everything written before that is recorded.
 
-        `start_revision` 0 begins with a list of what is there now, `listed_at` with one of what was there at that revision:
-        that of the snapshot which etcd began from, in its second or a later `life`.
+        If `start_revision` is 0, begin with a list of the present keys. If `listed_at` is set, begin with a list of
+        the keys at that revision: that of the snapshot from which etcd began its second or a later `life`.
         """
         self._note("observer.started", prefix=self._prefix, start_revision=start_revision, life=life)
         if listed_at and not self.seen.revision:
@@ -106,7 +105,7 @@ class Observer:
         self._note("observer.ended", complete=complete, revision=self._reached)
 
     async def _caught_up(self) -> bool:
-        """Wait until everything is recorded that etcd holds now; False when that takes too long."""
+        """Wait until everything that etcd holds now is recorded; False if that takes longer than `CATCH_UP_S`."""
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 target = (await self._read(Range(key=f"{self._prefix}leader"))).revision
@@ -120,7 +119,7 @@ class Observer:
     async def _follow(self, revision: int) -> None:
         while True:
             try:
-                # at the last revision itself: of that one only a part may have been recorded
+                # from the last revision itself, because only a part of its events may be recorded
                 watch = self._store.watch(self._prefix, prefix_end(self._prefix), start_revision=revision)
                 async with watch as batches:
                     async for batch in batches:
@@ -155,11 +154,11 @@ class Observer:
 
     @retry(retry=retry_if_exception_type(Unavailable), wait=wait_fixed(RETRY_S))
     async def _read(self, request: Range) -> RangeResult:
-        """Read; ask again until etcd answers."""
+        """Read; retry until etcd answers."""
         return await self._store.read(request)
 
     async def _list(self, why: str, revision: int = 0) -> None:
-        """Record everything there is now, or was at `revision`; what is known of keys begins anew."""
+        """Record all keys that exist now, or at `revision`, and replace `seen` with them."""
         t0 = self._clock()
         found = await self._read(replace(read_prefix(self._prefix), revision=revision))
         now = self._clock()
@@ -187,7 +186,7 @@ class Observer:
         self._reach(self.seen.revision)
 
     def _reach(self, revision: int) -> None:
-        """Everything up to `revision` is recorded."""
+        """Note that all events up to `revision` are recorded."""
         self._reached = max(self._reached, revision)
         self._moved.set()
 
@@ -227,7 +226,7 @@ class Observer:
 
 
 def seen_in(path: Path) -> Seen:
-    """Return how far the record in a file goes; nothing is seen where there is none."""
+    """Return how far the record in a file goes; an empty `Seen` if the file does not exist."""
     seen = Seen()
     if not path.exists():
         return seen
@@ -256,7 +255,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 async def connected(options: argparse.Namespace, stop: asyncio.Event) -> EtcdStore:
-    """Return a store once etcd answers; `Unavailable` when told to stop before."""
+    """Return a store once etcd answers; raise `Unavailable` if `stop` is set before."""
     tls = TlsConfig(
         ca_file=options.etcd_ca_file, cert_file=options.etcd_cert_file, key_file=options.etcd_key_file
     )
@@ -291,7 +290,7 @@ async def observe(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the observer; exit with 0 on SIGTERM, with 3 when it cannot go on."""
+    """Run the observer; return 0 on SIGTERM, 3 if it cannot go on."""
     options = parse(sys.argv[1:] if argv is None else argv)
     code = 0
     try:

@@ -1,7 +1,7 @@
-"""A scenario: what runs, what is broken and when, and what must be true for it to have been survived.
+"""Scenarios: TOML files that name the workloads, the faults with their times, and the expected properties.
 
-A scenario is a TOML file; `docs/chaos/README.md` has the table of its fields. A misspelt name is
-refused with the names there are, so that nothing a person wrote is silently without effect.
+`docs/chaos/README.md` has the table of a scenario's fields. An unknown field is refused with the list of known
+fields, so that no line of the file is silently without effect.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _BESIDE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """What is started: etcd members and coordinators, each on a host of its own where there are hosts."""
+    """The processes of the cluster: etcd members and coordinators, each on its own host if the backend has hosts."""
 
     etcd: int = 3
     coordinators: int = 3
     detect_s: float = 5.0
     tls: bool = False
-    """Whether every hop shows certificates."""
+    """Whether every connection uses TLS with client certificates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One program of `strata_chaos.workloads`, in a job of its own.
 
-    `members` is how many members its job has whenever nothing is broken (0: not looked at),
-    `barriers` whether it goes through barriers all the time. `options` are handed on as they are.
+    `members` is the number of members its job has while no fault is in force (0: not checked). `barriers`: whether the
+    program passes barriers all the time. `options` become command line options of the program, unchanged.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedFault:
-    """A fault at a fixed time, again every `every_s` if that is not 0. It must take effect."""
+    """A fault at a fixed time, repeated every `every_s` seconds if that is not 0. It must take effect."""
 
     name: str
     at_s: float
@@ -57,9 +57,9 @@ class ScriptedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFaults:
-    """Faults drawn by weight, begun `gap_s` after each other and held for `hold_s`.
+    """Faults drawn by weight. Each begins `gap_s` after the previous one and lasts `hold_s`, two ranges of seconds.
 
-    At most `overlap` are in force at once.
+    At most `overlap` faults are in force at once.
     """
 
     weights: Mapping[str, float]
@@ -70,7 +70,7 @@ class RandomFaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectations:
-    """What is expected beyond safety, over the whole time from the first fault to the end."""
+    """Expected properties beyond safety, from the first fault to the end of the run."""
 
     no_member_dies: bool = False
     no_new_generation: bool = False
@@ -80,7 +80,7 @@ class Expectations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A scenario as its file says it."""
+    """The contents of one scenario file."""
 
     name: str
     title: str
@@ -93,24 +93,24 @@ class Scenario:
     recovery_s: float = 60.0
     expect: Expectations = field(default_factory=Expectations)
     source: str = ""
-    """The file's text, which a saved run keeps."""
+    """The text of the file. A saved run keeps it."""
     path: str = ""
-    """Where a file of one's own lies; empty for those that are shipped."""
+    """Path of a user's own scenario file; empty for a shipped scenario."""
 
     @property
     def asked(self) -> str:
-        """What `--scenario` finds it by."""
+        """The value of `--scenario` that finds this scenario."""
         return self.path or self.name
 
     @property
     def fault_names(self) -> tuple[str, ...]:
-        """Every fault that may happen, in the order of the file."""
+        """Names of all faults that may happen, in the order of the file."""
         drawn = self.random.weights if self.random is not None else {}
         return tuple(dict.fromkeys([*(entry.name for entry in self.script), *drawn]))
 
 
 def scenario_folder() -> Path:
-    """Return where the shipped scenarios lie: beside the package in a checkout, in it in a wheel."""
+    """Return the folder of the shipped scenarios: beside the package in a checkout, inside it in a wheel."""
     installed = _BESIDE / "scenarios"
     return installed if installed.is_dir() else _BESIDE.parent / "scenarios"
 
@@ -121,7 +121,7 @@ def shipped() -> list[Path]:
 
 
 def find(name: str) -> Scenario:
-    """Return the scenario of that name or in that file; `ConfigError` says what there is."""
+    """Return the scenario with that name or in that file; a `ConfigError` lists the known names."""
     if name.endswith(".toml") or "/" in name:
         return read(Path(name))
     for path in shipped():
@@ -134,7 +134,7 @@ def find(name: str) -> Scenario:
 
 
 def read(path: Path) -> Scenario:
-    """Return the scenario in a file; `ConfigError` says what is wrong with it."""
+    """Return the scenario in a file; a `ConfigError` names the fault in it."""
     own = "" if path.parent == scenario_folder() else str(path.absolute())
     try:
         text = path.read_text()
@@ -146,7 +146,7 @@ def read(path: Path) -> Scenario:
 
 
 def parse(text: str, *, name: str, path: str = "") -> Scenario:
-    """Return the scenario that `text` describes; `ConfigError` names it and the field."""
+    """Return the scenario that `text` describes; a `ConfigError` names the scenario and the field."""
     try:
         body = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -246,7 +246,7 @@ def _as_argument(value: Any) -> str:
 
 
 class _Table:
-    """One table of the file: each field is taken once, with its type, and none may be left."""
+    """One table of the file. Each field is taken once, with its type; a field left over is an error."""
 
     def __init__(self, where: str, body: Mapping[str, Any]) -> None:
         self.where = where
@@ -254,21 +254,21 @@ class _Table:
         self._known: list[str] = []
 
     def take(self, key: str) -> Any:
-        """Return the field's value, or None when it is not there."""
+        """Return the field's value, or None if the table lacks it."""
         self._known.append(key)
         return self._body.pop(key, None)
 
     def take_all(self) -> dict[str, Any]:
-        """Return every field that is left."""
+        """Return and take all fields not taken yet."""
         body, self._body = self._body, {}
         return body
 
     def left(self) -> list[str]:
-        """Return the fields that nobody took."""
+        """Return the names of the fields not taken yet."""
         return list(self._body)
 
     def done(self) -> None:
-        """Refuse what nobody took."""
+        """Raise `ConfigError` if a field was not taken."""
         if self._body:
             raise ConfigError(
                 f"{self.where}: there is no field {min(self._body)!r}",

@@ -1,4 +1,4 @@
-"""Where other nodes reach this one."""
+"""This node's address for other nodes: the local address of the route to a coordinator."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import socket
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return this host's address on the route to `host`, where other nodes reach it too.
+    """Return this host's address on the route to `host`, which other nodes can reach too.
 
-    Without a name service or a route it is this host's name. It blocks while the name service says nothing.
+    Without a name service or a route, return this host's name. Blocks while the name service does not answer.
     """
     return route_towards(host, port) or socket.gethostname()
 
@@ -21,11 +21,11 @@ def route_towards(host: str, port: int) -> str:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         family, *_rest, address = found[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # sends nothing: it only asks the routing table
+            probe.connect(address)  # sends nothing: the kernel only looks up the route
             return str(probe.getsockname()[0])
     return ""
 
 
 async def find_route_towards(host: str, port: int) -> str:
-    """Return `route_towards`, while the loop goes on: what holds a session must not wait for a name service."""
+    """Return `route_towards` without blocking the loop: a process with a session must not wait for a name service."""
     return await asyncio.to_thread(route_towards, host, port)

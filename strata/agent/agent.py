@@ -1,8 +1,8 @@
-"""`Agent`: one member of a job towards the coordinators, whoever starts its ranks.
+"""`Agent`: a node's membership in a job, the same for every launcher of its ranks.
 
-Every node has an agent: the process of `strata run`, or torchrun's agent process. What both do is here: meet the other members
-of a new world, say how ranks ended, ask for a common stop, leave. Which processes are the ranks, and when they start and end,
-is for the agent's owner to say; `agent.serving` has the socket at which they attach.
+Every node has an agent: the process of `strata run`, or torchrun's agent process. This module has the steps both
+need: meet the other members of a new world, report rank exits, request a common stop, leave the job. The agent's
+owner decides which processes are the ranks and when they start and end. Ranks attach at the socket of `agent.serving`.
 """
 
 from __future__ import annotations
@@ -34,55 +34,55 @@ from strata.v1.worlds_pb2 import StopNotice
 log = get_logger()
 
 REPORT_S: Final = 5.0
-"""How long an agent that leaves waits until the ends of its ranks are on record, before it says that it waits."""
+"""How long a leaving agent waits for its rank exits to become durable before it logs that it is waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """What an agent knows of its member from the start."""
+    """The settings of this member, known from the start."""
 
     job: str
     worker_id: str
     endpoints: tuple[Endpoint, ...]
     shown_endpoints: str
-    """What ranks find as STRATA_ENDPOINTS."""
+    """Value of STRATA_ENDPOINTS in the ranks' environment."""
     address: str = ""
-    """Where others reach this node; "": found by the route to a coordinator."""
+    """Address of this node for other nodes; "" means: found by the route to a coordinator."""
     join_timeout_s: float
     """How long the members of a world wait for each other."""
     preempt: str
-    """Who leaves when this node gets a signal: all of the job, or this member."""
+    """Which members leave when this node gets a signal: all of the job, or only this one."""
     preempt_grace_s: float
-    """How long the ranks may take to save a common step then."""
+    """How long the ranks may take, after such a signal, to save a common step."""
 
 
 class Upstream(Protocol):
-    """What the agent needs of its session with the coordinators."""
+    """The methods the agent needs of its session with the coordinators."""
 
     def arrive(self, arrival: Arrival) -> Awaitable[BarrierOutcome]:
-        """Arrive and return the round's outcome; `StaleGeneration` when a newer world came."""
+        """Arrive and return the round's outcome; `StaleGeneration` if a newer world exists."""
         ...
 
     async def call(self, request: Message, *, timeout_s: float | None) -> Any:
-        """Return the response to one of the requests that a session carries."""
+        """Return the response to `request`, which must be of a kind that a session carries."""
         ...
 
     async def rank_exit(
         self, *, generation: int, rank: int, code: int, reason: str, early: bool = False
     ) -> None:
-        """Return once the end of a rank is durable, or its generation has ended."""
+        """Return once the exit of a rank is durable, or its generation has ended."""
         ...
 
     async def leave(self, reason: str) -> None:
-        """Return once this member is no longer one, or that could not be told in time."""
+        """Return once the coordinators have removed this member, or could not be reached in time."""
         ...
 
 
 class Admission(Protocol):
-    """Where the ranks of this node attach."""
+    """The attachment point of this node's ranks."""
 
     def set_place(self, place: Place | None) -> None:
-        """Let in the ranks of `place` from now on, and no others; None: nobody."""
+        """Admit only the ranks of `place` from now on; None admits no rank."""
         ...
 
     def in_process(self) -> frozenset[int]:
@@ -90,14 +90,14 @@ class Admission(Protocol):
         ...
 
     def move(self, place: Place, local_ranks: Collection[int]) -> None:
-        """Tell these local ranks, of the generation before, their place in this one."""
+        """Send these local ranks of the previous generation their place in the new one."""
         ...
 
 
 class Agent:
-    """One member: its session upward, what it tells there, and the place of its ranks.
+    """One member: its session with the coordinators, its reports to them, and the place of its ranks.
 
-    `socket` and `detect_s` are known, and `admission` is there, once ranks are served.
+    `socket`, `detect_s` and `admission` are set once the agent serves ranks.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Agent:
         self._address = ""
 
     def set_place(self, place: Place | None) -> None:
-        """Let in the ranks of `place` from now on, and no others; None: nobody."""
+        """Admit only the ranks of `place` from now on; None admits no rank."""
         if self.admission is not None:
             self.admission.set_place(place)
 
@@ -121,14 +121,14 @@ class Agent:
         return self.admission.in_process() if self.admission is not None else frozenset()
 
     def move(self, place: Place, local_ranks: Collection[int]) -> None:
-        """Tell these local ranks, of the generation before, their place in this one."""
+        """Send these local ranks of the previous generation their place in the new one."""
         if self.admission is not None:
             self.admission.move(place, local_ranks)
 
     async def address(self) -> str:
-        """Return where others reach this node: the address that was given, or of the route to the coordinators.
+        """Return this node's address for other nodes: the configured one, or that of the route to the coordinators.
 
-        While no route is found this is the host's name, and the next call looks again. A silent name service takes its time.
+        Without a route, return the host's name; the next call looks again. A slow name service delays the call.
         """
         if not self._address:
             coordinator, given = self.config.endpoints[0], self.config.address
@@ -143,10 +143,10 @@ class Agent:
     async def meet(
         self, update: WorldUpdate, payload: bytes, *, superseded: Awaitable[None]
     ) -> Mapping[int, bytes] | None:
-        """Return what the members of `update`'s world brought, by first rank, once every member is there.
+        """Return the payloads of the members of `update`'s world, by first rank, once every member has arrived.
 
-        None when that world came to nothing: it ended, `superseded` returned, or a member did not come in time. The
-        last is reported, so that the generation ends and names who was missing.
+        Return None if that world did not start: it ended, `superseded` returned, or a member did not arrive in time.
+        A missing member is reported as a rank exit, so that the generation ends and the reason names that member.
         """
         world, first_rank = update.world, update.place.first_rank
         log.info(
@@ -172,7 +172,7 @@ class Agent:
             return None
 
     def place(self, update: WorldUpdate, *, master_addr: str, master_port: int) -> Place:
-        """Return where this member's ranks stand in `update`'s world, and where they meet."""
+        """Return the place of this member's ranks in `update`'s world, with the address of their rendezvous."""
         return Place(
             job=self.config.job,
             worker_id=self.config.worker_id,
@@ -192,9 +192,10 @@ class Agent:
     async def ask_all_to_stop(
         self, generation: int, why: str, *, timeout_s: float | None = None
     ) -> StopNotice | None:
-        """Have all ranks of the generation asked to stop; return the notice that holds, None if none can.
+        """Request a common stop of all ranks of the generation; return the notice in force, None if there can be none.
 
-        All members leave then, or this one, by `config.preempt`. `Unavailable` when nobody answered in time.
+        By `config.preempt`, either all members leave at that stop, or only this one. `Unavailable` if no coordinator
+        answers in time.
         """
         return await ask_all_to_stop(
             self._upstream,
@@ -207,13 +208,13 @@ class Agent:
         )
 
     async def leave(self, reason: str) -> None:
-        """Leave the job for good; return once that is known, or could not be told in time."""
+        """Leave the job for good; return once a coordinator confirms it, or that takes too long."""
         await self._upstream.leave(reason)
 
     async def leave_once_told(self, reason: str, *, shorten_deadline: asyncio.Event | None = None) -> None:
-        """Leave the job for good, once the ends of the ranks are on record, or no coordinator hears of them.
+        """Leave the job for good once the exits of its ranks are durable, or no coordinator can be reached.
 
-        That is not waited for any longer once there is a `hurry`.
+        The agent stops waiting for that when `shorten_deadline` is set.
         """
         await self.reports.told(REPORT_S)
         if not self.reports.all_told:

@@ -1,4 +1,4 @@
-"""How a member stands to a world that it is told of. Pure."""
+"""An agent's decisions about the world in an update: has it ended, does this member join, is it outdated. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, JOB_PHASE_PAUSED
 
 
 def is_over(update: WorldUpdate | None, place: Place | None) -> bool:
-    """Tell whether the generation of `place` has ended; without a place there is none that goes on."""
+    """Tell whether the generation of `place` has ended; without a place, no generation runs and the answer is True."""
     if place is None:
         return True
     if update is None:
@@ -28,7 +28,7 @@ def waits_because(update: WorldUpdate) -> str | None:
 
 
 def is_outdated(update: WorldUpdate, newest: WorldUpdate | None) -> bool:
-    """Tell whether what `update` asks for is not to be done any more, by the newest world known."""
+    """Tell whether a newer world or phase is known, so that the agent must not act on `update` any more."""
     return newest is not None and (newest.world.generation, newest.phase) != (
         update.world.generation,
         update.phase,
@@ -36,7 +36,7 @@ def is_outdated(update: WorldUpdate, newest: WorldUpdate | None) -> bool:
 
 
 def lacks_members(update: WorldUpdate | None, *, handled: int) -> bool:
-    """Tell whether it is for other agents that one waits: not as a spare, nor for a paused job."""
+    """Tell whether this member waits because other agents are missing: not as a spare, nor for a paused job."""
     if update is None:
         return True
     if update.phase == JOB_PHASE_PAUSED:

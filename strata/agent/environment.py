@@ -1,7 +1,6 @@
-"""What a rank's process finds in its environment: torch's variables, and ours.
+"""The environment of a rank's process: torchrun's variables, and Strata's.
 
-The names are those of torchrun, so that a script written for it runs unchanged under
-`strata run`.
+The names are torchrun's, so that a script written for torchrun runs unchanged under `strata run`.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from strata.v1.worlds_pb2 import World, WorldMember
 
 OURS = "STRATA_"
 PUBLIC = frozenset({"STRATA_INSECURE", "STRATA_TLS_CA_FILE"})
-"""What a rank inherits of the supervisor's credentials: nothing that proves who it is."""
+"""The credential settings of the agent that a rank inherits: none of them proves an identity."""
 
 
 def is_inherited(name: str) -> bool:
-    """Tell whether a rank inherits this variable: all but ours, save a few."""
+    """Tell whether a rank inherits this variable: all except Strata's own, of which it inherits a few."""
     return not name.startswith(OURS) or name in PUBLIC or name.startswith(TRAINING_VARIABLES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a member stands in one generation, and where its ranks meet."""
+    """A member's place in one generation: its ranks, and the address of their rendezvous."""
 
     job: str
     worker_id: str
@@ -50,10 +49,9 @@ class Place:
 
 
 def common_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environments of all ranks of all generations have in common.
+    """Return the variables common to all ranks of all generations.
 
-    Thread pools are held to one thread unless the user set them, because the ranks of a node share
-    its cores.
+    Thread pools get one thread unless the user set them, because the ranks of a node share its cores.
     """
     environment = {k: v for k, v in inherited.items() if is_inherited(k)}
     environment.setdefault("OMP_NUM_THREADS", "1")
@@ -66,9 +64,9 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the whole environment of one rank's process.
 
-    `restarts` counts the generations that this supervisor started before; `stacks` is the file
-    into which the process writes where its threads are, when asked; `restart` says whether it may
-    go on in a newer generation by itself (`in_process`).
+    `restarts` counts the generations that this agent started before. `stacks` is the file into which the process
+    writes the stacks of its threads on request. `restart` says whether the rank may continue in a newer generation
+    without a new process (`in_process`).
     """
     environment = common_environment(inherited)
     rank = place.member.first_rank + local_rank

@@ -1,4 +1,7 @@
-"""`Carrier`: what every session that an agent serves sends up as it is, a rank's and a standalone process's."""
+"""`Carrier`: forwards arrivals and calls unchanged from a session that an agent serves to the coordinators.
+
+A rank's session and that of a standalone process share it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from strata.wire.errors import pack
 
 
 class Upstream(Protocol):
-    """What is needed of the session with the coordinators."""
+    """The part of the session with the coordinators that a carrier needs."""
 
     @property
     def token(self) -> Token:
@@ -26,25 +29,25 @@ class Upstream(Protocol):
         ...
 
     def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
-        """Arrive on behalf of ranks; the future ends with the outcome or the refusal."""
+        """Arrive on behalf of ranks; the future ends with the outcome or the rejection."""
         ...
 
     async def call(self, request: Message, *, timeout_s: float | None) -> Any:
-        """Return the response to one of the requests that a session carries."""
+        """Return the response to `request`, which must be of a kind that a session carries."""
         ...
 
 
 class Carrier:
-    """The part of a `session.served.Handler` that carries arrivals and calls up.
+    """The part of a `session.served.Handler` that forwards arrivals and calls to the coordinators.
 
-    Outcomes come down by the observer of the session upward; here only refusals do.
+    Outcomes reach the rank through the observer of the session with the coordinators; rejections come from here.
     """
 
     session: Session
     upstream: Upstream
 
     def check_arrival(self, arrival: Arrival) -> None:
-        """Raise if this session may not arrive so."""
+        """Raise an error if this session may not make this arrival."""
 
     def arrivals(self, arrivals: Sequence[Arrival]) -> None:
         for arrival in arrivals:

@@ -1,7 +1,7 @@
 """The join barrier: the members of a world meet before any of them starts a rank.
 
-It has two uses. Its payload carries the address where the ranks meet, and nobody passes it before
-every member has ended its ranks of the generation before.
+The barrier has two uses. Its payload carries the address of the ranks' rendezvous. And no member passes it before
+every member has ended its ranks of the previous generation.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ log = get_logger()
 
 
 class Upstream(Protocol):
-    """What the join barrier needs of the session with the coordinators."""
+    """The method that the join barrier needs of the session with the coordinators."""
 
     def arrive(self, arrival: Arrival) -> Awaitable[BarrierOutcome]:
-        """Arrive and return the round's outcome; `StaleGeneration` when a newer world came."""
+        """Arrive and return the round's outcome; `StaleGeneration` if a newer world exists."""
         ...
 
 
@@ -38,10 +38,10 @@ async def join_barrier(
     timeout_s: float,
     superseded: Awaitable[None],
 ) -> dict[int, bytes] | None:
-    """Return what the members of `update`'s world brought, by first rank, once every member is there.
+    """Return the payloads of the members of `update`'s world, by first rank, once every member has arrived.
 
-    None when the world has ended before, or `superseded` returned. `BarrierTimeout` names who did
-    not come within `timeout_s`.
+    Return None if the world ended first, or `superseded` returned. `BarrierTimeout` names the members that did not
+    arrive within `timeout_s`.
     """
     first, slots = update.place.first_rank, update.place.slots
     arrival = Arrival(
@@ -56,7 +56,7 @@ async def join_barrier(
     )
 
     async def arrived() -> BarrierOutcome:
-        return await upstream.arrive(arrival)  # which may refuse at once
+        return await upstream.arrive(arrival)  # may raise at once
 
     met = asyncio.ensure_future(arrived())
     over = asyncio.ensure_future(superseded)
@@ -64,7 +64,7 @@ async def join_barrier(
         await asyncio.wait({met, over}, return_when=asyncio.FIRST_COMPLETED)
         return None if over.done() else payloads_of(met.result())
     except BarrierTimeout:
-        raise  # a kind of broken barrier that the caller has to act on
+        raise  # a `BarrierBroken` that the caller has to act on
     except (StaleGeneration, BarrierBroken) as error:
         log.info("world.ended_early", generation=update.world.generation, reason=error.message)
         return None

@@ -1,4 +1,4 @@
-"""What a notice means to one member, and the request for one."""
+"""Stop notices in an agent: does a notice make this member leave, and the request for a notice."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from strata.wire.worlds import notice_record, stop_message
 log = get_logger()
 
 LATE_S: Final = 1.0
-"""How much later than its grace the last rank may end: it has to leave after its save."""
+"""How long after its grace the last rank may end: it has to leave after its save."""
 LEAVE_S: Final = 5.0
-"""How long the ranks of a member that leaves have to end by themselves once their generation is over: their step is saved."""
+"""How long the ranks of a leaving member may take to end by themselves after their generation is over: their step
+is saved by then."""
 SAY_S: Final = 1.0
-"""How long ranks that have not said that they heed notices are given to say so."""
+"""How long a rank has to report that it supports graceful stop."""
 ASK_SHARE: Final = 0.5
-"""Of the grace: so long coordinators have to take note of a request to stop."""
+"""Share of the grace that the coordinators have to record a request to stop."""
 
 
 class Upstream(Protocol):
-    """What is needed of the session with the coordinators."""
+    """The part of the session with the coordinators that a request needs."""
 
     async def call(self, request: Message, *, timeout_s: float | None) -> Any:
-        """Return the response to one of the requests that a session carries."""
+        """Return the response to `request`, which must be of a kind that a session carries."""
         ...
 
 
 def asked_to_leave(update: WorldUpdate | None, worker_id: str) -> StopNotice | None:
-    """Return the notice by which this member is to leave, now or since an earlier generation; None while it may stay.
+    """Return the notice that makes this member leave, sent in this or an earlier generation; None while it may stay.
 
-    What else a notice asks for is the affair of ranks: those that stay wait for the next world, at which their agent ends them.
+    The rest of a notice concerns ranks only: ranks that stay wait for the next world, and their agent ends them then.
     """
     if update is None or not update.HasField("notice") or update.notice.generation != update.world.generation:
         return None
@@ -55,10 +56,11 @@ async def ask_all_to_stop(
     leaving: Sequence[str] = (),
     timeout_s: float | None = None,
 ) -> StopNotice | None:
-    """Have all ranks of the generation asked to stop; return the notice that holds, None if none can.
+    """Request a common stop of all ranks of the generation; return the notice in force, None if there can be none.
 
-    `leaving`: the members that then leave, the others going on; none means all. An earlier notice
-    is merged with this one. `Unavailable` when nobody answered within a share of the grace, or `timeout_s`.
+    `leaving`: the members that leave at that stop, while the others continue; empty means all leave. The coordinators
+    merge the request with an earlier notice. `Unavailable` if none answers within `timeout_s`, by default a share of
+    the grace.
     """
     request = stop_message(job, reason, grace_s=grace_s, generation=generation, leaving=leaving)
     try:

@@ -1,4 +1,4 @@
-"""`RankProcess`: the process of a rank, held by a descriptor that never means another one."""
+"""`RankProcess`: a rank's process, held by a pidfd, which never comes to mean another process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CREDENTIALS: Final = struct.Struct("iII")
 class RankProcess:
     """A process by its pid and its pidfd.
 
-    The agent does not wait for it: `alive` is False once it has ended, a zombie included. The descriptor is closed with
-    the last reference to this object, so that whoever watches it never watches another file.
+    The agent does not wait for the process: `alive` is False once it has ended, also while it is a zombie. The last
+    reference to this object closes the descriptor, so that its watchers never watch another file.
     """
 
     def __init__(self, pid: int) -> None:
-        """`ProcessLookupError` when there is no such process."""
+        """Open the pidfd; `ProcessLookupError` if there is no such process."""
         self.pid = pid
         self._descriptor = os.pidfd_open(pid)  # close-on-exec, always
         self.close = finalize(self, os.close, self._descriptor)
@@ -47,7 +47,7 @@ class RankProcess:
 
     @property
     def exiting(self) -> bool:
-        """Whether the kernel has taken its memory away already, and frees it: nothing of the program runs any more."""
+        """Whether the process is ending: it runs no code any more, and the kernel is freeing its memory."""
         try:
             status = Path(f"/proc/{self.pid}/status").read_bytes()
         except OSError:
@@ -55,7 +55,7 @@ class RankProcess:
         return b"\nVmSize:" not in status
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal; nothing happens when it has ended."""
+        """Send a signal to the process; does nothing if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.fileno(), number)
 
@@ -67,7 +67,7 @@ class RankProcess:
 
 
 def peer_of(sock: socket.socket) -> RankProcess:
-    """Return the process that connected this socket, or made the pair that it is one end of; or refuse it."""
+    """Return the process that connected this socket, or made the pair it belongs to; `Refused` as `admitted` has it."""
     pid, uid, _gid = _CREDENTIALS.unpack(
         sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
@@ -75,7 +75,7 @@ def peer_of(sock: socket.socket) -> RankProcess:
 
 
 def admitted(pid: int, uid: int) -> RankProcess:
-    """Return the process that the kernel names as the peer; `Refused` if it may not be a rank of this agent."""
+    """Return the process that the kernel names as the peer; `Refused` if it cannot be a rank of this agent."""
     if uid != os.getuid():
         raise Refused(f"process {pid} is of user {uid}; the agent serves user {os.getuid()} only")
     if pid == 0:

@@ -1,15 +1,15 @@
-"""The relay: ranks speak to their agent, whose one session upward carries for all of them.
+"""The relay: ranks attach to their agent, whose one session with the coordinators carries for all of them.
 
-A rank opens the same kind of session to this relay as a member opens to a coordinator. What it
-says goes up as it is (the session upward puts arrivals of one round into one message); outcomes,
-checkpoints and worlds that come down are handed to every rank of their generation. So the loss of
-a coordinator is met in one place, and a rank never notices.
+A rank opens the same kind of session to this relay as a member opens to a coordinator. The relay forwards a rank's
+messages unchanged (the session upward joins arrivals of one round into one message). It hands outcomes, checkpoints
+and worlds from the coordinators to every rank of their generation. So only the agent handles the loss of a
+coordinator, and a rank never notices it.
 
-A rank that can go on in a newer generation by itself is told its place there (`move`), and attaches
-again; its local rank is what stays.
+A rank that can continue in a newer generation within its process receives its place there (`move`) and attaches
+again. It keeps its local rank.
 
-A rank whose connection ended from its side without a farewell, whose process lives, and that does not attach again
-within the grace, is evicted. An end that this side made proves nothing of the rank.
+The relay evicts a rank if all of this holds: the rank's side ended the connection without a farewell, its process
+lives, and it does not attach again within the grace. A connection that the agent's side ended is no evidence.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from strata.v1.session_pb2 import (
 )
 
 EXIT_S: Final = 30.0
-"""For how long a process that ends may free its memory, after its connection has ended."""
+"""How long an ending process may take to free its memory after its connection has ended."""
 
 log = get_logger()
 
@@ -54,11 +54,11 @@ INSTANCE = "supervisor"
 
 
 class Upstream(forwarding.Upstream, Protocol):
-    """What the relay needs of the session with the coordinators."""
+    """The part of the session with the coordinators that the relay needs."""
 
     @property
     def world(self) -> WorldUpdate | None:
-        """The newest world known."""
+        """The newest known world."""
         ...
 
     @property
@@ -68,63 +68,63 @@ class Upstream(forwarding.Upstream, Protocol):
 
 
 class Listener(Protocol):
-    """Who hears what ranks say of themselves, and passes it on."""
+    """Receives the ranks' progress and passes it on."""
 
     def hear(self, generation: int, ranks: Sequence[RankProgress]) -> None:
-        """Take note of how far ranks are, and tell the coordinators."""
+        """Record the progress of ranks, and report it to the coordinators."""
         ...
 
     def gone(self, generation: int, rank: int) -> None:
-        """Take note that a rank said farewell; its process may live on."""
+        """Record that a rank's session ended in order; its process may live on."""
         ...
 
 
 class Ranks(Protocol):
-    """This node's ranks, as whoever starts them knows them. A rank is named by its number and its generation."""
+    """This node's ranks, as the owner of their processes knows them. A rank is named by its number and generation."""
 
     def rank_attached(self, rank: int, generation: int) -> None:
-        """Take note that a rank was let in: one that goes on by itself has arrived."""
+        """Record that a rank was admitted: a rank that continues in its process has arrived in its new generation."""
         ...
 
     def rank_supports_graceful_stop(self, rank: int, generation: int) -> None:
-        """Take note that a rank stops by itself when its generation is asked to."""
+        """Record that a rank stops by itself at a stop request to its generation."""
         ...
 
     def rank_stepped(self, rank: int, generation: int) -> None:
-        """Take note that a rank has made a step."""
+        """Record that a rank has made a step."""
         ...
 
     def rank_cannot_go_on(self, rank: int, generation: int, reason: str) -> None:
-        """Take note that a rank is about to end for a reason that another try would meet again."""
+        """Record that a rank is about to end for a reason that a restart would not cure."""
         ...
 
     def rank_stopped(self, rank: int, generation: int) -> None:
-        """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
+        """Record that a rank has stopped as requested, whatever the exit code of its process is."""
         ...
 
     def may_ask_to_stop(self) -> bool:
-        """Tell whether a rank that asks for a common stop speaks for the job, and is not just being ended here."""
+        """Tell whether a rank's request for a common stop counts for the job: not if the agent is ending its ranks."""
         ...
 
     def evict(self, rank: int, generation: int, reason: str) -> None:
-        """Kill a rank of this generation for a reason that its exit carries."""
+        """Kill a rank of this generation; its exit report carries the reason."""
         ...
 
 
 class Processes(Protocol):
-    """Who watches the processes of ranks."""
+    """The watch over the processes of ranks."""
 
     def watch(self, rank: int, generation: int, process: RankProcess) -> None:
-        """Watch `process` as this rank, in place of any process that was this rank before."""
+        """Watch `process` as this rank's, in place of any earlier process of this rank."""
         ...
 
     def forget(self) -> None:
-        """Watch no process any more."""
+        """Stop watching all processes."""
         ...
 
 
 class Relay:
-    """Lets in the ranks of the current place, and carries between them and the session upward."""
+    """Admits the ranks of the current place, and carries between them and the session with the coordinators."""
 
     def __init__(
         self,
@@ -148,13 +148,13 @@ class Relay:
         self._attached: dict[int, _RankHandler] = {}
         """By local rank, which a process keeps from one generation to the next."""
         self._processes: dict[int, RankProcess] = {}
-        """By rank of the current place: who attached last."""
+        """By rank of the current place: the process that attached last."""
         self._graces: dict[int, asyncio.TimerHandle] = {}
 
-    # -- from the supervisor and the session upward
+    # -- from the agent and the session with the coordinators
 
     def set_place(self, place: Place | None) -> None:
-        """Let in the ranks of `place` from now on, and no others; None: nobody."""
+        """Admit only the ranks of `place` from now on; None admits no rank."""
         self._place = place
         self._processes.clear()
         self._watch.forget()
@@ -163,7 +163,7 @@ class Relay:
         self._graces.clear()
 
     def process(self, rank: int) -> RankProcess | None:
-        """Return the process that attached last as this rank of the current place, if one did."""
+        """Return the process that attached last as this rank of the current place, or None."""
         return self._processes.get(rank)
 
     def in_process(self) -> frozenset[int]:
@@ -171,7 +171,7 @@ class Relay:
         return frozenset(local for local, handler in self._attached.items() if handler.in_process)
 
     def move(self, place: Place, local_ranks: Collection[int]) -> None:
-        """Tell these local ranks, of the generation before, their place in this one."""
+        """Send these local ranks of the previous generation their place in the new one."""
         for local in local_ranks:
             if (handler := self._attached.get(local)) is not None:
                 handler.session.send(
@@ -188,18 +188,18 @@ class Relay:
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
         """Hand a round's outcome to the ranks of its generation."""
-        self._tell(outcome.generation, Down(outcomes=Outcomes(outcomes=[outcome])))
+        self._send_to_generation(outcome.generation, Down(outcomes=Outcomes(outcomes=[outcome])))
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Hand what is new of a checkpoint to the ranks of its generation."""
-        self._tell(checkpoint.generation, Down(checkpoint=checkpoint))
+        """Hand a change of a checkpoint to the ranks of its generation."""
+        self._send_to_generation(checkpoint.generation, Down(checkpoint=checkpoint))
 
     def on_world(self, update: WorldUpdate) -> None:
-        """Hand the world to every rank: that of a newer one ends their generation."""
+        """Hand the world to every rank; a newer world ends the generation of the attached ranks."""
         for handler in self._attached.values():
             handler.session.send(Down(world=update))
 
-    def _tell(self, generation: int, message: Down) -> None:
+    def _send_to_generation(self, generation: int, message: Down) -> None:
         for handler in self._attached.values():
             if handler.generation == generation:
                 handler.session.send(message)
@@ -207,9 +207,9 @@ class Relay:
     # -- from the ranks
 
     async def accept(self, hello: Hello, session: Session, process: RankProcess | None = None) -> Handler:
-        """Attach the rank that says hello, or refuse it: what `session.served.serve` calls.
+        """Attach the rank that sent `hello`, or refuse it (called by `session.served.serve`).
 
-        `process` is the one that dialled; a simulation has none.
+        `process` is the process that dialled; a simulation has none.
         """
         place, rank = self._place, hello.rank
         if not hello.HasField("rank"):
@@ -242,7 +242,7 @@ class Relay:
         return handler
 
     def _check(self, place: Place | None, rank: RankHello) -> int:
-        """Return the local rank of one that may attach."""
+        """Return the local rank of a rank that may attach; else raise `StaleGeneration` or `Refused`."""
         if place is None or rank.generation != place.generation:
             now = f"generation {place.generation}" if place is not None else "none"
             raise StaleGeneration(f"{self._worker_id} runs {now}, not generation {rank.generation}")
@@ -267,7 +267,7 @@ class Relay:
         self._watch.watch(rank.rank, rank.generation, process)
 
     def may_ask_to_stop(self, generation: int) -> bool:
-        """Tell whether a rank of this generation that asks for a common stop speaks for the job."""
+        """Tell whether a request for a common stop by a rank of this generation counts for the job."""
         runs = self._place is not None and self._place.generation == generation
         return runs and self.ranks.may_ask_to_stop()
 
@@ -288,9 +288,9 @@ class Relay:
         self._graces.pop(rank, None)
         process = self._processes.get(rank)
         if process is not None and not process.alive:
-            return  # whoever started it waits for it, and says how it ended
+            return  # its parent waits for it, and reports how it ended
         if process is not None and process.exiting and waited_s < EXIT_S:
-            # the same, once the kernel has freed its memory: a device's may take seconds
+            # check again once the kernel has freed its memory: a device's may take seconds
             self._graces[rank] = asyncio.get_running_loop().call_later(
                 self._grace_s, self._grace_over, rank, generation, waited_s + self._grace_s
             )
@@ -301,13 +301,13 @@ class Relay:
 
 
 class _RankHandler(Carrier):
-    """What one rank says (`session.served.Handler`)."""
+    """Handles the messages of one rank (`session.served.Handler`)."""
 
     upstream: Upstream
 
     def __init__(self, relay: Relay, hello: RankHello, local_rank: int, session: Session) -> None:
         self._relay = relay
-        self.upstream = relay._upstream  # the relay's other half
+        self.upstream = relay._upstream  # the handler is part of the relay
         self._job = hello.job
         self.rank = hello.rank
         self.local_rank = local_rank
@@ -326,7 +326,7 @@ class _RankHandler(Carrier):
                 self._relay.ranks.rank_supports_graceful_stop(self.rank, self.generation)
             if any(one.step > 0 for one in mine):
                 self._relay.ranks.rank_stepped(self.rank, self.generation)
-            self._relay._listener.hear(self.generation, mine)  # the relay's other half
+            self._relay._listener.hear(self.generation, mine)  # the handler is part of the relay
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:
         mine = (rank_exit.rank, rank_exit.generation) == (self.rank, self.generation)
@@ -344,10 +344,10 @@ class _RankHandler(Carrier):
         try:
             return await super().call(call)
         except ClusterRestored as error:
-            raise _ended_by(error) from error
+            raise _as_stale_generation(error) from error
 
     def _refuse(self, arrival: Arrival, error: StrataError) -> None:
-        super()._refuse(arrival, _ended_by(error) if isinstance(error, ClusterRestored) else error)
+        super()._refuse(arrival, _as_stale_generation(error) if isinstance(error, ClusterRestored) else error)
 
     async def leave(self, leave: Leave) -> None:
         log.debug("rank.detached", rank=self.rank, generation=self.generation, reason=leave.reason)
@@ -356,11 +356,14 @@ class _RankHandler(Carrier):
         return Tick(sequence=sequence, ready=self.upstream.connected)
 
     def ended(self, end: End) -> None:
-        self._relay._detached(self, end)  # the relay's other half
+        self._relay._detached(self, end)  # the handler is part of the relay
 
 
-def _ended_by(error: ClusterRestored) -> StaleGeneration:
-    """Return what a restored control plane means to a rank: its generation has ended, and its agent ends the rank."""
+def _as_stale_generation(error: ClusterRestored) -> StaleGeneration:
+    """Return the error a rank gets after a restore of the control plane.
+
+    Its generation has ended, and its agent ends the rank.
+    """
     return StaleGeneration(
         error.message, hint="worlds begin anew; the agent joins again and starts its ranks"
     )

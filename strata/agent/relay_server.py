@@ -1,11 +1,11 @@
-"""Where ranks attach: a Unix socket that only this user reaches, for processes whose pid the agent can see.
+"""The socket at which ranks attach: a Unix socket for this user's processes whose pid the agent can see.
 
 PROTOCOLS 5.6 has the rules:
 
-1. The kernel says who dialled (SO_PEERCRED). Another user's process, and one of another PID namespace, is refused.
+1. The kernel names the process that dialled (SO_PEERCRED). A process of another user or PID namespace is refused.
 2. The agent opens that process's pidfd.
-3. It sends random bytes, which come back. Only the holder of the socket can send them: the pid of a process that ended
-   between 1 and 2, and that another process has by now, is not taken for the rank's.
+3. The agent sends random bytes, which the peer must return. Only the holder of the socket can return them. So if the
+   process ends between 1 and 2 and another process gets its pid, that process does not pass for the rank.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STOP_GRACE_S: Final = 1.5
 async def serving(relay: Relay, socket: Path, timing: Timing) -> AsyncIterator[None]:
     """Serve ranks at `socket` inside the block.
 
-    A process that does not answer within `detect_s` is not let in. `ConfigError` when the socket cannot be made.
+    A process that does not answer within `detect_s` is refused. `ConfigError` if the socket cannot be made.
     """
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -52,7 +52,7 @@ async def serving(relay: Relay, socket: Path, timing: Timing) -> AsyncIterator[N
     served: dict[asyncio.Task[None], FramedLink[Up, Down]] = {}
 
     def opened(link: FramedLink[Up, Down]) -> None:
-        if stopping:  # it was accepted just before
+        if stopping:  # the loop accepted it just before
             link.close(Unavailable("the agent stops", hint=""))
             return
         task = asyncio.create_task(_serve(relay, link, timing.detect_s), name="rank")
@@ -74,7 +74,7 @@ async def serving(relay: Relay, socket: Path, timing: Timing) -> AsyncIterator[N
         serving_yet = tuple(served)
         if serving_yet:
             await asyncio.wait(serving_yet, timeout=_STOP_GRACE_S)
-            for task in serving_yet:  # one that waits for the coordinators' answer
+            for task in serving_yet:  # a handler that waits for the coordinators' answer
                 task.cancel()
             await asyncio.wait(serving_yet)
 
@@ -102,7 +102,7 @@ async def _serve(relay: Relay, link: FramedLink[Up, Down], limit_s: float) -> No
 
 
 async def _process_of(link: FramedLink[Up, Down], limit_s: float) -> RankProcess:
-    """Return the process that dialled and holds the socket, or refuse it."""
+    """Return the process that dialled and holds the socket; else raise `Refused` or `Unavailable`."""
     process = peer_of(link.transport.get_extra_info("socket"))
     try:
         async with asyncio.timeout(limit_s):

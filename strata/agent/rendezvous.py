@@ -1,9 +1,9 @@
-"""Where the ranks of a generation meet: an address that rank 0's member picks afresh.
+"""The rendezvous address of a generation's ranks: rank 0's member picks a new one for each generation.
 
-torch's `env://` rendezvous opens its store at MASTER_ADDR:MASTER_PORT inside rank 0's process,
-after the address was handed to everybody. The port must stay ours in between, so it is bound
-here and not listened on: the kernel gives a bound port to nobody who asks for any, and lets the
-store's own listening socket share it, since both set SO_REUSEADDR.
+torch's `env://` rendezvous opens its store at MASTER_ADDR:MASTER_PORT inside rank 0's process, after every rank has
+the address. No other program may take the port in between, so it is bound here, without listening. The kernel then
+does not hand out the port to programs that request any free port. The store's own listening socket can share it, since both sockets
+set SO_REUSEADDR.
 
 A port is used for one generation only; a reused store fails with stale keys.
 """
@@ -22,7 +22,7 @@ JOIN_BARRIER = "strata.join"
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The address that rides in the payload of the join barrier."""
+    """The rendezvous address, carried in the payload of the join barrier."""
 
     address: str
     port: int
@@ -57,7 +57,7 @@ class ReservedPort:
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Give the port back; what listens on it by now is not disturbed."""
+        """Release the port; a socket that listens on it by now is not disturbed."""
         self._socket.close()
 
     def __enter__(self) -> ReservedPort:

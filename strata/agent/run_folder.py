@@ -1,17 +1,17 @@
-"""The temporary folder of one supervisor, which the next start on the node removes if its owner was killed.
+"""The temporary folder of one agent, which the next start on the node removes if its owner was killed.
 
-A process that is killed by SIGKILL removes nothing. So each owner holds the kernel's lock (flock) on a
-file in its folder, which ends with the process, and whoever starts next removes the folders whose lock it
-can take. Owner and sweeper agree by these rules:
+A process killed by SIGKILL removes nothing. So each owner holds the kernel's lock (flock) on a file in its folder;
+the lock ends with the process. The next process to start (the sweeper) removes the folders whose lock it can take.
+Owner and sweeper follow these rules:
 
-1. The owner makes the folder, then the file, then takes the lock; it uses the folder only if the file it
-   locked is still the one in the folder. Otherwise a sweeper was faster, and it makes another.
-2. A sweeper takes the lock and looks in the same way, so it never removes what an owner uses.
-3. A folder without the file is somebody else's, or its owner was killed within rule 1. Only an empty one
-   of our kind goes, a minute after it was made.
+1. The owner makes the folder, then the file, then takes the lock. It uses the folder only if the file it locked is
+   still the one in the folder. Otherwise a sweeper was faster, and the owner makes another folder.
+2. A sweeper takes the lock and checks the file in the same way, so it never removes a folder in use.
+3. A folder without the file belongs to another program, or its owner was killed within rule 1. The sweeper removes
+   such a folder only if it is empty, named like ours, and at least a minute old.
 
-A sweeper looks at folders of its own user only, follows no symlink, and leaves those of another host
-alone: on a shared disk a lock may not be seen from there.
+A sweeper looks only at folders of its own user, follows no symlink, and leaves folders of another host alone: on a
+shared disk it may not see a lock taken there.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from strata.errors import StorageError
 
 PREFIX: Final = "strata-"
 OWNER: Final = "owner"
-"""The file that the owner holds the lock of; the name of its host is in it."""
+"""The file that the owner locks; it contains the owner's host name."""
 ATTEMPTS: Final = 10
 EMPTY_S: Final = 60.0
 _OURS: Final = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}\Z")
-"""As `tempfile.mkdtemp` makes them."""
+"""Matches the names that `tempfile.mkdtemp` makes."""
 
 
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
-    """Yield a new folder of this process's own, after removing those of killed ones; it goes at the end."""
+    """Yield a new folder of this process, after removing those of killed processes; remove it at the end."""
     sweep(Path(tempfile.gettempdir()))
     folder, lock = _make()
     try:
@@ -56,7 +56,7 @@ def sweep(place: Path) -> list[Path]:
     """Remove the folders in `place` that killed processes of this user left; return them."""
     try:
         entries = [Path(entry) for entry in os.scandir(place) if _OURS.match(entry.name) and _is_own(entry)]
-    except OSError:  # then this process will hardly get a folder there either, and says so
+    except OSError:  # then `_make` will probably fail there too, with an error
         return []
     return [folder for folder in entries if _removed(folder)]
 
@@ -67,7 +67,7 @@ def _make() -> tuple[Path, int]:
         with contextlib.suppress(FileNotFoundError):  # a sweeper was faster
             lock = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             os.write(lock, socket.gethostname().encode())
-            # where files cannot be locked at all, no sweeper can lock them either
+            # on a file system without locks, no sweeper can lock the file either
             if _locked(lock, folder) or not attempts_left:
                 return folder, lock
             os.close(lock)
@@ -108,13 +108,13 @@ def _removed_if_empty(folder: Path) -> bool:
         if stat.S_IMODE(found.st_mode) != 0o700 or time.time() - found.st_mtime < EMPTY_S:
             return False
         folder.rmdir()
-    except OSError:  # it holds something, or somebody else was faster
+    except OSError:  # it is not empty, or another process was faster
         return False
     return True
 
 
 def _locked(lock: int, folder: Path) -> bool:
-    """Take the lock, and tell whether it is that of the file in the folder now."""
+    """Take the lock, and tell whether the locked file is still the one in the folder."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

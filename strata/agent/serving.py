@@ -1,4 +1,4 @@
-"""What an agent runs once a coordinator has welcomed it: the socket for its ranks, and the watch over ranks and devices."""
+"""Services of an agent after its first welcome: the socket for its ranks, and the watch over ranks and devices."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ from strata.v1.worlds_pb2 import JOB_PHASE_PAUSED, JOB_PHASE_RUNNING
 log = get_logger()
 
 REASONS: Final = 4
-"""How many reasons are told as they come: each replica may have its own."""
+"""How many different reasons are logged at once: each replica may have its own."""
 REMIND_S: Final = 60.0
 
 _GOES_ON: Final = {JOB_PHASE_RUNNING: "running", JOB_PHASE_PAUSED: "paused"}
 
 
 class Ranks(rank_watch.Ranks, relay.Ranks, Protocol):
-    """This node's ranks, as whoever starts them knows them."""
+    """This node's ranks, as the owner of their processes knows them."""
 
     def on_world(self, update: WorldUpdate) -> None:
-        """Take note of a newer world or phase; it may repeat what is known."""
+        """Record a newer world or phase; an update may repeat what is known."""
         ...
 
     def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None:
-        """Report a rank as ended, though its process still writes a core."""
+        """Report a rank as ended, though its process is still writing a core file."""
         ...
 
     def logs(self, rank: int) -> Sequence[RankLog]:
-        """Return what is remembered of a rank's output, the newest first."""
+        """Return the remembered log files of a rank, the newest first."""
         ...
 
     def become_unfit(self, reason: str) -> None:
-        """Take note why this member is not to get a place any more."""
+        """Record why this member must not get a place any more."""
         ...
 
 
 class AgentObserver:
-    """The observer of an agent's session: tells people of its state, its ranks what concerns them, and its owner all."""
+    """The observer of an agent's session: logs its state, and forwards its events to the relay and the ranks' owner."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class AgentObserver:
         on_checkpoint: Callable[[Checkpoint], None] = lambda _checkpoint: None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_change` is called when the world may have changed, or the session is connected or disconnected."""
+        """`on_change` is called when the world may have changed, and when the session connects or disconnects."""
         self.relay: Relay | None = None
         self.ranks: Ranks | None = None
         self._on_checkpoint = on_checkpoint
@@ -75,9 +75,9 @@ class AgentObserver:
         self._phase_reason = ""
 
     def warn_once(self, event: str, reason: str, **facts: str) -> None:
-        """Log a reason once, until the session is connected anew: it may be found again with each try.
+        """Log a reason once until the session connects again, however many attempts fail with it.
 
-        After `REASONS` of them, and for one that lasts, there is a line every `REMIND_S`.
+        After `REASONS` different reasons, and for a reason that lasts, log one line every `REMIND_S`.
         """
         now = asyncio.get_running_loop().time()
         is_new = reason not in self._logged and len(self._logged) < REASONS
@@ -97,7 +97,7 @@ class AgentObserver:
 
     def on_world(self, update: WorldUpdate) -> None:
         if update.phase in _GOES_ON and update.phase_reason not in {"", self._phase_reason}:
-            self._phase_reason = update.phase_reason  # taken up again, or paused
+            self._phase_reason = update.phase_reason  # resumed or paused
             log.info("job.phase", phase=_GOES_ON[update.phase], reason=update.phase_reason)
         if self.relay is not None:
             self.relay.on_world(update)
@@ -116,7 +116,7 @@ class AgentObserver:
 
 
 class _Admission:
-    """Where the agent tells of places: the relay lets ranks in, the watch looks at them, the owner shows them."""
+    """Hands each place of the agent to the relay, which admits ranks, to the watch over them, and to the owner."""
 
     def __init__(
         self, relay: Relay, watch: rank_watch.Health, on_place: Callable[[Place | None], None]
@@ -145,15 +145,15 @@ async def serving_ranks_of(
     listening: rank_watch.Upstream | None = None,
     on_place: Callable[[Place | None], None] = lambda _place: None,
 ) -> AsyncIterator[Relay]:
-    """Let this node's ranks attach at `agent.socket` inside the block, and watch them and the devices.
+    """Serve this node's ranks at `agent.socket` inside the block, and watch them and the devices.
 
-    A coordinator has welcomed `session`. `listening`, in place of the session, hears first what ranks say of themselves.
+    A coordinator has welcomed `session` before. `listening`, if given, receives the ranks' progress instead of it.
     """
     timing = Timing.derive(agent.detect_s)
     watch = rank_watch.Health(config, listening or session, ranks, detect_s=timing.detect_s)
     session.on_request = Inspection(session.evidence, ranks.stack, ranks.logs, log=log).on_request
     liveness = Liveness(detect_s=timing.detect_s, on_frozen=ranks.evict, on_core_dump=ranks.rank_dumps_core)
-    door = Relay(
+    relay_of_ranks = Relay(
         session,
         ranks,
         worker_id=agent.config.worker_id,
@@ -163,7 +163,7 @@ async def serving_ranks_of(
         processes=liveness,
     )
     async with (
-        serving(door, agent.socket, timing),
+        serving(relay_of_ranks, agent.socket, timing),
         liveness.watching(),
         watch.watching(),
         watching_devices(
@@ -176,6 +176,6 @@ async def serving_ranks_of(
             on_unfit=ranks.become_unfit,
         ),
     ):
-        agent.admission = _Admission(door, watch, on_place)
-        observer.relay, observer.ranks = door, ranks
-        yield door
+        agent.admission = _Admission(relay_of_ranks, watch, on_place)
+        observer.relay, observer.ranks = relay_of_ranks, ranks
+        yield relay_of_ranks

@@ -2,13 +2,14 @@
 
     process ── socket pair, framed protobuf ──▶ this agent ── gRPC ──▶ replica
 
-The process's session is the member's: its Hello has the registration, and what it says goes up as it is, so that
-every error comes out there as the coordinators gave it. PROTOCOLS 5.7 has the rules:
+The process's session is the member's: its Hello has the registration, and the agent forwards its messages unchanged.
+So the process gets every error as the coordinators returned it. PROTOCOLS 5.7 has the rules:
 
-1. The agent has a session (setsid) of its own and ignores INT, TERM, HUP, USR1 and USR2: who stops the process stops no agent.
-2. It ends with the process, which it watches by a pidfd; it leaves the job first, for at most `LAST_S`.
-3. The socket ended and the process lives on (it executed another program, or closed its descriptors): the member leaves.
-4. A frozen process, and one that dumps core, is found as `agent.health.liveness` does. Its member leaves.
+1. The agent has a session (setsid) of its own and ignores INT, TERM, HUP, USR1 and USR2: a signal to the process's
+   group does not stop the agent.
+2. The agent watches the process by a pidfd and ends with it, after leaving the job for at most `LAST_S`.
+3. If the socket ends and the process lives on (after an exec, or with its descriptors closed), the member leaves.
+4. `agent.health.liveness` detects a process that is frozen or dumps core. Its member leaves.
 """
 
 from __future__ import annotations
@@ -66,17 +67,17 @@ if TYPE_CHECKING:
 log = get_logger()
 
 LAST_S: Final = 0.75
-"""How long a member leaves whose process has ended: the agent ends within 1 s of it."""
+"""How long a member may take to leave after its process has ended: the agent ends within 1 s of the process."""
 UNWATCHED_S: Final = 1.0
-"""How long after the first welcome the process is not watched."""
+"""How long after the first welcome the watch over the process starts."""
 STACK_S: Final = 2.0
-"""How long the process has to say where its threads are."""
+"""How long the process has to answer a request for its stacks."""
 
 
 class StandaloneAgent(Carrier):
     """Carries between one process and the coordinators: `served.Handler` below, `SessionObserver` above.
 
-    `session` and `upstream` are there once the process has said Hello.
+    `session` and `upstream` are set once the process has sent its Hello.
     """
 
     upstream: MemberSession
@@ -93,26 +94,26 @@ class StandaloneAgent(Carrier):
         self._generation = 0
         self._stack: asyncio.Future[str] | None = None
         self._lost = ""
-        """Why the process counts as lost though it lives."""
+        """Why the process counts as lost although it lives."""
 
-    async def run(self, link: Link[Up, Down], gone: asyncio.Event) -> None:
-        """Carry for the process at the other end of `link`, until it leaves, or ends, which sets `gone`."""
-        ended = asyncio.create_task(gone.wait())
+    async def run(self, link: Link[Up, Down], process_ended: asyncio.Event) -> None:
+        """Carry for the process at the other end of `link` until that process leaves or `process_ended` is set."""
+        ended = asyncio.create_task(process_ended.wait())
         serving = asyncio.create_task(serve(link, self.accept), name="process")
         await asyncio.wait((ended, serving), return_when=asyncio.FIRST_COMPLETED)
         leaving = asyncio.create_task(self.leave_job())
         await asyncio.wait((ended, leaving), return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
-            _let_go_of_output()
+            _release_output()
             await asyncio.wait((leaving,), timeout=LAST_S)
         ended.cancel()
 
     async def accept(self, hello: Hello, session: Session) -> StandaloneAgent:
-        """Begin to become a member as the Hello says. It is welcome once a coordinator serves it."""
+        """Start becoming the member that the Hello registers. The process is welcomed once a coordinator serves it."""
         self.session = session
         self._config = replace(
             load(HealthConfig, env=os.environ), on_stall=REPORT
-        )  # nobody could start it again
+        )  # not EVICT: no launcher could start it again
         endpoints = parse_endpoints(list(self._start.endpoints), self._credentials)
         self.upstream = MemberSession(
             endpoints,
@@ -124,23 +125,23 @@ class StandaloneAgent(Carrier):
         )
         self.upstream.on_request = session.send
         self._running = asyncio.create_task(self._be_member(hello.member, endpoints), name="session")
-        self._running.add_done_callback(self._over)
+        self._running.add_done_callback(self._task_ended)
         return self
 
     async def _be_member(self, member: Registration, endpoints: tuple[Endpoint, ...]) -> None:
-        if member.cannot_restart:  # it trains by strata.init, which saves
+        if member.cannot_restart:  # it trains with strata.init, which saves checkpoints
             unary = UnaryClient(endpoints, random.Random(), self._credentials)
-            await _storage_takes_saves(member.job, unary, self._say_storage)
+            await _storage_takes_saves(member.job, unary, self._report_storage_wait)
         self._registers = True
         await self.upstream.run()
 
-    def _say_storage(self, reason: str) -> None:
-        """Tell the process; it has reached a coordinator, so it need not try any longer."""
+    def _report_storage_wait(self, reason: str) -> None:
+        """Report the wait to the process; a coordinator is reached, so the process need not try others any longer."""
         self.session.send(Down(welcome=Welcome()))
         self.on_disconnected(Unavailable(reason, hint=""))
 
     async def leave_job(self, reason: str = "") -> None:
-        """Leave the job, if this is still its member; return once that is known, or after `LEAVE_S`."""
+        """Leave the job if still its member; return once that is confirmed, or after `LEAVE_S`."""
         if self._watching is not None:
             self._watching.cancel()
         if self._registers:
@@ -149,8 +150,8 @@ class StandaloneAgent(Carrier):
         elif self._running is not None:
             self._running.cancel()
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        """Let the process have the error that ended a task which it cannot be without."""
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """End the process's session with the error that ended a task it depends on."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not isinstance(error, StrataError):
@@ -158,16 +159,16 @@ class StandaloneAgent(Carrier):
             error = StrataError(f"the agent of this process failed: {error!r}", hint="please report it")
         self.session.end(error)
 
-    # -- what the coordinators say
+    # -- from the coordinators
 
     def on_connected(self, welcome: Welcome) -> None:
         self.session.send(Down(welcome=welcome))
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch(welcome.detect_s), name="watch")
-            self._watching.add_done_callback(self._over)
+            self._watching.add_done_callback(self._task_ended)
 
     async def _watch(self, detect_s: float) -> None:
-        """Watch the process and its progress; a moment later, for the imports would hold up its start."""
+        """Watch the process and its progress, after a delay: the imports would slow down its start."""
         await asyncio.sleep(UNWATCHED_S)
         from strata.agent.health.liveness import Liveness  # noqa: PLC0415
         from strata.agent.health.rank_watch import Health  # noqa: PLC0415
@@ -190,7 +191,7 @@ class StandaloneAgent(Carrier):
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.session.send(Down(checkpoint=checkpoint))
 
-    # -- what the process says
+    # -- from the process
 
     def progress(self, progress: Progress) -> None:
         for evidence in progress.evidence:
@@ -229,14 +230,14 @@ class StandaloneAgent(Carrier):
     # -- the watch over the process (`health.Ranks`)
 
     def evict(self, rank: int, generation: int, reason: str) -> None:
-        """Leave the job: what the process says from now on counts no more."""
+        """Leave the job: later messages of the process do not count."""
         self._lost = reason
         self.session.end(
             StaleIncarnation(f"this process was given up: {reason}", hint="start the program again")
         )
 
     async def stack(self, rank: int) -> str | None:
-        """Return where the process's threads are, as it says; None when it does not answer."""
+        """Return the stacks of the process's threads; None if it does not answer."""
         self._stack = asyncio.get_running_loop().create_future()
         self.session.send(Down(inspect=Inspect(generation=self._generation, rank=rank)))
         try:
@@ -272,7 +273,7 @@ def _credentials(start: AgentStart) -> Credentials:
 
 
 async def run(sock: socket.socket) -> None:
-    """Be the agent of the process that has the other end of `sock`, until it leaves or ends."""
+    """Run as the agent of the process at the other end of `sock`, until that process leaves or ends."""
     _transport, link = await asyncio.get_running_loop().create_unix_connection(
         lambda: FramedLink[Up, Down](Up, newest_down), sock=sock
     )
@@ -296,8 +297,8 @@ async def run(sock: socket.socket) -> None:
             await link.gone()
 
 
-def _let_go_of_output() -> None:
-    """Close what the process's own parent may wait for the end of."""
+def _release_output() -> None:
+    """Close stdout and stderr: the parent of the ended process may wait for their end of file."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (1, 2):
         os.dup2(null, number)
@@ -310,4 +311,4 @@ def main(descriptor: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     configure(fmt="plain", level="warning")
     asyncio.new_event_loop().run_until_complete(run(socket.socket(fileno=descriptor)))
-    os._exit(0)  # threads that resolve names, or write to a storage, are not waited for
+    os._exit(0)  # do not wait for threads that resolve names or write to a storage

@@ -1,16 +1,16 @@
-"""A member that begins waits until its job's checkpoints can be written, before it registers.
+"""Wait, before a starting member registers, until its job's checkpoints can be written.
 
-A job whose storage is full, or does not answer, would train in vain: it holds its saves, stops when its
-grace is over, is started again, and so on. So a member looks first:
+A job whose storage is full or does not answer would train in vain: its ranks hold their saves, stop when their
+grace is over, are restarted, and so on. So a member checks first:
 
-    1. It asks a coordinator for the job and its newest checkpoint. Without one, or of a job that has ended
-       and is not taken up, it does not wait. Nor does it when no coordinator answers within `ASK_S`.
-    2. It writes a small object beside each copy of that checkpoint, and removes it. If that works anywhere, or
-       fails for a reason that only somebody can mend, it does not wait.
-    3. Else it says why, tries again after 1 s, 2 s … 30 s, and from 1 on each time: others may end the job.
-    4. After `limit_s` it registers all the same: it knows where the job saved, not where it is going to.
+    1. The member asks a coordinator for the job and its newest checkpoint. It does not wait if there is none, if the
+       job has ended and is not resumed, or if no coordinator answers within `ASK_S`.
+    2. The member writes a small object beside each copy of that checkpoint, and removes it. It does not wait if this
+       works at any copy, or fails for a reason that only a person can repair.
+    3. Otherwise it reports why and repeats from 1, after 1 s, 2 s … 30 s: the job may have been ended meanwhile.
+    4. After `limit_s` it registers anyway: it knows where the job saved so far, not where the job will save.
 
-It is no member meanwhile, so nobody waits for it, and no generation begins with it.
+It is not a member meanwhile, so no other member waits for it, and no generation starts with it.
 """
 
 from __future__ import annotations
@@ -36,42 +36,43 @@ if TYPE_CHECKING:
 
 ASK_S: Final = 3.0
 ATTEMPT_S: Final = 1.5
-"""How long the coordinators have to answer, and each of them; a member that finds none registers as ever."""
+"""How long all coordinators together (`ASK_S`) and each one (`ATTEMPT_S`) have to answer. Without an answer the member
+registers at once."""
 FIRST_S: Final = 1.0
 MOST_S: Final = 30.0
 ANSWER_S: Final = 60.0
-"""How long a storage has to answer one try, which is longer than a client of S3 tries by itself. A mount that hangs
-keeps the thread of each try, some ten of them in a grace of 15 minutes, until it answers or the process ends."""
+"""How long a storage has to answer one attempt; an S3 client by itself tries for less. A mount that hangs keeps
+the thread of each attempt, some ten in a grace of 15 minutes, until it answers or the process ends."""
 SAY_S: Final = 300.0
-"""How often it is said again for what is waited."""
+"""How often an unchanged reason is reported again."""
 
 Say = Callable[[str], None]
 Refusal = Callable[[str], Awaitable[str]]
-"""Returns why nothing can be written at a folder's URI that time may heal; "" for anything else."""
+"""Returns why nothing can be written at a folder's URI, if time may cure that; otherwise ""."""
 
 
 async def in_thread(uri: str) -> str:
-    """Return `refusal` of a storage that may never answer: its thread keeps no process from ending."""
-    told: concurrent.futures.Future[str] = concurrent.futures.Future()
-    told.set_running_or_notify_cancel()  # whoever stops waiting does not take it from the thread
+    """Return `refusal` of a storage that may never answer; the daemon thread does not keep the process from ending."""
+    answer: concurrent.futures.Future[str] = concurrent.futures.Future()
+    answer.set_running_or_notify_cancel()  # a waiter that is cancelled does not cancel the thread's future
 
     def probe() -> None:
-        from strata.checkpoint.storage.opening import refusal  # noqa: PLC0415  # most members that begin need none of it
+        from strata.checkpoint.storage.opening import refusal  # noqa: PLC0415  # most starting members do not need it
 
         try:
-            told.set_result(refusal(uri, nonce=lambda: uuid.uuid4().hex))
-        except Exception as error:  # noqa: BLE001  # it is the waiter's, who gets it
-            told.set_exception(error)
+            answer.set_result(refusal(uri, nonce=lambda: uuid.uuid4().hex))
+        except Exception as error:  # noqa: BLE001  # raised where the future is awaited
+            answer.set_exception(error)
 
     threading.Thread(target=probe, name="strata-storage-probe", daemon=True).start()
-    return await asyncio.wrap_future(told)
+    return await asyncio.wrap_future(answer)
 
 
 def grace_s(environment: Mapping[str, str]) -> float:
-    """Return for how long a member waits: as long as its ranks hold a save."""
+    """Return how long a member waits: as long as its ranks hold a save."""
     try:
         return TrainingConfig.load(env=environment).save_grace_s
-    except ConfigError:  # the ranks say that better, if they train by it
+    except ConfigError:  # the ranks report that better, if they train with this configuration
         return GRACE_S
 
 
@@ -87,19 +88,19 @@ async def wait_for_storage(
 ) -> None:
     """Return once this job's checkpoints can be written, there is nothing to wait for, or after `limit_s`.
 
-    `taken_up`: a job that has ended goes on with this member. `say` is told for what it waits, when that
-    begins, when it becomes another reason, every five minutes, and when it waits no longer; `over` once, when
-    the storage was worth the wait.
+    `taken_up`: an ended job is resumed with this member. `say` gets the reason when the wait begins, when the reason
+    changes, every five minutes, and when the member gives up waiting. `over` is called once, if the storage became
+    writable after a wait.
     """
     if limit_s <= 0:
         return
     clock = asyncio.get_running_loop().time
-    began_s, delay_s, told, told_s = clock(), FIRST_S, "", 0.0
+    began_s, delay_s, reported, reported_at_s = clock(), FIRST_S, "", 0.0
 
     def tell(why: str) -> None:
-        nonlocal told, told_s
-        if why != told or clock() - told_s >= SAY_S:
-            told, told_s = why, clock()
+        nonlocal reported, reported_at_s
+        if why != reported or clock() - reported_at_s >= SAY_S:
+            reported, reported_at_s = why, clock()
             since = f", for {age(1000 * (clock() - began_s))} by now" if clock() - began_s >= 1 else ""
             say(f"no checkpoint can be written to {why}; waiting for that before it joins{since}")
 
@@ -116,12 +117,12 @@ async def wait_for_storage(
         tell(why)
         await asyncio.sleep(min(delay_s, left_s))
         delay_s = min(2 * delay_s, MOST_S)
-    if told:
-        over(f"waited {age(1000 * (clock() - began_s))} for the storage ({told}), and joins now")
+    if reported:
+        over(f"waited {age(1000 * (clock() - began_s))} for the storage ({reported}), and joins now")
 
 
 async def _refused(places: Sequence[str], refuses: Refusal) -> str:
-    """Return which of `places` refuses, and why, if all do; "" as soon as one takes what is written."""
+    """Return which of `places` refuse and why, if all do; "" as soon as one accepts a write."""
     looks = [asyncio.ensure_future(refuses(place)) for place in places]
     try:
         for look in asyncio.as_completed(looks):
@@ -134,7 +135,7 @@ async def _refused(places: Sequence[str], refuses: Refusal) -> str:
 
 
 async def _saved_at(unary: UnaryClient, job: str, *, taken_up: bool) -> list[str]:
-    """Return the URIs of the job's folders of checkpoints; none to wait for, or where nobody answers."""
+    """Return the URIs of the job's checkpoint folders; none if there is nothing to wait for or nobody answers."""
     try:
         phase = (await unary.call(GetJobRequest(job=job), timeout_s=ASK_S, attempt_s=ATTEMPT_S)).job.phase
         if phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED} and not taken_up:
@@ -145,7 +146,7 @@ async def _saved_at(unary: UnaryClient, job: str, *, taken_up: bool) -> list[str
     except StrataError:
         return []
     saved: Checkpoint = found.checkpoint
-    if saved.origin_job:  # its bytes are those of another job, which this one does not write
+    if saved.origin_job:  # its bytes belong to another job, to which this one does not write
         return []
-    copies = dict.fromkeys((saved.path, *(tier.path for tier in saved.tiers)))  # which name that at path, too
+    copies = dict.fromkeys((saved.path, *(tier.path for tier in saved.tiers)))  # `tiers` may repeat `path`
     return [folder.rstrip("/").rpartition("/")[0] for folder in copies if folder]

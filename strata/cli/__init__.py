@@ -1,4 +1,4 @@
-"""The `strata` command: one file a command, put together in `strata.cli.app`."""
+"""The `strata` command: one file for each subcommand, assembled in `strata.cli.app`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from strata.core.exit_codes import PREEMPTED
 
 def main() -> None:
     """Run the command line and end the process with one of `strata.cli.console.exits`."""
-    if sys.argv[1:2] != ["coordinator"]:  # which has nobody else to tell of a failed handshake
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its lines are about, our errors say
+    if sys.argv[1:2] != ["coordinator"]:  # a coordinator reports failed handshakes only in gRPC's log
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors report what gRPC would log
     if sys.argv[1:2] == ["run"]:
         _requeue_if_preempted()
     try:
@@ -25,13 +25,13 @@ def main() -> None:
 
 
 def _requeue_if_preempted() -> None:
-    """Have `strata run` end with 75 when it is preempted while it still loads: nothing runs yet."""
+    """Install handlers so that `strata run` exits with 75 if it is preempted before any rank runs."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _preempted)
 
 
 def _preempted(number: int, _frame: FrameType | None) -> None:
-    # an exception could be swallowed by whatever is being imported
+    # os._exit, because the module that is being imported might catch an exception
     os.write(2, f"strata run ends before it began: {signal.Signals(number).name}\n".encode())
     os._exit(PREEMPTED)

@@ -1,4 +1,4 @@
-"""The command line, assembled from its commands."""
+"""The command line, assembled from its commands; conversion of errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "barriers": "strata.cli.barriers:barriers",
     "checkpoints": "strata.cli.checkpoints:app",
     "datasets": "strata.cli.datasets:datasets",
-    "jobs": "strata.cli.jobs.control:app",  # which adds its commands to those of `jobs`
+    "jobs": "strata.cli.jobs.control:app",  # imports the app of `jobs` and adds commands to it
     "watch": "strata.cli.watch:watch",
     "controlplane": "strata.cli.controlplane.backup:app",
     "doctor": "strata.cli.doctor:doctor",
@@ -35,17 +35,17 @@ COMMANDS: Final = {
     "certs": "strata.cli.certs:app",
     "tokens": "strata.cli.tokens:app",
 }
-"""In the order of the help: where each is, the function or the group of commands."""
+"""The function or group of each command, in the order of the help."""
 
-# the first word that is no option begins the command, so that `--` may be left out
+# The first word that is no option begins the ranks' command, so `--` may be omitted.
 CONTEXTS: Final[dict[str, dict[str, Any]]] = {"run": {"allow_interspersed_args": False}}
 
 
 def assembled(only: str = "") -> typer.Typer:
-    """Return the command line, with `only` one of its commands or with all.
+    """Return the command line with all commands, or with `only` one of them.
 
-    A program that runs one command loads no other: a coordinator or a supervisor that is started
-    anew is there sooner, and `strata status` takes a third of the time.
+    A program that runs one command imports no other: an agent or coordinator restarts sooner, and `strata status`
+    takes a third of the time.
     """
     app = typer.Typer(
         name="strata",
@@ -67,8 +67,8 @@ def assembled(only: str = "") -> typer.Typer:
     return app
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"strata {strata.__version__}")
         raise typer.Exit
 
@@ -85,8 +85,8 @@ def _root(
 def run() -> None:
     """Run the command line; a `StrataError` becomes a message, a hint and an exit code.
 
-    So does an error of the operating system, which is most often about the output: a full disk, a
-    reader that went. The exit code holds also when nobody can be told why.
+    So does an `OSError`, whose usual cause is the output: a full disk, or a pipe whose reader closed. The exit code is
+    the same if the message cannot be written.
     """
     _stand_in_for_closed()
     try:
@@ -96,12 +96,12 @@ def run() -> None:
         finally:
             sys.stdout.flush()
     except StrataError as error:
-        _tell(error)
+        _report(error)
         sys.exit(exit_code(error))
     except OSError as error:
         _drop(1)
         if not isinstance(error, BrokenPipeError):
-            _tell(StrataError(str(error), hint="the command was cut short"))
+            _report(StrataError(str(error), hint="the command was cut short"))
         sys.exit(Exit.FAILURE)
     finally:
         try:
@@ -111,17 +111,17 @@ def run() -> None:
 
 
 def _stand_in_for_closed() -> None:
-    """Give a stream that the shell closed (`2>&-`) somewhere to write: Python has None in its place."""
+    """Replace a standard stream that the shell closed (`2>&-`), for which Python has None, by /dev/null."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
-def _tell(error: StrataError) -> None:
-    with contextlib.suppress(OSError, SystemExit):  # by which rich answers a reader that went
+def _report(error: StrataError) -> None:
+    with contextlib.suppress(OSError, SystemExit):  # rich raises SystemExit if the reader closed the pipe
         print_error(error)
 
 
 def _drop(fd: int) -> None:
-    """Send what is left unwritten nowhere: it would fail once more when the interpreter ends."""
+    """Redirect a stream to /dev/null: flushing its unwritten rest at exit would fail once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

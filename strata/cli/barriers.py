@@ -1,4 +1,4 @@
-"""`strata barriers`: who waits for whom."""
+"""`strata barriers`: open barriers with their missing ranks, and ended rounds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def barriers(
     ) as client:
         answer = client.barriers()
         if not answer.open and not answer.recent:
-            client.job_status()  # a job that does not exist is said to be missing, not empty
+            client.job_status()  # raises NotFound if the job does not exist
     if as_json:
         print_json(answer)
         return

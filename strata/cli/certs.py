@@ -1,4 +1,4 @@
-"""`strata certs`: a certificate authority for one cluster, and what it signs."""
+"""`strata certs`: a certificate authority for one cluster, and the certificates it signs."""
 
 from __future__ import annotations
 

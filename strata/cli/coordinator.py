@@ -1,4 +1,4 @@
-"""`strata coordinator`: one replica of the control plane."""
+"""`strata coordinator`: run one replica of the control plane."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def coordinator(
 
 
 def resource_factory(config: CoordinatorConfig) -> ResourceFactory:
-    """Return what makes a replica answer for resources of the HTTP API over gRPC."""
+    """Return the factory for a replica's answers to resources of the HTTP API over gRPC."""
     from strata.dashboard.api.resources import Resources  # noqa: PLC0415  # the server extra
 
     return lambda observed: Resources(observed).reader(config.cluster)
 
 
 def page_factory(config: CoordinatorConfig) -> PageFactory | None:
-    """Return what makes a replica's HTTP side; None where it is switched off."""
+    """Return the factory for a replica's HTTP server; None if HTTP is switched off."""
     if not config.http_listen:
         return None
     from strata.dashboard.app import make_app  # noqa: PLC0415  # the server extra
@@ -112,7 +112,7 @@ def page_factory(config: CoordinatorConfig) -> PageFactory | None:
 
 
 def suspended_page_factory(config: CoordinatorConfig) -> SuspendedPage | None:
-    """Return what makes the HTTP side of a replica that is suspended; None where it is switched off."""
+    """Return the factory for a suspended replica's HTTP server; None if HTTP is switched off."""
     if not config.http_listen:
         return None
     from strata.coordinator.access.connection_limiter import ConnectionReport  # noqa: PLC0415  # the server extra

@@ -1,4 +1,4 @@
-"""`strata coordinators`: which there are, and taking one off the list that will not come back."""
+"""`strata coordinators`: list the coordinators, and forget one that will not come back."""
 
 from __future__ import annotations
 

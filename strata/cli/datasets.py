@@ -1,4 +1,4 @@
-"""`strata datasets`: whose shards are whose."""
+"""`strata datasets`: a job's datasets, and the assignment of shards to members."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _show_all(client: CoordinatorClient, *, as_json: bool) -> None:
 
     listed = client.datasets()
     if not listed:
-        client.job_status()  # a job that does not exist is said to be missing, not empty
+        client.job_status()  # raises NotFound if the job does not exist
     if as_json:
         print_json(listed)
         return

@@ -55,14 +55,14 @@ def dev(
 
     Example: strata dev --etcd-members 3 --coordinators 3
     """
-    check_server()  # or each coordinator says it in its log
-    # each command pays for its own imports only
+    check_server()  # else each coordinator would fail, and only its log would say why
+    # imported here, so that other commands do not load them
     from strata.core.timing import Timing  # noqa: PLC0415
     from strata.devcluster.etcd_binary import find_etcd  # noqa: PLC0415
     from strata.devcluster.local_cluster import LocalCluster  # noqa: PLC0415
     from strata.devcluster.ports import free_port, is_free  # noqa: PLC0415
 
-    Timing.derive(detect_s)  # what it refuses, every coordinator would, once etcd runs
+    Timing.derive(detect_s)  # raises an invalid setting now: else every coordinator would, once etcd runs
 
     console = Console(highlight=False, emoji=False, soft_wrap=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -95,7 +95,7 @@ def dev(
 
 
 def _watch(local: LocalCluster, console: Console) -> None:
-    """Say when a process ends, until Ctrl-C; `Unavailable` when none is left."""
+    """Report each process that ends, until Ctrl-C; `Unavailable` when none is left."""
     children = {c.name: c.child for c in local.coordinators}
     children |= {m.name: m.child for m in local.etcd.members}
     running = dict(children)

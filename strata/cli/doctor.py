@@ -1,4 +1,4 @@
-"""`strata doctor`: is this machine fit for Strata, and if not, what to do."""
+"""`strata doctor`: checks of this machine and the cluster, with a remedy for each fault."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def doctor(
 
 
 def _etcd_members(etcd: str | None, own: Credentials, file: Path | None) -> CoordinatorConfig | None:
-    """Return how etcd is reached if this is a host from which it is: it was named somewhere."""
+    """Return the configuration for etcd if a flag, the environment or the file names etcd's members, else None."""
     try:
         flags = {"etcd.endpoints": etcd, "credentials.insecure": own.insecure or None}
         config = CoordinatorConfig.load(flags=flags, env=os.environ, path=file)
     except StrataError:
         if etcd is not None:
             raise
-        return None  # a file for clients; the coordinator's part of it is none of our business
+        return None  # a file for clients: errors in its coordinator part do not matter here
     named = etcd is not None or config.etcd.endpoints != CoordinatorConfig().etcd.endpoints
     return config if named else None
 

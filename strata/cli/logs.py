@@ -1,4 +1,4 @@
-"""`strata logs`: what a job's ranks on this host write, or wrote, with `strata run --log-dir`."""
+"""`strata logs`: output of a job's ranks on this host, which `strata run --log-dir` writes to files."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def logs(
     """
     from strata.launch.console import STDOUT, Console  # noqa: PLC0415
 
-    wanted = one_name(job_, job) or os.environ.get("STRATA_JOB")
-    if not wanted:
+    job_name = one_name(job_, job) or os.environ.get("STRATA_JOB")
+    if not job_name:
         raise ConfigError("no job is named", hint="strata logs JOB")
-    folder = _folder(checked_id("job", wanted), log_dir, config)
+    folder = _folder(checked_id("job", job_name), log_dir, config)
     shown = _Shown(
         folder,
         Console(STDOUT, os.environ),
@@ -72,7 +72,7 @@ def logs(
         prefix=prefix if prefix is not None else len(rank or ()) != 1,
     )
     if not shown.files() and not follow:
-        raise _nothing(shown, wanted, folder)
+        raise _nothing(shown, job_name, folder)
     for line in shown.generations():
         typer.echo(line, err=True)
     shown.show(lines if lines is not None or not follow else FOLLOWED_LINES)
@@ -85,7 +85,7 @@ def logs(
 
 
 def _folder(job: str, log_dir: Path | None, config: Path | None) -> Path:
-    """Return the folder of a job's output: what is given, else what an agent left a link to."""
+    """Return the folder of a job's output: the configured one, else the target of the agent's link."""
     from strata.launch.rank_logs import jobs_here, link_of  # noqa: PLC0415
 
     given = RunConfig.load(flags={"log_dir": log_dir}, env=os.environ, path=config).log_dir
@@ -113,7 +113,7 @@ def _nothing(shown: _Shown, job: str, folder: Path) -> NotFound:
 
 
 class _Shown:
-    """The files of the ranks that are wanted, and how far each is shown."""
+    """The files of the selected ranks, and how far each has been shown."""
 
     def __init__(
         self, folder: Path, console: Console, *, ranks: frozenset[int], generation: int | None, prefix: bool
@@ -125,10 +125,10 @@ class _Shown:
         self._prefix = prefix
         self._open: dict[int, _Open] = {}
         self._known: dict[Path, int] = {}
-        """How far each file is shown that is not open. `follow` shows what is written after `show`."""
+        """How far each closed file has been shown. `follow` shows lines that are written after `show`."""
 
     def files(self) -> dict[int, LogFile]:
-        """Return the file of each rank that is wanted."""
+        """Return the file of each selected rank."""
         from strata.launch.rank_logs import files_in, newest  # noqa: PLC0415
 
         return newest(
@@ -138,7 +138,7 @@ class _Shown:
         )
 
     def generations(self) -> list[str]:
-        """Return lines that say of which generations the ranks are shown, if these are several."""
+        """Return lines that name the ranks of each generation, if the shown files are of several."""
         of: dict[int, list[int]] = {}
         for rank, file in self.files().items():
             of.setdefault(file.generation, []).append(rank)
@@ -149,7 +149,7 @@ class _Shown:
         ]
 
     def show(self, lines: int | None) -> None:
-        """Show what is there, or the last lines of each file."""
+        """Show the files' content, or the last lines of each file."""
         from strata.launch.rank_logs import files_in  # noqa: PLC0415
 
         self._known = {each.path: each.size for each in files_in(self._folder)}
@@ -158,10 +158,10 @@ class _Shown:
             if lines is not None:
                 opened.skip_to_last(lines)
             self._pass_on(opened)
-            self._pass_on(opened)  # that nothing follows: what is held has no end
+            self._pass_on(opened)  # the second call reads nothing, and so writes an unfinished last line
 
     def follow(self) -> bool:
-        """Show what has come since; False once nobody takes it."""
+        """Show new output; return False once the output's reader has closed it."""
         for rank, file in self.files().items():
             opened = self._open.get(rank)
             if opened is None or opened.file != file:
@@ -187,7 +187,7 @@ class _Shown:
 
 
 class _Open:
-    """One file, as far as it is shown."""
+    """One file, and how far it has been shown."""
 
     def __init__(self, file: LogFile) -> None:
         from strata.launch.console import Lines  # noqa: PLC0415
@@ -197,7 +197,7 @@ class _Open:
         self.stream: BinaryIO = file.path.open("rb", buffering=0)
 
     def skip_to_last(self, lines: int) -> None:
-        """Go on at the last lines."""
+        """Seek to the last `lines` lines."""
         ends: deque[int] = deque([0], maxlen=lines + 1)
         at = 0
         while data := self.stream.read(READ_BYTES):

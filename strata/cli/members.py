@@ -1,4 +1,4 @@
-"""`strata members`: who takes part in a job."""
+"""`strata members`: a job's members, their ranks, and the ranks' progress."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def members(
     rows: list[tuple[object, ...]] = []
     for member in listed:
         place = places.get((member.worker_id, member.incarnation))
-        heard = min((r.age_ms for r in member.ranks), default=None)
+        report_age_ms = min((r.age_ms for r in member.ranks), default=None)
         rows.append(
             (
                 member.worker_id,
@@ -71,7 +71,7 @@ def members(
                 _ranks(member, place),
                 _span([r.step for r in member.ranks]),
                 _doing(member.ranks),
-                "-" if heard is None else f"{age(heard)} ago",
+                "-" if report_age_ms is None else f"{age(report_age_ms)} ago",
                 member.incarnation,
             )
         )
@@ -95,7 +95,7 @@ def members(
 def _ended(
     client: CoordinatorClient, listed: Sequence[Member], world: Sequence[WorldMember]
 ) -> list[WorldMember]:
-    """Return the members of a finished job's last generation that have ended; none for another job."""
+    """Return the ended members of a finished job's last generation; none if the job is not done."""
     from strata.v1.worlds_pb2 import JOB_PHASE_DONE  # noqa: PLC0415  # grpc only when a command needs it
 
     here = {(member.worker_id, member.incarnation) for member in listed}
@@ -108,21 +108,21 @@ def _ranks_of(place: WorldMember) -> str:
 
 
 def _ranks(member: Member, place: WorldMember | None) -> str:
-    """Return which ranks a member runs, and whether it was asked to leave."""
+    """Return a member's ranks, and whether it was requested to leave."""
     if place is None:
         return "leaving" if member.leaving else "standby"
     mine = _ranks_of(place)
     return f"{mine}, leaving" if member.leaving else mine
 
 
-def _doing(said: Sequence[RankProgress]) -> str:
-    """Return what ranks do, those that stand still, or cannot save, by number."""
-    phases = sorted({rank.phase for rank in said if rank.phase})
-    still = [rank for rank in said if rank.stalled_ms]
+def _doing(reports: Sequence[RankProgress]) -> str:
+    """Return the ranks' phases, and the numbers of ranks that are stalled or cannot save."""
+    phases = sorted({rank.phase for rank in reports if rank.phase})
+    still = [rank for rank in reports if rank.stalled_ms]
     if still:
         longest_ms = max(rank.stalled_ms for rank in still)
         phases.append(f"STALLED: {ranks(rank.rank for rank in still)} for {age(longest_ms)}")
-    held = [rank for rank in said if rank.HasField("save_hold")]
+    held = [rank for rank in reports if rank.HasField("save_hold")]
     if held:
         longest_ms = max(rank.save_hold.held_ms + rank.age_ms for rank in held)
         phases.append(f"SAVES HELD: {ranks(rank.rank for rank in held)} for {age(longest_ms)}")
@@ -130,7 +130,7 @@ def _doing(said: Sequence[RankProgress]) -> str:
 
 
 def _show_stacks(listed: Iterable[Member]) -> None:
-    """Print the stacks of the ranks that stand still, those furthest behind first."""
+    """Print the stacks of the stalled ranks, those furthest behind first."""
     still = [(rank, member) for member in listed for rank in member.ranks if rank.stalled_ms]
     if not still:
         sys.stdout.write("\nno rank stands still\n")
@@ -171,7 +171,7 @@ def _show_devices(listed: Iterable[Member]) -> None:
 
 
 def _given(device: DeviceStatus, field: str, words: Callable[[int], str]) -> str:
-    """Return a reading in words, or a dash where its driver does not offer it."""
+    """Return a reading as text, or a dash if the driver does not provide it."""
     return words(getattr(device, field)) if device.HasField(field) else "-"  # type: ignore[arg-type]  # a field's name
 
 
@@ -181,7 +181,7 @@ def _memory(device: DeviceStatus) -> str:
 
 
 def _span(steps: list[int]) -> str:
-    """Return where the ranks are: one step, or the slowest and the fastest."""
+    """Return the range of steps: one step, or the slowest rank's and the fastest's."""
     if not steps:
         return "-"
     slowest, fastest = min(steps), max(steps)

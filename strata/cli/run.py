@@ -1,4 +1,4 @@
-"""`strata run`: the supervisor of one node."""
+"""`strata run`: the agent of one node."""
 
 from __future__ import annotations
 

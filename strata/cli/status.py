@@ -1,4 +1,4 @@
-"""`strata status`: who leads, who is there, how etcd is."""
+"""`strata status`: the coordinators, the leader, etcd's members and the jobs."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from strata.v1.worlds_pb2 import Job
 
 JOB_COLUMNS = ("JOB", "PHASE", "GENERATION", "RANKS", "MEMBERS", "LATEST STEP")
-"""What `job_row` returns."""
+"""The columns of `job_row`."""
 _EVERY_S = 2.0
 _PLAIN = (None, "", "dumb", "unknown")
 _CLEAR = "\x1b[H\x1b[J"
-"""To the top, and nothing below: the terminal's own history stays."""
+"""Moves the cursor to the top and clears the screen below it; the terminal's scrollback stays."""
 
 
 @connecting
@@ -71,7 +71,7 @@ def status(
 
 
 def show_status(answer: GetStatusResponse, jobs: Sequence[Job]) -> None:
-    """Print the coordinators, etcd's members and the jobs, with what is wrong with each below its table."""
+    """Print the coordinators, etcd's members and the jobs, with the faults of each below its table."""
     if answer.outage:
         sys.stdout.write(f"{printable(answer.outage)}\n\n")
     show_coordinators(answer)
@@ -103,7 +103,7 @@ def show_status(answer: GetStatusResponse, jobs: Sequence[Job]) -> None:
 
 
 def show_coordinators(answer: GetStatusResponse) -> None:
-    """Print the coordinators, and below them why some are not ready."""
+    """Print the coordinators, and below them the reasons why some are not ready."""
     print_table(
         f"cluster {answer.cluster}: leader {answer.leader or 'none at the moment'}",
         ("COORDINATOR", "ADDRESS", "ROLE", "READY", "VERSION"),
@@ -128,7 +128,7 @@ def show_coordinators(answer: GetStatusResponse) -> None:
 
 
 def readiness(replicas: Sequence[ReplicaStatus]) -> str:
-    """Return which coordinators are not ready and why, and how many are: `c2 unreachable for 14 s; 2 of 3 ready`."""
+    """Return which coordinators are not ready, why, and how many are: `c2 unreachable for 14 s; 2 of 3 ready`."""
     parts = [
         f"{each.replica} {each.not_ready_reason}"
         if each.unreachable
@@ -140,7 +140,7 @@ def readiness(replicas: Sequence[ReplicaStatus]) -> str:
 
 
 def print_findings(jobs: Iterable[Job]) -> None:
-    """Print why jobs have failed, and what is wrong with ranks and devices of others: a line for each."""
+    """Print why jobs failed, and the findings on other jobs' ranks and devices, a line for each job."""
     from strata.v1.worlds_pb2 import JOB_PHASE_FAILED  # noqa: PLC0415  # grpc only when it is needed
 
     for job in jobs:
@@ -163,7 +163,7 @@ def job_row(job: Job) -> tuple[object, ...]:
 
 
 def phase_name(job: Job) -> str:
-    """Return a job's phase as people see it: one that runs without a world waits for members, one asked to stop stops."""
+    """Return a job's displayed phase: waiting if it runs without a world, stopping or scaling after a request."""
     from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, STOP_ACTION_SCALE, JobPhase  # noqa: PLC0415  # as above
 
     if job.phase == JOB_PHASE_RUNNING and not job.world.size:

@@ -1,4 +1,4 @@
-"""`strata watch`: a job's keys as they change."""
+"""`strata watch`: a job's keys, and their changes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _document(event: KeyEvent) -> str:
 
 
 def _value(event: KeyEvent) -> Any:
-    """Return the value as the record it is; text for what is none."""
+    """Return the value's JSON; text if it is not JSON, None if it is empty."""
     try:
         return json.loads(event.value)
     except ValueError:

@@ -1,8 +1,8 @@
-"""One background thread a process, running the event loop of everything blocking callers use.
+"""The background thread of this process, which runs the event loop for all blocking callers.
 
-A trainer's thread calls plain functions; the session lives on in this thread, also while the
-trainer computes. The thread is a daemon: it keeps no program alive, and at exit it is stopped in
-order, so that connections are closed by us and not by a vanishing process.
+A trainer's thread calls plain functions. The session lives in the background thread, also while the trainer
+computes. The thread is a daemon, so it keeps no program alive. At exit it is stopped in order, so that
+connections are closed properly instead of by the end of the process.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class BackgroundLoop:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process is a fork of the loop's: there is nothing here to end or to close."""
+        """Whether this process is a fork of the loop's process: it has nothing to end or to close."""
         return os.getpid() != self._pid
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run `coroutine` in the loop and return its result, or raise what it raises.
+        """Run `coroutine` in the loop and return its result, or raise its error.
 
-        After `timeout_s` it is cancelled and `Unavailable` raised; so it is, by the way, when the
-        waiting thread is interrupted.
+        After `timeout_s` it is cancelled and `Unavailable` raised. It is also cancelled when the waiting thread
+        is interrupted.
         """
         try:
             self.refuse_inside()
@@ -63,7 +63,7 @@ class BackgroundLoop:
             future.cancel()
 
     def refuse_inside(self) -> None:
-        """Raise `RuntimeError` in the loop's own thread: what waits there for the loop waits for ever."""
+        """Raise `RuntimeError` in the loop's own thread: a wait for the loop there would never end."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking call of Strata from inside its own event loop")
 
@@ -82,15 +82,15 @@ class BackgroundLoop:
         self._loop.call_soon_threadsafe(callback)
 
     def now_s(self) -> float:
-        """Return the loop's time, by which its timers go; any thread."""
+        """Return the time of the loop's clock, which its timers use; from any thread."""
         return self._loop.time()
 
     def at_stop(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have `act` run in the loop before it stops, for at most `STOP_S` together with others."""
+        """Register `act` to run in the loop before it stops; all such acts together have `STOP_S`."""
         self._last_acts.append(act)
 
     def forget_at_stop(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Take back an `at_stop`."""
+        """Undo an `at_stop`."""
         if act in self._last_acts:
             self._last_acts.remove(act)
 
@@ -133,7 +133,7 @@ _shared: BackgroundLoop | None = None
 
 
 def shared() -> BackgroundLoop:
-    """Return this process's loop, started with the first call; `ConfigError` in a forked child."""
+    """Return this process's loop, started by the first call; `ConfigError` in a forked child."""
     global _shared  # noqa: PLW0603  # one a process is the point
     fork.claim()
     with _lock:

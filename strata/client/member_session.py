@@ -18,11 +18,11 @@ from strata.v1.session_pb2 import Down, Up
 
 
 class MemberSession(Session):
-    """Be a member of a job, over whichever of `endpoints` serves.
+    """The membership of a job, over whichever of `endpoints` serves it.
 
-    `registration` names the job, the worker and its boot; its incarnation is filled in here.
-    `timing` says how soon a replica whose host is gone is left, until the first welcome tells the
-    cluster's own `detect_s`. `dial` replaces the transport.
+    `registration` names the job, the worker and its boot; the session fills in its incarnation. `timing`
+    determines how soon a replica on a lost host is given up, until the first welcome brings the cluster's own
+    `detect_s`. `dial` replaces the transport.
     """
 
     def __init__(
@@ -37,14 +37,16 @@ class MemberSession(Session):
         pace: Pace | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        def dial_as_told(endpoint: Endpoint) -> AbstractAsyncContextManager[Link[Down, Up]]:
-            told = self.welcome.detect_s if self.welcome is not None else 0.0
-            return dialer(Timing.derive(told) if told else timing or Timing.derive(), credentials)(endpoint)
+        def dial_with_timing(endpoint: Endpoint) -> AbstractAsyncContextManager[Link[Down, Up]]:
+            detect_s = self.welcome.detect_s if self.welcome is not None else 0.0
+            return dialer(Timing.derive(detect_s) if detect_s else timing or Timing.derive(), credentials)(
+                endpoint
+            )
 
         super().__init__(
             introduce=member_hello(registration),
             route=Route(endpoints, rng),
-            dial=dial or dial_as_told,
+            dial=dial or dial_with_timing,
             observer=observer,
             pace=pace,
         )

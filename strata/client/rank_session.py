@@ -21,7 +21,7 @@ RETRY_S: Final = 0.5
 
 
 class RankSession(Session):
-    """Attach one rank of one generation to its agent's socket."""
+    """The session of one rank of one generation, attached to its agent's socket."""
 
     def __init__(
         self,
@@ -49,8 +49,9 @@ class RankSession(Session):
 async def dial_agent(endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
     """Open the stream to an agent.
 
-    `StaleIncarnation` when nobody listens there any more: the agent was there before its ranks, is never started
-    again at the same path, and has ended. `Unavailable` when it does not answer, which it may yet.
+    Raise `StaleIncarnation` if nothing listens there any more: the agent was there before its ranks and is
+    never started again at the same path, so it has ended. Raise `Unavailable` if the agent does not answer; it
+    still may later.
     """
     try:
         sock = connected(endpoint.path)

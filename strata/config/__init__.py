@@ -1,4 +1,4 @@
-"""Configuration: flag > environment `STRATA_*` > TOML file > default, checked at the entrance."""
+"""Configuration: flag > environment `STRATA_*` > TOML file > default, validated when it is loaded."""
 
 from strata.config.client import ClientConfig, LibraryConfig
 from strata.config.coordinator import CoordinatorConfig, EtcdConfig, LogConfig, is_loopback, split_address

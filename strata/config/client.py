@@ -1,4 +1,4 @@
-"""What every command can be told that asks coordinators something."""
+"""`ClientConfig` and `LibraryConfig`: the settings of commands and of processes that connect to coordinators."""
 
 # `setting` returns a dataclass field, as `dataclasses.field` does
 from __future__ import annotations
@@ -19,7 +19,7 @@ COORDINATOR_LOGIN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """Whom to ask, about which job, and as who."""
+    """The coordinators, the job and the credentials of a command."""
 
     endpoints: tuple[str, ...] = setting("endpoints", default=("127.0.0.1:50051",), doc="the coordinators")
     job: str = setting("job", default="default", doc="the job that is asked about")
@@ -37,14 +37,14 @@ class ClientConfig:
         path: Path | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> ClientConfig:
-        """Return what flags, environment and the file at `path` or its default say, else `defaults`."""
+        """Load it from flags, environment and the file at `path` (or a default file), else from `defaults`."""
         body, name = read_file(path)
         return load(cls, flags=flags, env=env, file=body, file_name=name, defaults=defaults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryConfig:
-    """Whom a process of one's own joins, in which job, and as who; no endpoints where nothing says so."""
+    """The coordinators, the job and the credentials of a standalone process; by default no coordinators."""
 
     endpoints: tuple[str, ...] = setting("endpoints", default=(), doc="the coordinators")
     job: str = setting("job", default="default", doc="the job to join, created by its first member")
@@ -55,6 +55,6 @@ class LibraryConfig:
 
     @classmethod
     def load(cls, *, env: Mapping[str, str]) -> LibraryConfig:
-        """Return what the environment and `strata.toml` say."""
+        """Load it from the environment and `strata.toml`."""
         body, name = read_file(None)
         return load(cls, env=env, file=body, file_name=name)

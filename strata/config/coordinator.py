@@ -1,4 +1,4 @@
-"""What `strata coordinator` can be told."""
+"""`CoordinatorConfig`, `EtcdConfig` and `LogConfig`: the settings of `strata coordinator`."""
 
 # ruff: noqa: RUF009  # `setting` returns a dataclass field, as `dataclasses.field` does
 from __future__ import annotations
@@ -25,7 +25,7 @@ ETCD_LOGIN: Final = "write host:port; etcd.username and etcd.password_file are s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdConfig:
-    """How coordinators reach etcd."""
+    """How coordinators connect to etcd."""
 
     endpoints: tuple[str, ...] = setting(
         "etcd.endpoints", default=("127.0.0.1:2379",), doc="etcd members, comma-separated"
@@ -61,13 +61,13 @@ class EtcdConfig:
             raise ConfigError("etcd.quota_bytes must be above 0")
 
     def plaintext_to(self) -> str:
-        """Return an endpoint that is spoken to in plaintext and is not on this machine; "" for none."""
+        """Return an endpoint that would use plaintext and is not on this machine, or ""."""
         if self.ca_file is not None or self.cert_file is not None:
             return ""
         return next((one for one in self.endpoints if not _is_local_or_secured(one)), "")
 
     def password(self) -> str:
-        """Return the password, without the file's closing newline; "" when none is needed."""
+        """Return the password without the file's final newline; "" if none is configured."""
         if self.password_file is None:
             return ""
         body = read_config(
@@ -83,7 +83,7 @@ class EtcdConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """How a process reports."""
+    """How a process logs."""
 
     format: str = setting("log.format", default="auto", doc="json, plain, or auto: plain on a terminal")
     level: str = setting("log.level", default="info", doc="debug, info, warning or error")
@@ -95,7 +95,7 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """One replica. `replica` empty: its certificate's id, or made of the host's name and the port."""
+    """The settings of one replica. An empty `replica` means its certificate's id, else host name and port."""
 
     cluster: str = setting("cluster", default="default", doc="the cluster's name in etcd")
     replica: str = setting(
@@ -159,17 +159,17 @@ class CoordinatorConfig:
 
     @property
     def serves_tls(self) -> bool:
-        """Whether the port speaks TLS."""
+        """Whether the port uses TLS."""
         return self.credentials.cert_file is not None
 
     @property
     def serves_https(self) -> bool:
-        """Whether the status page speaks TLS; on loopback it need not."""
+        """Whether the status page uses TLS; on loopback it does not."""
         return self.serves_tls and not is_loopback(split_address("", self.http_listen)[0])
 
     @property
     def authenticates(self) -> bool:
-        """Whether callers are asked who they are."""
+        """Whether callers must authenticate."""
         return self.serves_tls or self.accepted_tokens_file is not None
 
     def __post_init__(self) -> None:
@@ -232,13 +232,13 @@ class CoordinatorConfig:
         env: Mapping[str, str],
         path: Path | None = None,
     ) -> CoordinatorConfig:
-        """Return the configuration of flags, environment and the file at `path` or its default."""
+        """Load it from flags, environment and the file at `path` (or a default file)."""
         body, name = read_file(path)
         return load(cls, flags=flags, env=env, file=body, file_name=name)
 
 
 def split_address(what: str, address: str) -> tuple[str, int]:
-    """Return host and port of `host:port` or `[v6]:port`; `ConfigError` names `what` it is."""
+    """Return host and port of `host:port` or `[v6]:port`; `ConfigError` names the setting `what`."""
     refuse_userinfo(what or "an address", (address,), hint="write host:port, and [::1]:port for IPv6")
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -253,7 +253,7 @@ def split_address(what: str, address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can connect to `host`."""
+    """Return whether only this machine can connect to `host`."""
     if host == "localhost":
         return True
     try:
@@ -263,7 +263,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_local_or_secured(endpoint: str) -> bool:
-    """Tell so of etcd's endpoint; what cannot be read is refused by who connects to it."""
+    """Return whether an etcd endpoint is local or uses TLS. True if malformed: the client refuses it anyway."""
     text = endpoint if "://" in endpoint else f"//{endpoint}"
     try:
         found = urlsplit(text)

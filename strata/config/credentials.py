@@ -1,4 +1,4 @@
-"""How this process proves who it is, and whom it trusts: the same names for servers and clients."""
+"""`Credentials`: the certificates and tokens of this process, and its CA; the same settings for servers and clients."""
 
 # ruff: noqa: RUF009  # `setting` returns a dataclass field, as `dataclasses.field` does
 from __future__ import annotations
@@ -14,9 +14,9 @@ from strata.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a client shows and whom it believes; a coordinator is a client of its peers.
+    """The credentials that a client presents, and the CA that it trusts; a coordinator is a client of its peers.
 
-    The files are read again for every connection, so that they may be replaced at any time.
+    The files are read again for every connection, so they may be replaced at any time.
     """
 
     ca_file: Path | None = setting(
@@ -39,13 +39,13 @@ class Credentials:
 
     @property
     def wants_tls(self) -> bool:
-        """Whether an endpoint without a scheme is spoken to with TLS."""
+        """Whether to use TLS for an endpoint without a scheme."""
         return self.ca_file is not None or self.cert_file is not None
 
     @classmethod
     def load(
         cls, *, flags: Mapping[str, Any] | None = None, env: Mapping[str, str], path: Path | None = None
     ) -> Credentials:
-        """Return what flags, environment and the file at `path` or its default say."""
+        """Load it from flags, environment and the file at `path` (or a default file)."""
         body, name = read_file(path)
         return load(cls, flags=flags, env=env, file=body, file_name=name)

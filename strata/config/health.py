@@ -1,4 +1,4 @@
-"""What `strata run` does about ranks that stand still and accelerators that fail."""
+"""`HealthConfig`: how an agent reacts to stalled ranks and to failed accelerators."""
 
 # `setting` returns a dataclass field, as `dataclasses.field` does
 from __future__ import annotations
@@ -16,7 +16,7 @@ EVICT = "evict"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthConfig:
-    """Whom a supervisor reports, kills or drains, and what it keeps of them."""
+    """When an agent reports or kills a rank, or drains its member, and the evidence that it writes."""
 
     on_stall: str = setting(
         "run.on_stall",
@@ -63,7 +63,7 @@ class HealthConfig:
         self.ignored()
 
     def phase_limits_s(self) -> Mapping[str, float]:
-        """Return the limits by phase; `ConfigError` for one that is none."""
+        """Return the limits in seconds by phase; `ConfigError` for an invalid entry."""
         limits: dict[str, float] = {}
         for entry in self.stall_limits:
             phase, equals, seconds = entry.partition("=")
@@ -78,7 +78,7 @@ class HealthConfig:
         return limits
 
     def ignored(self) -> frozenset[int]:
-        """Return the XIDs that drain nobody; `ConfigError` for what is no number."""
+        """Return the XIDs that do not drain this member; `ConfigError` for an entry that is not a number."""
         try:
             return frozenset(int(xid) for xid in self.ignored_xids)
         except ValueError:

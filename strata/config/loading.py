@@ -1,9 +1,8 @@
-"""One way to a setting: flag > environment > TOML file > default.
+"""Loads configurations: flag > environment > TOML file > default.
 
-A configuration is a frozen dataclass whose fields are made by `setting`, which names the place
-of the field in the file and in the environment. `load` fills it, and says of anything wrong
-where it came from. Fields are `str`, `int`, `float`, `bool`, `Path | None`, `tuple[str, ...]`,
-or another such dataclass.
+A configuration is a frozen dataclass whose fields are made by `setting`, which gives each field's place in the file and
+in the environment. `load` fills it, and its errors name the source of a wrong value. Fields are `str`, `int`, `float`,
+`bool`, `Path | None`, `tuple[str, ...]`, or another such dataclass.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from strata.errors import ConfigError
 C = TypeVar("C")
 
 FILES: Final = (Path("strata.toml"), Path("/etc/strata/strata.toml"))
-"""Where a file is looked for when none is named: the first that exists counts, alone."""
+"""The default files: only the first that exists is read."""
 
 SHARED: Final = frozenset({"cluster", "job", "endpoints", "detect_s", "insecure"})
-"""What may stand at the top of the file: facts that more than one command reads."""
+"""The keys allowed at the top level of the file: settings that more than one command reads."""
 
 _HINT: Final = "strata.toml has tables of settings, [run] say, each with lines like slots = 8: docs/run.md"
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -34,9 +33,9 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 def setting(toml: str, *, default: Any, doc: str, env: str | None = None) -> Any:
-    """Return a dataclass field read from `toml` (`table.key`) and from `env`.
+    """Return a dataclass field that is read from `toml` (`table.key`) and from `env`.
 
-    The variable is `STRATA_` and the field's place in capitals unless `env` names another.
+    Unless `env` is given, the variable is `STRATA_` and the field's place in capitals.
     """
     name = env or "STRATA_" + toml.replace(".", "_").upper()
     return dataclasses.field(default=default, metadata={"toml": toml, "env": name, "doc": doc})
@@ -44,7 +43,7 @@ def setting(toml: str, *, default: Any, doc: str, env: str | None = None) -> Any
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting, as the documentation and `--help` show it."""
+    """One setting, as shown in the documentation and `--help`."""
 
     toml: str
     env: str
@@ -68,9 +67,9 @@ def settings(cls: type[Any]) -> Iterator[Setting]:
 
 
 def read_file(path: Path | None) -> tuple[Mapping[str, Any], str]:
-    """Return what the file says and its name: `path`, or the first of `FILES` that exists.
+    """Return the content and the name of the file at `path`, or of the first of `FILES` that exists.
 
-    No file is no error unless `path` names it; `ConfigError` when it cannot be read.
+    Without any default file the content is empty. `ConfigError` if `path` does not exist, or a file cannot be read.
     """
     candidates = FILES if path is None else (path,)
     for candidate in candidates:
@@ -100,10 +99,10 @@ def load(
     file_name: str = "strata.toml",
     defaults: Mapping[str, Any] | None = None,
 ) -> C:
-    """Return a `cls` of the given sources; `ConfigError` names the setting and its source.
+    """Return a `cls` filled from the given sources; `ConfigError` names the setting and its source.
 
-    `flags` are by field name (`etcd.endpoints` for a nested one); a flag of None was not given.
-    `defaults`, by field name too, stand in for those of the class.
+    `flags` are by field name (`etcd.endpoints` for a nested one); None means that the flag was not given. `defaults`,
+    also by field name, replace those of the class.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     _refuse_unknown(cls, file or {}, file_name)
@@ -116,7 +115,7 @@ def load(
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sources:
     flags: dict[str, Any]
-    """Those taken are removed."""
+    """The flags that are not used yet: `_fill` removes each one it uses."""
     env: Mapping[str, str]
     file: Mapping[str, Any]
     file_name: str
@@ -154,7 +153,7 @@ def _lookup(sources: _Sources, place: str) -> Any:
 
 
 def _refuse_unknown(cls: type[Any], file: Mapping[str, Any], file_name: str) -> None:
-    """A misspelt name must not be ignored; another command's table must be."""
+    """Raise `ConfigError` for a misspelt name; ignore the tables of other commands."""
     known = {entry.toml for entry in settings(cls)}
     tables = {place.partition(".")[0] for place in known if "." in place}
     names = {key for key, value in file.items() if not isinstance(value, Mapping)} - SHARED
@@ -169,10 +168,10 @@ def _refuse_unknown(cls: type[Any], file: Mapping[str, Any], file_name: str) -> 
 
 
 def _convert(hint: Any, value: Any, source: str) -> Any:
-    """Return `value`, of text or of TOML, as the type `hint` asks for."""
+    """Convert `value`, from text or TOML, to the type `hint`."""
     try:
         return _converted(hint, value)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last: ~name, and nobody has that name
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: ~name of an unknown user
         raise ConfigError(f"{source}: {error}") from None
 
 
@@ -198,7 +197,7 @@ def _converted(hint: Any, value: Any) -> Any:
 
 
 def _number(hint: Any, value: str | float) -> Any:
-    """Return the number; `ValueError` for one that no clock, no file and no array can count to."""
+    """Return the number; `ValueError` if it is not finite, or too large for any clock, file or array."""
     kind = "whole" if hint is int else "finite"
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"a {kind} number is needed, not {value!r}")

@@ -1,4 +1,4 @@
-"""What `strata run` can be told."""
+"""`RunConfig`: the settings of `strata run`."""
 
 # ruff: noqa: RUF009  # `setting` returns a dataclass field, as `dataclasses.field` does
 from __future__ import annotations
@@ -26,7 +26,7 @@ IN_PROCESS = "in_process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One supervisor: a member of a job, with `slots` ranks on this node."""
+    """The settings of one agent: a member of a job, with `slots` ranks on this node."""
 
     endpoints: tuple[str, ...] = setting("endpoints", default=("127.0.0.1:50051",), doc="the coordinators")
     job: str = setting(
@@ -185,10 +185,10 @@ class RunConfig:
 
     @classmethod
     def load(cls, *, flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None = None) -> RunConfig:
-        """Return the configuration of flags, environment and the file at `path` or its default.
+        """Load it from flags, environment and the file at `path` (or a default file).
 
-        What none of them says is as the scheduler has it that started this process, if one did. Logs are plain text
-        unless somebody asks for JSON: they stand between the ranks' lines.
+        Settings that these leave open come from the scheduler that started this process, if any. Logs are plain text
+        unless JSON is configured, since they appear between the ranks' lines.
         """
         body, name = read_file(path)
         found = allocation(env)

@@ -1,12 +1,11 @@
-"""What Slurm or Kubernetes says of a run: who this member is, and how many there are.
+"""Defaults of `strata run` from Slurm or Kubernetes: the job, this member's id, the number of members.
 
-Nobody has to repeat it: these are the defaults of `strata run` where it is started by one of them,
-below flags, our own environment and the file.
+If one of these schedulers started `strata run`, its values are defaults. Flags, STRATA_* variables and the file win.
 
-Slurm (`srun --ntasks-per-node=1 strata run …`): the job keeps its id when it is requeued, and so
-goes on with the same job of ours. Kubernetes (an Indexed Job): a pod's host name is the job's name
-and its completion index, and a pod that replaces another has the same index. A pod is not told its Job's
-uid: the manifest hands that on as STRATA_RUN_ID (docs/run.md).
+Slurm (`srun --ntasks-per-node=1 strata run …`): a requeued Slurm job keeps its id, and so continues the same Strata
+job. Kubernetes (an Indexed Job): a pod's host name is the Job's name and its completion index, and a pod that
+replaces another has the same index. A pod does not know its Job's uid: the manifest passes it as STRATA_RUN_ID
+(docs/run.md).
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from strata.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """One member's place in what a scheduler started."""
+    """One member's place in a run that a scheduler started."""
 
     scheduler: str
     job: str
     worker_id: str
     members: int = 0
-    """How many are started together; 0 where that cannot be known."""
+    """The number of members started together; 0 if unknown."""
     run_id: str = ""
-    """The identity of what was started together, a requeued job included; "" where that cannot be known."""
+    """The identity of the run, which a requeued job keeps; "" if unknown."""
     restarts: int = 0
-    """How often the scheduler put the job back into the queue."""
+    """How often the scheduler has requeued the job."""
 
     def defaults(self) -> dict[str, Any]:
-        """Return what it sets, by the names of `RunConfig`'s fields."""
+        """Return its settings by the names of `RunConfig`'s fields."""
         counts = {"min_workers": self.members, "max_workers": self.members} if self.members else {}
         return {"job": self.job, "worker_id": self.worker_id, "run_id": self.run_id, **counts}
 
 
 def allocation(environment: Mapping[str, str]) -> Allocation | None:
-    """Return what the environment says; None when neither of them started this process.
+    """Return the scheduler's allocation from the environment; None if neither scheduler started this process.
 
-    `ConfigError` for a number that is none: better than to train as somebody else.
+    `ConfigError` for an invalid number: a guess could give this process another member's id.
     """
     if environment.get("SLURM_JOB_ID"):
         return _slurm(environment)
@@ -52,10 +51,10 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def run_identity(environment: Mapping[str, str]) -> str:
-    """Return what names the run that a member without `strata run` belongs to; "" where nobody can know it.
+    """Return the id of the run that a member without `strata run` belongs to; "" if unknown.
 
-    STRATA_RUN_ID, else Slurm's job, which keeps its id when it is requeued. torchrun's run id is none: with
-    `--standalone` it is a new one whenever that is started again, and a given one is the same in the next run.
+    It is STRATA_RUN_ID, else the Slurm job, which keeps its id when it is requeued. torchrun's run id cannot serve:
+    with `--standalone` each start has a new one, and a given one is reused in the next run.
     """
     slurms = environment.get("SLURM_JOB_ID")
     return environment.get("STRATA_RUN_ID") or (f"slurm-{slurms}" if slurms else "")
@@ -64,7 +63,7 @@ def run_identity(environment: Mapping[str, str]) -> str:
 def _slurm(environment: Mapping[str, str]) -> Allocation:
     node = _number(environment, "SLURM_NODEID")
     local = _number(environment, "SLURM_LOCALID")
-    # a step of srun says how many tasks it has: one supervisor each; else one a node is meant
+    # an srun step gives its number of tasks, with one agent each; without a step, assume one agent a node
     members = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NNODES")
     return Allocation(
         scheduler="slurm",
@@ -79,7 +78,7 @@ def _slurm(environment: Mapping[str, str]) -> Allocation:
 def _kubernetes(environment: Mapping[str, str]) -> Allocation | None:
     index = _number(environment, "JOB_COMPLETION_INDEX")
     pod = environment.get("HOSTNAME", "")
-    # the host name of an indexed pod is <job>-<index>, its own name has five more characters
+    # the host name of an indexed pod is <job>-<index>; the pod's own name has a suffix of five characters
     found = re.fullmatch(rf"(?P<job>.+)-{index}(-[a-z0-9]{{5}})?", pod)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""What a training that uses `strata.init` can be told."""
+"""`TrainingConfig`: the settings of a training that uses `strata.init`."""
 
 # `setting` returns a dataclass field, as `dataclasses.field` does
 from __future__ import annotations
@@ -12,7 +12,7 @@ from strata.config.loading import load, read_file, setting
 from strata.errors import ConfigError
 
 TRAINING_VARIABLES: Final = "STRATA_TRAIN_"
-"""What the variables of these settings begin with: `strata run` hands them on to its ranks."""
+"""The prefix of these settings' environment variables, which `strata run` passes on to its ranks."""
 PREEMPT_JOB: Final = "job"
 PREEMPT_MEMBER: Final = "member"
 MAX_GRACE_S: Final = 24 * 3600.0
@@ -20,7 +20,7 @@ MAX_GRACE_S: Final = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """Where a training saves, and when. Of `save_every_steps` and `save_every_s` at most one is set."""
+    """When and where a training saves, and how it is preempted. `save_every_steps` excludes `save_every_s`."""
 
     storage: str = setting(
         "train.storage",
@@ -92,13 +92,13 @@ class TrainingConfig:
     def load(
         cls, *, flags: Mapping[str, Any] | None = None, env: Mapping[str, str], path: Path | None = None
     ) -> TrainingConfig:
-        """Return what the arguments, the environment and the file at `path` or its default say."""
+        """Load it from arguments, environment and the file at `path` (or a default file)."""
         body, name = read_file(path)
         return load(cls, flags=flags, env=env, file=body, file_name=name)
 
 
 def check_preempt(name: str, value: str) -> None:
-    """Raise `ConfigError` unless `value` says who leaves when a signal comes."""
+    """Raise `ConfigError` unless `value` is a preemption mode: which members leave after a signal."""
     if value not in {PREEMPT_JOB, PREEMPT_MEMBER}:
         raise ConfigError(
             f"{name} is {value!r}", hint=f"{PREEMPT_JOB}: all leave; {PREEMPT_MEMBER}: the others go on"

@@ -1,7 +1,7 @@
-"""No address has a user or a password in it, so that none can show in an error or a log.
+"""Refuses addresses that contain a user or a password, so that none can appear in an error or a log.
 
-Strata takes no credentials in an address: each kind of server has settings of its own for them. Who
-writes one all the same is refused before anything else looks at the address, and none of it is repeated.
+Strata takes no credentials in an address: each kind of server has separate settings for them. An address with
+credentials is refused before any other code reads it, and the error does not repeat it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from strata.errors import ConfigError
 
 
 def refuse_userinfo(what: str, addresses: Iterable[str], *, hint: str) -> None:
-    """Return if no address has an `@`, percent-encoded or not; else raise `ConfigError` without its text.
+    """Raise `ConfigError`, without the address's text, if any address has an `@`, percent-encoded or not.
 
-    All of them are looked at before any is read: a comma in a password makes two addresses of one.
+    Call it with all addresses before parsing any: a comma in a password makes two addresses of one.
     """
     for address in addresses:
         text = unicodedata.normalize("NFKC", address)  # as urlsplit reads it: U+FF20 is an @

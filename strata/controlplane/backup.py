@@ -1,13 +1,13 @@
-"""One backup: a member's snapshot, its metadata last, then rotation and the record in etcd.
+"""One backup: a member's snapshot, then its metadata, then rotation and the record in etcd.
 
-1. The place is asked, so that a mistake in it costs no snapshot.
-2. A healthy member streams its database into a file that has no name of its own yet (`places`).
-3. A stream whose last 32 bytes are not its SHA-256 is discarded.
-   So is one after which etcd holds another cluster than before: a restore began, and the snapshot may hold half of its keys.
+1. The place is checked first, so that a mistake in it costs no snapshot.
+2. A healthy member streams its database into a file that does not have its final name yet (`places`).
+3. The file is discarded if the stream's last 32 bytes are not its SHA-256. It is also discarded if etcd then holds
+   another cluster than before: a restore began, and the snapshot may hold half of its keys.
 4. The database gets its name, then the metadata does. From here on the backup counts.
-5. Old backups are removed, and etcd is told. What fails of these two is a warning.
+5. Old backups are removed, and the backup is recorded in etcd. A failure of either is a warning.
 
-An interruption before 4 is complete leaves nothing that counts. Two backups at once have different names.
+An interruption before 4 is complete leaves no backup that counts. Two backups at once have different names.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Connect = Callable[[], Awaitable[EtcdStore]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeBackup:
-    """A backup that counts. `warnings` say what failed afterwards."""
+    """A backup that counts. `warnings` say which later steps failed."""
 
     name: BackupName
     metadata: BackupMetadata
@@ -47,7 +47,7 @@ class MadeBackup:
 
     @property
     def removed_backups(self) -> int:
-        """Return how many finished backups rotation removed."""
+        """Number of finished backups that rotation removed."""
         return sum(file.part is Part.METADATA for file in self.removed)
 
 
@@ -63,16 +63,17 @@ def back_up(
 ) -> MadeBackup:
     """Make one backup of `cluster`, and return it once it counts.
 
-    `Unavailable` if no member of etcd can give a snapshot or the stream broke; `BackupCorrupt` if it came
-    damaged; `Conflict` if a restore began meanwhile; `StorageError` if the place does not take it. Nothing that counts is left then.
+    `Unavailable` if no member of etcd can give a snapshot or the stream broke; `BackupCorrupt` if the snapshot arrived
+    damaged; `Conflict` if a restore began meanwhile; `StorageError` if the place rejects it. After an error, no backup
+    that counts is left.
     """
     keys = ClusterKeys(cluster)
     place.prepare()
-    # one loop for both calls: gRPC may have an event for it after the first one
+    # one loop for both calls: gRPC may deliver an event to it after the first one
     with asyncio.Runner() as loop:
         with contextlib.ExitStack() as unfinished:
             source, name, file, digest = loop.run(_receive(connect, place, keys, now, progress, unfinished))
-            # outside of the loop, so that Ctrl-C ends an upload at once
+            # outside the loop, so that Ctrl-C ends an upload at once
             file.commit(progress)
         metadata = BackupMetadata(
             cluster=cluster,
@@ -86,11 +87,11 @@ def back_up(
             sha256=digest.sha256(),
             time=name.time,
         )
-        # if this fails the database stays, and does not count: the metadata may be there after all (an answer
-        # that was lost), and must not be without it
+        # if this fails, the database stays and does not count: the metadata may exist after all (its answer was
+        # lost), and must not exist without the database
         put(place, name.metadata, metadata.encode())
-        removed, trouble = rotate(place, name, uid=source.uid, keep=keep, now=now())
-        warnings = [] if trouble is None else [f"older backups stay: {trouble.message}"]
+        removed, rotation_error = rotate(place, name, uid=source.uid, keep=keep, now=now())
+        warnings = [] if rotation_error is None else [f"older backups stay: {rotation_error.message}"]
         record = Backup(
             revision=source.revision, unix_ms=name.unix_ms, where=place.uri, size_bytes=digest.size_bytes
         )
@@ -115,7 +116,7 @@ async def _receive(
     progress: Progress,
     unfinished: contextlib.ExitStack,
 ) -> tuple[Source, BackupName, NewFile, SnapshotDigest]:
-    """Stream a snapshot into a new file of the place; `unfinished` discards it unless it is committed."""
+    """Stream a snapshot into a new file of the place; `unfinished` discards the file unless it is committed."""
     async with await connect() as store:
         source = await find_source(store, keys)
         name = backup_name(keys.cluster, now(), source.revision)

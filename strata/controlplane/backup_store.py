@@ -1,4 +1,4 @@
-"""What lies in a place of backups: listing, verifying, and removing what rotation gives up."""
+"""The backups in a place: listing, verifying, and rotation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strata.errors import NotFound, Refused, StorageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShelvedBackup:
-    """A backup in a place. `fault` says why it does not count, "" if it does; then there is `metadata`."""
+    """A backup in a place. `fault` says why it does not count; if it counts, `fault` is "" and `metadata` is set."""
 
     name: BackupName
     size_bytes: int
@@ -28,12 +28,12 @@ class ShelvedBackup:
 
 
 def stored_files(place: BackupPlace) -> list[StoredFile]:
-    """Return the files of backups, of every cluster; nothing else that lies there."""
+    """Return the backup files of every cluster; other files in the place are ignored."""
     return [found[1] for file in place.names() if (found := parse(file)) is not None]
 
 
 def list_backups(place: BackupPlace, *, cluster: str | None = None) -> list[ShelvedBackup]:
-    """Return the backups, newest first, those that do not count among them."""
+    """Return the backups, newest first, including those that do not count."""
     parts: dict[BackupName, set[Part]] = {}
     for file in place.names():
         found = parse(file)
@@ -61,7 +61,7 @@ def _look(place: BackupPlace, name: BackupName, parts: set[Part]) -> ShelvedBack
 
 
 def read_metadata(place: BackupPlace, name: BackupName) -> BackupMetadata:
-    """Return what a backup's document says; `BackupCorrupt` if it is of another backup, or is none."""
+    """Return a backup's metadata; `BackupCorrupt` if it describes another backup, or cannot be read."""
     what = f"{place.uri}/{name.metadata}"
     described = metadata.decode(place.read(name.metadata), what=what)
     if (described.cluster, described.revision) != (name.cluster, name.revision):
@@ -81,10 +81,10 @@ def newest_backup(place: BackupPlace, *, cluster: str | None = None) -> BackupNa
 
 
 def backup_to_restore(place: BackupPlace, *, cluster: str, lineage: str = "") -> BackupName:
-    """Return the newest backup of `cluster` that counts, of this lineage; `NotFound` if there is none.
+    """Return the newest backup of `cluster` and of this lineage that counts; `NotFound` if there is none.
 
     `Refused` if no lineage is named and there are backups of several: the newest may be of an empty cluster that
-    coordinators began after etcd was lost.
+    coordinators started after etcd was lost.
     """
     by_lineage: dict[str, list[BackupName]] = {}
     for backup in list_backups(place, cluster=cluster):
@@ -95,23 +95,23 @@ def backup_to_restore(place: BackupPlace, *, cluster: str, lineage: str = "") ->
     listed = "; ".join(
         f"{one} has {len(names)}, the newest {names[0].stem}" for one, names in by_lineage.items()
     )
-    wanted = lineage_of(lineage)
-    if wanted and wanted not in by_lineage:
-        raise NotFound(f"{place.uri} holds no finished backup of lineage {wanted}", hint=listed)
-    if not wanted and len(by_lineage) > 1:
+    wanted_lineage = lineage_of(lineage)
+    if wanted_lineage and wanted_lineage not in by_lineage:
+        raise NotFound(f"{place.uri} holds no finished backup of lineage {wanted_lineage}", hint=listed)
+    if not wanted_lineage and len(by_lineage) > 1:
         raise Refused(
             f"{place.uri} holds backups of {len(by_lineage)} clusters that were called {cluster}",
             hint=f"say --lineage, or a backup by --name; {listed}",
         )
-    return by_lineage[wanted or next(iter(by_lineage))][0]
+    return by_lineage[wanted_lineage or next(iter(by_lineage))][0]
 
 
 def verify_backup(
     place: BackupPlace, name: BackupName, *, advance: Callable[[int], None], described: BackupMetadata
 ) -> None:
-    """Read the snapshot once, and return if it is whole; `BackupCorrupt` says what is wrong.
+    """Read the snapshot once, and return if it is complete; `BackupCorrupt` says what is wrong.
 
-    Compared are its size and SHA-256 with the metadata, and etcd's own SHA-256 at its end.
+    Its size and SHA-256 are compared with the metadata, and etcd's own SHA-256 at its end is checked.
     """
     what = f"{place.uri}/{name.database}"
     digest = SnapshotDigest()
@@ -132,7 +132,7 @@ def verify_backup(
 
 
 def find_metadata(place: BackupPlace, name: BackupName) -> BackupMetadata:
-    """Return the document of a backup that a person named; `NotFound` if there is none."""
+    """Return the metadata of a backup that a person named; `NotFound` if there is none."""
     try:
         return read_metadata(place, name)
     except ObjectMissing:
@@ -145,8 +145,8 @@ def find_metadata(place: BackupPlace, name: BackupName) -> BackupMetadata:
 def rotate(
     place: BackupPlace, made: BackupName, *, uid: str, keep: int, now: datetime
 ) -> tuple[list[StoredFile], StorageError | None]:
-    """Remove old backups of the same lineage and leftovers of the same cluster; return what went, and what stopped it."""
-    gone: list[StoredFile] = []
+    """Remove old backups of the lineage and leftovers of the cluster; return the removed files, and any error."""
+    removed: list[StoredFile] = []
     try:
         files = stored_files(place)
         for file in removals(
@@ -158,25 +158,25 @@ def rotate(
             now_unix_ms=int(now.timestamp() * 1000),
         ):
             place.delete(file.name)
-            gone.append(file)
+            removed.append(file)
     except StorageError as error:
-        return gone, error
-    return gone, None
+        return removed, error
+    return removed, None
 
 
 def _may_be_full(files: Sequence[StoredFile], made: BackupName, keep: int) -> bool:
-    """Return False if a backup cannot have to go, so that no metadata need be read."""
+    """Return False if no backup can be due for removal, so that no metadata need be read."""
     return len(complete_stems([file for file in files if file.cluster == made.cluster])) > keep
 
 
 def _related(place: BackupPlace, made: BackupName, uid: str, files: Sequence[StoredFile]) -> set[str]:
-    """Return the stems of the finished backups whose metadata name the lineage of `uid`."""
+    """Return the stems of the finished backups whose metadata have the lineage of `uid`."""
     related: set[str] = set()
-    wanted = lineage_of(uid)
+    wanted_lineage = lineage_of(uid)
     for stem in complete_stems([file for file in files if file.cluster == made.cluster]):
         try:
-            if lineage_of(read_metadata(place, parse_stem(stem)).cluster_uid) == wanted:
+            if lineage_of(read_metadata(place, parse_stem(stem)).cluster_uid) == wanted_lineage:
                 related.add(stem)
         except (BackupCorrupt, ObjectMissing):
-            continue  # nobody knows whose it is; or another process has removed it meanwhile
+            continue  # its lineage is unknown, or another process has removed it meanwhile
     return related

@@ -1,4 +1,4 @@
-"""The document that makes a backup count: what the snapshot is of, and how to know it again."""
+"""Metadata of a backup: the document that makes it count. It says what the snapshot is of, and its checksum."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class BackupCorrupt(StrataError):
-    """What lies in the place is not the backup that was made."""
+    """The files in the place are not the backup that was made."""
 
     code: ClassVar[str] = "BACKUP_CORRUPT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupMetadata:
-    """One backup. `revision`: the snapshot holds at least this one. `sha256` is of the whole file.
+    """One backup. `revision`: the snapshot holds at least this revision. `sha256` is that of the whole file.
 
-    `cluster_uid` is that of `P/uid`, `etcd_cluster_id` etcd's own, in hex as etcdctl writes it.
+    `cluster_uid` is the one in `P/uid`. `etcd_cluster_id` is etcd's own, in hex as etcdctl prints it.
     """
 
     cluster: str
@@ -64,7 +64,7 @@ class BackupMetadata:
 
 
 def decode(data: bytes, *, what: str) -> BackupMetadata:
-    """Return what the document called `what` says; `BackupCorrupt` if it is none that we can read."""
+    """Return the metadata in the document called `what`; `BackupCorrupt` if it is not one that we can read."""
     try:
         body = json_object(data, NOTE)
         if body["format"] != FORMAT:

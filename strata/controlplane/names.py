@@ -1,7 +1,7 @@
-"""The names of a backup's files: `strata-<cluster>-<UTC time>-<revision>.db`, and `.json` beside it.
+"""Names of a backup's files: `strata-<cluster>-<UTC time>-<revision>.db`, and the same name with `.json`.
 
-The time has microseconds, so that two backups of one cluster that are made at once have two names. The
-order of the names of one cluster is the order of their times.
+The time has microseconds, so that two backups of one cluster made at once have two names. The names of one cluster
+sort in the order of their times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_REVISION: Final = 10**16 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupName:
-    """What the names of a backup's files say of it. `time` is in UTC."""
+    """The information in the names of a backup's files. `time` is in UTC."""
 
     cluster: str
     time: datetime
@@ -36,7 +36,7 @@ class BackupName:
 
     @property
     def stem(self) -> str:
-        """Return the name without its suffix: the name of the backup."""
+        """The name without its suffix, which is the name of the backup."""
         return f"strata-{self.cluster}-{self.time.astimezone(UTC).strftime(_TIME)}-{self.revision:016d}"
 
     @property
@@ -53,7 +53,7 @@ class BackupName:
 
 
 def backup_name(cluster: str, time: datetime, revision: int) -> BackupName:
-    """Return the name of a new backup; `InvalidArgument` if no name can hold these."""
+    """Return the name of a new backup; `InvalidArgument` if a value does not fit into a name."""
     checked_id("cluster", cluster)
     if not 0 <= revision <= _MAX_REVISION:
         raise InvalidArgument(f"{revision} is no revision of etcd that a backup's name can hold")
@@ -61,12 +61,12 @@ def backup_name(cluster: str, time: datetime, revision: int) -> BackupName:
 
 
 def temporary(name: str) -> str:
-    """Return how a file is called while it is written."""
+    """Return the name of a file while it is being written."""
     return f".{name}.tmp"
 
 
 def parse(file: str) -> tuple[BackupName, StoredFile] | None:
-    """Return what a file's name says, None if Strata gives no such name."""
+    """Parse a file's name; None if it is not one that Strata gives."""
     found = _FILE.fullmatch(file)
     if found is None or bool(found["hidden"]) != bool(found["suffix"]):
         return None
@@ -81,7 +81,7 @@ def parse(file: str) -> tuple[BackupName, StoredFile] | None:
 
 
 def parse_stem(text: str) -> BackupName:
-    """Return the backup that a person names: by its stem, or by one of its files."""
+    """Return the backup that a person named by its stem or by one of its files."""
     stem = text.removesuffix(".db").removesuffix(".json")
     found = parse(f"{stem}.json")
     if found is None:

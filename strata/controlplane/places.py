@@ -1,8 +1,8 @@
-"""Where backups lie: a folder, or a prefix of S3.
+"""Places of backups: a folder, or a prefix of S3.
 
-A new file is written whole before it is visible under its name, and `commit` returns once it is durable.
-In a folder it is written under a temporary name, synced and renamed. S3's own storage shows an object whole
-or not at all; it wants to know the size first, so the file waits in a temporary one without a name.
+A new file is complete before it is visible under its name, and `commit` returns once it is durable. In a folder it is
+written under a temporary name, synced and renamed. S3 itself shows an object completely or not at all. An upload must
+know the size first, so the file waits in an unnamed temporary file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strata.documents.reading import NotADocument, open_regular, read_regular
 from strata.errors import ConfigError, StorageError
 
 CHUNK_BYTES: Final = 8 << 20
-"""How much of a file is in memory at a time."""
+"""The most bytes of a file in memory at a time."""
 _FOLDER_HINTS: Final = {
     errno.ENOSPC: "free some space, or lower --keep",
     errno.EDQUOT: "the quota is used up; lower --keep",
@@ -37,16 +37,16 @@ _FOLDER_HINTS: Final = {
 }
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Shows how far something is: what, and how many bytes it has. Yields what is called with more bytes."""
+"""Shows progress of a task with a name and a size in bytes. Yields a function to call with the bytes done."""
 
 
 def unobserved(_what: str, _total_bytes: int) -> AbstractContextManager[Callable[[int], None]]:
-    """Show nothing."""
+    """Show no progress."""
     return contextlib.nullcontext(lambda _count: None)
 
 
 class NewFile(Protocol):
-    """A file on its way to its name: any number of `write`, then `commit` or `discard`."""
+    """A file that does not have its name yet: any number of `write`, then `commit` or `discard`."""
 
     def write(self, piece: bytes) -> None:
         """Append bytes."""
@@ -62,21 +62,21 @@ class NewFile(Protocol):
 
 
 class BackupPlace(Protocol):
-    """The files of backups. Every error is a `StorageError`; `uri` has no credentials."""
+    """The files of backups in one place. Every error is a `StorageError`; `uri` has no credentials."""
 
     @property
     def uri(self) -> str: ...
 
     def prepare(self) -> None:
-        """Return if backups can be kept here, as far as that shows before one is made."""
+        """Return if backups can be stored here, as far as that can be checked before one is made."""
         ...
 
     def create(self, name: str) -> NewFile:
-        """Begin a file; `NameTaken` if there is one."""
+        """Start a file; `NameTaken` if there is one of this name."""
         ...
 
     def names(self) -> list[str]:
-        """Return the names of all files that lie here, temporary ones included."""
+        """Return the names of all files in the place, temporary ones included."""
         ...
 
     def size(self, name: str) -> int:
@@ -88,7 +88,7 @@ class BackupPlace(Protocol):
         ...
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """Yield a large file from its beginning to its end."""
+        """Yield a large file in pieces, from its beginning to its end."""
         ...
 
     def delete(self, name: str) -> None:
@@ -98,7 +98,7 @@ class BackupPlace(Protocol):
 
 @contextlib.contextmanager
 def creating(place: BackupPlace, name: str) -> Iterator[NewFile]:
-    """Yield a new file, and leave nothing of it unless it was committed."""
+    """Yield a new file; discard it at the end unless it was committed."""
     file = place.create(name)
     try:
         yield file
@@ -107,14 +107,14 @@ def creating(place: BackupPlace, name: str) -> Iterator[NewFile]:
 
 
 def put(place: BackupPlace, name: str, data: bytes) -> None:
-    """Make a small file."""
+    """Write a small file and commit it."""
     with creating(place, name) as file:
         file.write(data)
         file.commit(unobserved)
 
 
 def open_place(text: str) -> BackupPlace:
-    """Return the place that a path or `s3://bucket/prefix` names; nothing is asked or made yet."""
+    """Return the place that a path or `s3://bucket/prefix` names, without accessing or creating it."""
     if not text:
         raise ConfigError("no place for backups is given", hint="name a folder, or s3://bucket/prefix")
     if (scheme := scheme_of(text)) not in {"", "file", "s3"}:
@@ -153,7 +153,7 @@ def _as_storage_error(verb: str, path: Path) -> Iterator[None]:
 
 
 class FolderPlace:
-    """The files directly in `folder`, readable by their owner alone: they hold etcd's password hashes."""
+    """The files directly in `folder`, readable by their owner alone, since they hold etcd's password hashes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -163,7 +163,7 @@ class FolderPlace:
         return self.folder.as_uri()
 
     def prepare(self) -> None:
-        """Make the folder, but none above it: a path that is not mounted is a mistake."""
+        """Make the folder, but none above it: a missing folder above is probably a file system that is not mounted."""
         with _as_storage_error("make", self.folder):
             if not self.folder.is_dir():
                 self.folder.mkdir(mode=0o700)
@@ -175,7 +175,7 @@ class FolderPlace:
 
     def names(self) -> list[str]:
         with _as_storage_error("list", self.folder):
-            return sorted(os.listdir(self.folder))  # noqa: PTH208  # names alone are wanted
+            return sorted(os.listdir(self.folder))  # noqa: PTH208  # only names are needed
 
     def size(self, name: str) -> int:
         path = self.folder / name
@@ -201,7 +201,7 @@ class FolderPlace:
 
 
 class FolderFile:
-    """A file on its way to `path`. Its temporary name is a claim: only whoever made it renames."""
+    """A new file at `path`. Its temporary name is a lock: only the process that created it renames it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -233,7 +233,7 @@ class FolderFile:
             try:
                 sync_folder(self._path.parent)
             except OSError:
-                # its name may not survive: a file that may not be there must not count
+                # its name may not survive a crash, and a backup that may lack a file must not count
                 with contextlib.suppress(OSError):
                     self._path.unlink()
                 raise
@@ -250,7 +250,7 @@ class FolderFile:
 
 
 class S3BackupPlace:
-    """The objects of a checkpoint storage in S3, used for files of backups."""
+    """A checkpoint storage in S3, used for files of backups."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -260,7 +260,7 @@ class S3BackupPlace:
         return self._storage.uri
 
     def prepare(self) -> None:
-        """Ask the server once: a bucket that is missing and credentials that are wrong show here."""
+        """Send one request to the server, which reveals a missing bucket and wrong credentials."""
         self.names()
 
     def create(self, name: str) -> S3File:
@@ -297,7 +297,7 @@ class S3BackupPlace:
 
 
 class S3File:
-    """A file that waits in an unnamed temporary one, and is uploaded by `commit`."""
+    """A file that is collected in an unnamed temporary file, and uploaded by `commit`."""
 
     def __init__(self, storage: Storage, name: str) -> None:
         self._storage = storage

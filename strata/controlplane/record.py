@@ -1,4 +1,4 @@
-"""`P/backup`: how old the newest backup is, known without access to the place where it lies."""
+"""`P/backup`: the record of the newest backup in etcd, which shows its age without access to the backups' place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ATTEMPTS: Final = 3
 
 
 async def record_backup(store: Store, keys: ClusterKeys, backup: Backup, *, uid_value: bytes) -> None:
-    """Write the record, unless a newer backup has left one; the transaction compares `P/uid`.
+    """Write the record unless there is one of a newer backup; the transaction compares `P/uid`.
 
     `Refused` if the cluster is another one by now.
     """
@@ -38,7 +38,7 @@ async def record_backup(store: Store, keys: ClusterKeys, backup: Backup, *, uid_
 
 
 async def recorded_backup(store: Store, keys: ClusterKeys) -> Backup | None:
-    """Return the record, None if there is none; `PoisonRecord` if somebody wrote something else."""
+    """Return the record, or None if there is none; `PoisonRecord` if the key holds another value."""
     held = await _held(store, keys.backup)
     return None if held is None else decode(Backup, held.value)
 

@@ -1,4 +1,4 @@
-"""What a restore begins with: the keys of a backup, of etcd, or none; and the backup's own bytes."""
+"""The start of a restore: the keys to complete (of a backup, of etcd, or none), and the backup's snapshot."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from strata.errors import InvalidArgument, NotFound, Refused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The past that is completed: its keys below `P/jobs/`, the uid of its cluster, and what it is called."""
+    """The state that a restore completes: its keys below `P/jobs/`, its cluster's uid, and a name for people."""
 
     jobs: Mapping[str, bytes]
     uid: str
     source: str
     backup: bytes | None = None
     in_place: bool = False
-    """It is what etcd holds itself."""
+    """Whether it is the state that etcd itself holds now."""
 
 
 def download(
@@ -43,7 +43,7 @@ def download(
     *,
     advance: Callable[[int], None],
 ) -> None:
-    """Write a backup's snapshot to `target`; `BackupCorrupt` if it is not what was written."""
+    """Write a backup's snapshot to `target`; `BackupCorrupt` if it is not the one that was written."""
     what, digest = f"{place.uri}/{name.database}", SnapshotDigest()
     try:
         with target.open("xb") as file:
@@ -61,7 +61,7 @@ def download(
 
 
 async def read_base(store: Store, keys: ClusterKeys, *, source: str, uid: str = "") -> Base:
-    """Return the past that an etcd holds, such as one that serves a snapshot. `uid`: what it must be, if known."""
+    """Return the state that an etcd holds, such as one that serves a snapshot. `uid`: the expected uid, if known."""
     held = await read_keyspace(store, keys)
     if held.uid is None:
         raise NotFound(
@@ -74,7 +74,7 @@ async def read_base(store: Store, keys: ClusterKeys, *, source: str, uid: str = 
 
 
 async def _clusters(store: Store) -> str:
-    """Return, in words, which clusters an etcd holds keys of."""
+    """Return, in words, the clusters of which an etcd holds keys."""
     found = set()
     for kv in (await store.read(read_prefix("/strata/v1/"))).kvs:
         name, _, rest = kv.key.removeprefix("/strata/v1/").partition("/")
@@ -92,9 +92,9 @@ def _readable(value: bytes) -> bool:
 
 
 def base_in_place(held: Keyspace) -> Base:
-    """Return the past that etcd holds now, or that an interrupted restore in place began with.
+    """Return the state that etcd holds now, or the one that an interrupted restore in place started from.
 
-    `Refused` if a restore from anywhere else was interrupted: etcd holds a part of its keys then.
+    `Refused` if a restore from another source was interrupted: etcd then holds only a part of its keys.
     """
     if held.restoring is not None and not held.restoring.in_place:
         source = held.restoring.source or "where it was from"
@@ -112,7 +112,7 @@ def base_in_place(held: Keyspace) -> Base:
 
 
 def expected(jobs: Mapping[str, bytes], keys: ClusterKeys) -> dict[str, str]:
-    """Return the digest of the manifest that the catalog says is committed, by the URI of its folder."""
+    """Return the manifest digest of each copy that the catalog has as committed, by the URI of its folder."""
     found = {}
     for key, value in jobs.items():
         job = keys.job_of(key)
@@ -129,9 +129,9 @@ def expected(jobs: Mapping[str, bytes], keys: ClusterKeys) -> dict[str, str]:
 
 
 def lineage_of(surveys: Sequence[Survey], wanted: str) -> str:
-    """Return the lineage of the cluster that these roots are of; `Refused` if it is not clear which is meant.
+    """Return the lineage of the cluster to which these roots belong; `Refused` if there are several to choose from.
 
-    `wanted`: the lineage that somebody named, or "".
+    `wanted`: the lineage that a person named, or "".
     """
     jobs: dict[str, set[str]] = {}
     for each in surveys:
@@ -151,7 +151,7 @@ def lineage_of(surveys: Sequence[Survey], wanted: str) -> str:
 
 
 def _listed(jobs: Mapping[str, set[str]]) -> str:
-    """Return, in words, which lineages there are and their jobs."""
+    """Return, in words, the lineages and their jobs."""
     return "; ".join(
         f"{one} has {', '.join(sorted(names)[:5])}{' …' if len(names) > 5 else ''}"
         for one, names in sorted(jobs.items())

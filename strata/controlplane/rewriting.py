@@ -1,15 +1,15 @@
-"""Writing the keys of a cluster anew while replicas may run (PROTOCOLS 9.4).
+"""Rewriting the keys of a cluster while replicas may run (PROTOCOLS 9.4).
 
-1. One transaction puts `P/restoring` and deletes `P/uid` and `P/leader`. Replicas stop serving, and none begins. It compares
-   that the cluster is the one that the restore was planned for: nobody has changed it since.
-2. Transactions of at most 100 operations bring the keys below `P/jobs/` to what they are to be. Each compares the
+1. One transaction puts `P/restoring` and deletes `P/uid` and `P/leader`. Replicas stop serving, and no new one starts.
+   It compares that the cluster is the one for which the restore was planned, unchanged since.
+2. Transactions of at most 100 operations bring the keys below `P/jobs/` to their planned values. Each compares the
    mod_revision of `P/restoring`.
-3. The last one compares that, too, and that nothing below `P/jobs/` was written since the read that found all as it is to
-   be. It puts `P/uid`, and deletes `P/restoring` and `P/leader`.
+3. The last transaction compares that too. It also compares that nothing below `P/jobs/` was written since the read
+   that found all keys as planned. It puts `P/uid`, and deletes `P/restoring` and `P/leader`.
 
-A restore that is interrupted leaves `P/restoring`. The next one puts it anew, which fences the one before: its
-transactions compare another mod_revision. No moment in between has neither key, for then a replica would begin a
-cluster of its own.
+An interrupted restore leaves `P/restoring`. The next restore puts it anew, which fences the interrupted one: its
+transactions compare another mod_revision. At every moment one of `P/uid` and `P/restoring` exists, since without both
+a replica would start a new cluster.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from strata.errors import Conflict, Refused, Unavailable
 MAX_OPS: Final = 100
 MAX_BYTES: Final = MAX_TXN_BYTES - (64 << 10)
 ROUNDS: Final = 30
-"""How often the keys are looked at again because somebody else has written some."""
+"""How often the keys are read again because another program has written some."""
 TRIES: Final = 8
 PAUSE_S: Final = 0.5
 
@@ -52,7 +52,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyspace:
-    """What etcd holds of one cluster at `revision`: its keys below `P/jobs/`, and what is said of the cluster."""
+    """The keys etcd holds of one cluster at `revision`: those below `P/jobs/`, and those about the cluster itself."""
 
     revision: int
     jobs: Mapping[str, bytes]
@@ -65,7 +65,7 @@ class Keyspace:
 
 
 async def read_keyspace(store: Store, keys: ClusterKeys) -> Keyspace:
-    """Return what etcd holds of a cluster."""
+    """Return the keys that etcd holds of a cluster."""
     listed = await store.read(read_prefix(keys.root))
     by_key = {kv.key: kv for kv in listed.kvs}
     uid, restoring, backup = (by_key.get(key) for key in (keys.uid, keys.restoring, keys.backup))
@@ -86,7 +86,7 @@ def _uid(kv: KeyValue | None) -> ClusterUid | None:
 
 
 def _restoring(kv: KeyValue | None) -> Restoring | None:
-    """Return who restores; of a value that nobody can read that somebody does."""
+    """Return the restore in progress, also if its record cannot be read; None if there is none."""
     if kv is None:
         return None
     try:
@@ -105,7 +105,7 @@ def _replicas(keys: ClusterKeys, kvs: Sequence[KeyValue]) -> Iterator[str]:
 
 
 class Rewriting:
-    """One restore, from `begin` to `finish`. `me` says who restores, when and from what."""
+    """One restore, from `begin` to `finish`. `me` has who restores, since when and from what."""
 
     def __init__(self, store: Store, keys: ClusterKeys, me: Restoring, *, sleep: Sleep) -> None:
         self._store = store
@@ -113,22 +113,22 @@ class Rewriting:
         self._me = me
         self._sleep = sleep
         self._revision = 0
-        """The mod_revision of `P/restoring` as we put it."""
+        """The mod_revision of `P/restoring` as this restore put it."""
         self._seen = 0
-        """The revision at which all keys were as they are to be."""
-        self._wanted: Mapping[str, bytes] = {}
+        """The revision at which all keys were as planned."""
+        self._planned: Mapping[str, bytes] = {}
         self._backup: bytes | None = None
 
     # -- the first transaction
 
     async def begin(self, seen: Keyspace) -> Restoring | None:
-        """Take the keyspace; return whose interrupted restore is taken over, if one was.
+        """Take over the keyspace; return the record of an interrupted restore that this one replaces, if any.
 
-        `seen` is what the restore was planned from. `Conflict` if the cluster is another one by now, if somebody else has
-        begun a restore, or if a job's key was written: the plan would undo it. A restore in place is planned anew
-        after this, so that jobs may have written.
+        `seen` is the state from which the restore was planned. `Conflict` if the cluster is another one by now, another
+        restore has begun, or a key of a job was written, which the plan would undo. A restore in place makes its plan
+        again after this call, so jobs may write before it.
         """
-        self._me = self._knowing(seen)
+        self._me = self._with_previous_uids(seen)
         compares = [
             unchanged(self._keys.restoring, seen.restoring_revision),
             unchanged(self._keys.uid, seen.uid_revision),
@@ -155,7 +155,7 @@ class Rewriting:
                     return seen.restoring
                 failed = True
             held = await read_keyspace(self._store, self._keys)
-            if held.restoring == self._me:  # it took effect, and its answer was lost
+            if held.restoring == self._me:  # the transaction took effect, and its answer was lost
                 self._revision = held.restoring_revision
                 return seen.restoring
             if failed:
@@ -165,8 +165,8 @@ class Rewriting:
                 )
         raise Unavailable("etcd did not take the first transaction; run it again")
 
-    def _knowing(self, held: Keyspace) -> Restoring:
-        """Return what `P/restoring` is to hold: also what was there before, for whoever takes this over."""
+    def _with_previous_uids(self, held: Keyspace) -> Restoring:
+        """Return the value of `P/restoring`, with the previous uids for a restore that takes over from this one."""
         old = held.restoring
         replaced = [*self._me.replaced, *(old.replaced if old is not None else ())]
         last = held.uid.uid if held.uid is not None else old.uid if old is not None else ""
@@ -177,15 +177,15 @@ class Rewriting:
     # -- the keys
 
     async def bring(self, values: Mapping[str, bytes], *, backup: bytes | None = None) -> int:
-        """Have etcd hold `values` below `P/jobs/`, and nothing else; return how many keys were written.
+        """Make the keys below `P/jobs/` equal to `values`; return how many keys were written.
 
-        `backup`: what `P/backup` is to be, unless there is one.
+        `backup`: the value for `P/backup`, unless the key exists.
         """
         count = 0
         for _ in range(ROUNDS):
             held = await read_keyspace(self._store, self._keys)
             self._check_mine(held)
-            self._wanted, self._backup = values, backup if held.backup is None else None
+            self._planned, self._backup = values, backup if held.backup is None else None
             operations = list(differences(held.jobs, values, self._keys))
             if not operations:
                 self._seen = held.revision
@@ -208,7 +208,7 @@ class Rewriting:
             sleep=self._sleep,
             reraise=True,
         ):
-            with attempt:  # it may have taken effect: the same once more changes nothing
+            with attempt:  # an attempt without an answer may have taken effect; repeating it changes nothing
                 written = (await self._store.execute(txn)).succeeded
         if not written:
             self._check_mine(await read_keyspace(self._store, self._keys))
@@ -217,7 +217,7 @@ class Rewriting:
     # -- the last transaction
 
     async def finish(self, uid_before: str, unix_s: int, random_hex: str) -> ClusterUid:
-        """Give the cluster the uid that follows `uid_before`, and let replicas serve it; return it."""
+        """Give the cluster the uid that follows `uid_before`, which lets replicas serve it; return its record."""
         new = successor(uid_before, unix_s, random_hex, replaced=(self._me.uid, *self._me.replaced))
         candidates = dict.fromkeys((*self._me.replaced, self._me.uid))
         others = tuple(uid for uid in candidates if uid and lineage(uid) != lineage(new))
@@ -242,7 +242,7 @@ class Rewriting:
             if await self._has_uid(record):
                 return record
             try:
-                await self.bring(self._wanted, backup=self._backup)
+                await self.bring(self._planned, backup=self._backup)
             except Conflict:
                 if await self._has_uid(record):  # the transaction without an answer took effect only now
                     return record
@@ -270,9 +270,9 @@ class Rewriting:
 def differences(
     held: Mapping[str, bytes], wanted: Mapping[str, bytes], keys: ClusterKeys
 ) -> Iterator[Operation]:
-    """Yield what brings the keys of one mapping to those of the other: deletes first, the worlds' heads last.
+    """Yield the operations that turn `held` into `wanted`: deletes first, the worlds' heads last.
 
-    A head that is older than its job's phase counts as one that somebody resumed.
+    A head that is older than its job's phase would count as a resumed job.
     """
     for key in sorted(held.keys() - wanted.keys()):
         yield Delete(key=key)
@@ -285,7 +285,7 @@ def differences(
 
 
 def batches(operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
-    """Yield the operations in groups that one transaction takes."""
+    """Yield the operations in groups that fit into one transaction."""
     batch: list[Operation] = []
     size = 0
     for operation in operations:

@@ -1,7 +1,7 @@
-"""etcd's own proof of a snapshot: its last 32 bytes are the SHA-256 of those before.
+"""etcd's own checksum of a snapshot: its last 32 bytes are the SHA-256 of the bytes before.
 
-etcd ends a stream of a snapshot with them, and `etcdutl snapshot restore` asks for them. A stream that was
-cut, and a file in which a bit flipped, do not have them.
+etcd ends a snapshot's stream with them, and `etcdutl snapshot restore` requires them. A stream that was cut and a file
+with a flipped bit do not pass the check.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TRAILER_BYTES: Final = 32
 
 
 class SnapshotDigest:
-    """Reads a snapshot once, in pieces of any size, and knows both digests at its end."""
+    """Digests a snapshot read once, in pieces of any size: etcd's checksum and the SHA-256 of the whole file."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -34,7 +34,7 @@ class SnapshotDigest:
         self._tail = joined[-TRAILER_BYTES:]
 
     def fault(self) -> str:
-        """Return why this is no whole snapshot of etcd's, in a few words; "" if it is one."""
+        """Return why this is not a complete snapshot of etcd, in a few words; "" if it is one."""
         if self.size_bytes <= TRAILER_BYTES:
             return f"it has {self.size_bytes} bytes, too few for a database"
         if self._database.digest() != self._tail:

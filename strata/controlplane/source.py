@@ -1,4 +1,4 @@
-"""Which member gives the snapshot, and of which cluster it is: asked of etcd before anything is copied."""
+"""The source of a snapshot: which etcd member gives it, and of which cluster it is, checked before the copy."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from strata.etcd import EtcdStore, MemberStatus
 CORRUPT: Final = "CORRUPT"
 _CLUSTERS: Final = "/strata/v1/"
 _NAMED: Final = 5
-"""How many of etcd's clusters an error names."""
+"""Number of etcd's clusters that an error names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A healthy member, and what its snapshot will hold: at least `revision`."""
+    """A healthy member, and the minimum `revision` of its snapshot."""
 
     endpoint: str
     member: str
     reason: str
-    """Why this member, in a sentence."""
+    """Why this member was chosen, in a sentence."""
     version: str
     etcd_cluster_id: str
     revision: int
     uid: str
     uid_value: bytes
-    """What `P/uid` holds, to be compared when the backup is recorded."""
+    """The value of `P/uid`, compared when the backup is recorded."""
     database_bytes: int
-    """About how large the snapshot will be, for the progress."""
+    """Estimate of the snapshot's size, for the progress display."""
 
 
 async def find_source(store: EtcdStore, keys: ClusterKeys) -> Source:
     """Return the member to back up `keys.cluster` from.
 
-    `Unavailable` says of each endpoint why it cannot give a snapshot; `NotFound` if etcd does not hold that
-    cluster; `Refused` if this user may not ask.
+    `Unavailable` says of each endpoint why it cannot give a snapshot. `NotFound` if etcd does not hold that cluster.
+    `Refused` if this user may not read the members' status.
     """
     statuses = await store.cluster.statuses()
     for status in statuses.values():
@@ -53,7 +53,7 @@ async def find_source(store: EtcdStore, keys: ClusterKeys) -> Source:
     answering = {name: status for name, status in statuses.items() if isinstance(status, MemberStatus)}
     names: dict[int, str] = {}
     corrupt: frozenset[int] = frozenset()
-    if any(status.leader_id for status in answering.values()):  # without a leader neither is answered
+    if any(status.leader_id for status in answering.values()):  # without a leader, etcd answers neither call
         names = {member.id: member.name for member in await store.cluster.members()}
         alarms = await store.cluster.alarms()
         corrupt = frozenset(alarm.member_id for alarm in alarms if alarm.kind == CORRUPT)
@@ -64,7 +64,7 @@ async def find_source(store: EtcdStore, keys: ClusterKeys) -> Source:
             hint="strata doctor --etcd looks further; a majority of the members must run",
         )
     status = answering[choice.endpoint]
-    # that member answers once it has applied what was committed before: its snapshot holds at least this
+    # the member answers once it has applied all earlier commits, so its snapshot holds at least this revision
     found = await store.read_at(choice.endpoint, Range(key=keys.uid))
     if not found.kvs:
         raise NotFound(
@@ -85,9 +85,9 @@ async def find_source(store: EtcdStore, keys: ClusterKeys) -> Source:
 
 
 async def check_unchanged(store: EtcdStore, keys: ClusterKeys, source: Source) -> None:
-    """Return if etcd holds the cluster still that it held before the snapshot; `Conflict` if not.
+    """Return if etcd still holds the cluster it held before the snapshot; `Conflict` if not.
 
-    No uid ever comes back, so it was the same one at every moment in between.
+    A uid is never reused, so the cluster was the same one at every moment in between.
     """
     found = (await store.read(Range(key=keys.uid))).kvs
     if found and found[0].value == source.uid_value:
@@ -127,7 +127,7 @@ def _candidates(
 
 
 async def _clusters(store: EtcdStore) -> list[str]:
-    """Return the names of the clusters that etcd holds, one more than are shown at most: a read each."""
+    """Return the names of the clusters in etcd, at most one more than are shown, with one read for each."""
     names: list[str] = []
     after = _CLUSTERS
     while len(names) <= _NAMED:

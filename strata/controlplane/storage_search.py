@@ -1,12 +1,12 @@
-"""Searching storage roots for what they prove of a cluster's checkpoints. Nothing is written.
+"""Searches storage roots for the checkpoints of a cluster that they prove. Nothing is written.
 
-A checkpoint counts if its COMMIT marker, its manifests and every image are there, those of its bases included, each as
-long as it was. One that the catalog says is committed counts without its marker, too: the marker may not have been
+A checkpoint counts if its COMMIT marker, its manifests and every image exist with their recorded length, those of its
+bases included. A checkpoint that the catalog has as committed counts without its marker too, which may not have been
 written yet. With `verify` every byte is read.
 
-What lies in a root may be anybody's: each thing that is no checkpoint of Strata's, or cannot be read, becomes one line.
-A root that cannot be listed ends the search. The folder of a job that cannot be listed, or whose owner cannot be read,
-is *unread*: what was not looked at must not count as missing.
+A root may contain files of any program. Each entry that is not a checkpoint of Strata's, or cannot be read, becomes one
+line. A root that cannot be listed ends the search. The folder of a job that cannot be listed, or whose owner cannot be
+read, is *unread*: its checkpoints must not count as missing.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from strata.errors import (
 )
 
 THREADS: Final = 4
-"""How many checkpoints are looked at together: each has its manifests in memory meanwhile."""
+"""How many checkpoints are examined at a time: each has its manifests in memory meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Whose folders lie in one root: the jobs, by the lineage of their cluster.
+    """The jobs that have folders in one root, by the lineage of their cluster.
 
-    `unread`: by their URI, the folders that may be a job's and of which no owner is known, and why.
+    `unread`: the folders that may be a job's but whose owner is unknown, by URI, with the reason.
     """
 
     storage: Storage
@@ -53,14 +53,14 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """What the roots prove of one cluster, and what was passed over."""
+    """The checkpoints of one cluster that the roots prove, and the folders that were passed over."""
 
     found: Found
     skipped: tuple[str, ...]
 
 
 def survey(storage: Storage) -> Survey:
-    """Look whose a root is. `NotFound` if it is none, `Refused` if no coordinators ever used it."""
+    """Find the owners of a root's folders. `NotFound` if it is no root, `Refused` if no coordinators ever used it."""
     owner = root.owner_of(storage)
     if owner is None:
         raise NotFound(
@@ -83,7 +83,7 @@ def survey(storage: Storage) -> Survey:
             belongs = root.owner_of(storage, folder=name)
             parsed = root.parse_owner(belongs) if belongs is not None else None
             if parsed is None:
-                continue  # nobody's, or of a name that we give none
+                continue  # it has no owner, or one whose name Strata does not give
             if parsed[1] != name:
                 raise Refused(f"its {root.NAME} says that it is {parsed[1]}'s")
             checked_id("job", name)
@@ -109,11 +109,11 @@ def search(
     on_folder: Callable[[], None] = unobserved,
     on_bytes: Callable[[int], None] = unobserved,
 ) -> Searched:
-    """Return what the roots prove of the cluster of this lineage.
+    """Return the checkpoints that the roots prove for the cluster of this lineage.
 
-    `expected`: by the URI of its folder, the manifest's digest of what the catalog says is committed there.
-    What `earlier` proved committed is not read again if its folder is still there.
-    `on_folder` is called for each checkpoint that was looked at, from other threads too.
+    `expected`: the manifest's digest of each copy that the catalog has as committed, by the URI of its folder.
+    Checkpoints that `earlier` proved committed are not read again if their folder still exists.
+    `on_folder` is called for each examined checkpoint; `on_bytes`, with the bytes read, from other threads.
     """
     result = _Result()
     proven = earlier.by_path if earlier is not None else {}
@@ -143,7 +143,7 @@ def search(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """What one folder is: a checkpoint, damaged, not read, or nothing."""
+    """The result for one folder: a checkpoint, damaged, not read, or nothing."""
 
     path: str
     checkpoint: FoundCheckpoint | None = None
@@ -161,13 +161,13 @@ class _Result:
     skipped: list[str] = field(default_factory=list)
 
     def leave_out(self, folder: str, why: str) -> None:
-        """Note a folder that may be a job's, and cannot be read."""
+        """Record a folder that may be a job's, and cannot be read."""
         self.unread[folder] = why
         root, _, name = folder.rpartition("/")
         self.skipped.append(f"{root}/{name[:200]} is left out: {why}")
 
     def list_job(self, storage: Storage, job: str) -> Iterable[tuple[Storage, str, Folder]]:
-        """Return the folders of checkpoints that one job has in one root."""
+        """Yield the checkpoint folders of one job in one root."""
         self.generations.setdefault(job, 0)
         try:
             names = storage.list(job)
@@ -209,7 +209,7 @@ class _Result:
 
 
 def _fault(folder: Folder) -> str:
-    """Return why no attempt of ours has this folder, or ""."""
+    """Return why this cannot be the folder of an attempt of ours, or ""."""
     if folder.generation > MAX_GENERATION:
         return f"no job has a generation {folder.generation}"
     if folder.generation == 0:
@@ -253,7 +253,7 @@ def _look(
         if verify and (problems := _problems(storage, name, digest, on_bytes)):
             return _Look(path=path, damaged=problems)
     except CheckpointIncomplete as error:
-        # without a marker it is being removed, or was never whole
+        # without a marker, the checkpoint is being removed or was never complete
         return _Look(path=path, damaged=error.message if marked else "")
     except CheckpointCorrupt as error:
         return _Look(path=path, damaged=error.message)

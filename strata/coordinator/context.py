@@ -1,4 +1,4 @@
-"""What every part of one replica shares: made once by `Replica`, handed to whoever serves."""
+"""The context that all parts of one replica share; `Replica` makes it once."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from strata.core.kv.store import Store
 from strata.core.timing import Timing
 
 ReadResource = Callable[[str, Identity | None], Awaitable[bytes]]
-"""Returns the resource at a path of the HTTP API; raises why the caller may not have it, or that there is none."""
+"""Returns the resource at a path of the HTTP API. Raises an error if there is none, or the caller may not read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaContext:
     """One running replica. Everything in it lives as long as `Replica.run`.
 
-    `is_ready` says whether members may be sent here, and if not, why; `outage` why nothing can be
-    written, here or at any other replica, or an empty string. `clock` runs through suspends.
-    `etcd_members` are as they were some seconds ago. `unix_now` is the wall clock in seconds, for display and names only; whoever measures a span
-    uses the loop's time.
+    `is_ready` returns whether members may be sent here, and the reason if not. `outage` returns the reason why no
+    replica can write to etcd, or an empty string. `clock` also counts time in suspend. `etcd_members` are some
+    seconds old. `unix_now` is the wall clock in seconds, for display and names only: measure spans with the
+    event loop's time.
     """
 
     config: CoordinatorConfig
@@ -74,14 +74,14 @@ class Serving(Protocol):
     async def start(self) -> str:
         """Bind and serve; return the `host:port` that clients and peers connect to.
 
-        `ConfigError` when the port is taken. When this returns, the port answers.
+        Raise `ConfigError` if the port is taken. When this returns, the port answers.
         """
         ...
 
     async def run(self) -> None:
-        """Do what serving needs in the background (ticks, links to peers) until cancelled."""
+        """Run the background tasks of serving (ticks, links to peers) until cancelled."""
         ...
 
     async def stop(self) -> None:
-        """Take no new session, end those there are so that they move on, close the port."""
+        """Accept no new session, end the open ones so that their members move on, close the port."""
         ...

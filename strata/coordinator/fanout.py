@@ -1,7 +1,7 @@
-"""From a change of the view to whom it concerns.
+"""Distribution of view changes to the parts of the replica that they concern.
 
-Each batch is sorted by job once, and each part of the replica hears only of what it looks at, once
-a batch, however many events there were. What one job's records bring out stays with that job.
+Each batch is sorted by job once. Each part is called once a batch, only for the keys that it uses, however many
+events there are. An error that one job's records cause stays with that job.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ log = get_logger()
 
 @dataclass(slots=True)
 class _Changes:
-    """What one batch changed in one job."""
+    """The changes of one batch in one job."""
 
     world: bool = False
     """The head or the phase."""
     notice: bool = False
-    """What asks a generation's ranks to stop."""
+    """A request that a generation's ranks stop."""
     losses: bool = False
-    """A worker key or a rank's end: somebody may be gone."""
+    """A worker key was deleted, or a rank ended: a member may be lost."""
     workers: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)
-    """Those of them whose key is not there any more."""
+    removed: set[str] = field(default_factory=set)
+    """The workers whose key was deleted."""
     rounds: list[BarrierKey] = field(default_factory=list)
     floors: list[tuple[str, int]] = field(default_factory=list)
     saves: set[tuple[int, int]] = field(default_factory=set)
@@ -69,7 +69,7 @@ class Fanout:
         self._links = links
 
     def take(self, batch: WatchBatch) -> None:
-        """Tell everybody what this batch means to them."""
+        """Pass each change of this batch to the parts that it concerns."""
         jobs: dict[str, _Changes] = {}
         replicas = False
         for event in batch.events:
@@ -78,25 +78,25 @@ class Fanout:
                     changes = jobs.setdefault(job, _Changes())
                     try:
                         _sort(changes, job, rest, deleted=event.deleted)
-                    except ValueError:  # written by hand: no number stands where one should
+                    except ValueError:  # written by hand: not a number where the key needs one
                         log.warning("key_not_understood", key=event.kv.key[:500])
                 case ("replicas", _):
                     replicas = True
                 case _:
                     pass
         for job, changes in jobs.items():
-            self._tell(job, changes)
+            self._dispatch(job, changes)
         if replicas:
             _guarded("replicas", self._links.on_replicas)
 
-    def _tell(self, job: str, changes: _Changes) -> None:
+    def _dispatch(self, job: str, changes: _Changes) -> None:
         if changes.world:
             self._ranks.forget(job)
         if changes.losses:
             _guarded(job, partial(self._ranks.wound, job))
         for worker in changes.workers:
             _guarded(job, partial(self._failure_detector.look, job, worker))
-            if worker in changes.gone:
+            if worker in changes.removed:
                 self._board.forget_member(job, worker)
         for key in changes.rounds:
             _guarded(job, partial(self._barriers.on_round, key))
@@ -112,7 +112,7 @@ class Fanout:
             _guarded(job, partial(self._sessions.on_save, job, step, generation))
 
     def _prune(self, job: str) -> None:
-        """Keep nothing in memory of a job that has ended: a cluster lives longer than its jobs."""
+        """Drop an ended job's reports from memory: a cluster lives longer than its jobs."""
         view = JobView(self._view, self._keys.job(job))
         if not view.exists or view.phase() in {Phase.DONE, Phase.FAILED}:
             self._board.forget(job)
@@ -125,7 +125,7 @@ def _sort(changes: _Changes, job: str, rest: list[str], *, deleted: bool) -> Non
         case ["workers", worker]:
             changes.workers.add(worker)
             changes.losses |= deleted
-            (changes.gone.add if deleted else changes.gone.discard)(worker)
+            (changes.removed.add if deleted else changes.removed.discard)(worker)
         case ["worlds", _, "failed" | "done" | "stopped", _]:
             changes.losses |= not deleted
         case ["worlds", _, "notice"]:
@@ -141,12 +141,12 @@ def _sort(changes: _Changes, job: str, rest: list[str], *, deleted: bool) -> Non
             pass
 
 
-def _guarded(what: str, tell: Callable[[], Any]) -> None:
-    """Keep what somebody wrote by hand, or a bug that it brings out, from everybody else's news."""
+def _guarded(what: str, deliver: Callable[[], Any]) -> None:
+    """Call `deliver`; log a hand-written record or a bug, so that the other changes are still delivered."""
     try:
-        tell()
+        deliver()
     except PoisonRecord as error:
         log.warning("change_not_told", about=what, error=error.message)
     except Exception:
-        # as the docstring says: one job's trouble must not end the mirror that feeds all others
+        # one job's fault must not end the mirror that feeds all others
         log.exception("change_not_told", about=what)

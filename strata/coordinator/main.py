@@ -47,11 +47,11 @@ def serve(
     resources: ResourceFactory | None = None,
     suspended_page: SuspendedPage | None = None,
 ) -> None:
-    """As `run_coordinator`, on the fastest event loop there is."""
+    """Run `run_coordinator` on uvloop if it is installed, else on asyncio's own event loop."""
     _bound_arenas()  # before there is a second thread
     faulthandler.enable()  # a watchdog's SIGABRT leaves the stacks in the log
-    with contextlib.suppress(OSError):  # forbidden in some containers, and no loss there
-        # barriers arrive in bursts: fewer preemptions serve all of them sooner
+    with contextlib.suppress(OSError):  # some containers forbid it; it is only an optimisation
+        # barrier arrivals come in bursts: with fewer preemptions, a burst is served sooner
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(run_coordinator(config, page, resources, suspended_page))
@@ -63,24 +63,25 @@ async def run_coordinator(
     resources: ResourceFactory | None = None,
     suspended_page: SuspendedPage | None = None,
 ) -> None:
-    """Run one replica until SIGTERM or SIGINT, and part in good order.
+    """Run one replica until SIGTERM or SIGINT, then shut down in good order.
 
-    `page` makes its HTTP side, `resources` what answers for resources of the HTTP API over gRPC, `suspended_page` the HTTP
-    side while etcd is not the one that the replica served: it serves nobody then, and goes on once the cluster is back.
+    `page` makes its HTTP server, and `resources` the reader of the HTTP API's resources over gRPC. `suspended_page`
+    makes the HTTP server while etcd is not the one that the replica served: then the replica serves nobody, and
+    resumes once the cluster is back.
 
-    `ConfigError`: the port is taken, a name cannot be one, or this etcd cannot be used.
+    `ConfigError`: the port is taken, a name is invalid, or this etcd cannot be used.
     `Unavailable`: no etcd member answered within `etcd.wait_s`. `Conflict`: another replica holds
-    the name. After its first word both signals belong to it, and are ignored once it ends: the process is to end then,
-    with its own exit code.
+    the name. From its first log line on, this function handles both signals. After it returns they are ignored: the
+    process must then exit with its own exit code.
     """
     configure(fmt=config.log.format, level=config.log.level)
     raise_limit()
     name = replica_name(config, own_identity(config, now=lambda: dt.datetime.now(dt.UTC)))
-    Timing.derive(config.detect_s)  # a wrong one is refused before etcd is waited for
+    Timing.derive(config.detect_s)  # reject a wrong value before waiting for etcd
     task = asyncio.current_task()
     assert task is not None
-    stop: Callable[[], object] = task.cancel  # and the replica's, as soon as there is one
-    # before its first word, for who reads that may tell it to stop
+    stop: Callable[[], object] = task.cancel  # replaced by the replica's `stop` once there is a replica
+    # installed before the first log line: a reader of the log may send a signal as soon as it sees that line
     with _on_signals(lambda: stop()) as signalled:  # noqa: PLW0108  # it is another one later
         log.info("coordinator_starts", replica=name, listen=config.listen, etcd=config.etcd.endpoints)
         is_ready: Callable[[], tuple[bool, str]] = lambda: (False, "it connects to etcd")  # noqa: E731  # it changes
@@ -91,19 +92,19 @@ async def run_coordinator(
                     async with connected(config.etcd) as store, connected(config.etcd) as renewals:
                         await check_versions(store)
                         replica = _replica(config, name, store, renewals, page, resources, uid=uid)
-                        gc.freeze()  # what exists now lives as long as the process
+                        gc.freeze()  # objects that exist now live as long as the process
                         stop, is_ready = replica.stop, replica.is_ready
                         try:
                             await replica.run()
                             break
                         except ClusterReplaced as error:
                             if not replica.context.mirror.uid:
-                                raise  # it has served nothing that could come back
-                            aside = _suspended(config, replica, error, suspended_page)
-                    stop, is_ready = aside.stop, aside.is_ready
+                                raise  # it has served no cluster that could come back
+                            suspended = _suspended(config, replica, error, suspended_page)
+                    stop, is_ready = suspended.stop, suspended.is_ready
                     del replica
-                    gc.unfreeze()  # or what it held would stay for as long as the process
-                    uid = "" if signalled else await aside.run()
+                    gc.unfreeze()  # otherwise the replica's objects would stay until the process exits
+                    uid = "" if signalled else await suspended.run()
                     if not uid:
                         break
                     stop = task.cancel
@@ -155,7 +156,7 @@ def _suspended(
 def replica_name(config: CoordinatorConfig, identity: Identity | None) -> str:
     """Return the replica's name, after checking all names that become parts of keys.
 
-    Without one in the configuration it is that of the certificate, else made of host and port.
+    Without a name in the configuration, use the certificate's, else one made of host and port.
     """
     _, port = split_address("coordinator.listen", config.listen)
     given = config.replica or (identity.id if identity is not None else "")
@@ -173,7 +174,7 @@ def _boot_time() -> float:
 
 
 def _bound_arenas() -> None:
-    """Have glibc keep two heaps instead of eight a core: what one burst freed, the next one takes (ADR 0047)."""
+    """Limit glibc to two heaps instead of eight a core, so that bursts reuse freed memory (ADR 0047)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None:
         mallopt(M_ARENA_MAX, ARENAS)
@@ -181,7 +182,7 @@ def _bound_arenas() -> None:
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
-        import uvloop  # noqa: PLC0415  # of the server extra, where there is a wheel for it
+        import uvloop  # noqa: PLC0415  # of the server extra, on platforms that have a wheel for it
     except ImportError:
         return asyncio.new_event_loop
     return uvloop.new_event_loop
@@ -189,24 +190,24 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 @contextlib.contextmanager
 def _on_signals(act: Callable[[], object]) -> Iterator[list[int]]:
-    """Call `act` at the first signal while the body runs; yield the list of those that came.
+    """Call `act` at the first signal while the body runs; yield the list of signals received.
 
-    From its end on they are ignored. Not by the loop's `add_signal_handler`: what that leaves
-    behind is the default, by which a second Ctrl-C ended a process that was ending by itself.
+    After the body both signals are ignored. The loop's `add_signal_handler` is not used: on exit it restores the
+    default action, so that a second Ctrl-C would kill a process that is already shutting down.
     """
     loop = asyncio.get_running_loop()
-    came: list[int] = []
+    received: list[int] = []
 
     def handle(number: int) -> None:
-        came.append(number)
-        if len(came) == 1:  # a second one must not cut short what the first began
+        received.append(number)
+        if len(received) == 1:  # a second signal must not cut short the shutdown that the first began
             log.info("signalled", signal=signal.Signals(number).name)
             act()
 
     for number in SIGNALS:
         signal.signal(number, lambda number, _frame: loop.call_soon_threadsafe(handle, number))
     try:
-        yield came
+        yield received
     finally:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)

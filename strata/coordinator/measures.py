@@ -1,7 +1,7 @@
-"""What one replica counts. Made with the replica, read by whoever exposes it; nothing depends on it.
+"""The metrics of one replica, made with it. The exporter of `/metrics` reads them; no other part depends on them.
 
-Where a name says "seen", each replica counts the same thing for itself, because each sees all of the
-keyspace: take any one of them, never their sum.
+If a metric's text says "seen", every replica counts the same events for itself, because each sees all of the
+keyspace: read any one replica, never their sum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ROUND_BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 
 
 
 class Measures:
-    """The families of one replica; their sentences are the HELP texts of `/metrics`."""
+    """The metric families of one replica; their descriptions are the HELP texts of `/metrics`."""
 
     def __init__(self) -> None:
         self.arrivals: Family[Counter] = counters(
@@ -120,8 +120,8 @@ class Measures:
             (self.revoked, ("sessions", "watches", "links")),
         ):
             for value in values:
-                family.child(value)  # there from the start, so that the first one is an increase
+                family.child(value)  # present from the start, so that its first event shows as an increase
 
     def families(self) -> tuple[Family[Counter] | Family[Histogram], ...]:
-        """Return all of them, in the order of their definition."""
+        """Return all families, in the order of their definition."""
         return tuple(vars(self).values())

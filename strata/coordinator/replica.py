@@ -1,11 +1,11 @@
-"""One coordinator replica, put together.
+"""One coordinator replica, composed from its parts.
 
-    mirror, executor                  follow the keyspace, settle decisions on it
-    serving, registration             serve, and say where
-    committer                         commit what is complete
-    election, government              lead, if it falls to this replica
+    mirror, executor                  follow the keyspace, execute decisions on it
+    serving, registration             serve, and publish the address
+    committer                         commit checkpoints that are complete
+    election, leader_term             lead, if this replica is elected
 
-A TaskGroup owns all of it. Nothing here knows grpc: the transport of the serving half comes as a factory, so
+One TaskGroup owns all of it. Nothing here imports grpc: a factory supplies the transport of the serving half, so
 that the simulation runs the same replica on faked links.
 """
 
@@ -53,13 +53,13 @@ from strata.observe import get_logger
 log = get_logger()
 
 ServingFactory = Callable[[ReplicaContext, Service, ReadResource | None], Serving]
-"""Puts a service behind a transport; the last returns a resource of the HTTP API."""
+"""Puts a service behind a transport. The third argument reads resources of the HTTP API; None serves none."""
 ResourceFactory = Callable[[Observed], ReadResource]
 PageFactory = Callable[[Observed], Serving]
-"""Makes what serves the status page, the metrics and the probes over HTTP."""
+"""Makes the HTTP server of the status page, the metrics and the probes."""
 
 PARTING_S: Final = 3.0
-"""How long a stopping replica tries to tell etcd that it goes."""
+"""How long a stopping replica tries to release its leadership and its own key in etcd."""
 
 
 async def _no_members() -> Sequence[EtcdMember]:
@@ -67,12 +67,12 @@ async def _no_members() -> Sequence[EtcdMember]:
 
 
 class Replica:
-    """A replica from its first list to its last goodbye; `run` is its life.
+    """One replica, from its first read of the keyspace to the removal of its own key; `run` is its life.
 
-    `store` serves everything, `renewals` only the leader's lease and campaigns: channels of their
-    own, on which nothing else is waited for.
-    `probe` is the plain connect by which a dead leader is told.
-    `instance` and `new_uid` are fresh random names; `uid` is the only cluster that it may serve, if that is known. `clock` runs through suspends.
+    `store` serves everything else; `renewals` serves only the leader's lease and campaigns. Each has a channel of
+    its own, so that renewals wait for nothing else. `probe` is the TCP connect by which a dead leader is recognised.
+    `instance` and `new_uid` are fresh random names. `uid` is the only cluster that it may serve, if that is known.
+    `clock` also counts time in suspend.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Replica:
         self._leader_term = LeaderTerm(self.context, heartbeat, self.service.failure_detector.hears)
 
     def is_ready(self) -> tuple[bool, str]:
-        """Say whether members may be sent here, and if not, why."""
+        """Return whether members may be sent here, and if not, why."""
         if self._stopping.is_set():
             return False, "it is stopping"
         if not self.context.mirror.uid:
@@ -184,18 +184,18 @@ class Replica:
 
     @property
     def revision(self) -> int:
-        """The newest revision of etcd that this replica knows of."""
+        """The newest revision of etcd that this replica knows."""
         return max(self.context.mirror.view.revision, *(store.revision for store in self._stores))
 
     def stop(self) -> None:
-        """Make `run` return: resign, let the sessions go elsewhere, take the own key away."""
+        """Make `run` return: resign, move the sessions to other replicas, delete the own key."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Serve until `stop`, or until something makes going on impossible.
+        """Serve until `stop`, or until an error makes serving impossible.
 
-        Raises what that was: `ClusterReplaced`, `Conflict` for a replica's name that another
-        instance holds, `ConfigError` for a port that is taken.
+        Raise that error: `ClusterReplaced`, `Conflict` if another instance holds the replica's name, `ConfigError` if
+        the port is taken.
         """
         with structlog.contextvars.bound_contextvars(replica=self.context.replica), _bare_errors():
             async with asyncio.TaskGroup() as tasks:
@@ -213,15 +213,15 @@ class Replica:
                     ),
                     tasks.create_task(self.context.mirror.started(), name="started"),
                 ]
-                async with self._shown(tasks):
+                async with self._page_served(tasks):
                     await asyncio.wait((running[-1], stopping), return_when=asyncio.FIRST_COMPLETED)
                     if not stopping.done():
                         await self._serve(tasks, stopping)
                 await _cancel(running)
 
     @contextlib.asynccontextmanager
-    async def _shown(self, tasks: asyncio.TaskGroup) -> AsyncIterator[None]:
-        """Serve the page while the body runs, if there is one to be served."""
+    async def _page_served(self, tasks: asyncio.TaskGroup) -> AsyncIterator[None]:
+        """Serve the status page, if there is one, while the body runs."""
         if self._page is None:
             yield
             return
@@ -235,7 +235,7 @@ class Replica:
         await _cancel([running])
 
     async def _serve(self, tasks: asyncio.TaskGroup, stopping: asyncio.Task[Any]) -> None:
-        """Serve and, if elected, lead until `stopping` is done; then part in good order."""
+        """Serve and, if elected, lead until `stopping` is done; then shut down in good order."""
         context = self.context
         committer = Committer(keys=context.keys, mirror=context.mirror, executor=context.executor)
         serving = self._serving(context, self.service, self._read)
@@ -247,7 +247,7 @@ class Replica:
                 tasks.create_task(registration.run(), name="registration"),
                 tasks.create_task(drive(committer, context.mirror), name="committer"),
             ]
-            office = [
+            leading = [
                 tasks.create_task(context.election.run(address=address), name="election"),
                 tasks.create_task(self._leader_term.run(), name="government"),
                 tasks.create_task(context.deposition.run(), name="deposition"),
@@ -262,12 +262,12 @@ class Replica:
             )
             await stopping
             log.info("replica_stops")
-            await _cancel(office)
-            await _politely("resign", context.election.resign())
+            await _cancel(leading)
+            await _best_effort("resign", context.election.resign())
         finally:
             await serving.stop()
         await _cancel(running)
-        await _politely("withdraw", registration.withdraw())
+        await _best_effort("withdraw", registration.withdraw())
 
     def _register(self, address: str) -> Registration:
         context = self.context
@@ -287,7 +287,7 @@ class Replica:
 
 
 async def _raised(error: asyncio.Future[ClusterReplaced]) -> None:
-    """Raise the error once there is one."""
+    """Raise the future's error once it is set."""
     raise await asyncio.shield(error)
 
 
@@ -297,8 +297,8 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.wait(tasks)
 
 
-async def _politely(what: str, work: Awaitable[None]) -> None:
-    """Do what helps the others at parting; etcd finds the rest out by itself."""
+async def _best_effort(what: str, work: Awaitable[None]) -> None:
+    """Do shutdown work that only speeds the other replicas up: without it, they learn the same from etcd."""
     try:
         async with asyncio.timeout(PARTING_S):
             await work
@@ -308,7 +308,7 @@ async def _politely(what: str, work: Awaitable[None]) -> None:
 
 @contextlib.contextmanager
 def _bare_errors() -> Iterator[None]:
-    """Raise the error of Strata that ended a group of tasks, instead of the group."""
+    """Raise the StrataError that ended a group of tasks, instead of the group."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -1,8 +1,8 @@
-"""The serving half of a replica without its transport: what the simulation runs as well.
+"""The serving half of a replica without its transport. The simulation runs it unchanged.
 
 links and requests ──▶ Service ──▶ sessions, barriers, watches, calls
-▲
-mirror ──▶ Fanout ───────┘
+                                           ▲
+mirror ──▶ Fanout ─────────────────────────┘
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from strata.wire import barriers as barrier_wire
 
 
 class Service:
-    """Serves sessions, peers, watches and requests, whatever carries them, while `run` runs."""
+    """Serves sessions, peers, watches and requests while `run` runs, over any transport."""
 
     def __init__(self, context: ReplicaContext, dial: Dial) -> None:
         self._context = context
@@ -67,7 +67,7 @@ class Service:
             phases=board.phases,
             served=self._registry.ranks,
         )
-        self._links = PeerLinks(context, dial, self.peers, self._tell_peers_everything)
+        self._links = PeerLinks(context, dial, self.peers, self._resend_to_peers)
         self.live = SoftState(
             session_count=self.failure_detector.sessions,
             ready_peers=self.peers.ready,
@@ -115,10 +115,10 @@ class Service:
         self._peer_handler = PeerHandler(
             context,
             arrivals=self._forwarded,
-            progress=self._told,
+            progress=self._note_peer_progress,
             heartbeat=unary.heard,
             history=context.charts.learn,
-            interest=lambda told: self._interest.hear(told.job, told.ranks),
+            interest=lambda watched: self._interest.hear(watched.job, watched.ranks),
         )
         self._fanout = Fanout(
             context,
@@ -131,18 +131,18 @@ class Service:
         )
 
     async def run(self) -> None:
-        """Do what serving needs in the background, until cancelled."""
+        """Run the background tasks of serving until cancelled."""
         leave = self._context.mirror.subscribe(self._fanout.take)
-        self._ranks.forget_all()  # a call may have come before
+        self._ranks.forget_all()  # a call before `run` may have filled the index
         self._running = True
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.failure_detector.run(), name="keeper")
                 tasks.create_task(self.barriers.run(), name="barriers")
                 tasks.create_task(self._links.run(), name="peers")
-                tasks.create_task(self._tell_progress(), name="progress")
+                tasks.create_task(self._send_progress(), name="progress")
                 tasks.create_task(self._context.charts.run(self.board), name="charts")
-                tasks.create_task(self._send_away(), name="self-diagnosis")
+                tasks.create_task(self._move_members_while_unready(), name="self-diagnosis")
         finally:
             self._running = False
             leave()
@@ -150,17 +150,17 @@ class Service:
     async def serve_member(
         self, link: Link[session_pb2.Up, session_pb2.Down], identity: Identity | None = None
     ) -> None:
-        """Serve one member's session to its end; `identity` is who opened it, None if nobody asked."""
+        """Serve one member's session to its end; `identity` is the caller's, or None if it was not authenticated."""
         await self.sessions.serve(link, identity)
 
     async def serve_peer(
         self, link: Link[peers_pb2.PeerUp, peers_pb2.PeerDown], identity: Identity | None = None
     ) -> None:
-        """Serve one peer's link to its end; `identity` is who opened it, None if nobody asked."""
+        """Serve one peer's link to its end; `identity` is the caller's, or None if it was not authenticated."""
         await self._peer_handler.serve(link, identity)
 
     def part(self) -> None:
-        """Send every member elsewhere, and declare none of them dead for going."""
+        """Send every member to another replica, and remove none of them as dead for leaving."""
         self.failure_detector.stop()
         self.sessions.part(self.peers.ready_addresses(), "this replica stops")
         self._barrier_calls.part()
@@ -168,7 +168,7 @@ class Service:
         self._peer_handler.close_all()
 
     async def call(self, name: str, request: Message, identity: Identity | None) -> Any:
-        """Answer a unary call, as one that came over gRPC; `Unavailable` while this replica does not serve."""
+        """Answer a unary call as if it came over gRPC; `Unavailable` while this replica does not serve."""
         if not self._running:
             raise Unavailable("this replica does not serve yet, or no longer", hint="ask another replica")
         return await self.calls.answer(name, request, ANYBODY, identity)
@@ -179,7 +179,7 @@ class Service:
         for message in arrivals:
             self.barriers.arrive(barrier_wire.arrival(message), None)
 
-    def _told(self, progress: peers_pb2.PeerProgress) -> None:
+    def _note_peer_progress(self, progress: peers_pb2.PeerProgress) -> None:
         if progress.ranks:
             self.board.note(progress.job, progress.generation, progress.ranks, own=False)
         for member in progress.devices:
@@ -189,8 +189,8 @@ class Service:
         if progress.evidence:
             self.board.note_evidence(progress.job, progress.generation, progress.evidence, own=False)
 
-    def _tell_interest(self) -> None:
-        """Ask for what is known only while somebody looks: peers, and our own members."""
+    def _request_watched_reports(self) -> None:
+        """Request the reports that are collected only while somebody views them, from peers and own members."""
         for job, ranks in self._interest.own():
             self.peers.send(peers_pb2.PeerUp(interest=peers_pb2.PeerInterest(job=job, ranks=ranks)))
         for job in self._interest.jobs():
@@ -198,12 +198,12 @@ class Service:
         for job, rank in self._interest.ranks():
             self._registry.inspect(job, rank)
 
-    def _tell_peers_everything(self) -> None:
+    def _resend_to_peers(self) -> None:
         self.barriers.forwarding.again()
         self.board.tell_again()
 
-    async def _send_away(self) -> None:
-        """While this replica is sick, have its members served by one that is ready (PROTOCOLS 5.5)."""
+    async def _move_members_while_unready(self) -> None:
+        """While this replica is unhealthy, move its members to a ready replica (PROTOCOLS 5.5)."""
         while True:
             await asyncio.sleep(TURN_S)
             self._readiness.note()
@@ -211,13 +211,13 @@ class Service:
             if addresses:
                 self.sessions.move_all(addresses, health.unready())
             if health.is_cut_off():
-                # also where no peer is known to be better: who is not welcomed yet loses nothing by going
+                # also if no peer is known to be healthier: a member without a welcome loses nothing by moving
                 elsewhere = addresses or self.peers.ready_addresses()
                 self.sessions.move_registering(elsewhere, health.unready())
 
-    async def _tell_progress(self) -> None:
+    async def _send_progress(self) -> None:
         while True:
             await asyncio.sleep(self._context.timing.tick_s)
-            self._tell_interest()
+            self._request_watched_reports()
             for news in self.board.news():
                 self.peers.send(peers_pb2.PeerUp(progress=news))

@@ -1,8 +1,8 @@
-"""Telling systemd how a replica is: `sd_notify(3)`, a datagram a message, no library.
+"""Readiness and watchdog messages to systemd: `sd_notify(3)`, one datagram a message, without a library.
 
-With `Type=notify` a unit counts as started once READY=1 has come, so a rolling restart waits for a
-replica that serves. With `WatchdogSec=` systemd ends and restarts one whose event loop has stood
-still for so long: WATCHDOG=1 comes from a timer of that loop.
+With `Type=notify`, systemd counts a unit as started once it receives READY=1, so a rolling restart waits until
+a replica serves. With `WatchdogSec=`, systemd kills and restarts a replica whose event loop hangs for that
+time: a timer of that loop sends WATCHDOG=1.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from typing import Final
 
 LOOK_S: Final = 0.25
-"""How often the replica is looked at; a message goes out for a change and for the watchdog only."""
+"""How often the replica's state is polled; a message is sent only for a change and for the watchdog."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceManager:
-    """Where to send, and how often the watchdog wants to hear of us (None: never)."""
+    """The socket of the service manager, and the watchdog's timeout (None: no watchdog)."""
 
     address: str
     watchdog_s: float | None = None
 
     @classmethod
     def of(cls, env: Mapping[str, str], *, pid: int) -> ServiceManager | None:
-        """Return the one that started the process `pid` with `env`; None where none did."""
+        """Return the service manager that started process `pid` with environment `env`, or None."""
         address = env.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
             return None
@@ -37,7 +37,7 @@ class ServiceManager:
         return cls(address=address, watchdog_s=int(limit_us) / 1e6)
 
     def say(self, *assignments: str) -> None:
-        """Send one message, if somebody listens: a replica's work does not depend on it."""
+        """Send one message; ignore errors, since a replica's work does not depend on it."""
         path = self.address
         target = "\0" + path[1:] if path.startswith("@") else path  # the abstract namespace
         with (
@@ -49,12 +49,12 @@ class ServiceManager:
 
 @contextlib.contextmanager
 def told(manager: ServiceManager | None, is_ready: Callable[[], tuple[bool, str]]) -> Iterator[None]:
-    """Tell `manager`, while the body runs, when the replica is ready, and why not; then that it ends."""
+    """Report to `manager` whether the replica is ready, and why not, while the body runs; then report its stop."""
     if manager is None:
         yield
         return
     report = _Report(manager, is_ready)
-    report.look()
+    report.poll()
     try:
         yield
     finally:
@@ -62,7 +62,7 @@ def told(manager: ServiceManager | None, is_ready: Callable[[], tuple[bool, str]
 
 
 class _Report:
-    """A timer of the running loop: what stops the loop stops it too, which is its purpose."""
+    """A timer of the running event loop, so that a loop that hangs sends no watchdog messages."""
 
     def __init__(self, manager: ServiceManager, is_ready: Callable[[], tuple[bool, str]]) -> None:
         self._manager = manager
@@ -70,9 +70,9 @@ class _Report:
         self._loop = asyncio.get_running_loop()
         self._was_ready = False
         self._status = ""
-        self._fed_at = -float("inf")
+        self._watchdog_sent_at = -float("inf")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         message: list[str] = []
         ready, why = self._is_ready()
         if ready and not self._was_ready:
@@ -83,12 +83,12 @@ class _Report:
             self._status = status
             message.append(f"STATUS={status}")
         limit_s, now = self._manager.watchdog_s, self._loop.time()
-        if limit_s is not None and now - self._fed_at >= limit_s / 4:
-            self._fed_at = now
+        if limit_s is not None and now - self._watchdog_sent_at >= limit_s / 4:
+            self._watchdog_sent_at = now
             message.append("WATCHDOG=1")
         if message:
             self._manager.say(*message)
-        self._timer = self._loop.call_later(LOOK_S, self.look)
+        self._timer = self._loop.call_later(LOOK_S, self.poll)
 
     def end(self) -> None:
         self._timer.cancel()

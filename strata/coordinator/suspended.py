@@ -1,9 +1,10 @@
-"""A replica whose etcd was replaced: it serves nobody, and says why and what leads back (PROTOCOLS 9.1).
+"""A suspended replica: its etcd was replaced, so it serves nobody, and reports why and the way back (PROTOCOLS 9.1).
 
-It keeps its ports, so that a probe, a page and every caller hear the reason instead of a refused connection. Callers
-hear `Unavailable`: members keep their ranks at work, and try again. Every second it looks at etcd anew: once the cluster
-was restored, the process serves it with a new instance, without a person. It never serves the same uid again: nothing tells
-what etcd has lost. If an endpoint had pointed at another etcd for a while, the process has to be started again.
+It keeps its ports, so that probes, pages and callers receive the reason instead of a refused connection. Callers
+receive `Unavailable`: members keep their ranks running, and retry. Every second the replica reads etcd again. Once the
+cluster was restored, the process serves it with a new instance, without operator action. It never serves the same uid
+again, because nothing shows what etcd has lost. If an endpoint pointed at another etcd for a while, the process must
+be restarted.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from strata.wire import status
 log = get_logger()
 
 LOOK_S: Final = 1.0
-"""Between two looks at etcd."""
+"""Interval between two reads of etcd."""
 ANSWER_S: Final = 5.0
-"""How long etcd has for one look."""
+"""Timeout of one read of etcd."""
 REMIND_S: Final = 60.0
-"""Between two lines in the log."""
+"""Interval between two reminders in the log."""
 STOP_GRACE_S: Final = 0.5
 MOST_CONNECTIONS: Final = 4096
 
 SuspendedPage = Callable[[Callable[[], str]], Serving]
-"""Makes what serves the probes over HTTP while a replica is suspended, from what tells the reason."""
+"""Makes the HTTP server of the probes for a suspended replica, given a function that returns the reason."""
 
 
 class Suspended:
@@ -57,7 +58,7 @@ class Suspended:
         since: str,
         page: SuspendedPage | None = None,
     ) -> None:
-        """`since` is the time, for people, at which this replica noticed."""
+        """`since`: the time, as text for people, at which this replica detected the replacement."""
         self._config = config
         self._keys = ClusterKeys(config.cluster)
         self._uid = uid
@@ -76,7 +77,7 @@ class Suspended:
         return f"{WENT_BACK} at {self._since}: {what}"
 
     def is_ready(self) -> tuple[bool, str]:
-        """Say that members may not be sent here, why, and what leads back."""
+        """Return False, with the reason and the way back: members may not be sent here."""
         return False, f"{self.reason}; the way back: {THE_WAY_BACK}"
 
     def stop(self) -> None:
@@ -84,7 +85,7 @@ class Suspended:
         self._stopping.set()
 
     async def run(self) -> str:
-        """Refuse everybody; return the uid of the cluster once that can be served, "" when stopped."""
+        """Refuse every caller; return the cluster's uid once it can be served, or "" when stopped."""
         log.error("replica_suspended", reason=self.reason, hint=THE_WAY_BACK)
         async with self._refusing(), self._shown():
             reminded = asyncio.get_running_loop().time()
@@ -104,17 +105,17 @@ class Suspended:
                     log.error("replica_suspended", reason=self.reason, hint=THE_WAY_BACK)
 
     async def _is_replaced(self) -> bool:
-        """Look at etcd anew; return False once it has the cluster that this replica may serve."""
+        """Read etcd again; return False once it holds the cluster that this replica may serve."""
         try:
             async with asyncio.timeout(ANSWER_S), await connect_once(self._config.etcd) as store:
-                # the uid last: who finds it has not missed a restore that began in between
+                # read the uid last: if it is found, no restore began between the two reads
                 restoring = await store.read(Range(key=self._keys.restoring))
                 answer = await store.read(Range(key=self._keys.uid))
         except (StrataError, TimeoutError):
-            return True  # what is known is still the reason
+            return True  # the earlier reason still holds
         try:
             found = decode(ClusterUid, answer.kvs[0].value) if answer.kvs else None
-            at_work = str(decode(Restoring, restoring.kvs[0].value)) if restoring.kvs else ""
+            restore = str(decode(Restoring, restoring.kvs[0].value)) if restoring.kvs else ""
         except PoisonRecord as error:
             self._cause = error.message
             return True
@@ -123,10 +124,10 @@ class Suspended:
             revision=self._revision,
             found=found,
             at_revision=answer.revision,
-            restoring=at_work,
+            restoring=restore,
         )
-        # what was noticed first stays the reason: a revision that changes would be news to every caller each second
-        self._restoring = why if at_work else ""
+        # the first reason stays: one with a changing revision would be a new text for every caller each second
+        self._restoring = why if restore else ""
         self._found = found.uid if found is not None else ""
         return bool(why)
 
@@ -164,7 +165,7 @@ class Suspended:
 
 
 class _Refusal(grpc.GenericRpcHandler):
-    """Serves every method that there is, by an error."""
+    """Answers every method with an error."""
 
     def __init__(self, error: Callable[[], StrataError]) -> None:
         self._error = error
@@ -173,5 +174,5 @@ class _Refusal(grpc.GenericRpcHandler):
         async def refuse(_requests: Any, context: Any) -> None:
             await status.abort(context, self._error())
 
-        # a stream on both sides serves a unary call as well: no message is read, and none sent
+        # a handler with streams on both sides serves a unary call too: it reads and sends no message
         return grpc.stream_stream_rpc_method_handler(refuse)  # type: ignore[no-any-return,arg-type,unused-ignore]

@@ -1,19 +1,19 @@
-"""What a process's exit code tells the program that started it, where more than 0 and 1 is said."""
+"""Exit codes other than 0 and 1, and their meaning for the program that started the process."""
 
 from __future__ import annotations
 
 from typing import Final
 
 REFUSED: Final = 4
-"""The state of the cluster forbids what it was to do, and said why."""
+"""The cluster's state forbids the requested operation; the error text says why."""
 
 PREEMPTED: Final = 75
-"""It saved and left because it was asked to (sysexits.h: EX_TEMPFAIL): put it back into the queue."""
+"""The process saved and left because a notice asked it to (sysexits.h: EX_TEMPFAIL): requeue it."""
 
 DO_NOT_REQUEUE: Final = 78
-"""It failed for a reason that another try will meet again (sysexits.h: EX_CONFIG)."""
+"""The process failed for a reason that a retry would meet again (sysexits.h: EX_CONFIG)."""
 
 
 def is_success(error: BaseException | None) -> bool:
-    """Tell whether a program that ends by `error` is done: without one it is, and by `sys.exit()` or `sys.exit(0)`."""
+    """Return whether a program that ends by `error` is done: by None, `sys.exit()` or `sys.exit(0)`."""
     return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))

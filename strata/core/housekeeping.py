@@ -1,7 +1,7 @@
-"""What the leader clears away: keys of ended generations, and members whose replica is gone.
+"""Housekeeping by the leader: deletion of ended generations' keys, and of members whose replica was lost.
 
-The latter go by *soft* times: since when the leader itself has seen something. A new leader begins to
-count anew, which only makes it later.
+Members are deleted by *soft* times: how long the leader itself has observed a condition. A new leader
+restarts the count, which only delays a deletion.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from strata.core.kv.view import Entry
 K = TypeVar("K")
 
 KEPT_GENERATIONS = 8
-"""The current one is among them. A stop is followed by two at once, a forming one and the next."""
+"""Includes the current generation. A stop is followed by two generations at once, a forming one and the next."""
 MAX_OPS = 90
-"""Below the 100 of PROTOCOLS 2.5 by the few compares that come with them."""
+"""Below the 100 of PROTOCOLS 2.5, to leave space for the compares of the same transaction."""
 MAX_ORPHANS = 30
-"""In one transaction: a hand-over that comes between makes all of it fail."""
+"""The limit for one transaction: a single hand-over meanwhile makes all of it fail."""
 
 
 def first_seen(before: Mapping[K, float], present: Iterable[K], now: float) -> dict[K, float]:
-    """Return since when each thing that is there now has been; what went is forgotten."""
+    """Return, for each key present now, since when it has been; absent keys are forgotten."""
     return {key: before.get(key, now) for key in present}
 
 
@@ -44,11 +44,11 @@ def first_seen(before: Mapping[K, float], present: Iterable[K], now: float) -> d
 
 
 def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Plan:
-    """Delete the worlds and barriers of all generations but the newest `KEPT_GENERATIONS`.
+    """Delete the worlds and barriers of all generations except the newest `KEPT_GENERATIONS`.
 
-    Of the others a late rank may still ask how a barrier ended, and whoever repeats a stop request whether it was carried
-    out. `worlds/<gen>/restored` stays as long as a
-    checkpoint is superseded by it (PROTOCOLS 8.4). No later checkpoint can be: a record of an older generation
+    Kept generations serve late requests: a rank may ask for the outcome of a barrier, and a client that repeats a stop
+    request for whether it was carried out. `worlds/<gen>/restored` stays as long as it
+    supersedes a checkpoint (PROTOCOLS 8.4). It can supersede no later checkpoint: a record of an older generation
     is never begun after its world.
     """
     view, head = job.view, job.head()
@@ -67,7 +67,7 @@ def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Pl
     for generation in due:
         folder, restored = job.keys.generation(generation), job.keys.restored(generation)
         if supersedes_any(job, generation):
-            # what sorts before it: chunks (digits), done, failed, held, notice
+            # keys that sort before `restored`: chunks (digits), done, failed, held, notice
             deletes.append(Delete(key=folder, range_end=restored))
             deletes.append(delete_prefix(job.keys.stopped(generation)))
         else:
@@ -93,13 +93,13 @@ def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Pl
 # -- orphans (PROTOCOLS 5.4) ------------------------------------------------------------------
 
 Orphan = tuple[str, str, int]
-"""Job, worker, and the mod_revision of its key: a hand-over makes it another."""
+"""Job, worker, and the mod_revision of its key, which a hand-over changes."""
 
 
 def orphans(job: JobView, *, keys: ClusterKeys) -> dict[Orphan, Entry[Worker]]:
-    """Return the members that are served by a replica instance which is not there.
+    """Return the members that are served by a replica instance which does not exist any more.
 
-    Whoever leads is there, though its own key of a replica may have run out.
+    The leader counts as existing, even if its own replica key has expired.
     """
     instances = {entry.record.instance for entry in job.view.entries(keys.replicas, Replica)}
     leader = job.view.record(keys.leader, Leader)
@@ -123,11 +123,11 @@ def plan_orphans(
     orphan_s: float = 5.0,
     arriving: Collection[str] = (),
 ) -> Plan:
-    """Delete the members whose replica has been gone for `orphan_s`.
+    """Delete the members whose replica has not existed for `orphan_s`.
 
-    `calm_since_ms`: the later of taking office and of the last replica becoming ready. Members
-    had that long to come back through another replica. `arriving` are about to: they are alive,
-    and only the write of their hand-over is not done.
+    `calm_since_ms`: when this leader took the lead, or the last replica became ready, whichever is later. Members
+    had that long to reconnect to another replica. `arriving`: members that are reconnecting; they are alive,
+    and only the write of their hand-over is pending.
     """
     waits_ms = orphan_s * 1000
     found = orphans(job, keys=keys)
@@ -141,7 +141,7 @@ def plan_orphans(
         return Plan(reason=f"job {job.keys.name}: {len(found)} members without a replica")
     guards = (
         created_at(keys.leader, epoch),
-        none_newer_in(keys.replicas, job.view.revision),  # the replica has not come back
+        none_newer_in(keys.replicas, job.view.revision),  # the replica has not returned
     )
     txns = []
     for start in range(0, len(due), MAX_ORPHANS):

@@ -1,4 +1,4 @@
-"""The kinds of identifier, so that a type checker tells one from another, and their syntax."""
+"""Types of identifiers, which a type checker can tell apart, and their syntax."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from strata.errors import InvalidArgument
 WorkerId = NewType("WorkerId", str)
 ReplicaId = NewType("ReplicaId", str)
 InstanceId = NewType("InstanceId", str)
-"""The random uuid of one run of a replica; names are never compared, instances are."""
+"""The random uuid of one run of a replica; comparisons use instances, never names."""
 BootId = NewType("BootId", str)
 """The random uuid of one run of a member's process."""
 AttemptId = NewType("AttemptId", str)
 Uid = NewType("Uid", str)
-"""The random uuid of the cluster's data: epochs, revisions and generations belong to it."""
+"""The random uuid of the cluster's data; epochs, revisions and generations are relative to it."""
 
 Epoch = NewType("Epoch", int)
-"""create_revision of the leader key: the fence of every controller write."""
+"""The create_revision of the leader key: the fence of every controller write."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 
 def is_id(value: object) -> bool:
-    """Tell whether `value` may name something in a key."""
+    """Return whether `value` may be a name in a key."""
     return isinstance(value, str) and _ID.match(value) is not None
 
 

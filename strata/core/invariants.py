@@ -1,7 +1,7 @@
-"""What must hold in every view, whatever happened before: each finding is a sentence.
+"""Invariants of the keyspace: rules that hold in every view; each violation is a sentence.
 
-Called in unit tests, in the simulation, and by every replica of its own view. A finding is a bug of
-Strata, of etcd or of the link to it, or of whoever wrote to the keyspace by hand. Nothing here
+Unit tests, the simulation, and every replica (on its own view) check them. A violation is a bug of
+Strata, of etcd or of the link to it, or the result of a manual write to the keyspace. No rule
 compares views over time.
 """
 
@@ -41,7 +41,7 @@ _LATEST_STATES = {CheckpointState.COMMITTED, CheckpointState.CORRUPT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One thing that cannot be. `key` is the folder of keys, or the key, that its rule is about."""
+    """One violated rule. `key` is the key, or the folder of keys, that the rule is about."""
 
     job: str
     key: str
@@ -49,12 +49,12 @@ class Violation:
 
 
 def check(view: View, keys: ClusterKeys) -> list[str]:
-    """Return what is wrong with the keyspace, in words; nothing, if all is well."""
+    """Return the violations in the keyspace, in words; empty if there are none."""
     return [f"job {v.job}: {v.says}" for name in job_names(view, keys) for v in check_job(view, keys, name)]
 
 
 def check_job(view: View, keys: ClusterKeys, name: str) -> list[Violation]:
-    """Return what is wrong with one job."""
+    """Return the violations in one job."""
     job = JobView(view, keys.job(name))
     of = job.keys
     rules: tuple[tuple[str, Callable[[JobView], Iterable[str]]], ...] = (
@@ -65,7 +65,7 @@ def check_job(view: View, keys: ClusterKeys, name: str) -> list[Violation]:
         (of.barriers, _barriers),
         (of.latest, _latest),
         (of.checkpoints, _catalog),
-        (of.root, _asked),
+        (of.root, _rewind_and_tags),
         (of.datasets, _datasets),
         (of.root, lambda job: _epochs(job, keys)),
     )
@@ -75,7 +75,7 @@ def check_job(view: View, keys: ClusterKeys, name: str) -> list[Violation]:
             found += [Violation(job=name, key=key, says=problem) for problem in rule(job)]
         except PoisonRecord as error:
             found.append(Violation(job=name, key=key, says=error.message))
-        except ValueError:  # the name of a key is not the number that it should be
+        except ValueError:  # a key's name is not the number that it should be
             found.append(Violation(job=name, key=key, says="a key there has a name that cannot be one"))
     return found
 
@@ -84,7 +84,7 @@ def check_job(view: View, keys: ClusterKeys, name: str) -> list[Violation]:
 
 
 def _worlds(job: JobView) -> Iterator[str]:
-    """The head names its members, and they are what it says they are."""
+    """The head's members and their chunks exist, and match the head."""
     world = job.world_as_written()
     if world is None:
         for name in job.view.names(job.keys.worlds):
@@ -102,9 +102,9 @@ def _worlds(job: JobView) -> Iterator[str]:
     if newest > head.generation + 1:
         yield f"generation {newest} has keys, and the head is {head.generation}"
     step = job.restored(head.generation)
-    wanted = head.restore.step if head.restore is not None else None
-    if step != wanted:
-        yield f"generation {head.generation} restored {step}, its head says {wanted}"
+    expected = head.restore.step if head.restore is not None else None
+    if step != expected:
+        yield f"generation {head.generation} restored {step}, its head says {expected}"
     if head.forming and head.restore is not None:
         yield f"generation {head.generation} is forming and restores"
 
@@ -125,7 +125,7 @@ def _members(world: World) -> Iterator[str]:
 
 
 def _ends(job: JobView) -> Iterator[str]:
-    """A rank ends once, within the world's size; an all-done world is what DONE means."""
+    """A rank ends once, within the world's size; DONE means that all ranks are done."""
     world = job.world_as_written()
     if world is None:
         return
@@ -151,7 +151,7 @@ def _ends(job: JobView) -> Iterator[str]:
 
 
 def _notices(job: JobView) -> Iterator[str]:
-    """Who was asked to leave gets no place; only ranks that run are asked to stop."""
+    """A member that was asked to leave has no place; a notice only asks ranks that run."""
     world = job.world_as_written()
     if world is None:
         return
@@ -177,7 +177,7 @@ def _notices(job: JobView) -> Iterator[str]:
 
 
 def _history(job: JobView) -> Iterator[str]:
-    """The history ends with the head, and says of it what the head says; a job with members in its world has a spec."""
+    """The history ends with the head, and matches it; a job whose world has members has a spec."""
     head, entries = job.head(), job.history()
     if head is not None and not head.record.forming and job.spec() is None:
         yield "it has a world and no spec"
@@ -187,8 +187,8 @@ def _history(job: JobView) -> Iterator[str]:
             yield f"generation {entry.name} has a history, and the head is {current}"
     if head is None or not entries or int(entries[-1].name) != current:
         return
-    said, record = entries[-1].record, head.record
-    if (said.members, said.size, said.reason, said.epoch, said.restore) != (
+    recorded, record = entries[-1].record, head.record
+    if (recorded.members, recorded.size, recorded.reason, recorded.epoch, recorded.restore) != (
         record.members, record.size, record.reason, record.epoch, record.restore,
     ):  # fmt: skip
         yield f"the history of generation {current} is not what its head says"
@@ -198,7 +198,7 @@ def _history(job: JobView) -> Iterator[str]:
 
 
 def _barriers(job: JobView) -> Iterator[str]:
-    """The floor is the highest released round, and nothing lies below it."""
+    """The floor is the highest released round, and no round lies below it."""
     view, keys, current = job.view, job.keys, job.generation()
     for name in view.names(keys.barriers):
         for generation in map(int, view.names(keys.barrier_name(name))):
@@ -229,7 +229,7 @@ def _barriers(job: JobView) -> Iterator[str]:
 
 
 def _latest(job: JobView) -> Iterator[str]:
-    """`latest` is a committed record, none that counts is newer, and its world restores it."""
+    """`latest` names a committed record, no counting record is newer, and its world restores it."""
     latest, head = job.latest(), job.head()
     if latest is None:
         return
@@ -244,7 +244,7 @@ def _latest(job: JobView) -> Iterator[str]:
         yield f"{where} refers to a record that is {checkpoint.record.state.value}"
     if record.record_generation > record.generation:
         yield f"{where} counts under a generation before its record's"
-    if record.generation == 0:  # a fork that has not begun
+    if record.generation == 0:  # a fork whose first world has not begun
         if head is not None and not head.record.forming:
             yield f"{where} is a fork's, and generation {head.record.generation} did not begin from it"
         return
@@ -261,7 +261,7 @@ def _latest(job: JobView) -> Iterator[str]:
 
 
 def _catalog(job: JobView) -> Iterator[str]:
-    """Records lie where they say, of generations that have been; no state without its acks."""
+    """Records lie under the right keys, in existing generations; each state has the acks or digests it needs."""
     current = job.generation()
     for entry in job.checkpoints():
         record = entry.record
@@ -288,14 +288,14 @@ def _catalog(job: JobView) -> Iterator[str]:
 
 
 def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:
-    """Nothing is deleted that somebody needs; whoever refers to it is there."""
+    """No record that something needs is deleted; every reference is that of an existing record."""
     users = [e.record for e in job.view.entries(job.keys.refs(*record.where), Reference) if not e.record.job]
     attempts = set(job.view.names(job.keys.refs(*record.where)))
     for user in users:
         entry = job.checkpoint(user.step, user.generation)
         if entry is None or entry.record.attempt not in attempts:
             yield f"{what} is referenced by ({user.step}, {user.generation}), which is not there"
-        elif lost := _gone_from(record, entry.record):
+        elif lost := _removed_from(record, entry.record):
             yield f"{what} is referenced by ({user.step}, {user.generation}) and is going from {lost}"
     tags = job.view.names(job.keys.tags_of(*record.where))
     for tag in tags:
@@ -309,14 +309,14 @@ def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:
                 yield f"{what} is being deleted and has {kind}"
 
 
-def _gone_from(used: CheckpointRecord, user: CheckpointRecord) -> str:
-    """Return the first tier that `user` may be read from and that `used` is removed from, or ""."""
+def _removed_from(used: CheckpointRecord, user: CheckpointRecord) -> str:
+    """Return the first tier on which `user` is readable but `used` is removed, or ""."""
     tiers = tiers_of(used)
     return next((name for name in present_on(user) if name in tiers and tiers[name].state in _GOING), "")
 
 
-def _asked(job: JobView) -> Iterator[str]:
-    """A rewind is of a job that has a world; every tag names what lies under it."""
+def _rewind_and_tags(job: JobView) -> Iterator[str]:
+    """A job with a rewind has a world; every tag names a checkpoint that has the tag."""
     rewind = job.rewind()
     head = job.head()
     if rewind is not None and head is None:
@@ -335,7 +335,7 @@ def _asked(job: JobView) -> Iterator[str]:
 
 
 def _datasets(job: JobView) -> Iterator[str]:
-    """An assignment is of its dataset and of a world, and its loads are bounded."""
+    """An assignment matches its dataset and a world, and its loads are bounded."""
     current, world = job.generation(), job.world_as_written()
     for name in job.view.names(job.keys.datasets):
         spec = job.view.record(job.keys.dataset_spec(name), DatasetSpec)
@@ -379,7 +379,7 @@ def _highest_epoch(job: JobView) -> int:
 
 
 def _epochs(job: JobView, keys: ClusterKeys) -> Iterator[str]:
-    """Nothing was written by a leader that is still to come."""
+    """No record has the epoch of a future leader."""
     leader = job.view.entry(keys.leader, Leader)
     newest = leader.create_revision if leader is not None else job.view.revision
     if (epoch := _highest_epoch(job)) > newest:

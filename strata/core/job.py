@@ -1,4 +1,4 @@
-"""One job as a view shows it: typed access to its keys, and the facts that decisions share."""
+"""The view of one job: typed access to its keys, and the facts that decisions share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from strata.core.kv.view import Entry, View
 
 
 class World:
-    """The head of a world with its members, in the order of their group ranks."""
+    """The head of a world with its members, by group rank."""
 
     __slots__ = ("__weakref__", "_by_worker", "head", "members")
 
@@ -40,24 +40,24 @@ class World:
         self._by_worker = {member.worker: member for member in members}
 
     def member_of(self, rank: int) -> Member:
-        """Return the member that runs `rank`; `LookupError` when no rank is that."""
+        """Return the member that runs `rank`; `LookupError` if the world has no such rank."""
         for member in self.members:
             if rank in member.ranks:
                 return member
         raise LookupError(f"no rank {rank} in a world of {self.head.size}")
 
     def find(self, worker: str, incarnation: int) -> Member | None:
-        """Return the member that this incarnation of `worker` is, or None."""
+        """Return the member for this incarnation of `worker`, or None."""
         member = self.holder(worker)
         return member if member is not None and member.incarnation == incarnation else None
 
     def holder(self, worker: str) -> Member | None:
-        """Return the member of this name, whichever incarnation it is, or None."""
+        """Return the member of this name, whatever its incarnation, or None."""
         return self._by_worker.get(WorkerId(worker))
 
 
 class JobView:
-    """What one revision says of one job. Cheap to make; holds no state of its own."""
+    """One job as of one revision. Cheap to create; holds no state of its own."""
 
     def __init__(self, view: View, keys: JobKeys) -> None:
         self.view = view
@@ -65,24 +65,24 @@ class JobView:
 
     @property
     def exists(self) -> bool:
-        """Whether anybody has registered for it. One that was built anew from its storage has a world and no spec."""
+        """Whether a member has registered for it. A job rebuilt from its storage has a world but no spec."""
         return any(self.view.get(key) is not None for key in (self.keys.spec, self.keys.head))
 
     def spec(self) -> Entry[JobSpec] | None:
         return self.view.entry(self.keys.spec, JobSpec)
 
     def phase(self) -> Phase:
-        """Return where the job stands; RUNNING until somebody wrote otherwise."""
+        """Return the job's phase; RUNNING until another one is written."""
         record = self.view.record(self.keys.phase, JobPhase)
         return record.phase if record is not None else Phase.RUNNING
 
     def attempt(self) -> int:
-        """Return the newest attempt at the job that anybody registered for; 0 where nobody counts."""
+        """Return the newest attempt at the job that a member registered for; 0 if attempts are not counted."""
         record = self.view.record(self.keys.phase, JobPhase)
         return record.attempt if record is not None else 0
 
     def run(self) -> JobRun:
-        """Return which run the job belongs to, and its command, as far as anybody said it."""
+        """Return the job's run and its command, as far as members named them."""
         return self.view.record(self.keys.run, JobRun) or JobRun()
 
     # -- members and the world
@@ -104,14 +104,14 @@ class JobView:
     def world(self) -> World | None:
         """Return the current world, or None before the first one.
 
-        Made once for each head: the chunks of a generation never change below it.
+        Built once for each head: the chunks of a generation never change while its head stays.
         """
         if self.view.get(self.keys.head) is None:
             return None
         return self.view.derived(self.keys.head, self.world_as_written)
 
     def world_as_written(self) -> World | None:
-        """Return the current world from its chunks as they are, even if they broke that rule."""
+        """Return the current world from its chunks as they are, even if they violate that rule."""
         head = self.head()
         if head is None:
             return None
@@ -119,7 +119,7 @@ class JobView:
         return World(head.record, tuple(m for chunk in chunks for m in chunk.record.members))
 
     def failed(self, generation: int) -> dict[int, RankFailed]:
-        """Return the ranks of `generation` that ended before their time, with the reason."""
+        """Return the ranks of `generation` that ended early, with the reason."""
         entries = self.view.entries(self.keys.failed(generation), RankFailed)
         return {int(e.name): e.record for e in entries}
 
@@ -128,36 +128,36 @@ class JobView:
         return {int(e.name) for e in self.view.entries(self.keys.done(generation), RankDone)}
 
     def stopped(self, generation: int) -> set[int]:
-        """Return the ranks of `generation` that ended as its notice asked them to."""
+        """Return the ranks of `generation` that ended because its notice asked them to."""
         return {int(e.name) for e in self.view.entries(self.keys.stopped(generation), RankStopped)}
 
     def held(self, generation: int) -> SavesHeld | None:
-        """Return what kept a rank of `generation` from saving after it had trained, or None."""
+        """Return the record that a rank of `generation` trained but could not save, or None."""
         return self.view.record(self.keys.held(generation), SavesHeld)
 
     def notice(self, generation: int) -> Entry[StopNotice] | None:
-        """Return what asks the ranks of `generation` to stop, or None."""
+        """Return the notice that asks the ranks of `generation` to stop, or None."""
         return self.view.entry(self.keys.notice(generation), StopNotice)
 
     def met(self, barrier: str, generation: int) -> bool:
-        """Tell whether all ranks of `generation` have met at a barrier of that name."""
+        """Return whether all ranks of `generation` have met at a barrier of that name."""
         return self.view.get(self.keys.barrier_floor(barrier, generation)) is not None
 
     def history(self) -> list[Entry[GenerationRecord]]:
-        """Return what is kept of the generations so far, in their order."""
+        """Return the kept records of the generations so far, in order."""
         return list(self.view.entries(self.keys.history, GenerationRecord))
 
     def restored(self, generation: int) -> int | None:
-        """Return the step that `generation` began from, or None when from none."""
+        """Return the step that `generation` began from; None if it began from no checkpoint."""
         record = self.view.record(self.keys.restored(generation), Restored)
         return record.step if record is not None else None
 
     # -- checkpoints
 
     def anew(self) -> int:
-        """Return the newest generation of which all that was saved is given up; -1 when of none.
+        """Return the newest generation whose checkpoints were given up by beginning anew; -1 if there is none.
 
-        A fork is of generation 0: a job that was never begun anew has given nothing up, nor that.
+        -1 and not 0, because a fork is in generation 0: a job that never began anew has not given up its fork.
         """
         record = self.view.record(self.keys.anew, Anew)
         return record.generation if record is not None else -1
@@ -166,7 +166,7 @@ class JobView:
         return self.view.entry(self.keys.latest, Latest)
 
     def rewind(self) -> Entry[Rewind] | None:
-        """Return which checkpoint the next generation was asked to begin from, or None."""
+        """Return the request that the next generation begins from a chosen checkpoint, or None."""
         return self.view.entry(self.keys.rewind, Rewind)
 
     def checkpoint(self, step: int, generation: int) -> Entry[CheckpointRecord] | None:

@@ -1,7 +1,7 @@
-"""What a person asks of a job as a whole: to scale it, to let it go on, to forget it.
+"""Client requests for a job as a whole: scale, resume and delete.
 
-To have its ranks stop is `core.stop.requests`. Any replica writes these, comparing what it read; the leader
-finds them in the view and does what follows.
+Stop requests are in `core.stop.requests`. Any replica writes these, comparing the keys that it read; the leader
+finds them in the view and acts on them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from strata.errors import NotFound, Refused
 
 @refusable
 def decide_resume(job: JobView) -> Decision:
-    """Let a paused job train again. Refusals: `Refused` for one that has ended, or is being paused."""
+    """Let a paused job train again. `Refused`: the job has ended, or is still being paused."""
     name, phase = job.keys.name, job.view.entry(job.keys.phase, JobPhase)
     now = phase.record.phase if phase is not None else Phase.RUNNING
     if now in {Phase.DONE, Phase.FAILED}:
@@ -52,40 +52,40 @@ def decide_resume(job: JobView) -> Decision:
 
 @refusable
 def decide_scale(job: JobView, *, min_workers: int = 0, max_workers: int = 0) -> Decision:
-    """Change how many members the job needs and takes; 0 keeps what it is.
+    """Change how many members the job needs and accepts; 0 keeps a limit as it is.
 
-    A retry whose first try took effect finds that, or what somebody else has asked for since, which
-    it then replaces: the two were asked for at the same time, in either order.
+    A retry whose first try took effect finds that effect, or a later change by another client. The retry
+    replaces that change, as if the two requests had been concurrent.
     """
     spec = job.spec()
     if spec is None:
         raise NotFound(f"no job {job.keys.name} exists", hint="a job begins with its first member")
     before = spec.record
-    wanted = dataclasses.replace(
+    requested = dataclasses.replace(
         before,
         min_workers=min_workers or before.min_workers,
         max_workers=max_workers or before.max_workers,
     )
-    check_spec(wanted)
-    limits = f"{wanted.min_workers} to {wanted.max_workers} members"
-    if wanted == before:
+    check_spec(requested)
+    limits = f"{requested.min_workers} to {requested.max_workers} members"
+    if requested == before:
         return Decision(reason=f"job {job.keys.name} takes {limits}")
     return Decision(
         reason=f"job {job.keys.name} now takes {limits}",
         txn=Txn(
             compares=(unchanged(spec.key, spec.mod_revision),),
-            success=(Put(key=spec.key, value=encode(wanted)),),
+            success=(Put(key=spec.key, value=encode(requested)),),
         ),
     )
 
 
 @refusable
 def decide_delete(job: JobView) -> Decision:
-    """Forget a job: all its keys, in one transaction. The files of its checkpoints stay where they are.
+    """Delete a job: all its keys, in one transaction. The files of its checkpoints stay where they are.
 
-    A later job of the same name is another one: its first registration finds no spec. What is still
-    on its way to the old one compares the head, the spec or a member, and comes to nothing.
-    Refusals: `Refused` while it has members, pinned checkpoints, or other jobs' forks.
+    A later job of the same name is a different job: its first registration finds no spec. Writes still in
+    flight for the old job compare the head, the spec or a member, and therefore fail.
+    `Refused` while it has members, pinned checkpoints, or other jobs' forks.
     """
     keys, view, name = job.keys, job.view, job.keys.name
     if not job.exists and job.latest() is None:
@@ -111,7 +111,7 @@ def decide_delete(job: JobView) -> Decision:
         *(unchanged(key, view.mod_revision(key)) for key in read),
         none_in(keys.workers),
         none_in(keys.pins),
-        none_newer_in(keys.checkpoints, view.revision),  # no job is forked from it meanwhile
+        none_newer_in(keys.checkpoints, view.revision),  # no other job has been forked from it since the view
     )
     sources = (
         Delete(key=fork_reference(job, entry.record))

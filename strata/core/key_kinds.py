@@ -1,6 +1,6 @@
-"""Which record lies under which key of a job, and whether it outlives the processes that wrote it.
+"""Key kinds: the record class of each key of a job, and whether the key outlives the processes that wrote it.
 
-A key that this release does not know (`UNKNOWN`) is some other release's: it is kept as it is.
+A key that this release does not know (`UNKNOWN`) belongs to another release and is kept unchanged.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from strata.core.checkpoints import references as c
 from strata.core.kv import records as r
 
 UNKNOWN: Final = object()
-"""No record of this release lies there."""
+"""A key with no record of this release."""
 PROCESSES: Final = object()
-"""What lies there speaks of processes: members, a world of them, what they wait for or read, or were asked."""
+"""A key about processes: members, their world, barriers, readers, standbys, or requests to go back."""
 
 _PLAIN: Final[dict[str, Any]] = {
     "spec": r.JobSpec,
@@ -49,7 +49,7 @@ _ATTEMPT_DEPTHS: Final = {"acks": 6, "refs": 6, "tags": 6, "copies": 7, "removed
 
 
 def kind_of(key: str, root: str) -> Any:
-    """Return the class of the record under `key` of the job at `root`; `PROCESSES` or `UNKNOWN` if none is to be read."""
+    """Return the record class of `key` of the job at `root`; `PROCESSES` or `UNKNOWN` if it must not be decoded."""
     parts = key.removeprefix(root).split("/")
     first = parts[0]
     if len(parts) == 1:

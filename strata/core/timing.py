@@ -1,13 +1,13 @@
-"""Every span of time that the liveness of members, replicas and barriers rests on.
+"""Timing: all time spans behind the liveness of members, replicas and barriers.
 
-One knob, `detect_s`: a member whose host froze or vanished is declared dead within it. It is
-spent in two parts, one after the other:
+They derive from one setting, `detect_s`: a member whose host froze or vanished is declared dead within it. It is
+spent in consecutive parts:
 
     | keepalive_time | keepalive_timeout |   reconnect_grace   |
     | until a ping   | until its answer  | a lost stream may   |
     | is sent        | is given up       | come back elsewhere |
 
-The leader's lease does not follow from it: it belongs to the replicas and to etcd.
+The leader's lease does not derive from it: it concerns replicas and etcd.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from strata.errors import ConfigError
 
 ChannelOptions = tuple[tuple[str, int], ...]
-"""gRPC channel arguments, by the names that grpc knows them."""
+"""gRPC channel arguments, by grpc's names."""
 
 MIN_DETECT_S = 0.5
-"""Below it a garbage collection or a busy core is a death."""
+"""Below this, a garbage collection or a busy core would count as a death."""
 
 MAX_HEARTBEAT_S = 2.0
-"""However long `detect_s`: a client whose replica is gone must be heard elsewhere before `orphan_s`."""
+"""The limit for any `detect_s`: a client that lost its replica must reach another one before `orphan_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """What follows from `detect_s`, and the constants beside it. Made by `derive`."""
+    """The spans derived from `detect_s`, and related constants. Built by `derive`."""
 
     detect_s: float
     reconnect_grace_s: float
@@ -36,26 +36,26 @@ class Timing:
     keepalive_timeout_s: float
 
     heartbeat_s: float
-    """How often a client without a session calls Heartbeat."""
+    """The interval at which a client without a session calls Heartbeat."""
 
     tick_s: float = 1.0
-    """Both ends of a session say this often that their event loops turn."""
+    """The interval at which both ends of a session report that their event loops run."""
     peer_tick_s: float = 0.5
     peer_ready_s: float = 1.0
-    """A peer is ready if it said so within this span."""
+    """A peer is ready if it reported so within this span."""
     orphan_s: float = 5.0
-    """A member whose replica is gone is deleted by the leader after this (PROTOCOLS 5.4)."""
+    """The time after which the leader deletes a member that lost its replica (PROTOCOLS 5.4)."""
     first_reconnect_s: float = 0.1
     max_reconnect_s: float = 2.0
     arrivals_again_s: float = 1.0
-    """Replicas forward all open arrivals again this often (PROTOCOLS 6.3)."""
+    """The interval at which replicas forward all open arrivals again (PROTOCOLS 6.3)."""
     counter_after_s: float = 0.1
     counter_every_s: float = 0.5
-    """An open barrier's visible counter: first written after, then at most every (6.5)."""
+    """An open barrier's visible counter: delay of its first write, then the least interval between writes (6.5)."""
 
     @classmethod
     def derive(cls, detect_s: float = 5.0) -> Timing:
-        """Return the spans that keep `detect_s`: of a ping, most is for the answer, which a busy host may be slow to give."""
+        """Return spans whose sum is `detect_s`; most of a ping's part is for the answer, as a busy host may be slow."""
         if not MIN_DETECT_S <= detect_s <= 3600:
             raise ConfigError(
                 f"detect_s = {detect_s:g} is not in {MIN_DETECT_S:g} .. 3600",
@@ -72,9 +72,9 @@ class Timing:
         )
 
     def server_options(self) -> ChannelOptions:
-        """Return what a gRPC server must be given so that it notices a frozen client in time.
+        """Return the options with which a gRPC server detects a frozen client in time.
 
-        All of them are needed: `http2.ping_timeout_ms` alone would otherwise stand at a minute.
+        All are needed: `http2.ping_timeout_ms`, for one, would otherwise default to a minute.
         """
         return (
             *self._keepalive_options(),
@@ -83,12 +83,12 @@ class Timing:
         )
 
     def client_options(self) -> ChannelOptions:
-        """Return what a gRPC channel must be given: the same pings, and quick reconnects."""
+        """Return the options of a gRPC channel: the same pings, and quick reconnects."""
         first_ms, max_ms = _ms(self.first_reconnect_s), _ms(self.max_reconnect_s)
         return (
             *self._keepalive_options(),
             ("grpc.initial_reconnect_backoff_ms", first_ms),
-            # gRPC's name for the limit of one connection attempt: a busy host must get through
+            # gRPC's name for the time limit of one connection attempt: a busy host must have time to connect
             ("grpc.min_reconnect_backoff_ms", max_ms),
             ("grpc.max_reconnect_backoff_ms", max_ms),
         )
@@ -105,7 +105,7 @@ class Timing:
 
     @property
     def _least_ping_ms(self) -> int:
-        """Half a ping's interval: pings of the other side's own timers must not be refused."""
+        """Half a ping's interval, so that pings by the other side's own timers are not refused."""
         return max(1, _ms(self.keepalive_time_s / 2))
 
 

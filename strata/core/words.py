@@ -1,4 +1,4 @@
-"""Ranks, long lists and times as people read them."""
+"""Text forms of ranks, long lists and times for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 def ranks_text(ranks: Iterable[int], *, between: str = ", ", most: int | None = None) -> str:
     """Return ranks as `0-3, 7`: sorted, runs joined; equal sets give equal texts.
 
-    Of more runs than `most` it has the first ones, and how many more ranks there are.
+    If there are more than `most` runs, return the first ones and the number of further ranks.
     """
     runs: list[range] = []
     for rank in sorted(set(ranks)):
@@ -22,13 +22,13 @@ def ranks_text(ranks: Iterable[int], *, between: str = ", ", most: int | None = 
 
 
 def first_few(names: Sequence[str], most: int) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first `most` names, and the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def span(seconds: float) -> str:
-    """Return a time; finer than a second while it is short."""
+    """Return a time as text, with a finer unit for short times."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -1,1 +1,1 @@
-"""What a replica shows over HTTP: the status page, its JSON, metrics and probes."""
+"""HTTP server of a replica: the status page, its JSON API, metrics and probes."""

@@ -1,8 +1,8 @@
-"""The ASGI application: which path shows what, and what every answer carries.
+"""The ASGI application of a replica's HTTP port: routes, headers of every answer, refusal of foreign origins.
 
-Only actions of the API change anything. Answers are never cached by others, and tell the browser to load nothing from
-anywhere and to run no script but ours. Where nobody has to show a credential, only a Host that is an address, `localhost`
-or a replica's own name is answered, so that a page of somebody else's cannot read this one under a name of its own.
+Only actions of the API change anything. No cache may store an answer. The headers forbid the browser to load anything
+from elsewhere and to run any script but ours. If callers need no credential, the Host header must be an address,
+`localhost` or a replica's own name. Else a foreign page could read this one under a name of its own (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strata.errors import StrataError, Unauthenticated
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 _PROTECTED: Final = re.compile(r"/(?:metrics|status(?:/(?P<job>[^/]*))?)/?$")
-"""What tells of the cluster or of a job, besides the API, which looks itself who calls."""
+"""Paths outside the API that show a cluster or a job. The API checks its callers itself."""
 
 HEADERS: Final = (
     (b"cache-control", b"no-store"),
@@ -68,7 +68,7 @@ def make_app(source: Source, *, authorizer: HttpAuthorizer) -> ASGIApp:
 
 
 class _Guard:
-    """Refuses what is not for us, and adds to every answer what every answer carries."""
+    """Refuses requests that the application must not serve, and adds the common headers to every answer."""
 
     def __init__(self, app: ASGIApp, source: Source, authorizer: HttpAuthorizer) -> None:
         self._app = app
@@ -96,14 +96,14 @@ class _Guard:
         await (answer or self._app)(scope, receive, sending)
 
     def _refusal(self, scope: Scope, host: str, *, foreign: bool) -> Response | None:
-        """Return the answer to a request that is not served."""
+        """Return the answer that refuses a request, or None if the request is served."""
         method, api = scope["method"], scope["path"].startswith(f"{ROOT}/")
         allowed = ("GET", "HEAD", "POST", "OPTIONS") if api else ("GET", "HEAD")
         if method not in allowed:
             return PlainTextResponse(
                 "this only shows things\n", 405, headers={"allow": ", ".join(allowed[:3] if api else allowed)}
             )
-        probe = scope["path"] in PROBES  # says nothing that a page could want, and must not fail for a name
+        probe = scope["path"] in PROBES  # shows nothing of a job, and must work under any host name
         if not probe and not self._authorizer.asks and not is_own_name(self._source, host):
             return PlainTextResponse(
                 "open it as localhost, by its address or as coordinator.advertise\n", 421
@@ -113,7 +113,7 @@ class _Guard:
         return None if api else self._page_refusal(scope)
 
     def _page_refusal(self, scope: Scope) -> Response | None:
-        """Return the answer to somebody who may not look at a page."""
+        """Return the answer for a caller who may not see a page, or None if the caller may."""
         protected = _PROTECTED.match(scope["path"])
         if protected is None:
             return None

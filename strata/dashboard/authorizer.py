@@ -1,9 +1,9 @@
-"""Who calls over HTTP, and what they may: the same identities and the same table as for gRPC.
+"""Authentication and authorization of HTTP callers, with the same identities and the same table as for gRPC.
 
-A caller shows a client certificate, or a token (as Bearer, or as the password that a browser asks for). Away from
-loopback, a coordinator that knows its callers asks for one. On loopback every user of the host may look; if the
-coordinator knows its callers, only those who show a credential may change something. The probes, and the dashboard
-itself without what it shows, are open: they tell nothing of any job.
+A caller presents a client certificate, or a token (as Bearer, or as the password that a browser prompts for). If a
+coordinator authenticates callers, it requires a credential on every address but loopback. On loopback every user of
+the host may read; if the coordinator authenticates, only callers with a credential may change something. The probes and
+the dashboard's static files need no credential: they reveal nothing of any job.
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ OPERATE: Final = "Checkpoints.PinCheckpoint"
 
 
 class HttpAuthorizer:
-    """Made once for a replica; `ConfigError` when the file of tokens cannot be used."""
+    """Authorizes the callers of one replica; `ConfigError` if the file of tokens cannot be used."""
 
     def __init__(self, config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -> None:
         host, _port = split_address("coordinator.http_listen", config.http_listen)
         self._cluster = config.cluster
         self._authenticates = config.authenticates
         self.asks = config.authenticates and not is_loopback(host)
-        """Whether nobody may look without a certificate or a token."""
+        """Whether reading, too, needs a certificate or a token."""
         self.review_s = config.review_s
         path = config.accepted_tokens_file
         self._tokens = AcceptedTokens(path, cluster=config.cluster, now=now) if path is not None else None
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether callers are known by tokens."""
+        """Whether callers authenticate with tokens."""
         return self._tokens is not None
 
     def caller(self, scope: Mapping[str, Any]) -> Identity | None:
-        """Return who makes a request, None where nobody is asked; `Unauthenticated` when they cannot be known."""
+        """Return the caller's identity; None if no credential is required or presented.
+
+        `Unauthenticated` if the credential is missing or not valid.
+        """
         state: Mapping[str, Any] = scope.get("state") or {}
         uris: Sequence[str] = state.get("uris", ())
         shown = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
@@ -54,13 +57,13 @@ class HttpAuthorizer:
         return parse_identity(list(uris))
 
     def check(self, identity: Identity | None, job: str | None) -> None:
-        """Return if the caller may look, at `job` if one is named; else raise why not."""
+        """Raise the refusal unless the caller may read: `job` if one is named, else the cluster."""
         refused = refusal(identity, LOOK if job is not None else LOOK_AT_ALL, cluster=self._cluster, job=job)
         if refused is not None:
             raise refused
 
     def check_page(self, identity: Identity | None, job: str | None) -> None:
-        """The same, of a page: without `job` it is about all of them, and not for those who are limited to some."""
+        """Do the same for a page. One without `job` shows all jobs, so callers limited to some jobs may not see it."""
         self.check(identity, job)
         if identity is not None and identity.jobs and job is None:
             raise PermissionDenied(
@@ -68,13 +71,13 @@ class HttpAuthorizer:
             )
 
     def may_operate(self, identity: Identity | None) -> bool:
-        """Tell whether the caller may change something over HTTP."""
+        """Return whether the caller may change something over HTTP."""
         if identity is None:
             return not self._authenticates
         return refusal(identity, OPERATE, cluster=self._cluster) is None
 
     def check_operates(self, identity: Identity | None) -> None:
-        """Return if the caller may change something over HTTP at all; what exactly, its call is checked for."""
+        """Raise the refusal unless the caller may change anything over HTTP. The call itself checks its action."""
         if identity is None and self._authenticates:
             raise Unauthenticated(
                 "whoever shows no certificate or token may only look",

@@ -1,6 +1,6 @@
-"""The dashboard as it was built from `web/`: one page for all of its addresses, and what that loads.
+"""Static files of the dashboard, built from `web/`: one page for all of its addresses, and the page's assets.
 
-Nothing of a job is in it, so whoever reaches the port may load it; what it shows it asks the API for.
+The files hold nothing of a job, so every client may load them; the page requests its data from the API.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from strata.dashboard.source import Source
 
 FOLDER: Final = "bundle"
 PAGES: Final = ("/", "/cluster", "/events", "/jobs", "/jobs/{path:path}")
-"""The addresses that the dashboard makes pages for."""
+"""The addresses that the dashboard's page serves."""
 KEPT: Final = "public, max-age=31536000, immutable"
-"""The names of assets change with what is in them."""
+"""An asset's name changes with its content, so a browser may cache the asset for ever."""
 
 
 class Bundle:
-    """The files of the dashboard, read once."""
+    """Serves the dashboard's files, which are read once."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -37,7 +37,7 @@ class Bundle:
         self._assets = {each.name: each.read_bytes() for each in assets.iterdir()} if assets.is_dir() else {}
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes of the pages, and of what they load."""
+        """Return the routes of the page and its assets."""
         return [
             *(Route(path, self._page) for path in PAGES),
             Route("/assets/{name}", self._asset),
@@ -45,7 +45,7 @@ class Bundle:
 
     async def _page(self, _request: Request) -> Response:
         if self._index is None:
-            return RedirectResponse("/status")  # of a source tree that nobody has built
+            return RedirectResponse("/status")  # a source tree without a built dashboard
         return Response(
             self._index,
             media_type="text/html; charset=utf-8",

@@ -1,7 +1,7 @@
-"""Which jobs are shown, where there are more than anybody would read.
+"""Selection of the jobs that a page or a scrape shows, if there are more than `MAX_JOBS`.
 
-Jobs stay in the keyspace when they have ended, so there may be thousands. What is made of each, for
-a page or for a scrape, is made in the loop that serves barriers.
+Jobs stay in the keyspace after they ended, so there may be thousands. Every page and scrape reads the jobs in the
+event loop that also serves barriers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MAX_JOBS: Final = 500
 
 
 def shown_jobs(view: View, keys: ClusterKeys, *, most: int = MAX_JOBS) -> list[str]:
-    """Return the names, in order, of the jobs to show: all of them, or `most`.
+    """Return the names of the jobs to show, sorted: all of them, or `most`.
 
-    Those with members come first, then those that changed last.
+    Jobs with members are chosen first, then the most recently changed ones.
     """
     names = job_names(view, keys)
     if len(names) <= most:
@@ -29,7 +29,7 @@ def shown_jobs(view: View, keys: ClusterKeys, *, most: int = MAX_JOBS) -> list[s
     def weight(name: str) -> tuple[bool, int]:
         try:
             job = keys.job(name)
-        except StrataError:  # written by hand
+        except StrataError:  # a key that somebody wrote by hand
             return False, 0
         changed = max(view.mod_revision(key) for key in (job.spec, job.head, job.phase))
         return bool(view.names(job.workers)), changed

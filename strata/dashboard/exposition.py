@@ -1,7 +1,6 @@
-"""`/metrics`: what the replica counted, and what stands in its view at this moment.
+"""`/metrics` in the Prometheus format: the replica's counters, and gauges read from its view at the scrape.
 
-Counters come as the replica keeps them. Gauges are read when somebody scrapes: nothing is kept for
-them, and what is gone from the keyspace is gone from the answer.
+Gauges hold no state between scrapes: a key that was removed from the keyspace is missing in the next answer.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from strata.observe.metrics import Counter, Family, Histogram
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 Read = Callable[[Source, Sequence[str]], Samples]
-"""From the replica and the names of the jobs that are shown."""
+"""Samples of a gauge, from the replica and the names of the jobs that are shown."""
 
 
 class _Gauge:
-    """A gauge and where its values come from."""
+    """A gauge and the function that reads its values."""
 
     def __init__(self, name: str, says: str, read: Read, *, labels: tuple[str, ...] = ()) -> None:
         self.name = name
@@ -49,13 +48,13 @@ def _one(read: Callable[[Source], float]) -> Read:
 
 
 def _jobs(read: Callable[[Source, JobView], float | None]) -> Read:
-    """Return a reader that has one value for each job; a job that cannot be read has none."""
+    """Return a reader that yields one value for each job; a job that cannot be read has none."""
 
     def samples(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
         for name in jobs:
             try:
                 value = read(source, JobView(source.view, source.keys.job(name)))
-            except StrataError:  # written by hand: a record, or the name itself
+            except StrataError:  # somebody wrote the record or the name by hand
                 continue
             if value is not None:
                 yield (name,), float(value)
@@ -86,7 +85,7 @@ def _phases(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ..
     for name in jobs:
         try:
             phase = JobView(source.view, source.keys.job(name)).phase()
-        except StrataError:  # written by hand: a record, or the name itself
+        except StrataError:  # somebody wrote the record or the name by hand
             continue
         yield (name, phase.value), 1.0
 
@@ -230,7 +229,7 @@ GAUGES: Final = (
 
 
 class Exposition:
-    """Answers scrapes for one replica, in the format that the scraper asks for."""
+    """Answers scrapes of one replica, in the format that the scraper requests."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -241,8 +240,8 @@ class Exposition:
     async def answer(self, accept: str) -> tuple[bytes, str]:
         """Return the body and its content type.
 
-        A cluster may have ten thousand members. So the loop, which serves barriers, has its turn after each family
-        and each job, and the text is made by another thread.
+        A cluster may have ten thousand members, and the event loop serves barriers. So the loop gets a turn after each
+        family and each job, and another thread renders the text.
         """
         metrics: list[Metric] = []
         for metric in self._collect():
@@ -257,7 +256,7 @@ class Exposition:
             finally:
                 while (
                     metrics
-                ):  # one at a time: a hundred thousand samples are freed by no one turn of the loop
+                ):  # pop one at a time: freeing a hundred thousand samples at once would block the loop
                     metrics.pop()
 
         return await asyncio.to_thread(text), content_type
@@ -278,7 +277,7 @@ class Exposition:
 
 
 class _Collected(CollectorRegistry):
-    """What was collected already, as an encoder takes it."""
+    """Metrics that were collected already, as a registry that an encoder accepts."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         super().__init__(auto_describe=False)

@@ -1,7 +1,7 @@
-"""The metrics of jobs: their members, devices, findings, and how their trainings go.
+"""Metric families of jobs: members, devices, findings, training progress and goodput.
 
-Each job is looked at once a scrape, whatever it has of ranks and devices. What is gone from the keyspace, or has
-ended, is gone from the answer: a series lives no longer than its job, its member or its device.
+Each job is read once a scrape, however many ranks and devices it has. A job, member or device that ended or was
+removed from the keyspace has no series in the next answer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from strata.errors import StrataError
 from strata.v1.members_pb2 import DeviceStatus
 
 _Sample = tuple[str, tuple[str, ...], float]
-"""The name of a family, its labels without the job, and the value."""
+"""The name of a family, the label values without the job's, and the value."""
 
 FINDING: Final = "strata_job_finding"
 MAX_FINDINGS: Final = 20
-"""Of one job in one scrape."""
+"""For one job in one scrape."""
 MAX_CAUSE_CHARS: Final = 64
 HEARTBEAT: Final = "strata_worker_heartbeat_age_seconds"
 SAMPLES: Final = "strata_job_samples"
@@ -104,11 +104,11 @@ _FAMILIES: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
 
 
 def job_families(source: Source, jobs: Sequence[str]) -> Iterator[Metric | None]:
-    """Yield None after each job, so that the caller can let others have their turn, and all families at the end."""
+    """Yield None after each job, so that the caller can yield to the event loop, and all families at the end."""
     families = {name: GaugeMetricFamily(name, says, labels=("job", *more)) for name, says, more in _FAMILIES}
     for job in jobs:
         for part in (_diagnosis, _devices, _heartbeats, _training):
-            with contextlib.suppress(StrataError):  # written by hand: a record, or the name itself
+            with contextlib.suppress(StrataError):  # somebody wrote the record or the name by hand
                 for name, labels, value in part(source, JobView(source.view, source.keys.job(job))):
                     families[name].add_metric((job, *labels), value)
         yield None
@@ -119,9 +119,9 @@ def _diagnosis(source: Source, job: JobView) -> Iterator[_Sample]:
     world = job.world()
     if world is None:
         return
-    said = source.soft.progress(job.keys.name, world.head.generation, range(world.head.size))
-    found = diagnose_world(source.soft, job, said, world)
-    usual_us = [each.median_step_us for each in said if each.median_step_us > 0]
+    reports = source.soft.progress(job.keys.name, world.head.generation, range(world.head.size))
+    found = diagnose_world(source.soft, job, reports, world)
+    usual_us = [each.median_step_us for each in reports if each.median_step_us > 0]
     values = (
         len(found.stalled),
         len(found.slow),
@@ -148,7 +148,7 @@ def _diagnosis(source: Source, job: JobView) -> Iterator[_Sample]:
 
 
 def _devices(source: Source, job: JobView) -> Iterator[_Sample]:
-    """Yield what the drivers of the world's accelerators offer."""
+    """Yield the values that the drivers of the world's accelerators report."""
     world = job.world()
     if world is None:
         return
@@ -165,7 +165,7 @@ def _heartbeats(source: Source, job: JobView) -> Iterator[_Sample]:
 
 
 def _training(source: Source, job: JobView) -> Iterator[_Sample]:
-    """Yield what rank 0 reported of the training; nothing of one that reports nothing."""
+    """Yield the training progress that rank 0 reported, or nothing if it reported none."""
     charts = source.charts.job(job.keys.name)
     if charts is None:
         return

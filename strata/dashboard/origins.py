@@ -1,10 +1,10 @@
-"""Which pages may read a replica's answers: its own, and those of the cluster's other replicas.
+"""Allowed origins (CORS): a replica's own page and the pages of the cluster's other replicas may read its answers.
 
-A page that lost its replica goes on at another one, whose origin is another. Everybody else's page is refused by the
-browser, as no answer allows it.
+A page that lost its replica continues at another replica, which has another origin. Answers allow no other origin, so
+the browser refuses all other pages.
 
-A page may also have its own name resolve to a replica (DNS rebinding): then the browser takes the replica for the page's
-origin, and the Host header has that name.
+A foreign page may make its own name resolve to a replica (DNS rebinding). The browser then takes the replica for that
+page's origin, but the Host header carries the foreign name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONG_S: Final = 600
 
 
 def peers(source: Source) -> Iterator[str]:
-    """Yield the origins at which the cluster's replicas serve HTTP."""
+    """Yield the HTTP origins of the cluster's replicas."""
     for state in source.replicas():
         address = state.entry.record.http_address
         if address:
@@ -28,12 +28,12 @@ def peers(source: Source) -> Iterator[str]:
 
 
 def is_known(source: Source, origin: str, host: str) -> bool:
-    """Tell whether a page of `origin` may read what is answered to a request for `host`."""
+    """Return whether a page of `origin` may read the answer to a request for `host`."""
     return origin.partition("://")[2] == host or _numbered(origin) in map(_numbered, peers(source))
 
 
 def is_own_name(source: Source, host: str) -> bool:
-    """Tell whether a Host header is an address, this machine, or a name under which a replica is reached."""
+    """Return whether a Host header is an IP address, this machine, or a name of one of the replicas."""
     name = _name(host)
     if name in ("localhost", ""):
         return True
@@ -45,7 +45,7 @@ def is_own_name(source: Source, host: str) -> bool:
 
 
 def _names(source: Source) -> Iterator[str]:
-    """Yield what replicas are called: where they serve members, and where HTTP."""
+    """Yield the host names of the replicas' addresses, for members and for HTTP."""
     yield socket.gethostname().lower()  # known before etcd has answered
     for state in source.replicas():
         yield _name(state.entry.record.address)
@@ -59,7 +59,7 @@ def _name(host: str) -> str:
 
 
 def _numbered(origin: str) -> str:
-    """Return an origin with the address that `localhost` stands for."""
+    """Return an origin with `localhost` and `::1` replaced by 127.0.0.1."""
     scheme, _, rest = origin.partition("://")
     name, _, port = rest.rpartition(":")
     return f"{scheme}://127.0.0.1:{port}" if name in ("localhost", "[::1]") else origin

@@ -40,7 +40,7 @@ POLICY: Final = (
     + base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-NONE: Final = "–"  # noqa: RUF001  # what stands where there is no value
+NONE: Final = "–"  # noqa: RUF001  # stands for a missing value
 SHOWN: Final = 20
 AGAIN_S: Final = 1.0
 MAX_KEPT: Final = 64
@@ -60,14 +60,14 @@ _TEMPLATES.filters["plain"] = printable
 
 
 class PlainPages:
-    """The pages of one replica."""
+    """The plain pages of one replica."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._made: dict[tuple[str, bool], tuple[float, Response]] = {}
 
     async def answer(self, request: Request) -> Response:
-        """Answer with the cluster, or with the job that the path names; made at most once in `AGAIN_S`."""
+        """Answer with the cluster's page, or that of the job in the path; each is made at most once in `AGAIN_S`."""
         now_s = asyncio.get_running_loop().time()
         self._made = {key: held for key, held in self._made.items() if now_s - held[0] < AGAIN_S}
         key = (request.url.path, _wants_html(request))

@@ -1,14 +1,15 @@
-"""The HTTP server of a replica, inside the replica's own event loop.
+"""The HTTP server of a replica: uvicorn on the replica's own event loop, with limits on connections and requests.
 
-That loop serves barriers, so whoever comes over HTTP must not be able to hold it up:
+The same loop serves barriers, so HTTP clients must not be able to block it:
 
-- a connection lives for `CONNECTION_S` at most, whatever it does or does not send, but for the streams of the API, of
-  which there are at most `api.stream.MAX_STREAMS`. It counts from its accept on, before its TLS handshake; above the limits the oldest of the address with the most goes, so that a probe is
-  answered whatever others hold (`core.access.connection_limits`, the rule of the gRPC port as well);
-- a request's head is bounded, and no body is read but that of an action, which is bounded too (`api.routes`);
-- what is shown is made at most once a second for each page (`app`).
+- A connection lives for at most `CONNECTION_S`, counted from its accept, before the TLS handshake. Exempt are the API's
+  streams, of which there are at most `api.stream.MAX_STREAMS`. Above the limits the server closes the oldest connection
+  of the address with the most, so probes are answered however many connections others hold. The gRPC port has the same
+  rule (`core.access.connection_limits`).
+- A request's head is bounded. The server reads no body but that of an action, which is bounded too (`api.routes`).
+- Each page is rendered at most once a second (`app`).
 
-uvicorn would take over the process's signals; here they belong to the replica.
+uvicorn would install its own signal handlers; here the replica handles signals.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ log = get_logger()
 
 BACKLOG: Final = 1024
 ACCEPTS: Final = 32
-"""In one turn of the loop."""
+"""Connections accepted in one turn of the loop."""
 PAUSE_S: Final = 0.1
 SHORT_OF: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 NO_LINGER: Final = struct.pack("ii", 1, 0)
-"""On, for no seconds: what was not sent is dropped when the socket is closed, and the peer gets a reset."""
+"""SO_LINGER on, with zero seconds: closing the socket drops unsent data, and the peer receives a reset."""
 HELLO_BYTES: Final = 64
-"""No TLS client says less at first."""
+"""The first message of a TLS client is at least this long."""
 CONNECTION_S: Final = 15.0
-"""Longer than any answer takes; a browser or a scraper opens another connection."""
+"""Longer than any answer takes; a browser or a scraper then opens another connection."""
 HEAD_BYTES: Final = 16 * 1024
 HANDSHAKE_S: Final = 5.0
 DATE_S: Final = 1.0
 STOP_S: Final = 1
-"""How long answers that are under way may take when the replica stops."""
+"""How long the server lets answers in progress finish when the replica stops."""
 
 
 class HttpServer:
@@ -66,7 +67,7 @@ class HttpServer:
         report: ConnectionReport,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`advertised_host` is what others are told where `listen` names every address."""
+        """Set up the server; `advertised_host` is the host to publish if `listen` is a wildcard address."""
         self._listen = listen
         self._advertised_host = advertised_host
         self._tls = tls
@@ -94,16 +95,14 @@ class HttpServer:
         self._begun = False
 
     async def start(self) -> str:
-        """Bind, and return the address, with its scheme if that is https.
+        """Bind the port, and return the address, with its scheme if that is https.
 
-        From now on connections wait to be served.
-
-        `ConfigError` when the port is taken or the address is not this machine's.
+        Connections then queue until `run`. `ConfigError` if the port is taken or the address is not this machine's.
         """
         host, _port = split_address("coordinator.http_listen", self._listen)
         self._server.listener = _bound(self._listen)
         port = self._server.listener.getsockname()[1]
-        if host in ("0.0.0.0", "::"):  # noqa: S104  # what it was told, not what it binds
+        if host in ("0.0.0.0", "::"):  # noqa: S104  # compared with the configured host, nothing is bound
             host = self._advertised_host
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         log.info("http_serves", url=f"{'https' if self._tls else 'http'}://{address}/")
@@ -118,20 +117,20 @@ class HttpServer:
             self._ended.set()
 
     async def stop(self) -> None:
-        """Take no new connection, end those there are, close the port."""
+        """Accept no new connection, end the open ones, close the port."""
         self._server.should_exit = True
         self._server.stopping.set()
         if self._begun:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2 * STOP_S):
                     await self._ended.wait()
-        self._server.release()  # once more: a run that was cancelled has not
+        self._server.release()  # a `run` that was cancelled did not release
         if self._server.listener is not None:
             self._server.listener.close()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server on a socket that is bound already, with its hands off the signals."""
+    """uvicorn's server on a socket that is bound already, without its signal handlers."""
 
     def __init__(
         self, config: uvicorn.Config, tls: ssl.SSLContext | None, shares: Shares, report: ConnectionReport
@@ -151,14 +150,17 @@ class _Server(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        """Renew the date of answers once a second, until told to stop. uvicorn's own wakes ten times a second."""
+        """Renew the Date header once a second until `stopping` is set. uvicorn's own loop wakes ten times a second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DATE_S):
                     await self.stopping.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept. uvicorn's own gives a TLS handshake a minute, and asyncio's tells of a connection only after it."""
+        """Accept connections ourselves, to limit them before their TLS handshake.
+
+        uvicorn lets a handshake take a minute, and asyncio reports a connection only after its handshake.
+        """
         assert self.listener is not None, "start comes before run"
         self.servers = []
         asyncio.get_running_loop().add_reader(self.listener, self._accept, self.listener)
@@ -166,7 +168,7 @@ class _Server(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, and end what is there."""
+        """Accept no more, and end the open connections."""
         assert self.listener is not None, "it was started"
         assert self._looking is not None, "it was started"
         asyncio.get_running_loop().remove_reader(self.listener)
@@ -176,7 +178,7 @@ class _Server(uvicorn.Server):
         await asyncio.gather(*ending, return_exceptions=True)
 
     def release(self) -> None:
-        """Let go of the listener and of each connection, at once. uvloop closes no socket that it still reads."""
+        """Stop reading the listener and end every connection, at once. uvloop closes no socket that it still reads."""
         if self.listener is not None and self.listener.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self.listener)
         if self._looking is not None:
@@ -187,18 +189,18 @@ class _Server(uvicorn.Server):
             self._end(connection)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept what waits, some at a time: those who are there have their turns too."""
+        """Accept at most `ACCEPTS` waiting connections, so that open connections get their turns too."""
         now_s = asyncio.get_running_loop().time()
         for _ in range(ACCEPTS):
             try:
                 accepted, address = listener.accept()
             except BlockingIOError:
-                return  # nobody waits any more
+                return  # no connection waits
             except OSError as error:
                 if error.errno in SHORT_OF:
                     self._pause(listener)
                     return
-                continue  # its client has gone already
+                continue  # the client disconnected already
             accepted.setblocking(False)
             connection = _Connection(accepted, address_key(address[0]))
             self._silent.opened(connection, connection.address, now_s)
@@ -206,7 +208,7 @@ class _Server(uvicorn.Server):
             self._close_excess(self._silent)
 
     def _pause(self, listener: socket.socket) -> None:
-        """Accept nothing for a moment: the listener stays readable, and the loop would turn for nothing."""
+        """Accept nothing for `PAUSE_S`: the listener stays readable, so the loop would spin."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
 
@@ -261,7 +263,7 @@ class _Server(uvicorn.Server):
             )
             await protocol.ended.wait()
         except OSError:
-            pass  # the handshake failed, or took too long
+            pass  # the handshake failed or timed out
         finally:
             end.cancel()
             self._end(connection)
@@ -269,7 +271,7 @@ class _Server(uvicorn.Server):
 
 
 class _Connection:
-    """An accepted connection. Until its peer says something it costs a descriptor, and little else."""
+    """An accepted connection. Until its peer sends something, it costs little more than a descriptor."""
 
     def __init__(self, accepted: socket.socket, address: str) -> None:
         self.socket = accepted
@@ -277,14 +279,14 @@ class _Connection:
         self._silent: asyncio.TimerHandle | None = None
 
     def wait(self, count: int, begin: Callable[[Self], None], end: Callable[[Self], None]) -> None:
-        """Call `begin` once `count` bytes came, or the end; `end` when nothing does in the time of a handshake."""
+        """Call `begin` once `count` bytes or the stream's end arrived; `end` if neither does within `HANDSHAKE_S`."""
         loop = asyncio.get_running_loop()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
         self._silent = loop.call_later(HANDSHAKE_S, end, self)
         loop.add_reader(self.socket, begin, self)
 
     def wait_no_more(self) -> bool:
-        """Return whether it waited until now."""
+        """Stop waiting for the peer's first bytes; return whether the connection was still waiting."""
         if self._silent is None:
             return False
         self._silent.cancel()
@@ -294,7 +296,7 @@ class _Connection:
         return True
 
     def cut(self) -> None:
-        """End it as if its peer had: its transport, if it has one, closes the socket. Nothing if it has ended."""
+        """End the connection as if the peer had; a transport then closes the socket. No effect if it has ended."""
         if self.wait_no_more():
             self.socket.close()
         with contextlib.suppress(OSError):
@@ -302,13 +304,13 @@ class _Connection:
 
 
 class _Bounded(H11Protocol):
-    """Requests carry in their state who the client's certificate says it is."""
+    """HTTP/1.1 protocol that puts the URIs of the client's certificate into the state of each request."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
         self.ended = asyncio.Event()
         self.stays: Callable[[], None] = lambda: None
-        """Lets the connection live for longer than others, and stay where strangers go."""
+        """Exempts the connection from `CONNECTION_S`, and from being closed in favour of new connections."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -324,7 +326,7 @@ class _Bounded(H11Protocol):
 
 
 def _reset(transport: Any) -> None:
-    """End a connection at once. The kernel keeps nothing for its peer, which would hold megabytes by not reading."""
+    """Reset a connection at once. The kernel drops the unsent data, megabytes if the peer does not read."""
     with contextlib.suppress(OSError):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
     transport.abort()

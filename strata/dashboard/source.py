@@ -1,4 +1,4 @@
-"""What the dashboard asks of a replica: to look, and to answer an operator's calls."""
+"""The interface of a replica that the dashboard uses: its state to read, and `call` for an operator's actions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from strata.core.kv.view import Entry, View
 
 
 class Source(Protocol):
-    """One replica. Nothing here waits but `call`."""
+    """One replica. Only `call` waits."""
 
     @property
     def replica(self) -> ReplicaId: ...

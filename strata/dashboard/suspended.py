@@ -1,4 +1,4 @@
-"""The HTTP side of a suspended replica: it lives, it is not ready, and each path says why."""
+"""The HTTP application of a suspended replica: healthy, not ready, and every other path answers with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 
 def make_suspended_app(reason: Callable[[], str]) -> ASGIApp:
-    """Return the application. It shows nothing of any job, so it asks nobody for a credential."""
+    """Return the application. It shows nothing of any job, so it requires no credential."""
 
     async def healthz(_request: Request) -> Response:
         return PlainTextResponse("ok\n")

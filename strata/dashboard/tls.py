@@ -1,4 +1,4 @@
-"""The certificate of the page, read again when its files change: each handshake looks."""
+"""TLS context of the HTTP port, whose certificate is read again at the first handshake after its files changed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ log = get_logger()
 
 
 def server_context(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl.SSLContext:
-    """Return a context that always proves itself with what the files hold at the time.
+    """Return a context that presents the certificate that the files hold at the time of each handshake.
 
-    With `ca_file` a client may show a certificate; one that this authority did not sign is refused.
+    With `ca_file` a client may present a certificate; the handshake fails if this authority did not sign it.
 
-    `ConfigError` when they hold no certificate with its key now. Later trouble is logged, and the last
-    good ones stay in use.
+    `ConfigError` if the files hold no certificate with its key now. If reading fails later, that is logged, and the
+    last good certificate stays in use.
     """
     files = [file for file in (cert_file, key_file, ca_file) if file is not None]
     current = _loaded(cert_file, key_file, ca_file)
@@ -44,7 +44,7 @@ def _loaded(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl.SSLCon
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     for path in (cert_file, key_file, *([ca_file] if ca_file is not None else [])):
-        read_config(path)  # OpenSSL would wait for a pipe
+        read_config(path)  # refuses a pipe, on which OpenSSL would block
     try:
         context.load_cert_chain(cert_file, key_file)
         if ca_file is not None:
@@ -56,5 +56,5 @@ def _loaded(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl.SSLCon
 
 
 def _stamps(*files: Path) -> tuple[int, ...]:
-    """Return when each was changed; 0 for one that is not there."""
+    """Return the modification time of each file in ns; 0 for a missing one."""
     return tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)

@@ -1,1 +1,1 @@
-"""Samples: their order, and which rank takes which of them. Needs neither torch nor NumPy."""
+"""Samplers: the order of samples, and their division among ranks. Needs neither torch nor NumPy."""

@@ -1,8 +1,8 @@
 """The order of an epoch: a permutation of its samples that is computed, not stored.
 
-`Order(length, seed, epoch)[i]` is the sample at place `i`, found in constant time, so a training
-that goes on in the middle of an epoch needs neither the epoch's beginning nor a list of it, and
-any world finds the same order. The definition, for other languages and for good:
+`Order(length, seed, epoch)[i]` is the sample at place `i`, found in constant time. So a training that resumes in the
+middle of an epoch needs neither the epoch's beginning nor a list of it, and every world computes the same order. The
+definition never changes; in a form for other languages:
 
     a = ceil(sqrt(length)),  b = ceil(length / a),  all arithmetic on 64 bits without sign
     mix(z): z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31
@@ -10,9 +10,9 @@ any world finds the same order. The definition, for other languages and for good
     i -> (l, h) = (i mod a, i div a)
     for r = 0 … 7:  r even:  l = (l + mix(key_r + h * G)) mod a
                     r odd:   h = (h + mix(key_r + l * G)) mod b
-    -> h * a + l; while that is not below length, the same again from there
+    -> h * a + l; while that is not below length, repeat with it as i
 
-That is an alternating Feistel network over a times b places, a bijection, walked until it is inside.
+This is an alternating Feistel network over a times b places, a bijection, repeated until the result is below length.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def mix(z: int) -> int:
 
 
 class Order:
-    """The samples of one epoch in the order in which they are trained on."""
+    """The samples of one epoch in training order."""
 
     def __init__(self, length: int, *, seed: int, epoch: int, shuffle: bool = True) -> None:
         self.length = length
@@ -53,7 +53,7 @@ class Order:
         return self.length
 
     def __getitem__(self, place: int) -> int:
-        """Return the sample at `place`; `IndexError` outside of the epoch."""
+        """Return the sample at `place`; `IndexError` outside the epoch."""
         if not 0 <= place < self.length:
             raise IndexError(f"place {place} of an epoch of {self.length} samples")
         if not self._shuffle:
@@ -83,7 +83,7 @@ class Order:
         return high * a + low
 
     def _take_array(self, numpy: Any, begin: int, end: int) -> list[int]:
-        """Do the same for many places at once: NumPy's 64 bits wrap around as the definition says."""
+        """Do the same for many places at once: NumPy's 64-bit arithmetic wraps around as in the definition."""
         u64 = numpy.uint64
         at = numpy.arange(begin, end, dtype=u64)
         outside = numpy.ones(len(at), dtype=bool)
@@ -104,7 +104,7 @@ class Order:
 
         low, high = places % a, places // a
         for r in range(0, ROUNDS, 2):
-            # reduced before they are added: the sum of 64 bits must not wrap around
+            # reduce before adding: the 64-bit sum must not wrap around
             low = (low + mixed(u64(self._keys[r]) + high * golden) % a) % a
             high = (high + mixed(u64(self._keys[r + 1]) + low * golden) % b) % b
         return high * a + low

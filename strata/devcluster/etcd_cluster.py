@@ -4,8 +4,8 @@
         print(cluster.endpoints)
         cluster.leader().kill()
 
-The calls block; from asyncio use `asyncio.to_thread`. What is asked of etcd here goes over its
-HTTP port: launch may not import the etcd client, so that workers cannot come to speak etcd.
+The calls block; from asyncio use `asyncio.to_thread`. All queries to etcd here go over its HTTP port: this package
+must not import the etcd client, so that workers cannot come to speak etcd.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from strata.errors import ConfigError, Unavailable
 
 _PLAN = "cluster.json"
 _CLIENT_PORT, _PEER_PORT = 2379, 2380
-"""etcd's own, for a member that has a network namespace for itself."""
+"""etcd's default ports, for a member that has a network namespace for itself."""
 _ATTEMPTS = 3
 _CAUSES = {
     "no space left on device": "free some space, or put the data elsewhere (--data)",
@@ -43,11 +43,11 @@ _CAUSES = {
     "read-only file system": "put the data elsewhere (--data)",
     "permission denied": "check who owns the folder, or put the data elsewhere (--data)",
 }
-"""What an etcd that ended may have said, and what to do about it."""
+"""Messages in the log of an etcd that ended, and the hint for each."""
 
 
 class EtcdCluster:
-    """Members that run; make one with `EtcdCluster.start`, end it with `stop` or `kill`."""
+    """Running members; make a cluster with `EtcdCluster.start`, end it with `stop` or `kill`."""
 
     def __init__(self, folder: Path, members: Sequence[EtcdMember], binary: EtcdBinary) -> None:
         self.folder = folder
@@ -69,9 +69,9 @@ class EtcdCluster:
     ) -> Self:
         """Return a cluster in which every member is healthy.
 
-        A folder that holds a cluster already is started again with its data and ports. Without
-        `fsync` a power cut may lose what etcd acknowledged: for tests only. `placements` says
-        where each member runs, by default on loopback.
+        If the folder holds a cluster already, it is started again with its data and ports. Without `fsync` a power
+        cut may lose writes that etcd acknowledged: for tests only. `placements` gives the address and namespace of
+        each member, by default loopback.
         """
         if members not in {1, 3}:
             raise ConfigError(f"a local etcd has 1 or 3 members, not {members}")
@@ -110,9 +110,9 @@ class EtcdCluster:
     def from_snapshot(
         cls, folder: Path, snapshot: Path, *, binary: EtcdBinary | None = None, timeout_s: float = 60.0
     ) -> Self:
-        """Return a cluster of one member, in a new folder, that holds what a snapshot of etcd holds.
+        """Return a cluster of one member, in a new folder, with the contents of a snapshot of etcd.
 
-        `ConfigError` if the tools of etcd are not installed, or do not take the file for a snapshot.
+        `ConfigError` if the tools of etcd are not installed, or do not accept the file as a snapshot.
         """
         found = binary or find_etcd()
         folder.mkdir(mode=0o700, parents=True)
@@ -121,7 +121,7 @@ class EtcdCluster:
         return cls.start(folder, members=1, binary=found, fsync=False, timeout_s=timeout_s)
 
     def put_snapshot(self, snapshot: Path, *, tls: EtcdTls | None = None) -> None:
-        """Give the members of a cluster that does not run what a snapshot holds, in place of their data."""
+        """Replace the data of a stopped cluster's members by the contents of a snapshot."""
         for member in self.members:
             assert not member.running, f"{member.name} runs"
             shutil.rmtree(member.data, ignore_errors=True)
@@ -142,13 +142,13 @@ class EtcdCluster:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The members' URLs for clients, running or not."""
+        """The members' URLs for clients, whether they run or not."""
         return tuple(member.endpoint for member in self.members)
 
     def wait_healthy(self, timeout_s: float = 30.0) -> None:
         """Return once every member that is not frozen answers linearizable reads.
 
-        `Unavailable`, with the end of its log, if one ended or none answered in time.
+        `Unavailable`, with the end of its log, if a member ended or did not become healthy in time.
         """
         waiting = [member for member in self.members if not member.paused]
 
@@ -167,9 +167,9 @@ class EtcdCluster:
             )
 
     def leader(self, timeout_s: float = 30.0) -> EtcdMember:
-        """Return the member that leads, once one does; `Unavailable` if none does in time.
+        """Return the leader once there is one; `Unavailable` if there is none in time.
 
-        Frozen members do not count, even while the others still believe in one.
+        A frozen member does not count, even while the others still take it for the leader.
         """
         found = until(self.leader_now, timeout_s)
         if found is None:
@@ -177,12 +177,12 @@ class EtcdCluster:
         return found
 
     def followers(self, timeout_s: float = 30.0) -> tuple[EtcdMember, ...]:
-        """Return the running members that do not lead."""
+        """Return the running members that are not the leader."""
         leader = self.leader(timeout_s)
         return tuple(m for m in self.members if m is not leader and m.running and not m.paused)
 
     def leader_now(self) -> EtcdMember | None:
-        """Return the member that leads at this moment, or None; frozen members do not count."""
+        """Return the current leader, or None; frozen members do not count."""
         answers: list[tuple[MemberStatus, EtcdMember]] = []
         for member in self.members:
             if member.running and not member.paused:
@@ -196,7 +196,7 @@ class EtcdCluster:
     def stop(self, grace_s: float = 5.0) -> None:
         """End all members in order, the leader last.
 
-        Told all at once, the leader would try for seconds to hand over to one that is ending.
+        If all ended at once, the leader would try for seconds to hand over to a member that is ending.
         """
         deadline = time.monotonic() + grace_s
         leader = self.leader_now()
@@ -212,7 +212,7 @@ class EtcdCluster:
                     child.join()
 
     def kill(self) -> None:
-        """SIGKILL all members and wait until they are gone: fast, and what a power cut does."""
+        """SIGKILL all members and wait until they have ended: fast, and the effect of a power cut."""
         alive = [member for member in self.members if member.running]
         for member in alive:
             member.child.kill()
@@ -243,7 +243,7 @@ def _unpack(
     token: str,
     tls: EtcdTls | None,
 ) -> None:
-    """Write the data of these members from a snapshot, by `etcdutl`, or by `etcdctl` where that alone is there."""
+    """Write the data of these members from a snapshot, with `etcdutl`, or with `etcdctl` if there is no `etcdutl`."""
     try:
         tool = binary.tool("etcdutl")
     except ConfigError:
@@ -272,7 +272,7 @@ def _unpack(
 
 
 def _ended(member: EtcdMember) -> Unavailable:
-    """Say why a member ended; what it says itself of a full disk is a page of Go's goroutines."""
+    """Return an error that says why a member ended; etcd itself reports a full disk with a page of Go's goroutines."""
     tail = member.child.tail(200)
     what = f"etcd {member.name} {member.child.describe()}"
     for sign, hint in _CAUSES.items():
@@ -310,7 +310,7 @@ def _new_plan(folder: Path, places: Sequence[Placement]) -> tuple[list[MemberPla
         )
         for number, place in enumerate(places, 1)
     ]
-    token = secrets.token_hex(8)  # so that members of a cluster that had these ports stay strangers
+    token = secrets.token_hex(8)  # so that members of an earlier cluster with these ports cannot join
     stored = {"members": [asdict(plan) for plan in plans], "token": token}
     (folder / _PLAN).write_text(json.dumps(stored, indent=1))
     return plans, token

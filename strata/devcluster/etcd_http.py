@@ -1,4 +1,4 @@
-"""The little that starting an etcd member needs to ask it, over its HTTP port."""
+"""Minimal client of an etcd member's HTTP port, for starting one: health, status, peer URLs, leadership transfer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIMIT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdTls:
-    """PEM files of one identity, used by the members towards clients and each other, and by us.
+    """PEM files of one identity, used by the members for clients and peers, and by this process as a client.
 
     The certificate must name 127.0.0.1 and allow both server and client use.
     """
@@ -28,7 +28,7 @@ class EtcdTls:
     ca: Path
 
     def flags(self) -> tuple[str, ...]:
-        """The flags that make a member demand a certificate of this authority from everybody."""
+        """Return the flags that make a member require a certificate of this CA from clients and peers."""
         return (
             f"--cert-file={self.cert}",
             f"--key-file={self.key}",
@@ -41,7 +41,7 @@ class EtcdTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """The client side of the same identity."""
+        """Return the client side of the same identity."""
         context = ssl.create_default_context(cafile=str(self.ca))
         context.load_cert_chain(str(self.cert), str(self.key))
         return context
@@ -49,7 +49,7 @@ class EtcdTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStatus:
-    """What a member says of itself; `leader` is 0 while it knows none."""
+    """A member's report about itself; `leader` is 0 while it knows none."""
 
     member_id: int
     leader: int
@@ -59,12 +59,12 @@ class MemberStatus:
 
     @property
     def leads(self) -> bool:
-        """Whether it believes that it leads itself."""
+        """Whether the member takes itself for the leader."""
         return self.leader == self.member_id
 
 
 class EtcdHttp:
-    """One member's HTTP port. Every answer comes within a second, or `Unavailable` does."""
+    """One member's HTTP port. Each call returns within a second, or raises `Unavailable`."""
 
     def __init__(self, url: str, tls: EtcdTls | None = None) -> None:
         self.url = url
@@ -83,7 +83,7 @@ class EtcdHttp:
     def status(self) -> MemberStatus:
         """Return the member's own view of the cluster."""
         answer = self._ask("/v3/maintenance/status", {})
-        header = answer["header"]  # the gateway leaves zeros out
+        header = answer["header"]  # the gateway omits fields that are zero
         return MemberStatus(
             member_id=int(header["member_id"]),
             leader=int(answer.get("leader", 0)),
@@ -93,16 +93,16 @@ class EtcdHttp:
         )
 
     def peer_urls(self) -> list[str]:
-        """Return the answering member's addresses for its peers: they tell one member from another.
+        """Return the answering member's addresses for its peers, which tell one member from another.
 
-        `Refused` when etcd's user authentication is on.
+        `Refused` if etcd's user authentication is on.
         """
         answer = self._ask("/v3/cluster/member/list", {"linearizable": False})
         own = answer["header"]["member_id"]
         return next((m.get("peerURLs", []) for m in answer["members"] if m["ID"] == own), [])
 
     def move_leader(self, member_id: int) -> None:
-        """Have this member, which must lead, hand over to another; return once that one leads."""
+        """Have this member, which must be the leader, transfer leadership to another; return once that one leads."""
         self._ask("/v3/maintenance/transfer-leadership", {"targetID": str(member_id)})
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

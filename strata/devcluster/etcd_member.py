@@ -17,7 +17,7 @@ from strata.processes.children import Child
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberPlan:
-    """Where one member lives; stays the same over restarts, of the whole cluster too."""
+    """Name and addresses of one member; they stay the same over restarts of the member and of the cluster."""
 
     name: str
     client_port: int
@@ -25,11 +25,11 @@ class MemberPlan:
     host: str = HOST
 
     def client_url(self, tls: EtcdTls | None) -> str:
-        """Where clients reach it."""
+        """Return the URL for clients."""
         return _url(self.host, self.client_port, tls)
 
     def peer_url(self, tls: EtcdTls | None) -> str:
-        """Where the other members reach it."""
+        """Return the URL for the other members."""
         return _url(self.host, self.peer_port, tls)
 
 
@@ -40,8 +40,8 @@ def _url(host: str, port: int, tls: EtcdTls | None) -> str:
 class EtcdMember:
     """One etcd process, which may be killed, frozen and started again.
 
-    `cluster_flags` are those that all members of the cluster share, `enter` a command that enters
-    the network namespace in which the member's address is.
+    `cluster_flags` are the flags that all members of the cluster share. `enter` is a command that enters the network
+    namespace of the member's address.
     """
 
     def __init__(
@@ -92,21 +92,21 @@ class EtcdMember:
 
     @property
     def pid(self) -> int:
-        """Of the process; that of the last one if it has ended."""
+        """The process id; that of the last process if it has ended."""
         return self.child.pid
 
     @property
     def running(self) -> bool:
-        """Whether the process lives; a frozen one does."""
+        """Whether the process lives; a frozen process does."""
         return self._child is not None and self._child.poll() is None
 
     @property
     def paused(self) -> bool:
-        """Whether it lives but is frozen."""
+        """Whether the process lives but is frozen."""
         return self.running and self._paused
 
     def start(self) -> None:
-        """Start the process, on the data it has; does not wait until it serves."""
+        """Start the process on its existing data; does not wait until it serves."""
         assert not self.running, f"{self.name} runs"
         # A user's ETCD_* variables would reconfigure the member.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_")}
@@ -114,48 +114,48 @@ class EtcdMember:
         self._paused = self._recognised = False
 
     def kill(self) -> None:
-        """SIGKILL it and wait until it is gone."""
+        """SIGKILL the process and wait until it has ended."""
         self.child.kill()
         self.child.join()
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """End it in order; a leader hands over first."""
+        """End the process in order; a leader transfers leadership first."""
         self.child.stop(grace_s)
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): its connections stay, nothing answers."""
+        """Freeze the process (SIGSTOP): its connections stay open, but it does not answer."""
         self.child.pause()
         self._paused = True
 
     def resume(self) -> None:
-        """Let a frozen one go on."""
+        """Let a frozen process run again."""
         self.child.resume()
         self._paused = False
 
     def restart(self) -> None:
-        """Start it again on its data, after a kill if it runs; does not wait until it serves."""
+        """Start the process again on its data, after a kill if it runs; does not wait until it serves."""
         if self.running:
             self.kill()
         self.start()
 
     def healthy(self) -> bool:
-        """Tell whether it answers a linearizable read: it serves, and the cluster has a leader."""
+        """Tell whether the member answers a linearizable read: it serves, and the cluster has a leader."""
         if not self.running or self._paused or not self._http.healthy():
             return False
         if not self._recognised:
-            # Another etcd may have been given our port in between, and ours not have ended yet.
+            # Another etcd may have been given our port meanwhile, while our process has not ended yet.
             try:
                 self._recognised = self._peer_url in self._http.peer_urls()
-            except Refused:  # only a user may know; the kernel tells everybody whose port it is
+            except Refused:  # etcd lists members for its users only; the kernel tells anybody
                 self._recognised = listens(self.pid, self._port)
             except Unavailable:
                 return False
         return self._recognised
 
     def status(self) -> MemberStatus:
-        """Return what the member says of itself; `Unavailable` if it says nothing."""
+        """Return the member's report about itself; `Unavailable` if it does not answer."""
         return self._http.status()
 
     def hand_over(self, to: EtcdMember) -> None:
-        """Make another member lead instead of this one, which leads; `Unavailable` if that fails."""
+        """Transfer leadership from this member, the leader, to another; `Unavailable` if that fails."""
         self._http.move_leader(to.status().member_id)

@@ -4,8 +4,8 @@
         print(cluster.endpoints)
         cluster.leader().child.kill()
 
-Every process is a child of this one and ends with it, however it ends. The calls block; from
-asyncio use `asyncio.to_thread`.
+Every process is a child of this one and ends with it, however it ends. The calls block; from asyncio use
+`asyncio.to_thread`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from strata.processes.children import Child
 from strata.v1.admin_pb2 import GetStatusResponse
 
 _PORT = 50051
-"""Ours, for a coordinator that has a network namespace for itself."""
+"""Strata's default port, for a coordinator that has a network namespace for itself."""
 _POLL_S = 0.05
 
 Say = Callable[[str], None]
@@ -53,19 +53,19 @@ class LocalCoordinator:
         self._credentials = credentials
         self.address = address
         self.http = http
-        """Where its page is, `host:port`."""
+        """The address of its status page, `host:port`."""
         self.log = log
         self._arguments = arguments
         self.child = self._spawn()
 
     def restart(self) -> None:
-        """Start it again under the same name and address; kills it first if it runs."""
+        """Start it again under the same name and address; kill it first if it runs."""
         self.child.kill()
         self.child.join()
         self.child = self._spawn()
 
     def wait_ready(self, timeout_s: float) -> GetStatusResponse:
-        """Return its status once it answers; `Unavailable` with the end of its log after that."""
+        """Return its status once it is ready; after the limit, `Unavailable` with the end of its log."""
 
         def ready() -> GetStatusResponse | None:
             answer = GetStatusResponse()
@@ -76,7 +76,7 @@ class LocalCoordinator:
                 ) as client,
             ):
                 answer = client.status()
-            if self.child.poll() is not None:  # then it was somebody else who answered
+            if self.child.poll() is not None:  # then another process answered
                 raise Unavailable(f"{self.name} {self.child.describe()}:\n{self.child.tail()}", hint="")
             return answer if any(r.replica == self.name and r.ready for r in answer.replicas) else None
 
@@ -93,7 +93,7 @@ class LocalCoordinator:
 
 
 class LocalCluster:
-    """What `start` started; `stop` ends it in order, `kill` at once."""
+    """The processes that `start` started; `stop` ends them in order, `kill` at once."""
 
     def __init__(
         self,
@@ -132,13 +132,12 @@ class LocalCluster:
     ) -> Self:
         """Return a cluster in which every process is ready.
 
-        `ports` are the coordinators' gRPC ports, `http_ports` those of their pages; free ones when
-        None. `etcd_placements` and `placements` say where each etcd member and each coordinator
-        runs, by default here on loopback. `say` is told of each step.
-        `options` gives each coordinator, by its name, more flags; `credentials` are those with
-        which the coordinators are asked whether they are ready.
-        Raises `ConfigError` when there is no suitable etcd, `Unavailable` when something does not
-        come up; nothing is left running then.
+        `ports` are the coordinators' gRPC ports, `http_ports` those of their pages; None means free ones.
+        `etcd_placements` and `placements` give the address and namespace of each etcd member and each coordinator, by
+        default loopback. `say` is called with a line for each step. `options` returns more flags for a coordinator,
+        by its name. `credentials` are used to check whether the coordinators are ready.
+        `ConfigError` if there is no suitable etcd, `Unavailable` if a process does not become ready; no process is
+        left running then.
         """
         if coordinators < 1:
             raise ConfigError("a cluster has at least one coordinator")
@@ -168,7 +167,7 @@ class LocalCluster:
                 timeout_s=timeout_s,
             )
             say(f"etcd {etcd.binary.version}: {etcd_members} members at {','.join(etcd.endpoints)}")
-            free = free_ports(2 * coordinators)  # not before: etcd's members would be given some of them
+            free = free_ports(2 * coordinators)  # after etcd has started: its members could get some of them
             usual = [_PORT if place.enter else port for place, port in zip(places, free, strict=False)]
             chosen = ports if ports is not None else usual
             pages = http_ports if http_ports is not None else free[coordinators:]
@@ -213,14 +212,14 @@ class LocalCluster:
         return ",".join(c.address for c in self.coordinators)
 
     def status(self, *, timeout_s: float = 5.0) -> GetStatusResponse:
-        """Return the status as any coordinator that answers sees it."""
+        """Return the status as seen by any coordinator that answers."""
         with CoordinatorClient.connect(
             self.endpoints, timeout_s=timeout_s, credentials=self._credentials
         ) as client:
             return client.status()
 
     def leader(self, *, timeout_s: float = 30.0) -> LocalCoordinator:
-        """Return the coordinator that leads, once one does; `Unavailable` after the limit."""
+        """Return the leading coordinator once there is one; `Unavailable` after the limit."""
         found = until(self._leader_now, timeout_s, every_s=_POLL_S)
         if found is None:
             raise Unavailable(f"no coordinator led within {timeout_s:g} s")
@@ -264,9 +263,9 @@ class LocalCluster:
 
 
 def _lock(folder: Path) -> TextIO:
-    """Keep a second cluster off the same data as long as this process lives and the file is open.
+    """Keep a second cluster off the same data while this process lives and the file is open.
 
-    Its etcd would meet the first one's, at the same ports.
+    Otherwise its etcd members would use the ports of the first cluster's.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

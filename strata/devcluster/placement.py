@@ -1,4 +1,4 @@
-"""Where a process of a local cluster runs: on loopback, or in a network namespace of its own."""
+"""Placement of a process of a local cluster: on loopback, or in a network namespace of its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """An address, and the command that enters the network namespace in which it is.
+    """An address, and the command that enters the network namespace of that address.
 
-    Without `enter` the address is this machine's own. With it, the namespace is taken to belong
-    to that one process, so its ports are the usual ones.
+    Without `enter` the address is one of this machine. With it, the namespace is assumed to belong to that one
+    process, which therefore uses the default ports.
     """
 
     host: str = HOST

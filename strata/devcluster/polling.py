@@ -1,4 +1,4 @@
-"""Asking again until an answer will do: for starts, where a poll's pause costs nobody anything."""
+"""Polls a condition until it is true: for starts, at which a pause between polls harms nobody."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def until(condition: Callable[[], _T], timeout_s: float, *, every_s: float = 0.02) -> _T:
-    """Return the first true answer of `condition`, or the last one when the time is over."""
+    """Return the first true result of `condition`, or its last result after the limit."""
     return Retrying(
         retry=retry_if_not_result(bool),
         stop=stop_after_delay(timeout_s),

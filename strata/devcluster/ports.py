@@ -14,15 +14,14 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
-    """Return `count` different TCP ports that nobody listens on at this moment.
+    """Return `count` different TCP ports on which no process listens at this moment.
 
-    They lie below the range the kernel takes outgoing ports from, where it can be avoided. A port
-    in that range may be taken, while its server is restarting, by any outgoing connection, even by
-    a client that tries to reach this very server and so connects to itself.
+    If possible they lie below the kernel's range of ephemeral ports. While a server restarts, an outgoing connection
+    may take a port in that range, even one of a client that tries to reach this very server and so connects to itself.
 
-    Nothing keeps the ports free until they are used; be ready to try others. The operating system's
-    random numbers choose them: programs that seed `random` alike get different ports, and the sequence
-    of `random` does not move.
+    Nothing keeps the ports free until they are used, so be ready to try others. The operating system's random numbers
+    choose them: programs that seed `random` with the same value get different ports, and the sequence of `random` does
+    not advance.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as held:
@@ -46,7 +45,7 @@ def free_port(*, host: str = "127.0.0.1") -> int:
 
 
 def is_free(port: int, *, host: str = "127.0.0.1") -> bool:
-    """Tell whether a server could listen there at this moment."""
+    """Tell whether a server could listen on the port at this moment."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,7 +67,7 @@ def _candidates() -> list[int]:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Tell whether a process listens on a TCP port, as the kernel knows it; False if it is gone."""
+    """Tell whether a process listens on a TCP port, by the kernel's tables; False if the process has ended."""
     proc = Path(f"/proc/{pid}")
     try:
         links = [link.readlink().name for link in (proc / "fd").iterdir()]

@@ -1,1 +1,1 @@
-"""Documents that somebody else may have written: bounded before they are read, and before they are parsed."""
+"""Bounded reading and parsing of documents that another program or user may have written."""

@@ -1,11 +1,12 @@
-"""JSON and TOML of bounded size, depth and number of values: looked at as bytes, before they are parsed.
+"""JSON and TOML with bounded size, depth and number of values, which are measured on the bytes before parsing.
 
-Pure. A parser of Python recurses once a level and makes objects that take up to thirty times the memory of their
-text. So the text is measured first: what is not in a string (and in TOML not in a comment) is reduced to its
-brackets and separators, which is quicker than parsing, and those are counted. The measure may take for a string what
-is none only behind the place where the parser gives up; so it never finds less than the parser would.
+Pure. Python's parsers recurse for each level, and create objects that take up to thirty times the memory of their
+text. So the text is measured first: everything outside strings (and in TOML outside comments) is reduced to brackets
+and separators, which is quicker than parsing, and those are counted. In an invalid document the measure may mistake
+other text for a string, but only after the point at which the parser raises an error. So it never finds less than the
+parser would.
 
-Everything wrong with a document is a `ValueError` whose text names neither the document nor what is secret in it.
+Every fault of a document is a `ValueError` whose text contains neither the document nor a secret in it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MAX_DOCUMENT_BYTES: Final = 32 << 20
-"""No document of a storage root is larger, whatever it is: what a storage reads of one at most."""
+"""The size limit of any document in a storage root; a storage reads no more of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a kind of document may be. `values` counts keys, members and elements, at whatever depth."""
+    """The limits of a kind of document. `values` counts keys, members and elements at every depth."""
 
     size_bytes: int
     depth: int
@@ -33,30 +34,30 @@ class Limits:
 
 
 MANIFEST: Final = Limits(size_bytes=MAX_DOCUMENT_BYTES, depth=400, values=2_000_000)
-"""A manifest. A tensor takes about 350 bytes and 24 values of its rank's, so there is room for 80,000 on one rank
-(a mixture of experts with 26,000 parameters, and Adam's two moments of each); a rank takes 230 bytes and 10 values
-of the global one's: 140,000. A state lies up to 128 containers deep, which is 388 levels of JSON. The worst text
-within these limits takes 250 MB when it is parsed."""
+"""A manifest. A tensor takes about 350 bytes and 24 values of a rank's manifest, so a rank may have 80,000 tensors
+(a mixture of experts with 26,000 parameters, and Adam's two moments of each). A rank takes 230 bytes and 10 values
+of the global manifest, which allows 140,000 ranks. A state may be nested 128 containers deep, which is 388 levels
+of JSON. Parsing the worst text within these limits takes 250 MB."""
 LIST: Final = Limits(size_bytes=4 << 20, depth=8, values=100_000)
-"""`uses.json`: a folder's name has at most 255 bytes, so there is room for more than 16,000."""
+"""`uses.json`: a folder's name has at most 255 bytes, so it may hold more than 16,000."""
 NOTE: Final = Limits(size_bytes=64 << 10, depth=8, values=1_000)
-"""A marker, a tag, a pin, `strata.json`: half a KiB, and what a user writes as the reason of a pin."""
+"""A marker, a tag, a pin, `strata.json`: half a KiB, plus the reason that a user writes for a pin."""
 PLAIN: Final = Limits(size_bytes=1 << 30, depth=400, values=16_000_000)
-"""A plain value that an image holds as JSON. It is in memory already, so the depth is what counts."""
+"""A plain value that an image holds as JSON. The text is in memory already, so only the depth matters."""
 HEADER: Final = Limits(size_bytes=100_000_000, depth=8, values=16_000_000)
-"""The header of a safetensors file: the library itself takes none that is larger."""
+"""The header of a safetensors file: the library itself accepts none that is larger."""
 TOKENS: Final = Limits(size_bytes=16 << 20, depth=8, values=1_000_000)
-"""The file of token hashes: an entry has about 200 bytes, so there is room for 80,000."""
+"""The file of token hashes: an entry has about 200 bytes, so it may hold 80,000."""
 SMALL_CONFIG: Final = Limits(size_bytes=256 << 10, depth=16, values=10_000)
-"""`strata.toml`, and what `strata dev` keeps of its etcd members. All settings with their text take 10 KiB."""
+"""`strata.toml`, and the file in which `strata dev` records its etcd members. All settings together take 10 KiB."""
 
 MAX_KEY_DOTS: Final = 32
-"""How many dots a line of TOML may have outside of strings: a key of n parts costs the parser n² steps."""
+"""How many dots a line of TOML may have outside strings: a key of n parts costs the parser n² steps."""
 MAX_NUMBER: Final = 1e9
-"""The largest that a setting with a fraction may be: in seconds 31 years, which every clock can count."""
+"""The largest value of a fractional setting: 31 years in seconds, which every clock can represent."""
 MAX_INTEGER: Final = 2**63 - 1
 MAX_UNIX_MS: Final = 253_402_300_799_999
-"""The end of the year 9999, the last that a `datetime` can have."""
+"""The end of the year 9999, the last one that a `datetime` can represent."""
 
 _ESCAPED_QUOTE: Final = rb"\""
 _ESCAPED_BACKSLASH: Final = rb"\\"
@@ -64,7 +65,7 @@ _STRUCTURE: Final = b'[]{},:"'
 _NO_STRUCTURE: Final = bytes(set(range(256)) - set(_STRUCTURE))
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""Brackets as the signed bytes +1 and -1."""
+"""Maps opening brackets to the signed byte +1, closing ones to -1."""
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
 _TOML_TEXT: Final = re.compile(
     rb'"""(?:[^\\"]|\\.|"(?!""))*+(?:"""|\Z)"{0,2}'
@@ -74,11 +75,11 @@ _TOML_TEXT: Final = re.compile(
     rb"|#[^\n]*+",
     re.DOTALL | re.MULTILINE,
 )
-"""Each kind of string, and comments; what is never closed ends with its line, or with the file."""
+"""Every kind of string, and comments; an unclosed one ends with its line, or with the file."""
 
 
 def json_value(data: bytes | str, limits: Limits) -> Any:
-    """Return the JSON value that `data` is; `ValueError` when it is none, or passes a limit."""
+    """Return the parsed JSON value; `ValueError` if `data` is not JSON or exceeds a limit."""
     encoded = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
     check_json(encoded, limits)
     text = data if isinstance(data, str) else data.decode()
@@ -86,20 +87,20 @@ def json_value(data: bytes | str, limits: Limits) -> Any:
 
 
 def json_object(data: bytes | str, limits: Limits) -> dict[str, Any]:
-    """Return the JSON object that `data` is; `ValueError` likewise."""
+    """Return the parsed JSON object; `ValueError` if `data` is not a JSON object or exceeds a limit."""
     value = json_value(data, limits)
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004  # of the document, not of an argument
+        raise ValueError("it is no JSON object")  # noqa: TRY004  # a fault of the document, not of an argument
     return value
 
 
 def check_json(data: bytes, limits: Limits) -> None:
-    """Return if JSON text keeps within the limits, else `ValueError`; for whoever writes what others must read."""
-    # Strata writes ASCII; the memory of any other text is that of its widest character for each
+    """Raise `ValueError` if JSON text exceeds the limits; a writer calls it for documents that others must read."""
+    # Strata writes ASCII. Python stores other text with the width of its widest character: at most 4 bytes each.
     _check_size(len(data) * (1 if data.isascii() else 4), limits)
     if b"\\" in data:
         data = data.replace(_ESCAPED_BACKSLASH, b"").replace(_ESCAPED_QUOTE, b"")
-    # a pair of quotes next to each other may go wherever it stands: what is within a string stays within one
+    # Adjacent quotes may be removed anywhere: text inside a string stays inside one.
     structure = data.translate(None, _NO_STRUCTURE).replace(b'""', b"")
     if structure.count(b'"') > 2 * limits.values:
         raise ValueError(f"it has more than {limits.values} texts")
@@ -112,7 +113,7 @@ def check_json(data: bytes, limits: Limits) -> None:
 
 
 def toml_table(data: bytes, limits: Limits) -> dict[str, Any]:
-    """Return the table that a TOML document is; `ValueError` when it is none, or passes a limit."""
+    """Return the parsed TOML table; `ValueError` if `data` is not TOML or exceeds a limit."""
     _check_size(len(data), limits)
     bare = _TOML_TEXT.sub(b"_", data)
     _check_depth(bare.translate(None, _NO_BRACKETS), limits)
@@ -124,29 +125,29 @@ def toml_table(data: bytes, limits: Limits) -> dict[str, Any]:
 
 
 def whole(value: Any, *, least: int = 0, most: int = MAX_INTEGER) -> int:
-    """Return `value` if it is a whole number in that range; `ValueError` otherwise, also for 1.0 and true."""
+    """Return `value` if it is an integer in that range; else raise `ValueError`, also for 1.0 and true."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{shown(value)} is no whole number from {least} to {most}")
     return value
 
 
 def text(value: Any) -> str:
-    """Return `value` if it is text; `ValueError` otherwise."""
+    """Return `value` if it is a string; else raise `ValueError`."""
     if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} is no text")  # noqa: TRY004  # as above
+        raise ValueError(f"{shown(value)} is no text")  # noqa: TRY004  # a fault of the document
     return value
 
 
 def file_name(value: Any) -> str:
-    """Return `value` if it can only be the name of a file or folder of ours; `ValueError` for a path, say."""
+    """Return `value` if it is a valid name of one of our files or folders; `ValueError` for a path, for example."""
     if not isinstance(value, str) or _FILE_NAME.match(value) is None:
         raise ValueError(f"{shown(value)} is no name of a file")
     return value
 
 
 def shown(value: Any) -> str:
-    """Return how a value looks, in an error: its beginning, however large it is."""
-    if isinstance(value, int) and value.bit_length() > 128:  # Python writes no very long ones
+    """Return a value's text for an error message: only its beginning or size if it is large."""
+    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to format very long ones
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, str | bytes):
         value = value[:100]

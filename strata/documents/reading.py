@@ -1,8 +1,8 @@
-"""Files that somebody else may have put there: opened without waiting, and never read beyond a size.
+"""Bounded reading of files that another user may have placed there: opened without blocking, read up to a size.
 
-A pipe would be waited for, a device never ends, and a sparse file of 8 GiB takes 8 GiB of memory: so a file is opened
-so that nothing waits, looked at, and read only if it is a regular one that is no larger than it may be. What another
-process appends meanwhile counts.
+Opening a pipe blocks, reading a device never ends, and reading a sparse file of 8 GiB takes 8 GiB of memory. So a
+file is opened without blocking, and read only if it is a regular file within the size limit. Bytes that another
+process appends meanwhile count towards the limit.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Final
 from strata.errors import ConfigError
 
 MAX_PEM_BYTES: Final = 4 << 20
-"""A file of certificates, of a key or of a password: the authorities of a whole system take 0.3 MB."""
+"""For a file of certificates, a key or a password: all authorities of an operating system take 0.3 MB."""
 _LEAST_BYTES: Final = 4096
 _NO_FILE: Final = frozenset({errno.ENXIO, errno.ENODEV, errno.ELOOP})
-"""How a socket, a device without a driver and a link to itself are refused."""
+"""Error codes for a socket, a device without a driver, and a link to itself."""
 
 
 class NotADocument(ValueError):
-    """There is something at the path, and it is no regular file, or a larger one than is read."""
+    """The path is not a regular file, or the file exceeds the size limit."""
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of a regular file, at once; `NotADocument` for anything else.
+    """Return a descriptor of a regular file without blocking; `NotADocument` for anything else.
 
-    `OSError` as the operating system has it, `IsADirectoryError` for a folder.
+    `OSError` from the operating system is passed on; a folder raises `IsADirectoryError`.
     """
     try:
         fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -37,7 +37,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         if error.errno in _NO_FILE:
             raise NotADocument("it is no regular file") from error
         raise
-    except ValueError as error:  # a NUL in it, or text that no file system has
+    except ValueError as error:  # a NUL in the path, or text that cannot be encoded
         raise NotADocument("its path is none") from error
     try:
         mode = os.fstat(fd).st_mode
@@ -52,7 +52,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_regular(path: Path, *, most_bytes: int) -> bytes:
-    """Return what a regular file holds; `NotADocument` for anything else, or when that is more. `OSError`."""
+    """Return a regular file's content; `NotADocument` for anything else or a larger file, `OSError` from the system."""
     fd = open_regular(path)
     try:
         return read_open(fd, most_bytes=most_bytes)
@@ -61,13 +61,13 @@ def read_regular(path: Path, *, most_bytes: int) -> bytes:
 
 
 def read_open(fd: int, *, most_bytes: int) -> bytes:
-    """Return what there is from the beginning of an open regular file; `NotADocument` when it is more. `OSError`."""
+    """Return an open regular file's content from its beginning; `NotADocument` if it is larger, or `OSError`."""
     size_bytes = os.fstat(fd).st_size
     if size_bytes > most_bytes:
         raise NotADocument(f"it has {size_bytes} bytes, and at most {most_bytes} are read")
     pieces: list[bytes] = []
     done = 0
-    # one byte more than there should be tells whether it grows; files of /proc say that they have none
+    # One byte more than the size reveals a file that grows. Files of /proc report a size of 0.
     while piece := os.pread(fd, max(size_bytes - done, _LEAST_BYTES) + 1, done):
         pieces.append(piece)
         done += len(piece)
@@ -79,9 +79,9 @@ def read_open(fd: int, *, most_bytes: int) -> bytes:
 def read_config(
     path: Path, what: str = "", *, most_bytes: int = MAX_PEM_BYTES, private: bool = False
 ) -> bytes:
-    """Return what a configuration file holds; `ConfigError`, naming `what` it is and where, when it cannot be.
+    """Return a configuration file's content; `ConfigError` with `what` and the path if it cannot be read.
 
-    A `private` one is refused when others than its owner can read it.
+    A `private` file is refused if others than its owner can read it.
     """
     named = f"{what} {path}".lstrip()
     try:

@@ -1,9 +1,8 @@
 """A thin asynchronous client of etcd: the only user of its API.
 
-`EtcdStore` is the `Store` protocol; `EtcdStore.cluster` knows members, status and alarms. Its files
-by concept: `endpoint` (one member), `connection` (which one takes a call), `guard` (which answers
-are believed), `login`, `errors`, `codec`, and the services `kv`, `lease`, `watch`, `cluster`,
-`snapshot`.
+`EtcdStore` implements the `Store` protocol; `EtcdStore.cluster` has members, status and alarms. Files by concept:
+`endpoint` (one member), `connection` (which member takes a call), `guard` (which answers are accepted), `login`,
+`errors`, `codec`, and the services `kv`, `lease`, `watch`, `cluster`, `snapshot`.
 """
 
 from strata.etcd.cluster import Alarm, Cluster, Member, MemberStatus

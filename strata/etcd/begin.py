@@ -1,4 +1,4 @@
-"""The first words with a cluster: is anybody there, and who are we to it?"""
+"""Connecting to a cluster: wait for a first answer, and authenticate."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def authenticator(connection: Callable[[], Connection], who: Credentials) -> Log
 
 
 async def first_answer(connection: Connection) -> Endpoint:
-    """Return once some member answers, and which; or say of each why it does not.
+    """Return the endpoint that answers first; otherwise raise an error that says of each why it does not.
 
-    The question is one that any user may ask, and that needs no leader.
+    The request is one that any user may send, and that needs no leader.
     """
     timing = connection.timing
     deadline = timing.now() + timing.connect_s
@@ -56,7 +56,7 @@ async def first_answer(connection: Connection) -> Endpoint:
 
 
 async def _why_none(connection: Connection) -> StrataError:
-    """Ask every endpoint once, only to learn how it fails: the channel's state has no words."""
+    """Call every endpoint once, only to learn its error: a channel's state has no error text."""
     reasons: list[str] = []
     request = cluster_pb2.MemberListRequest(linearizable=False)
     for endpoint in connection.endpoints:

@@ -1,4 +1,4 @@
-"""etcd's members: who they are, how they are, and changing them."""
+"""etcd's members: list, status, alarms, and membership changes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from strata.etcd.snapshot import IDLE_S, stream
 from strata.etcdapi import cluster_pb2, maintenance_pb2
 
 SLOW_S = 60.0
-"""For what works through a whole database."""
+"""Time limit of calls that work through a whole database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One member as the cluster knows it; `name` is empty until it has started once."""
+    """One member as the cluster knows it; `name` is empty until it has started for the first time."""
 
     id: int
     name: str
@@ -29,7 +29,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStatus:
-    """One endpoint's own view; `leader_id` 0 means that it knows none."""
+    """One endpoint's own view; `leader_id` 0 means that it knows no leader."""
 
     endpoint: str
     cluster_id: int
@@ -62,15 +62,15 @@ class Cluster:
         self._connection = connection
 
     async def members(self, *, linearizable: bool = True) -> tuple[Member, ...]:
-        """Return every member; not `linearizable`, as one endpoint knows them, which takes no quorum."""
+        """Return every member; if not `linearizable`, as one endpoint knows them, which needs no quorum."""
         request = cluster_pb2.MemberListRequest(linearizable=linearizable)
         answer = await self._connection.repeated(lambda at: at.cluster.MemberList, request)
         return tuple(_member(member) for member in answer.members)
 
     async def status(self, endpoint: str | None = None, *, timeout_s: float | None = None) -> MemberStatus:
-        """Return the status of one endpoint, or of any; `Refused` if the user may not know.
+        """Return the status of one endpoint, or of any; `Refused` if the user may not read it.
 
-        From 3.5.30 at the latest, etcd tells it only to a user with the role `root`.
+        From 3.5.30 at the latest, etcd returns it only to a user with the role `root`.
         """
         request = maintenance_pb2.StatusRequest()
         if endpoint is not None:
@@ -83,9 +83,9 @@ class Cluster:
         return _read_status(at.name, answer)
 
     async def statuses(self, *, timeout_s: float | None = None) -> dict[str, MemberStatus | StrataError]:
-        """Return the status of every endpoint, or why it has none."""
+        """Return the status of every endpoint, or the error instead of it."""
         names = sorted(endpoint.name for endpoint in self._connection.endpoints)
-        # at once: each that is silent takes as long as an answer may
+        # concurrently: each endpoint that does not answer takes the whole time limit
         found = await asyncio.gather(*(self._status_or_why(name, timeout_s) for name in names))
         return dict(zip(names, found, strict=True))
 
@@ -96,7 +96,7 @@ class Cluster:
             return error
 
     async def add(self, peer_url: str, *, learner: bool) -> Member:
-        """Add a member that is to be started next; not repeated, so look before trying again."""
+        """Add a member, to be started next. The call is not repeated, so check the members before a retry."""
         request = cluster_pb2.MemberAddRequest(peerURLs=[peer_url], isLearner=learner)
         answer = await self._connection.once(lambda at: at.cluster.MemberAdd, request, timeout_s=SLOW_S)
         return _member(answer.member)
@@ -107,7 +107,7 @@ class Cluster:
         await self._connection.once(lambda at: at.cluster.MemberPromote, request, timeout_s=SLOW_S)
 
     async def remove(self, member_id: int) -> None:
-        """Remove a member; one that is gone already is no error."""
+        """Remove a member; it is not an error if it is already removed."""
         request = cluster_pb2.MemberRemoveRequest(ID=member_id)
         try:
             await self._connection.once(lambda at: at.cluster.MemberRemove, request, timeout_s=SLOW_S)
@@ -115,7 +115,7 @@ class Cluster:
             return
 
     async def move_leader(self, member_id: int) -> None:
-        """Hand etcd's leadership to a member; asked of the leader, the only one that can."""
+        """Transfer etcd's leadership to a member; the call goes to the leader, which alone can do it."""
         for name, status in (await self.statuses()).items():
             if isinstance(status, MemberStatus) and status.leader_id == status.member_id:
                 request = maintenance_pb2.MoveLeaderRequest(targetID=member_id)
@@ -135,7 +135,7 @@ class Cluster:
         )
 
     async def disarm(self, alarm: Alarm) -> None:
-        """Switch an alarm off, after its cause is gone."""
+        """Switch an alarm off, after its cause is removed."""
         request = maintenance_pb2.AlarmRequest(
             action=maintenance_pb2.AlarmRequest.DEACTIVATE,
             memberID=alarm.member_id,
@@ -144,9 +144,9 @@ class Cluster:
         await self._connection.repeated(lambda at: at.maintenance.Alarm, request)
 
     async def defragment(self, endpoint: str, *, timeout_s: float = SLOW_S) -> None:
-        """Give the free space of one member's database back; that member stalls meanwhile.
+        """Release the free space of one member's database; that member stalls meanwhile.
 
-        `Unavailable` after `timeout_s`; the member goes on with it.
+        `Unavailable` after `timeout_s`; the member continues nevertheless.
         """
         await self._connection.once(
             lambda at: at.maintenance.Defragment,

@@ -1,7 +1,7 @@
-"""Transactions as data to etcd's messages and back.
+"""Codec of transactions: from plain data to etcd's messages and back.
 
-Keys are text here and bytes there. A foreign key that is not UTF-8 survives the way there and back
-(`surrogateescape`), so that nothing somebody else writes can break a watch.
+Keys are text here and bytes in etcd. A foreign key that is not UTF-8 survives the conversion both ways
+(`surrogateescape`), so that keys of other programs cannot break a watch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RESULTS: Final = {
     Op.NOT_EQUAL: kv_pb2.Compare.NOT_EQUAL,
 }
 
-# etcd's number, the field of the operand, and its type
+# etcd's constant, the field of the operand, and its type
 _TARGETS: Final[dict[Target, tuple[kv_pb2.Compare.CompareTarget.ValueType, str, type]]] = {
     Target.VERSION: (kv_pb2.Compare.VERSION, "version", int),
     Target.CREATE: (kv_pb2.Compare.CREATE, "create_revision", int),
@@ -59,7 +59,7 @@ def end_bytes(range_end: str | None) -> bytes:
 
 # -- to etcd -----------------------------------------------------------------------------------
 
-# Messages are filled in place: twice as fast as handing finished parts to constructors, which copy.
+# Messages are filled in place: twice as fast as passing finished parts to constructors, which copy them.
 
 
 def encode_txn(txn: Txn) -> kv_pb2.TxnRequest:
@@ -143,9 +143,9 @@ def decode_range(response: kv_pb2.RangeResponse, revision: int) -> RangeResult:
 
 
 def decode_txn(response: kv_pb2.TxnResponse, txn: Txn) -> TxnResult:
-    """Return the result of `txn`; only its reads are looked for among the responses.
+    """Return the result of `txn`; only its reads are looked up among the responses.
 
-    `Unavailable` when they are not there: the answer is of another transaction, or was changed on its way.
+    `Unavailable` if they are missing: the answer belongs to another transaction, or was changed on its way.
     """
     succeeded, revision = response.succeeded, response.header.revision
     branch = txn.success if succeeded else txn.failure

@@ -1,12 +1,12 @@
-"""Calls to whichever member can answer.
+"""Calls to any member that can answer, with failover.
 
-One endpoint is current and takes every call. A call without a clear answer blames its endpoint, and
-the next call goes to the ready endpoint that was blamed longest ago. Two kinds of calls:
+One endpoint is current and takes every call. A call without a clear answer blames its endpoint, and the next call
+goes to the ready endpoint that was blamed longest ago. There are two kinds of calls:
 
-- `once`: sent at most once (a transaction). Only what is certain not to have been sent, or to have
-  been refused for a stale token, is sent again.
-- `repeated`: may be sent any number of times (reads, and writes that are idempotent): each attempt
-  gets `request_s`, all together `read_s`.
+- `once`: sent at most once (a transaction). It is sent again only if it certainly was not sent, or was rejected for a
+  stale token.
+- `repeated`: may be sent any number of times (reads, and writes that are idempotent). Each attempt gets `request_s`,
+  all together `read_s`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from strata.etcd.options import Address, Timing, TlsConfig
 
 
 class Answer(Protocol):
-    """Any answer of etcd's: it has a header."""
+    """Any answer of etcd, all of which have a header."""
 
     @property
     def header(self) -> Header: ...
@@ -41,7 +41,7 @@ Method = Callable[[Endpoint], UnaryUnaryMultiCallable[Request, AnswerT]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What all connections of one store have in common."""
+    """The state that all connections of one store share."""
 
     addresses: Sequence[Address]
     tls: TlsConfig | None
@@ -58,7 +58,7 @@ class Connection:
         self.timing = timing = shared.timing
         self.guard = shared.guard
         self.login = shared.login
-        # where the ring starts is chance, so that the clients of one cluster spread over it
+        # the ring starts at a random endpoint, so that the clients of one cluster spread over its members
         start = int(timing.chance() * len(shared.addresses))
         self.endpoints = [
             Endpoint(address, shared.tls, shared.health[address.target])
@@ -78,8 +78,8 @@ class Connection:
         self._reported.set()
         for endpoint in self.endpoints:
             await endpoint.close()
-        # Closing ends what they wait for, unless a traceback still holds a failed call. Cancelled,
-        # they would leave gRPC an event for a loop that may be gone when it comes.
+        # Closing ends what the tasks wait for, unless a traceback still references a failed call. Cancelled here,
+        # they would leave gRPC an event for a loop that may be closed when it arrives.
         _, late = await asyncio.wait(self._tasks, timeout=0.2)
         for task in late:
             task.cancel()
@@ -87,21 +87,21 @@ class Connection:
     # -- choosing -------------------------------------------------------------------------------
 
     def _report(self, endpoint: Endpoint, *, lost: bool) -> None:
-        """Take note that the state of a channel changed, and let those who wait look again."""
+        """Record that the state of a channel changed, and wake the waiters for a ready endpoint."""
         if lost:
-            # a member that comes back is no better than those that stayed
+            # a member that comes back is no better than the members that stayed connected
             endpoint.health.blamed_at = self.timing.now()
         self._choose()
         self._reported.set()
         self._reported = asyncio.Event()
 
     def blame(self, endpoint: Endpoint) -> None:
-        """Send the next calls elsewhere, if there is a ready elsewhere."""
+        """Send the next calls to another endpoint, if another one is ready."""
         endpoint.health.blamed_at = self.timing.now()
         self._choose()
 
     def _choose(self) -> Endpoint | None:
-        """Make the ready endpoint current that was blamed longest ago, the first of equals."""
+        """Make the ready endpoint current that was blamed longest ago, the first among equals."""
         ready = [endpoint for endpoint in self.endpoints if endpoint.ready]
         if not ready:
             return None
@@ -109,14 +109,14 @@ class Connection:
         return self._current
 
     def named(self, name: str) -> Endpoint:
-        """Return the endpoint that is called `name`; `NotFound` if no one is."""
+        """Return the endpoint called `name`; `NotFound` if there is none."""
         for endpoint in self.endpoints:
             if endpoint.name == name:
                 return endpoint
         raise NotFound(f"{name} is not one of the etcd endpoints")
 
     async def ready_endpoint(self, timeout_s: float) -> Endpoint:
-        """Return an endpoint whose connection stands; `Unavailable` if none does in time."""
+        """Return an endpoint that is connected; `Unavailable` if none is in time."""
         if self._current.ready:
             return self._current
         try:
@@ -141,14 +141,14 @@ class Connection:
         at: Endpoint | None = None,
         linearizable: bool = False,
     ) -> AnswerT:
-        """Return the answer to a request that is sent at most once: to whoever is current, or `at`."""
+        """Return the answer to a request that is sent at most once: to the current endpoint, or to `at`."""
         metadata = self.login.plain
         try:
             return await self._send(method, request, metadata, timeout_s, at, linearizable)
         except errors.StaleTokenError as stale:
             if not self.login.possible:
                 raise stale.meaning from None
-        # refused before anything was written: log in again, and send it with the new token
+        # rejected before anything was written: log in again, and send it with the new token
         await self.login.renew(metadata)
         try:
             return await self._send(method, request, self.login.plain, timeout_s, at, linearizable)
@@ -191,7 +191,7 @@ class Connection:
     ) -> AnswerT:
         """Return the answer to a request that may be sent any number of times.
 
-        An `anonymous` one carries no token, and cannot cause a login.
+        An `anonymous` request carries no token, and cannot cause a login.
         """
         timing = self.timing
         deadline = timing.now() + timing.read_s
@@ -204,7 +204,7 @@ class Connection:
                 return await self.once(method, request, timeout_s=timeout_s, linearizable=linearizable)
             except Unavailable:
                 failures += 1
-                # every endpoint is tried at once before the first pause
+                # every endpoint is tried without delay before the first pause
                 pause_s = timing.pause_s(failures - len(self.endpoints) + 1)
                 if self.closed or timing.now() + pause_s >= deadline:
                     raise
@@ -212,7 +212,7 @@ class Connection:
                 await timing.sleep(pause_s)
 
     def failed(self, error: AioRpcError, endpoint: Endpoint) -> Exception:
-        """Return what a failed call means, and blame the endpoint if that is not clear."""
+        """Return the meaning of a failed call, and blame the endpoint if the outcome is unknown."""
         meaning = errors.translate(error, endpoint.name)
         if errors.is_stale_token(error):
             return errors.StaleTokenError(meaning)
@@ -221,7 +221,7 @@ class Connection:
         return meaning
 
     def admit(self, header: Header, floor: Floor, endpoint: Endpoint, *, linearizable: bool = False) -> None:
-        """Let the guard judge an answer, and blame the endpoint of a refused one."""
+        """Have the guard check an answer; blame the endpoint if the guard rejects it."""
         try:
             self.guard.admit(header, floor, endpoint.name, linearizable=linearizable)
         except StrataError:
@@ -230,9 +230,9 @@ class Connection:
 
 
 def cancelled_by_caller() -> bool:
-    """Tell a cancellation of this task from one of grpc.aio's own.
+    """Tell a cancellation of this task from a `CancelledError` of grpc.aio.
 
-    It also raises `CancelledError` when a call or its channel is closed under the task.
+    grpc.aio raises it too when a call or its channel is closed under the task.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

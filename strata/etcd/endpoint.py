@@ -1,13 +1,13 @@
-"""One etcd member as seen through one connection.
+"""Endpoint: one etcd member as seen through one connection.
 
-gRPC's own retries are off: a retry behind our back would turn a known outcome into an unknown one.
-An endpoint always has exactly one TCP connection of its own (`use_local_subchannel_pool`), is
-reconnected by itself, and says whether it is ready, so that a call is sent only where a connection
-stands: a refused connection is then found before anything was sent.
+gRPC's own retries are off: a hidden retry would turn a known outcome into an unknown one. An endpoint always has
+exactly one TCP connection of its own (`use_local_subchannel_pool`) and reconnects by itself. It shows whether it is
+ready, so that calls are sent only over an established connection. A refused connection is then found before anything
+was sent.
 
-etcd allows a client one ping in 5 s, and none on a connection without streams; more ends the
-connection (`too_many_pings`). So a frozen member is found by calls that time out and by a watch's
-silence; pings are the last resort.
+etcd allows a client one ping in 5 s, and none on a connection without streams; it ends a connection with more pings
+(`too_many_pings`). So a frozen member is found by calls that time out and by a watch's silence; pings are the last
+resort.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ _OPTIONS: Final[list[tuple[str, object]]] = [
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
-    # a list of a large keyspace passes gRPC's default of 4 MiB; what may be sent, etcd decides
+    # the list of a large keyspace exceeds gRPC's default of 4 MiB; etcd limits what may be sent
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
-    # an attempt may take this long (default 20 s; a busy machine needs a second for TLS), and the next
-    # one follows soon
+    # an attempt may take this long (default 20 s; a busy machine needs a second for TLS), and the next one
+    # follows soon
     ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # a connection kept for the day another member fails must not fall asleep
+    # a connection kept for the failure of another member must not become idle
     ("grpc.client_idle_timeout_ms", 2**31 - 1),
 ]
 
 LOOK_S: Final = 1.0
-"""How often replaced files are looked for while there is no connection."""
+"""How often the client checks for replaced files while there is no connection."""
 
 READY: Final = grpc.ChannelConnectivity.READY
 SHUTDOWN: Final = grpc.ChannelConnectivity.SHUTDOWN
 
 
 class Health:
-    """What is known of one member, shared by every connection to it."""
+    """The health of one member, shared by every connection to it."""
 
     __slots__ = ("blamed_at",)
 
     def __init__(self) -> None:
         self.blamed_at = float("-inf")
-        """When a call there last failed without a clear answer."""
+        """Time of the last call there that failed without a clear answer."""
 
 
 class Report(Protocol):
-    """Hears that a channel's state changed; `lost`: a connection that stood does so no more."""
+    """Called when a channel's state changes; `lost`: an established connection was lost."""
 
     def __call__(self, endpoint: Endpoint, *, lost: bool) -> None: ...
 
 
 class Endpoint:
-    """A channel to one member, its services, and what we know of its health."""
+    """A channel to one member, its services, and the member's health."""
 
     __slots__ = (
         "_address",
@@ -104,7 +104,7 @@ class Endpoint:
         self._use(self._open())
 
     def _open(self) -> grpc.aio.Channel:
-        """Return a channel with what the files hold now; `ConfigError` when they cannot be read."""
+        """Return a channel with the present contents of the files; `ConfigError` if they cannot be read."""
         options = list(_OPTIONS)
         if self._tls is None:
             return grpc.aio.insecure_channel(self.name, options=options)
@@ -123,7 +123,7 @@ class Endpoint:
 
     @property
     def ready(self) -> bool:
-        """Hold when a connection stands. Asked before every call: it costs 0.1 µs."""
+        """Whether a connection is established. Checked before every call: it costs 0.1 µs."""
         return self.channel.get_state() is READY
 
     async def close(self) -> None:
@@ -132,9 +132,9 @@ class Endpoint:
         await self.channel.close()
 
     async def _renew(self) -> None:
-        """Take a channel with new files, where files were replaced: one keeps those it began with.
+        """If files were replaced, open a channel with the new ones: a channel keeps the files it began with.
 
-        Called while no connection stands, so that nothing that works is given up.
+        Called while there is no connection, so that no working one is dropped.
         """
         now = self._tls.stamp() if self._tls is not None else ()
         if now == self._stamp:
@@ -142,7 +142,7 @@ class Endpoint:
         try:
             channel = self._open()
         except ConfigError:
-            return  # in the middle of being replaced: the next try finds them whole
+            return  # the files are just being replaced: the next check finds them complete
         self._stamp = now
         before = self.channel
         self._use(channel)
@@ -160,10 +160,10 @@ class Endpoint:
             looking.cancel()
 
     async def _look(self) -> None:
-        """Look for replaced files while there is no connection.
+        """Check for replaced files while there is no connection.
 
-        The channel does not say when it tries again: from the first failure on it is in
-        TRANSIENT_FAILURE until a connection stands.
+        The channel does not show when it tries again: from the first failure on it is in TRANSIENT_FAILURE until a
+        connection is established.
         """
         while self._tls is not None and not self._closed:
             await asyncio.sleep(LOOK_S)
@@ -171,12 +171,12 @@ class Endpoint:
                 await self._renew()
 
     async def _keep_connected(self, report: Report) -> None:
-        stood = False
+        was_ready = False
         state = self.channel.get_state(try_to_connect=True)
         while state is not SHUTDOWN:
-            stands = state is READY
-            report(self, lost=stood and not stands)
-            stood = stands
+            is_ready = state is READY
+            report(self, lost=was_ready and not is_ready)
+            was_ready = is_ready
             self._renewed.clear()
             changed = asyncio.ensure_future(self.channel.wait_for_state_change(state))
             renewed = asyncio.ensure_future(self._renewed.wait())
@@ -189,7 +189,7 @@ class Endpoint:
                 renewed.cancel()
                 self._waiting.add(changed)  # gRPC ends it, with the channel at the latest
                 changed.add_done_callback(self._waiting.discard)
-            # closed before the wait began: gRPC refuses to wait, and the state below says the rest
+            # if closed before the wait began, gRPC refuses to wait, and the state below is SHUTDOWN
             if changed.done() and not isinstance(changed.exception(), grpc.aio.UsageError):
                 changed.result()
             state = self.channel.get_state(try_to_connect=True)

@@ -1,19 +1,18 @@
-"""What a failed call means, told from etcd's answer.
+"""Errors of etcd: the meaning of a failed call, derived from etcd's answer.
 
 Three kinds must never be confused (PROTOCOLS 2.3):
 
-- *refused*: etcd said no before it wrote anything. Known by its own texts and by gRPC codes that
-  only a server that looked at the request gives.
-- *indeterminate*: everything else. Unavailable, DeadlineExceeded, Cancelled, Unknown, Internal,
-  Unimplemented (to a client at work a link that flipped a bit of the method's name, or a proxy in
-  front of a member), and codes nobody expects. All become `Unavailable`.
-- *stale token*: refused before anything was written, because etcd forgot our login (it restarted,
-  the token expired, users changed). The connection logs in again and repeats the call.
+- *refused*: etcd rejected the call before it wrote anything. Known by etcd's own texts, and by gRPC codes that only a
+  server that looked at the request returns.
+- *indeterminate*: everything else. Unavailable, DeadlineExceeded, Cancelled, Unknown, Internal, Unimplemented (for a
+  connected client: a link that flipped a bit of the method's name, or a proxy in front of a member), and unexpected
+  codes. All become `Unavailable`.
+- *stale token*: rejected before anything was written, because etcd no longer knows our login (it restarted, the token
+  expired, users changed). The connection logs in again and repeats the call.
 
-One trap: "database space exceeded" is *not* a refusal. When the quota is crossed between the check
-at the door and the apply, etcd applies the transaction and then answers with that error (its
-`quotaApplierV3`; tests/integration/test_etcd_quota.py shows one). So it is indeterminate, with a
-hint that says what to do.
+One trap: "database space exceeded" is *not* a refusal. If the quota is crossed between the check at admission and the
+apply, etcd applies the transaction and then answers with that error (its `quotaApplierV3`;
+tests/integration/etcd/test_etcd_kv.py shows one). So it is indeterminate, with a hint that says what to do.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ _STALE_TOKEN_TEXTS: Final = frozenset(
     {
         "etcdserver: invalid auth token",
         "etcdserver: revision of auth store is old",
-        # no token was sent: login was not asked for when we connected, and is now
+        # no token was sent: etcd did not require a login when we connected, and does now
         "etcdserver: user name is empty",
-        # HashKV leaves its errors as they are
+        # HashKV returns its errors untranslated
         "auth: invalid auth token",
         "auth: user name is empty",
     }
 )
 
-# gRPC has no code of its own for it: texts of its TLS library, for errors that are not the network's
+# gRPC has no code for a failed handshake: these texts of its TLS library mark errors that are not the network's
 _HANDSHAKE_SIGNS: Final = ("SSL_ERROR_SSL", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
 
 _FULL_HINT: Final = "etcd is full: strata etcd defrag --compact, then strata etcd alarm --disarm"
@@ -82,9 +81,9 @@ _BY_CODE: Final[dict[Code, type[StrataError]]] = {
 
 
 class StaleTokenError(Exception):
-    """Refused for want of a valid token; `meaning` is the error for who cannot get a new one.
+    """Rejected for lack of a valid token; `meaning` is the error to raise if no new token can be had.
 
-    It never leaves this package, and so stands outside the tree of Strata's errors.
+    It never leaves this package, and so is not one of Strata's errors.
     """
 
     def __init__(self, meaning: StrataError) -> None:
@@ -93,22 +92,22 @@ class StaleTokenError(Exception):
 
 
 def is_stale_token(error: AioRpcError) -> bool:
-    """Hold when etcd refused the call only because it does not know our token (any more)."""
+    """Return True if etcd rejected the call only because it does not know our token (any more)."""
     return is_stale_token_text(error.details() or "")
 
 
 def is_stale_token_text(text: str) -> bool:
-    """As `is_stale_token`, for the reason that came inside a message of a stream."""
+    """As `is_stale_token`, for a reason inside a message of a stream."""
     return text in _STALE_TOKEN_TEXTS
 
 
 def plain(reason: str) -> str:
-    """Return etcd's text out of a watch's cancel reason, which may hold an error as Go prints it."""
+    """Return etcd's text from a watch's cancel reason, which may contain an error as Go prints it."""
     return reason.rpartition(" desc = ")[2]
 
 
 def is_compacted(error: AioRpcError) -> bool:
-    """Hold when the revision asked for is gone."""
+    """Return True if the requested revision was compacted."""
     return error.details() == COMPACTED_TEXT
 
 
@@ -118,7 +117,7 @@ def translate(error: AioRpcError, endpoint: str) -> StrataError:
 
 
 def translate_text(code: Code, text: str, endpoint: str) -> StrataError:
-    """As `translate`, for an error that came inside a message of a stream."""
+    """As `translate`, for an error inside a message of a stream."""
     if (known := _BY_TEXT.get(text)) is not None:
         kind, hint = known
         return kind(f"etcd {endpoint}: {text}", hint=hint)
@@ -131,9 +130,9 @@ def translate_text(code: Code, text: str, endpoint: str) -> StrataError:
 
 
 def not_etcd(error: Unavailable) -> ConfigError | None:
-    """Return an error that says that somebody else answers there, if `error` says so.
+    """Return an error that says that the address is not an etcd's, if `error` shows that.
 
-    Only for who has not been connected yet, as `handshake_failure` is.
+    Only for a client that has not been connected yet, as `handshake_failure` is.
     """
     if f": {Code.UNIMPLEMENTED.name}: " not in error.message:
         return None
@@ -141,9 +140,9 @@ def not_etcd(error: Unavailable) -> ConfigError | None:
 
 
 def handshake_failure(error: Unavailable) -> ConfigError | None:
-    """Return an error that says what is wrong between our certificates and etcd's, if that is it.
+    """Return an error that says what is wrong between our certificates and etcd's, if `error` shows that.
 
-    Only for who has not been connected yet: to a client at work a member with a bad certificate is
+    Only for a client that has not been connected yet: for a connected client, a member with a bad certificate is just
     one member less.
     """
     if not any(sign in error.message for sign in _HANDSHAKE_SIGNS):

@@ -1,16 +1,16 @@
-"""Nobody goes back in time: which answers of etcd are believed at all (PROTOCOLS 3.1).
+"""Guard: no client goes back in time. Decides which answers of etcd are accepted (PROTOCOLS 3.1).
 
-1. The cluster id is fixed by the first answer. An answer from another cluster is never believed: an
-   endpoint points elsewhere, or etcd was replaced.
-2. A linearizable answer is of a revision at least as new as any that was known *before its request was sent*.
-   One that is older proves that etcd lost what it had: an older snapshot was put under it, or its disks are new. It is
-   told apart from 3 by `ClusterReplaced`: no other member knows better. Any answer teaches a revision, a stale read and a
-   watch too: what a member has applied, a majority has committed.
+1. The first answer fixes the cluster id. An answer from another cluster is never accepted: an endpoint points
+   elsewhere, or etcd was replaced.
+2. A linearizable answer has a revision at least as new as any that was known *before its request was sent*. An older
+   one proves that etcd lost data: it was started from an older snapshot, or its disks are new. The error is
+   `ClusterReplaced`, unlike in 3, because no other member has the data. Any answer raises the known revision, that of
+   a stale read or a watch too: a majority has committed what a member has applied.
 3. The raft term only grows in a cluster, and a linearizable answer needs a majority of its term. So an answer with a
-   term below one that was known before its request was sent comes from a member that is cut off since (serializable
-   read, watch), and another one is asked.
+   term below one that was known before its request was sent comes from a member that has been cut off since
+   (serializable read, watch). The call then goes to another member.
 
-The floor is taken when the request is sent: two answers may overtake each other.
+The floor is taken when the request is sent, since two answers may overtake each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from strata.errors import ClusterReplaced, Unavailable
 
 
 class Header(Protocol):
-    """The part of etcd's answer header that is looked at."""
+    """The fields of etcd's answer header that the guard checks."""
 
     @property
     def cluster_id(self) -> int: ...
@@ -35,7 +35,7 @@ class Header(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What was known when a request was sent."""
+    """The term and revision known when a request was sent."""
 
     term: int = 0
     revision: int = 0
@@ -53,17 +53,17 @@ class Guard:
 
     @property
     def floor(self) -> Floor:
-        """What the answer to a request that is sent now is measured by."""
+        """The minimum for the answer to a request that is sent now."""
         return Floor(self.term, self.revision)
 
     def admit(self, header: Header, floor: Floor, endpoint: str, *, linearizable: bool = False) -> None:
         """Learn from an answer, or raise `ClusterReplaced` or `Unavailable` and learn nothing.
 
-        `linearizable`: the answer is one of the key-value service's, and not a stale read.
+        `linearizable`: the answer is one of the key-value service, and not of a stale read.
         """
         cluster_id, term = header.cluster_id, header.raft_term
         if not cluster_id:
-            # some maintenance calls (Defragment) are answered with an empty header
+            # some maintenance calls (Defragment) have an empty header in the answer
             return
         if cluster_id != self.cluster_id:
             if self.cluster_id:

@@ -1,4 +1,4 @@
-"""Reading, transactions and compaction."""
+"""etcd's KV service: reading, transactions and compaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KeyValues:
         self._connection = connection
 
     async def read(self, request: Range) -> RangeResult:
-        """Return the keys of the range, all from one revision; tried until `read_s` is over."""
+        """Return the keys of the range, all from one revision; retry for up to `read_s`."""
         if request.range_end is None or request.limit:
             return await self._page(request)
         while True:
@@ -37,7 +37,7 @@ class KeyValues:
             except Compacted:
                 if request.revision:
                     raise
-                # the revision of the first page was compacted under us; the newest one never is
+                # the revision of the first page was compacted meanwhile; a new read takes the newest one
 
     async def _pages(self, request: Range) -> RangeResult:
         first = page = await self._page(replace(request, limit=PAGE_KEYS))
@@ -60,9 +60,9 @@ class KeyValues:
         return codec.decode_range(answer, answer.header.revision)
 
     async def read_at(self, endpoint: str, request: Range) -> RangeResult:
-        """Return one page of the range from one member; sent once, and waited for as long as a read may take.
+        """Return one page of the range from one member; sent once, with the time limit of a read.
 
-        That member has then applied at least `revision` of the answer, unless the read is serializable.
+        Unless the read is serializable, that member has then applied at least `revision` of the answer.
         """
         answer = await self._connection.once(
             _range,
@@ -78,10 +78,10 @@ class KeyValues:
         return codec.decode_txn(answer, txn)
 
     async def compact(self, revision: int, *, physical_s: float | None = None) -> None:
-        """Drop history before `revision`; a revision compacted already is no error.
+        """Drop history before `revision`; it is not an error if that is compacted already.
 
-        With `physical_s` the call is made once, and returns when the space is free in the member's database:
-        `Unavailable` if that takes longer. Where etcd asks for users, only one with the role `root` may:
+        With `physical_s` the call is made once, and returns when the space is free in the member's database;
+        `Unavailable` if that takes longer. If etcd has users, only one with the role `root` may do that:
         `Refused` for any other.
         """
         request = kv_pb2.CompactionRequest(revision=revision, physical=physical_s is not None)

@@ -1,9 +1,9 @@
-"""Leases: granting, renewing, ending.
+"""Leases: granting, renewing, revoking.
 
-Renewals have a connection of their own, so that no large answer stands before them, and one stream
-on it, with one renewal outstanding (PROTOCOLS 4.4). A renewal has `request_s` in all: who renews
-anchors the expiry at the moment of asking, so an answer after a long fight is worth little, and the
-next attempt goes to another member. Only a stream that broke is replaced within the call.
+Renewals have a connection of their own, so that no large answer delays them. It has one stream, with one renewal
+outstanding (PROTOCOLS 4.4). A renewal has `request_s` in all: the caller counts the expiry from the moment of its
+request, so a late answer is worth little, and the next attempt goes to another member. Only a broken stream is
+replaced within the call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RenewalCall = StreamStreamCall[lease_pb2.LeaseKeepAliveRequest, lease_pb2.LeaseK
 
 
 class Leases:
-    """etcd's Lease service; `renewals` is the connection that only renews."""
+    """etcd's Lease service; `renewals` is the connection for renewals only."""
 
     __slots__ = ("_connection", "_lock", "_renewals", "_stream")
 
@@ -35,19 +35,19 @@ class Leases:
         self._stream: tuple[Endpoint, RenewalCall] | None = None
 
     async def grant(self, ttl_s: int) -> Lease:
-        """Return a new lease. One that was granted unheard expires by itself."""
+        """Return a new lease. A lease whose answer was lost expires by itself."""
         answer = await self._connection.repeated(_grant, lease_pb2.LeaseGrantRequest(TTL=ttl_s))
         return Lease(id=answer.ID, ttl_s=answer.TTL)
 
     async def revoke(self, lease_id: int) -> None:
-        """End the lease and delete its keys; a lease that is gone already is no error."""
+        """End the lease and delete its keys; it is not an error if the lease no longer exists."""
         try:
             await self._connection.repeated(_revoke, lease_pb2.LeaseRevokeRequest(ID=lease_id))
         except NotFound:
             return
 
     async def keep_alive(self, lease_id: int) -> int:
-        """Renew once and return the seconds the lease now has; `NotFound` when it is gone."""
+        """Renew once and return the seconds the lease now has; `NotFound` if it no longer exists."""
         async with self._lock:
             try:
                 async with asyncio.timeout(self._renewals.timing.request_s):
@@ -79,7 +79,7 @@ class Leases:
                 failures += 1
                 if renewals.closed:
                     raise
-            # bounded by the caller's timeout
+            # the caller's timeout bounds this loop
             await renewals.timing.sleep(renewals.timing.pause_s(failures))
 
     async def _ask(self, request: lease_pb2.LeaseKeepAliveRequest) -> int:

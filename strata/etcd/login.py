@@ -1,8 +1,8 @@
-"""The token that etcd's user authentication asks for, and its renewal.
+"""Login: the token that etcd's user authentication requires, and its renewal.
 
-A token lives in the members' memory: it expires when unused, and dies with a restart and with every
-change of users and roles. So none is renewed ahead of time; the call that finds it stale logs in
-again, once for all calls that found the same one stale.
+A token lives in the members' memory: it expires when unused, and is lost at a restart and at every change of users
+and roles. So no token is renewed ahead of time. The call that finds it stale logs in again, once for all calls that
+found the same token stale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REQUIRE_LEADER: Final = ("hasleader", "true")
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user of etcd. The password shows in no log."""
+    """A user of etcd. The password appears in no log."""
 
     user: str
     password: str = field(repr=False)
@@ -31,7 +31,7 @@ class Login:
     __slots__ = ("_authenticate", "_lock", "possible", "plain", "streams")
 
     def __init__(self, authenticate: Callable[[], Awaitable[str]] | None) -> None:
-        """`authenticate` returns a new token, empty if etcd asks for none; None: no user."""
+        """`authenticate` returns a new token, empty if etcd requires none. None: there is no user."""
         self._authenticate = authenticate
         self._lock = asyncio.Lock()
         self.possible = authenticate is not None
@@ -39,7 +39,7 @@ class Login:
         self.streams = Metadata(_REQUIRE_LEADER)
 
     async def renew(self, stale: Metadata) -> None:
-        """Log in, unless somebody replaced the `plain` metadata `stale` meanwhile."""
+        """Log in, unless another call has replaced the `plain` metadata `stale` meanwhile."""
         if self._authenticate is None:
             return
         async with self._lock:

@@ -1,6 +1,6 @@
-"""How to reach etcd: addresses, certificates, and the times this client keeps.
+"""Options of the etcd client: addresses, certificates, and time limits.
 
-Every time and every source of chance is a field here, so that a test may bring its own.
+Every time and every source of randomness is a field here, so that a test can replace it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ DEFAULT_PORT: Final = 2379
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """Files in PEM form: who may speak for etcd, and who we are.
+    """PEM files: the CA that etcd's certificate must have, and our own certificate.
 
-    Without `ca_file` the system's authorities count. `server_name` replaces the endpoint's host
-    in the check of etcd's certificate.
+    Without `ca_file` the system's CAs are trusted. `server_name` replaces the endpoint's host in the check of etcd's
+    certificate.
     """
 
     ca_file: Path | None = None
@@ -40,7 +40,7 @@ class TlsConfig:
 
     @classmethod
     def of(cls, config: EtcdConfig) -> TlsConfig | None:
-        """Return what `config` says of certificates; None if it says nothing."""
+        """Return the TLS files in `config`; None if it has none."""
         if config.ca_file is None and config.cert_file is None:
             return None
         return cls(
@@ -51,11 +51,11 @@ class TlsConfig:
         )
 
     def stamp(self) -> Stamp:
-        """Return what changes when one of the files is replaced."""
+        """Return a value that changes when one of the files is replaced."""
         return stamp(self.ca_file, self.cert_file, self.key_file)
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Read the files; `ConfigError` names the one that cannot be read."""
+        """Read the files; `ConfigError` names a file that cannot be read."""
         if (self.cert_file is None) != (self.key_file is None):
             raise ConfigError("a client certificate for etcd needs both cert_file and key_file")
         return grpc.ssl_channel_credentials(
@@ -72,26 +72,26 @@ class Timing:
     request_s: float = 1.0
     """One RPC at one endpoint."""
     read_s: float = 10.0
-    """A read, or anything else that may be repeated, over all endpoints and attempts."""
+    """A read, or another call that may be repeated, over all endpoints and attempts."""
     connect_s: float = 5.0
     """From `connect` to the first answer of any endpoint."""
     open_s: float = 3.0
-    """Until a new watch is confirmed, and until a suspected endpoint has answered on one."""
+    """Until a new watch is confirmed, and until a blamed endpoint has answered on its watch."""
     progress_s: float = 5.0
-    """How often an idle watch asks for its progress."""
+    """How often an idle watch requests its progress."""
     silence_s: float = 15.0
     """How long a watch may stay silent before it is opened elsewhere."""
     backoff_s: float = 0.05
     backoff_cap_s: float = 0.5
-    """The pauses between attempts that fail at once: short, so that none outlives an election by much."""
+    """The pauses between attempts that fail at once: short, so that none lasts much longer than an election."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     chance: Callable[[], float] = random.random
-    """Uniform in [0, 1): where rotation starts, and the jitter of every pause."""
+    """Uniform in [0, 1): for the start of the rotation, and the jitter of every pause."""
 
     def pause_s(self, failures: int) -> float:
-        """Return how long to wait after that many failures in a row: none after the first."""
+        """Return the pause after that many failures in a row: none after the first."""
         if failures <= 1:
             return 0.0
         ceiling = min(self.backoff_cap_s, self.backoff_s * 2.0 ** min(failures - 2, 16))
@@ -104,7 +104,7 @@ class Address:
 
     target: str
     tls: bool | None
-    """What the URL's scheme says; None when it says nothing."""
+    """Whether the URL's scheme is https; None if it has no scheme."""
 
 
 def parse_endpoints(endpoints: Sequence[str]) -> list[Address]:

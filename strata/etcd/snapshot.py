@@ -1,8 +1,8 @@
 """A member's database as a stream of bytes (etcd's Maintenance.Snapshot).
 
-etcd sends the database file as it is, then the SHA-256 of it, 32 bytes: a stream that ends without
-error may still be short, so whoever keeps it checks these. The stream has no time limit: a large
-database takes minutes. It has one for silence.
+etcd sends the database file unchanged, then its SHA-256, 32 bytes. A stream that ends without error may still be
+short, so its reader must check the SHA-256. The stream has no time limit, since a large database takes minutes. It
+has a limit for silence.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from strata.etcd.endpoint import Endpoint
 from strata.etcdapi import maintenance_pb2
 
 IDLE_S: Final = 30.0
-"""How long a member may send nothing: it commits what it has before the first byte."""
+"""How long a member may send nothing: before the first byte it commits pending writes."""
 
 
 async def stream(connection: Connection, endpoint: Endpoint, *, idle_s: float) -> AsyncGenerator[bytes, None]:
     """Yield the member's database and its SHA-256, in the pieces in which they arrive.
 
-    `Refused` if etcd has users and this one lacks the role `root`; `Unavailable` if the stream broke or
-    was silent for `idle_s`.
+    `Refused` if etcd has users and this one lacks the role `root`. `Unavailable` if the stream broke or was silent for
+    `idle_s`.
     """
     used = connection.login.plain
     try:
@@ -38,7 +38,7 @@ async def stream(connection: Connection, endpoint: Endpoint, *, idle_s: float) -
             raise stale.meaning from None
     else:
         return
-    # etcd refuses a stale token before the first byte: log in again, and ask once more
+    # etcd rejects a stale token before the first byte: log in again, and send the request once more
     await connection.login.renew(used)
     try:
         async for piece in _attempt(connection, endpoint, idle_s):

@@ -1,4 +1,4 @@
-"""`EtcdStore`: the `Store` protocol over a real etcd."""
+"""`EtcdStore`: the `Store` protocol on a real etcd."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ EARLY_PROGRESS = Bug(
 class EtcdStore:
     """A linearizable, revisioned key-value store with leases and watches: etcd itself.
 
-    Made by `connect`, ended by `close` or by leaving it as a context. `verdict` says what the
-    version of the member met first is good for; None if etcd keeps that from this user.
+    Made by `connect`, ended by `close` or by leaving it as a context. `verdict` judges the version of the first
+    member that answered; None if etcd does not reveal its version to this user.
     """
 
     def __init__(self, connection: Connection, renewals: Connection, verdict: Verdict | None) -> None:
@@ -37,7 +37,7 @@ class EtcdStore:
         self._renewals = renewals
         self._kv = KeyValues(connection)
         self._leases = Leases(connection, renewals)
-        # an etcd that keeps its version from users is much newer than that bug
+        # an etcd that does not reveal its version to users is much newer than that bug
         self._trust_progress = verdict is None or not EARLY_PROGRESS.affects(verdict.version)
         self.cluster = Cluster(connection)
         self.verdict = verdict
@@ -52,10 +52,10 @@ class EtcdStore:
         password: str | None = None,
         timing: Timing | None = None,
     ) -> Self:
-        """Return a store once some member has answered.
+        """Return a store once a member has answered.
 
-        `Unavailable` says of every endpoint why it did not; `ConfigError` means that trying again
-        will not help: certificates, user, password, or something that is not etcd.
+        `Unavailable` says of every endpoint why it did not answer. `ConfigError` means that a retry will not help:
+        certificates, user, password, or an address that is not an etcd.
         """
         timing = Timing() if timing is None else timing
         addresses = parse_endpoints(endpoints)
@@ -97,7 +97,7 @@ class EtcdStore:
         return await self._kv.read(request)
 
     async def read_at(self, endpoint: str, request: Range) -> RangeResult:
-        """Read from one member: for what is about to be asked of that member alone."""
+        """Read from one member, before a call that goes to that member alone."""
         return await self._kv.read_at(endpoint, request)
 
     def execute(self, txn: Txn) -> Coroutine[Any, Any, TxnResult]:
@@ -126,7 +126,7 @@ class EtcdStore:
 
 
 async def _judge(cluster: Cluster, endpoint: str) -> Verdict | None:
-    """Say what the version at `endpoint` is good for; `ConfigError` if it is good for nothing."""
+    """Judge the version at `endpoint`, None if it is not revealed; `ConfigError` if it must not be used."""
     try:
         version = (await cluster.status(endpoint)).version
     except Refused:

@@ -1,24 +1,23 @@
 """A watch that survives its connection: ordered, without gaps, whole revisions only.
 
-One gRPC stream a watch. etcd answers a progress request for a whole stream and only when every
-watch on it is caught up, and a reader that falls behind holds up its stream; sharing one would let
-watches stall and silence each other. Streams share the connection, so another costs little.
+Each watch has a gRPC stream of its own. etcd answers a progress request for a whole stream and only when every watch
+on it is caught up, and a reader that falls behind holds up its stream. On a shared stream, watches would stall and
+silence each other. Streams share the connection, so another one costs little.
 
-What is trusted (PROTOCOLS 3.2):
+The rules (PROTOCOLS 3.2):
 
-- *Position* is the revision of the last event delivered, or of a progress notice. Not the header of
-  an event's answer: while etcd catches a watch up, that already names the newest revision.
-- *A watch opens at its position*, not after it: etcd answers no progress request while a watch
-  starts in the future (3.5.30; seen, not documented), which on an idle cluster would look like
-  death. If just that one revision was compacted, it opens after it.
-- *Events* not newer than the position are dropped. Fragments are joined before anything is handed
-  out; with that, etcd's answers end at revision boundaries.
-- *Progress* notices are taken only after the watch was confirmed, and never move backwards. Older
-  members answered a request before they had caught up (etcd#15220, fixed in 3.4.25 and 3.5.8);
-  from those a notice is a sign of life and nothing more.
-- *Any end is a break*: the stream is reopened elsewhere, with jittered pauses. Only
-  three ends are the caller's: the revision was compacted away, the user may not read the keys, the
-  cluster was replaced.
+- *Position* is the revision of the last event delivered, or of a progress notice. It is not the revision in the
+  header of an event's answer: while etcd catches a watch up, the header already has the newest revision.
+- *A watch opens at its position*, not after it: etcd answers no progress request while a watch starts in the future
+  (3.5.30; observed, not documented). On an idle cluster that would look like a dead member. If just the position's
+  revision was compacted, the watch opens after it.
+- *Events* not newer than the position are dropped. Fragments are joined before any event is delivered; then etcd's
+  answers end at revision boundaries.
+- *Progress* notices are accepted only after the watch was confirmed, and never move the position backwards. Older
+  members answered a request before they had caught up (etcd#15220, fixed in 3.4.25 and 3.5.8); their notices count
+  only as a sign of life.
+- *Any end is a break*: the stream is reopened at another endpoint, with jittered pauses. Only three ends reach the
+  caller: the revision was compacted, the user may not read the keys, the cluster was replaced.
 - *Silence* is a break as well; see `watch_stream`.
 """
 
@@ -65,11 +64,11 @@ class Watch:
         self._pieces: list[mvcc_pb2.Event] = []
         self._failures = 0
         self.breaks = 0
-        """How often the stream was lost and opened again; for metrics."""
+        """Number of times the stream was lost and opened again, for metrics."""
 
     @property
     def endpoint(self) -> str | None:
-        """The member that serves the watch now, if one does."""
+        """The member that serves the watch now, or None."""
         return None if self._stream is None else self._stream.endpoint.name
 
     async def __aenter__(self) -> Self:
@@ -82,14 +81,14 @@ class Watch:
         _trace: TracebackType | None,
     ) -> None:
         if isinstance(error, TimeoutError) and self._stream is not None:
-            self._connection.blame(self._stream.endpoint)  # its caller knows that it was late
+            self._connection.blame(self._stream.endpoint)  # the caller found it late
         self._close()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> WatchBatch:
-        """Return the next whole revisions; cancelling it loses nothing."""
+        """Return the next whole revisions; cancelling the call loses nothing."""
         while True:
             try:
                 batch = await self._next(self._stream or await self._open())
@@ -133,13 +132,13 @@ class Watch:
         except BrokenError:
             raise
         except BaseException:
-            # an unconfirmed stream must not be read on by the next call
+            # the next call must not read on from an unconfirmed stream
             self._close()
             raise
         return stream
 
     async def _next(self, stream: WatchStream) -> WatchBatch | None:
-        """Return the batch that the next answer completes, if it completes one."""
+        """Return the batch that the next answer completes, or None."""
         answer = await stream.receive()
         if answer.canceled:
             await self._canceled(stream, answer)
@@ -161,7 +160,7 @@ class Watch:
     async def _canceled(self, stream: WatchStream, answer: watch_pb2.WatchResponse) -> None:
         oldest = answer.compact_revision
         if oldest == self._seen + 1 and not self._open_after:
-            # what the caller needs is there; only the position itself, asked for beside it, is not
+            # the revisions the caller needs are there; only the position itself, requested in addition, is compacted
             self._open_after = True
             raise BrokenError("the position is one before the oldest left", blame=False)
         if oldest:

@@ -1,10 +1,10 @@
 """One attempt at a watch: a stream to one endpoint, from its opening to its break.
 
-Silence is a break: an idle stream asks for its progress every 5 s, and is given up after 15 s
-without a word. When calls to its member fail meanwhile, it asks at once and gives it 3 s: a frozen
-member is found by whatever call meets it first, and takes its watches with it.
+Silence is a break. An idle stream requests its progress every 5 s, and breaks after 15 s without an answer. If calls
+to its member fail meanwhile, it requests its progress at once and breaks after 3 s. So the first call that meets a
+frozen member reveals it, and its watches break too.
 
-Time counts only while somebody waits for an answer; a slow reader is not a silent etcd.
+Time counts only while a caller waits for an answer: a slow reader does not make etcd silent.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from strata.etcdapi import watch_pb2
 
 WatchCall = StreamStreamCall[watch_pb2.WatchRequest, watch_pb2.WatchResponse]
 
-_ASK: Final = watch_pb2.WatchRequest(progress_request=watch_pb2.WatchProgressRequest())
+_PROGRESS_REQUEST: Final = watch_pb2.WatchRequest(progress_request=watch_pb2.WatchProgressRequest())
 
 
 class BrokenError(Exception):
-    """This stream is of no use any more; another may be. It never leaves this package."""
+    """This stream is broken; another one may work. The error never leaves this package."""
 
     def __init__(self, why: str, *, blame: bool = True) -> None:
-        """`blame` False: the endpoint did nothing wrong."""
+        """`blame` False: the endpoint is not at fault."""
         super().__init__(why)
         self.blame = blame
 
@@ -46,7 +46,7 @@ class WatchStream:
         self._metadata = connection.login.plain
         self._call: WatchCall = endpoint.watch.Watch(metadata=connection.login.streams)
         self._reading: asyncio.Task[object] | None = None
-        self._heard_at = self._asked_at = self._timing.now()
+        self._received_at = self._requested_at = self._timing.now()
         self._confirmed = False
 
     async def create(self, request: watch_pb2.WatchCreateRequest) -> None:
@@ -64,11 +64,11 @@ class WatchStream:
         self._confirmed = True
 
     async def receive(self) -> watch_pb2.WatchResponse:
-        """Return the next answer; `BrokenError` when there will be none. May be cancelled."""
-        # Cancelling a read cancels the whole call; a task of its own lets the caller give up waiting.
+        """Return the next answer; `BrokenError` if there will be none. May be cancelled."""
+        # Cancelling a read cancels the whole call, so a task reads, and the caller can stop waiting for it.
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._call.read())
-            self._heard_at = self._timing.now()
+            self._received_at = self._timing.now()
         while not self._reading.done():
             await asyncio.wait((self._reading,), timeout=await self._tick())
         reading, self._reading = self._reading, None
@@ -80,7 +80,7 @@ class WatchStream:
             raise BrokenError("the call was closed", blame=False) from None
         else:
             if isinstance(answer, watch_pb2.WatchResponse):
-                self._heard_at = self._timing.now()
+                self._received_at = self._timing.now()
                 try:
                     self._connection.guard.admit(answer.header, self._floor, self.endpoint.name)
                 except Unavailable as error:
@@ -89,7 +89,7 @@ class WatchStream:
         raise BrokenError("etcd ended the stream")
 
     async def judge(self, code: grpc.StatusCode, text: str) -> None:
-        """Raise what the end of the stream means: `BrokenError`, or an error for the caller."""
+        """Raise the meaning of the stream's end: `BrokenError`, or an error for the caller."""
         if errors.is_stale_token_text(text) and self._connection.login.possible:
             await self._connection.login.renew(self._metadata)
             raise BrokenError(text, blame=False)
@@ -102,30 +102,30 @@ class WatchStream:
         self._call.cancel()
         reading, self._reading = self._reading, None
         if reading is not None and not reading.cancel() and not reading.cancelled():
-            reading.exception()  # it ended before anybody looked; nobody will
+            reading.exception()  # retrieve the error of a read that no caller will await
 
     async def _tick(self) -> float:
-        """Ask for progress when it is time, and return how long to wait for an answer."""
+        """Request progress when it is due, and return how long to wait for an answer."""
         timing, now = self._timing, self._timing.now()
         blamed_at = self.endpoint.health.blamed_at
-        suspected = blamed_at > self._heard_at
-        if now - self._heard_at >= timing.silence_s or (
-            suspected and self._asked_at >= blamed_at and now - self._asked_at >= timing.open_s
+        blamed = blamed_at > self._received_at
+        if now - self._received_at >= timing.silence_s or (
+            blamed and self._requested_at >= blamed_at and now - self._requested_at >= timing.open_s
         ):
             raise BrokenError("silent")
         if not self._confirmed:
             return timing.open_s
-        if now - max(self._asked_at, self._heard_at) >= timing.progress_s or (
-            suspected and self._asked_at < blamed_at
+        if now - max(self._requested_at, self._received_at) >= timing.progress_s or (
+            blamed and self._requested_at < blamed_at
         ):
-            self._asked_at = now
-            await self._write(_ASK)
+            self._requested_at = now
+            await self._write(_PROGRESS_REQUEST)
         return min(1.0, timing.progress_s, timing.open_s)
 
     async def _write(self, request: watch_pb2.WatchRequest) -> None:
         try:
             await self._call.write(request)
         except (AioRpcError, asyncio.InvalidStateError) as error:
-            # a read that waits will say why
+            # a pending read will raise the reason
             if self._reading is None:
                 raise BrokenError("the stream did not open") from error

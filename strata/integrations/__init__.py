@@ -1,1 +1,1 @@
-"""Strata inside other people's programs: one folder for each, which imports theirs only when it is used."""
+"""Adapters of Strata to other frameworks: one package each, which imports its framework only when it is used."""

@@ -1,11 +1,11 @@
-"""One line at the bottom of a terminal, while others write to the rest of it.
+"""A status line in the last row of a terminal, while other processes write to the other rows.
 
-Ranks write to the terminal themselves, whatever and whenever they like. So their output is not looked at: the
-terminal is told to scroll all lines but the last one, and the last one is ours. Each time it is drawn with one write,
-which puts the cursor back, so that nothing of others comes in between.
+Ranks write to the terminal by themselves at any time, and their output is not inspected. Instead the terminal's
+scroll region is set to all rows but the last, which belongs to this process. Each drawing of the line is one write,
+which also restores the cursor, so that no output of others comes in between.
 
-It is drawn only while this process is in the terminal's foreground, by one process a terminal, and never waited for:
-a terminal that takes nothing (Ctrl-S) must not hold up a supervisor.
+The line is drawn only while this process is in the terminal's foreground, and by one process per terminal. Drawing
+never blocks: a terminal that takes no output (Ctrl-S) must not hold up an agent.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from typing import Final, Self
 
 SAVE, RESTORE = "\x1b7", "\x1b8"
 DOWN, UP = "\x1bD", "\x1b[A"
-"""One line down, in the same column, where the last line scrolls; and up."""
+"""One line down in the same column, which scrolls in the last row; and one line up."""
 TRIES: Final = 25
 PAUSE_S: Final = 0.002
 MAX_BYTES: Final = 2000
-"""A terminal takes so much at once without anybody else's in between."""
+"""The size of a write that a terminal takes at once, without output of others in between."""
 MIN_ROWS, MIN_COLUMNS = 5, 30
 
 
 class BottomLine:
-    """The last line of one terminal."""
+    """The last row of one terminal."""
 
     def __init__(self, terminal: int) -> None:
-        """`terminal` is a descriptor of our own, which does not block and is ours to close."""
+        """`terminal` is a non-blocking descriptor that this object owns and closes."""
         self._terminal = terminal
         self._rows = 0
-        """How many lines the terminal had when the last one was taken; 0: it is not taken."""
-        self._doubtful = False
-        """Whether another program had the terminal since."""
+        """Number of rows when the last row was taken; 0 while it is not taken."""
+        self._maybe_overwritten = False
+        """Whether another program may have used the terminal since then."""
 
     @classmethod
     def of(cls, stream: int, env: Mapping[str, str]) -> Self | None:
-        """Return the last line of the terminal that `stream` is; None if it is none, or not one to draw on.
+        """Return the last row of the terminal `stream`; None if it is no terminal, or not one to draw on.
 
-        NO_COLOR and TERM=dumb ask for plain output; another process may have the line already.
+        NO_COLOR and TERM=dumb request plain output. Another process may hold the row already.
         """
         if env.get("NO_COLOR") or env.get("TERM", "dumb") in ("", "dumb", "unknown"):
             return None
@@ -59,39 +59,39 @@ class BottomLine:
 
     @property
     def width(self) -> int:
-        """How long the line may be: the last column stays empty, where terminals differ in what comes next."""
+        """The longest line: the last column stays empty, since terminals differ in how they wrap there."""
         return self._size()[0] - 1
 
     def show(self, text: str) -> None:
-        """Draw the line, if that can be done at once. `text` may have colours, and is not wider than `width`."""
+        """Draw the line if that is possible at once. `text` may contain colours and is not wider than `width`."""
         columns, rows = self._size()
         if not self._in_foreground() or rows < MIN_ROWS or columns < MIN_COLUMNS:
             self.clear()
             return
         begin = ""
-        if rows != self._rows or self._doubtful:
+        if rows != self._rows or self._maybe_overwritten:
             begin = self._leave() + self._take(rows)
         drawn = f"{begin}{SAVE}\x1b[{rows};1H\x1b[0m{text}\x1b[0m\x1b[K{RESTORE}"
         if self._write(drawn, tries=TRIES if begin else 1):
-            self._rows, self._doubtful = rows, False
+            self._rows, self._maybe_overwritten = rows, False
 
     def clear(self) -> None:
-        """Give the line back, empty."""
+        """Release the row, empty."""
         if self._rows and self._write(self._leave(), tries=TRIES):
             self._rows = 0
 
     def renew(self) -> None:
-        """Take the line again with the next `show`: another program had the terminal meanwhile."""
-        self._doubtful = True
+        """Take the row again at the next `show`: another program may have used the terminal meanwhile."""
+        self._maybe_overwritten = True
 
     def close(self) -> None:
-        """Give the line back for good."""
+        """Release the row for good."""
         self.clear()
         os.close(self._terminal)
 
     @staticmethod
     def _take(rows: int) -> str:
-        """Return what makes all lines but the last scroll. The cursor is not left in the last one."""
+        """Return the codes that make all rows but the last scroll. They do not leave the cursor in the last row."""
         return f"{DOWN}{UP}{SAVE}\x1b[1;{rows - 1}r{RESTORE}"
 
     def _leave(self) -> str:
@@ -100,18 +100,18 @@ class BottomLine:
     def _size(self) -> tuple[int, int]:
         try:
             size = os.get_terminal_size(self._terminal)
-        except OSError:  # it is gone
+        except OSError:  # the terminal was closed
             return 0, 0
         return size.columns, size.lines
 
     def _in_foreground(self) -> bool:
         try:
             return os.tcgetpgrp(self._terminal) == os.getpgrp()
-        except OSError:  # not our own terminal
+        except OSError:  # not this process's controlling terminal
             return False
 
     def _write(self, text: str, *, tries: int) -> bool:
-        """Write it whole; say whether it was. What was begun is finished."""
+        """Write all of it and tell whether that succeeded. A write once begun is finished if possible."""
         data = text.encode()
         if len(data) > MAX_BYTES:
             return False

@@ -1,8 +1,8 @@
-"""The command of a run, as a job knows it: refused if it cannot run, compared, and named.
+"""The command of a run: checked before the node joins, compared between members, and used to name a job.
 
-Members of one job run one command. Its program is the absolute path of a script, with symbolic links
-as they are: Kubernetes mounts one script under another real path in every pod. The interpreter and its
-flags do not count, nor does the folder of a program that PATH finds: nodes may differ in them.
+All members of one job run one command. Its program is the absolute path of a script, with symbolic links unresolved:
+Kubernetes mounts one script under another real path in every pod. The interpreter and its flags are not compared, nor
+is the folder of a program found on PATH: nodes may differ in them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from strata.launch.warm.python_command import PythonCommand, python_command, sou
 from strata.v1.members_pb2 import Command
 
 MAX_SHOWN: Final = 300
-"""How many characters of the arguments are told to people; all of them are compared."""
+"""Number of characters of the arguments shown to people; all of them are compared."""
 _NAME_CHARS: Final = 100
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Refuse a program or a script that cannot be run, before this node makes others wait for it: `ConfigError`."""
+    """Refuse a program or script that cannot be run, before this node makes others wait for it: `ConfigError`."""
     program = command[0]
     if shutil.which(program) is None:
         raise ConfigError(
@@ -48,7 +48,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def describe(command: Sequence[str]) -> Command:
-    """Return the command as other members of its job compare it."""
+    """Return the command in the form that other members of its job compare."""
     program, arguments, _script = _split(command)
     digest = hashlib.sha256(b"\0".join(os.fsencode(word) for word in arguments)).hexdigest()
     shown = shlex.join(arguments).encode(errors="replace").decode()
@@ -60,9 +60,9 @@ def describe(command: Sequence[str]) -> Command:
 
 
 def job_name(command: Sequence[str], *, host: str) -> str:
-    """Return a name for the job of a command that was given none: its script's, and a digest of host and path.
+    """Return a job name for a run that was given none: the script's name, and a digest of host and path.
 
-    Of a command without a script, the digest is of the host and all its words.
+    Without a script, the digest covers the host and all words of the command.
     """
     program, arguments, script = _split(command)
     whole = (host, program) if script else (host, program, *arguments)
@@ -72,7 +72,7 @@ def job_name(command: Sequence[str], *, host: str) -> str:
 
 
 def _split(command: Sequence[str]) -> tuple[str, tuple[str, ...], str]:
-    """Return the program, its arguments, and the path of its script, "" where it has none."""
+    """Return the program, its arguments, and the path of its script, or "" if it has no script."""
     python = python_command(command)
     if python is not None:
         return _python(python)

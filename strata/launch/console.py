@@ -1,9 +1,9 @@
-r"""This command's own output, which several ranks and the agent share: whole lines, each with the name of who wrote it.
+r"""Console: this command's own output, shared by several ranks and the agent, as whole lines with their writer's name.
 
-A rank's output arrives in pieces. `Lines` holds the beginning of a line until its end is there, so that a line of one rank
-never stands within a line of another. `Console` puts the prefix before each line.
+A rank's output arrives in pieces. `Lines` holds the beginning of a line until its end arrives, so that a line of one
+rank never lands inside a line of another. `Console` puts the prefix before each line.
 
-A line ends with `\n`, `\r\n` or a lone `\r`, with which progress bars (tqdm) draw the same line again. All of them are
+A line ends with `\n`, `\r\n` or a single `\r`, with which progress bars (tqdm) redraw the same line. All line ends are
 passed on as they are.
 """
 
@@ -23,23 +23,23 @@ log = get_logger()
 
 STDOUT, STDERR = 1, 2
 MAX_LINE: Final = 64 << 10
-"""A longer line is passed on in parts of about this size: a rank that never ends its line takes no more memory."""
+"""A longer line is passed on in parts of about this size, which limits the memory for a line that never ends."""
 MAX_WAITING: Final = 1000
-"""So many lines of this process itself wait for the console."""
+"""The most lines of this process itself that wait for the console."""
 TAKEN_S: Final = 1.0
-"""At the end of a command its own lines are given up once none of them was taken for so long."""
+"""At the end of the command, its own waiting lines are dropped if the console takes none for this long."""
 ERASE: Final = b"\x1b[K"
-"""Has a terminal erase the rest of the line: a progress bar may have stood there."""
+"""Makes a terminal erase the rest of the line, on which a progress bar may have been drawn."""
 _BREAK = re.compile(rb"(\r\n|\n|\r(?!\n))(?!\Z)")
-"""The end of a line that another line follows."""
+"""The end of a line, if another line follows."""
 _RETURNS = re.compile(rb"\r+(?!\n)")
 _MORE_RETURNS = re.compile(rb"(?<=[\r\n])\r+(?!\n)")
-"""At the beginning of a line, where they are without effect."""
+"""Carriage returns at the beginning of a line, which have no effect there."""
 _COLOURS: Final = (36, 33, 32, 35, 34, 31)
 
 
 class Lines:
-    """Cuts one stream after its last line end; what follows is held until it is a line, too long, or asked for."""
+    """Cuts a stream after its last line end. The rest is held until it becomes a line, is too long, or is taken."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -50,28 +50,29 @@ class Lines:
         return bool(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        """Return what can be passed on now: whole lines, or all of it if a line is too long."""
+        """Return the bytes that can be passed on now: whole lines, or everything if a line is too long."""
         begun = len(self._held)
         data = self._held + data
         # a \r at the very end may be the first half of \r\n
         cut = max(data.rfind(b"\n", begun), data.rfind(b"\r", max(0, begun - 1), len(data) - 1)) + 1
         if len(data) - cut > MAX_LINE:
             cut = len(data)
-        if cut == 1 and data[:1] == b"\r":  # it belongs to the bar that follows it
+        if cut == 1 and data[:1] == b"\r":  # it belongs to the progress bar that follows it
             cut = 0
         self._held = data[cut:]
         return data[:cut]
 
     def rest(self) -> bytes:
-        """Return what is held, and hold it no longer."""
+        """Return the held bytes, and stop holding them."""
         held, self._held = self._held, b""
         return held
 
 
 class Console:
-    """One file that lines of several writers go to.
+    """One file to which several writers write lines.
 
-    What cannot be written is lost, and harms nobody: whoever read it has gone, or the disk is full, and the training goes on.
+    Output that cannot be written is lost without an error: its reader has ended, or the disk is full, and the training
+    must go on.
     """
 
     def __init__(self, fd: int, env: Mapping[str, str]) -> None:
@@ -82,29 +83,29 @@ class Console:
         """Whether something could not be written, and was lost."""
         self._lock = threading.Lock()
         self._writer: object = None
-        """Who wrote last."""
+        """The writer of the last output."""
         self._within = False
         """Whether the last writer has begun a line and not ended it."""
         self._bar = False
-        """Whether that line is drawn again and again, as a progress bar is."""
+        """Whether that line is redrawn again and again, as a progress bar is."""
         self._begun = b""
-        """The line that is begun."""
+        """The text of the unfinished line."""
         self._erased: dict[object, bytes] = {}
-        """The bars in whose place lines of others came, by writer: one that is not drawn again has ended so."""
+        """Unfinished bars that other writers' lines replaced, by writer. A bar that is not redrawn ends there."""
         self._before_others = b""
-        """What anybody else has to write first, so that its line begins on one of its own."""
+        """The bytes that any other writer must write first, so that its line begins on a line of its own."""
 
     def prefix(self, rank: int | None) -> bytes:
-        """Return what stands before a rank's lines, or before those of a warm process."""
+        """Return the prefix of a rank's lines, or of a warm process's lines if `rank` is None."""
         name = b"[warm]" if rank is None else b"[rank %d]" % rank
         if self._colours and rank is not None:
             name = b"\x1b[%dm%s\x1b[0m" % (_COLOURS[rank % len(_COLOURS)], name)
         return (ERASE if self.terminal else b"") + name + b" "
 
     def write(self, writer: object, prefix: bytes, data: bytes) -> None:
-        """Write `data` of `writer` with `prefix` before each of its lines; block as long as nobody takes it.
+        """Write `data` of `writer` with `prefix` before each of its lines; block until the console has taken it.
 
-        It may begin within a line, if `writer` has begun that. A line that somebody else has begun is ended before.
+        The data may continue a line that `writer` has begun. A line that another writer has begun is ended first.
         """
         with self._lock:
             head = b""
@@ -125,7 +126,7 @@ class Console:
                 self._note_end(data)
 
     def say(self, text: str) -> None:
-        """Write a text of this process itself, which ends with its line."""
+        """Write a text of this process itself, which ends with a line end."""
         with self._lock:
             self._keep_erased()
             self._write(self._before_others + text.encode(errors="replace"))
@@ -151,7 +152,7 @@ class Console:
         while left:
             try:
                 left = left[os.write(self.fd, left) :]
-            except BlockingIOError:  # somebody who shares it has made it so
+            except BlockingIOError:  # another process that shares the file has made it non-blocking
                 select.select([], [self.fd], [])
             except OSError:
                 self.gone = True
@@ -159,7 +160,7 @@ class Console:
 
 
 class ConsoleText:
-    """A `Console` as a stream of text, for a logger."""
+    """A `Console` as a text stream, for a logger."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -169,17 +170,17 @@ class ConsoleText:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no text is held."""
 
     def isatty(self) -> bool:
         return self._console.terminal
 
 
 class PatientText(ConsoleText):
-    """The same, and it holds nobody up who writes: a thread puts the lines on the console, in their order.
+    """A `ConsoleText` that does not block its writers: a thread writes the lines to the console, in their order.
 
-    Ranks share the console, and whoever reads it may be slow: an event loop that waited for it would answer nobody.
-    If more than `MAX_WAITING` lines wait, the oldest are dropped. How many is said once the others are written.
+    Ranks share the console and its reader may be slow, so an event loop that waited for the console would block.
+    If more than `MAX_WAITING` lines wait, the oldest are dropped, and their number is logged after the others.
     """
 
     def __init__(self, console: Console) -> None:
@@ -203,7 +204,7 @@ class PatientText(ConsoleText):
         return super().write(text)
 
     def close(self) -> None:
-        """Return once all that waits is written, or none of it was for `TAKEN_S`. What comes then is written at once."""
+        """Return once all waiting lines are written, or none was for `TAKEN_S`. Later lines are written at once."""
         with self._changed:
             while self._busy and self._changed.wait(TAKEN_S):
                 pass
@@ -223,7 +224,7 @@ class PatientText(ConsoleText):
                 self._console.say(text)
 
     def _take(self) -> tuple[str, int] | None:
-        """Return the next line once there is one, or how many were dropped; None when nothing more comes."""
+        """Return the next line once there is one, or how many were dropped; None if no more will come."""
         with self._changed:
             self._writing = False
             self._changed.notify_all()
@@ -239,7 +240,7 @@ class PatientText(ConsoleText):
 
 
 def consoles(env: Mapping[str, str]) -> tuple[Console, Console]:
-    """Return those of stdout and stderr, which are the same one if both are the same file."""
+    """Return the consoles of stdout and stderr; they are the same object if both are the same file."""
     stdout = Console(STDOUT, env)
     try:
         same = os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))

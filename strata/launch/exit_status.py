@@ -1,22 +1,22 @@
-"""With which exit status `strata run` ends.
+"""Exit status of `strata run`.
 
 | the job is done                        | 0                                     |
-| the job has failed                     | 78: whoever requeues it meets the same |
+| the job has failed                     | 78: a requeued run would fail again   |
 | this member was preempted              | 75: requeue it                        |
-| a signal stopped this member           | 128 and its number, as a shell says   |
+| a signal stopped this member           | 128 and its number, as in a shell     |
 
-A job fails only for good: a limit of its spec was reached, which no new process changes. How its
-ranks ended is in the log. What kept this member from being one has the status of its error.
+A job fails only for good: it reached a limit of its spec, which no new process changes. The log has how its ranks
+ended. If an error kept this node from becoming a member, the status is that error's.
 """
 
 from __future__ import annotations
 
 SIGNAL_BASE = 128
-"""A shell says this and the signal's number of a process that a signal ended."""
+"""A shell reports this plus the signal's number for a process that a signal ended."""
 
 
 def exit_status(code: int) -> int:
-    """Return what a shell would: an exit code as it is, a signal as 128 and its number."""
+    """Return the status a shell would report: an exit code unchanged, a signal as 128 plus its number."""
     return SIGNAL_BASE - code if code < 0 else code
 
 

@@ -1,17 +1,18 @@
-"""The supervisor: one member of a job, which runs its ranks generation after generation.
+"""The agent of `strata run`: one member of a job, which runs its ranks generation after generation.
 
-What it does follows from three things only: the newest `WorldUpdate`, the ranks that run here,
-and whether somebody asked it to stop. A generation goes through
+Its actions follow from three things only: the newest `WorldUpdate`, the ranks that run here, and whether a signal or
+a notice requested a stop. Each generation takes these steps:
 
-    world with a place here → end the ranks of the one before → meet at the join barrier
-    → start the ranks → they end, or a newer world comes
+    1. A world with a place for this member arrives.
+    2. The agent ends the ranks of the previous generation.
+    3. The members meet at the join barrier.
+    4. The agent starts its ranks, which run until they end or a newer world comes.
 
-With `--restart=in_process` the ranks that can go on by themselves are not ended: they are told
-their place in the new generation, and have `restart_grace_s` to attach in it; a process that does
-not is replaced by a new one.
+With `--restart=in_process` the agent does not end ranks that can continue in their process. It sends them their place
+in the new generation, and they have `restart_grace_s` to attach in it. Otherwise a new process replaces them.
 
-`slots` has the ranks; `agent.agent` meets the other members, and tells of ranks that ended. Losing the
-coordinators changes nothing here: ranks go on, and what they did is told later.
+`slots` has the ranks; `agent.agent` meets the other members and reports rank exits. The loss of the coordinators
+changes nothing here: ranks go on, and the agent delivers its reports later.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ log = get_logger()
 
 
 class LocalAgent:
-    """Has `starter` start the command once a slot in every generation that has a place for `agent`'s member.
+    """Has `starter` start the command once per slot, in every generation that has a place for `agent`'s member.
 
-    `agent` is told of the ranks that run here whenever they change. `folder` is this supervisor's own.
+    It gives `agent` the place of the ranks that run here at every change. `folder` belongs to this agent alone.
     """
 
     def __init__(
@@ -63,15 +64,15 @@ class LocalAgent:
         will_heed: Callable[[], bool] = lambda: False,
         outputs: RankOutputs | None = None,
     ) -> None:
-        """`will_heed` tells whether the command is such that its ranks will heed notices once they run.
+        """`will_heed` tells whether the command's ranks will support graceful stop once they run.
 
-        `outputs` is what `starter` has, if ranks' output goes through this process.
+        `outputs` is the object given to `starter`, if the ranks' output goes through this process.
         """
         self._config = config
         self._agent = agent
         self._worker_id = agent.config.worker_id
         self._will_heed = will_heed
-        self._have_heeded = False
+        self._graceful_stop_seen = False
         self._reports = agent.reports
         inherited = inherited_environment()
         self._slots = Slots(
@@ -88,7 +89,7 @@ class LocalAgent:
             on_exit=self._reports.report,
         )
         self.logs = self._slots.logs
-        """Returns where a rank's output went."""
+        """Returns the files of a rank's output."""
         self._stop = StopRequest()
         self._stopping = Stopping(
             self._slots,
@@ -101,94 +102,94 @@ class LocalAgent:
         self._news = asyncio.Event()
         self._handled = 0
         self._first = True
-        """Whether this member has had no place in any world yet."""
+        """Whether this member has not had a place in any world yet."""
         self._unfit = ""
-        self._unheard = False
-        """Whether nobody was there to be asked for a common stop."""
+        self._no_coordinator = False
+        """Whether no coordinator could be reached to request a common stop."""
 
-    # -- what others tell it
+    # -- events from the session, the relay, signals and devices
 
     def on_world(self, update: WorldUpdate) -> None:
-        """Take note of a newer world or phase; an older one than known is ignored."""
+        """Record a newer world or phase; an older one than known is ignored."""
         known = self._update
         if known is None or update.token.revision >= known.token.revision:
             self._update = update
             self._news.set()
 
     def ask_to_stop(self, number: int) -> None:
-        """Stop because of a signal; asked twice, at once.
+        """Stop because of a signal; at a second signal, stop at once.
 
-        All ranks of the job stop together, if those here can and the signal says so; else the ranks
-        here get SIGTERM and `stop_grace_s`.
+        If the ranks here support it and the signal is one that preempts, all ranks of the job stop together. Otherwise
+        the ranks here get SIGTERM and `stop_grace_s`.
         """
         self._stop.ask(number)
         self._news.set()
 
     def become_unfit(self, reason: str) -> None:
-        """Leave as soon as no rank runs here, because none is to run here again."""
+        """Leave as soon as no rank runs here: this member must not run ranks again."""
         self._unfit = reason
         self._news.set()
 
     def rank_attached(self, rank: int, generation: int) -> None:
-        """Take note that a rank was let in: one that goes on by itself has arrived."""
+        """Record that a rank was admitted: a rank that continues in its process has arrived in its new generation."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
             ranks.arrived(rank)
 
     def evict(self, rank: int, generation: int, reason: str) -> None:
-        """Kill a rank of this generation for a reason that its exit carries."""
+        """Kill a rank of this generation; its exit report carries the reason."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
             ranks.doom(rank, reason)
 
     def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None:
-        """Report the end of a rank of this generation now, though its process still writes a core."""
+        """Report the exit of a rank of this generation now, though its process is still writing a core file."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
             ranks.dumps_core(rank, reason)
 
     def may_ask_to_stop(self) -> bool:
-        """Tell that ranks speak for the job as long as they are let in: their place is taken back before they end."""
+        """Return True: an admitted rank's request counts, since the agent withdraws its place before it ends ranks."""
         return True
 
     async def stack(self, rank: int) -> str | None:
-        """Return where a rank's threads stand; None when it does not run here or cannot tell."""
+        """Return the stacks of a rank's threads; None if it does not run here or does not answer."""
         ranks = self._slots.ranks
         return await ranks.stack(rank) if ranks is not None else None
 
     def process(self, rank: int) -> str:
-        """Return the state of a rank's process; "" when it does not run here or cannot tell."""
+        """Return the state of a rank's process; "" if it does not run here or cannot be read."""
         return process_state(self._slots.ranks.pid(rank)) if self._slots.ranks is not None else ""
 
     def rank_supports_graceful_stop(self, rank: int, generation: int) -> None:
-        """Take note that a rank stops by itself when its generation is asked to."""
+        """Record that a rank stops by itself at a stop request to its generation."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
-            self._have_heeded = True
+            self._graceful_stop_seen = True
             ranks.note_heeding(rank)
 
     def rank_stepped(self, rank: int, generation: int) -> None:
-        """Take note that a rank has made a step."""
+        """Record that a rank has made a step."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
             ranks.note_step(rank)
 
     def rank_cannot_go_on(self, rank: int, generation: int, reason: str) -> None:
-        """Take note that a rank is about to end for a reason that another try would meet again."""
+        """Record that a rank is about to end for a reason that a restart would not cure."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
             ranks.note_lasting(rank, reason)
 
     def rank_stopped(self, rank: int, generation: int) -> None:
-        """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
+        """Record that a rank has stopped as requested, whatever the exit code of its process is."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
             ranks.note_stopped(rank)
 
-    # -- its life
+    # -- the main loop
 
     async def run(self) -> int:
-        """Return the exit status once the job has ended, or this member was asked to stop."""
+        """Return the exit status once the job has ended, or a signal or a notice made this member stop."""
         try:
             while True:
                 await self._news.wait()
@@ -204,13 +205,15 @@ class LocalAgent:
                     return await self._leave_preempted(self._unfit)
                 if update.world.generation > self._handled:
                     self._handled = update.world.generation
-                    await self._end_ranks(self._grace_s(update), keep=self._going_on(update))
+                    await self._end_ranks(self._grace_s(update), keep=self._continuing(update))
                     if not self._stop.asked.is_set():
                         await self._begin(update)
                 notice, ranks = asked_to_leave(update, self._worker_id), self._slots.ranks
                 if notice is not None:
-                    if await self._stopping.obey(notice, shorten_deadline=partial(self._hurried, update)):
-                        self._news.set()  # what came meanwhile was only looked at for a hurry
+                    if await self._stopping.obey(
+                        notice, shorten_deadline=partial(self._until_urgent_or_outdated, update)
+                    ):
+                        self._news.set()  # `obey` looked at newer updates only to shorten its deadline
                     shorten_deadline = self._stop.next_signal
                     if (ended := await self._done_after_all(ranks, shorten_deadline)) is not None:
                         return await self._finish(ended)
@@ -220,7 +223,7 @@ class LocalAgent:
             self._agent.set_place(None)
 
     async def _begin(self, update: WorldUpdate) -> None:
-        """Meet the other members and start this generation's ranks, unless it ends before."""
+        """Meet the other members and start this generation's ranks, unless the generation ends before."""
         world = update.world
         if (waits := waits_because(update)) is not None:
             log.info("world.waiting", generation=world.generation, reason=waits)
@@ -240,23 +243,23 @@ class LocalAgent:
             self._agent.set_place(place)
             self._move(place, self._slots.start(place))
 
-    def _going_on(self, update: WorldUpdate) -> frozenset[int]:
-        """Return the local ranks whose processes shall go on in the world of `update`, or wait for one.
+    def _continuing(self, update: WorldUpdate) -> frozenset[int]:
+        """Return the local ranks whose processes continue in the world of `update`, or wait for a world.
 
-        A pause may last: nothing is kept for it, nor the memory of devices.
+        A pause may last long, so no process is kept during one, since it would hold the memory of devices.
         """
         placed = update.HasField("place") or (update.world.forming and update.phase != JOB_PHASE_PAUSED)
         return self._agent.in_process() if placed and self._config.restart == IN_PROCESS else frozenset()
 
     def _move(self, place: Place, local_ranks: frozenset[int]) -> None:
-        """Tell processes of the generation before their place, and replace those that do not heed it."""
+        """Send kept processes their new place, and replace those that do not attach in time."""
         ranks = self._slots.ranks
         if local_ranks and ranks is not None:
             self._agent.move(place, local_ranks)
             asyncio.get_running_loop().call_later(self._config.restart_grace_s, ranks.give_up)
 
     async def _meet(self, update: WorldUpdate) -> Meeting | None:
-        """Return where ranks meet, once every member is there; None when the world has ended."""
+        """Return the rendezvous address once every member has arrived; None if the world has ended."""
         offer = b""
         if update.place.first_rank == 0:
             offer = self._slots.offer(await self._agent.address()).encode()
@@ -267,20 +270,20 @@ class LocalAgent:
             self._news.set()
 
     async def _superseded(self, update: WorldUpdate) -> None:
-        """Return once `update` is not what this member is to do any more."""
+        """Return once a newer world or phase is known, or a stop was requested."""
         while not self._stop.asked.is_set() and not is_outdated(update, self._update):
             self._news.clear()
             await self._news.wait()
 
-    async def _hurried(self, update: WorldUpdate) -> None:
-        """Return once ranks that stop together are to be waited for no more: it is urgent, or over."""
+    async def _until_urgent_or_outdated(self, update: WorldUpdate) -> None:
+        """Return once ranks that stop together get no more time: the stop is urgent, or `update` is outdated."""
         while not self._stop.urgent.is_set() and not is_outdated(update, self._update):
             self._news.clear()
             await self._news.wait()
         self._news.set()
 
     def _grace_s(self, update: WorldUpdate) -> float:
-        """Return how long ranks have to end: that of a restart, unless this member stops, or the job does."""
+        """Return the time ranks have to end: that of a restart, unless this member or the whole job stops."""
         stops = asked_to_leave(update, self._worker_id) is not None or update.phase == JOB_PHASE_PAUSED
         return self._config.stop_grace_s if stops else self._config.restart_grace_s
 
@@ -291,7 +294,7 @@ class LocalAgent:
     # -- the end
 
     async def _finish(self, update: WorldUpdate) -> int:
-        """The job has ended: end what still runs, and leave."""
+        """End the ranks that still run and leave, because the job has ended; return the exit status."""
         done = update.phase == JOB_PHASE_DONE
         code = self._reports.first_code
         facts = {} if done or not code else {"rank_status": exit_status.exit_status(code)}
@@ -301,11 +304,13 @@ class LocalAgent:
         return 0 if done else DO_NOT_REQUEUE
 
     async def _stop_now(self) -> int:
-        """Have all ranks of the job stop together, or hand the signal on; then leave."""
-        update, ranks = self._update, self._slots.ranks  # as before: a newer world meanwhile is a hurry
-        notice = await self._asked_all()
+        """Have all ranks of the job stop together, or send SIGTERM to those here; then leave."""
+        update, ranks = self._update, self._slots.ranks  # read first: a newer world must shorten the deadline
+        notice = await self._request_common_stop()
         if notice is not None and update is not None:
-            await self._stopping.obey(notice, shorten_deadline=partial(self._hurried, update))
+            await self._stopping.obey(
+                notice, shorten_deadline=partial(self._until_urgent_or_outdated, update)
+            )
         ended = await self._done_after_all(ranks, self._stop.urgent) if self._stop.preempts else None
         if ended is not None:
             return await self._finish(ended)
@@ -313,15 +318,15 @@ class LocalAgent:
             return await self._leave_preempted(f"{self._stop.signal_name}: {notice.reason}")
         log.info("run.stopping", signal=self._stop.signal_name)
         if not self._stop.preempts:
-            self._agent.set_place(None)  # or ranks would hear SIGTERM and ask the whole job to stop
+            self._agent.set_place(None)  # otherwise ranks would answer SIGTERM by stopping the whole job
         await self._slots.end(self._config.stop_grace_s, urgent=self._stop.urgent)
-        told = asked_to_leave(self._update, self._worker_id)
-        if told is not None and not self._stop.urgent.is_set():
-            # a rank that got the signal asked for what this member could not
-            return await self._leave_preempted(f"{self._stop.signal_name}: {told.reason}")
+        later_notice = asked_to_leave(self._update, self._worker_id)
+        if later_notice is not None and not self._stop.urgent.is_set():
+            # a rank that got the signal itself requested the common stop that this agent could not
+            return await self._leave_preempted(f"{self._stop.signal_name}: {later_notice.reason}")
         if self._stop.preempts and not self._stop.urgent.is_set() and self._still_starting():
-            if ranks is not None and self._unheard:
-                await self._tell_late(ranks.place)
+            if ranks is not None and self._no_coordinator:
+                await self._report_preempted_late(ranks.place)
             return await self._leave_preempted(f"stopped by {self._stop.signal_name}")
         await self._agent.leave(f"stopped by {self._stop.signal_name}")
         return exit_status.of_signal(self._stop.number)
@@ -329,10 +334,10 @@ class LocalAgent:
     async def _done_after_all(
         self, ranks: RankGroup | None, shorten_deadline: asyncio.Event
     ) -> WorldUpdate | None:
-        """Return the news that the job has ended, if the ranks here finished before they were to stop.
+        """Return the update that ends the job, if the ranks here finished before they had to stop; else None.
 
-        Ranks elsewhere may still finish, fail, or have stopped: then another world may follow. That is not
-        waited for any longer once there is a `hurry`.
+        Ranks elsewhere may still finish, fail, or have stopped, so another world may follow. Stop waiting for the
+        end of the job once `shorten_deadline` is set, or after the grace.
         """
         if ranks is None or not ranks.finished:
             return None
@@ -347,11 +352,11 @@ class LocalAgent:
                     if newer or shorten_deadline.is_set():
                         break
                     await self._news.wait()
-        self._news.set()  # what came meanwhile was only looked at for the end
+        self._news.set()  # the loop looked at newer updates only for the end of the job
         return None
 
-    async def _asked_all(self) -> StopNotice | None:
-        """Ask all ranks of the job to stop together, if it is of use; return the notice that holds."""
+    async def _request_common_stop(self) -> StopNotice | None:
+        """Request a common stop of all ranks if that is useful; return the notice in force, or None."""
         ranks = self._slots.ranks
         if not self._stop.preempts or ranks is None or not ranks.running or self._stop.urgent.is_set():
             return None
@@ -360,14 +365,14 @@ class LocalAgent:
         return await self._ask(ranks.place.generation) if ranks.running else None
 
     def _still_starting(self) -> bool:
-        """Whether ranks that do not heed notices yet, or do not run, are of a training that will.
+        """Tell whether the ranks here are still starting, in a training that will support graceful stop.
 
-        No rank begins a step before all of them are ready, so nothing is lost with those here.
+        No rank begins a step before all are ready, so ending these ranks loses no work.
         """
-        return not self._slots.used or self._have_heeded or self._will_heed()
+        return not self._slots.used or self._graceful_stop_seen or self._will_heed()
 
-    async def _tell_late(self, place: Place) -> None:
-        """Say that the ranks of `place` were preempted, though no coordinator could be asked before they ended."""
+    async def _report_preempted_late(self, place: Place) -> None:
+        """Report the ranks of `place` as preempted once a coordinator answers: none did before they ended."""
         log.warning("agent.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
         if await self._ask(place.generation, timeout_s=UNTOLD_S) is not None:
             for rank in place.ranks:
@@ -379,22 +384,22 @@ class LocalAgent:
         asking = asyncio.ensure_future(
             self._agent.ask_all_to_stop(generation, self._stop.signal_name, timeout_s=timeout_s)
         )
-        hurried = asyncio.ensure_future(self._stop.urgent.wait())
+        urgent = asyncio.ensure_future(self._stop.urgent.wait())
         try:
-            await asyncio.wait({asking, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({asking, urgent}, return_when=asyncio.FIRST_COMPLETED)
             return asking.result() if asking.done() else None
         except Unavailable as error:
             log.warning("run.nobody_asked", reason=str(error))
-            self._unheard = True
+            self._no_coordinator = True
             return None
         finally:
             asking.cancel()
-            hurried.cancel()
+            urgent.cancel()
 
     async def _leave_preempted(self, reason: str, shorten_deadline: asyncio.Event | None = None) -> int:
-        """Leave the job for good, once the ends of the ranks are told, so that a scheduler requeues it.
+        """Leave the job for good once the rank exits are durable; return the code that makes a scheduler requeue.
 
-        That is not waited for any longer once there is a `hurry`, which without one is the next signal.
+        The wait for that ends when `shorten_deadline` is set, by default by the next signal.
         """
         log.info("run.preempted", reason=reason)
         await self._agent.leave_once_told(reason, shorten_deadline=shorten_deadline or self._stop.next_signal)

@@ -1,12 +1,12 @@
-"""The files that ranks' output goes to: `generation-000003-rank-00005.log` for each process that is started.
+"""Log files of ranks: `generation-000003-rank-00005.log` for each process that is started.
 
-A crashed rank's last lines are wanted when its process is gone, and often when another one has taken its place. So the
-newest two files of each rank are remembered, with how their processes ended, for as long as the agent lives.
+People need a crashed rank's last lines after its process has ended, often when another one has taken its place. So
+the agent remembers the newest two files of each rank for its lifetime, with how their processes ended.
 
-Nothing removes a file: whose it is, and for how long it is wanted, only its owner knows.
+Nothing removes a file: only its owner knows how long it is needed.
 
-An agent leaves a link to the folder where its user finds it on this host by the job's name (`link_of`), so that
-`strata logs` needs neither the folder nor a coordinator.
+An agent leaves a link to the folder under the job's name, in a state folder of its user on this host (`link_of`).
+So `strata logs` needs neither the folder's path nor a coordinator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from strata.core.ids import checked_id
 from strata.errors import ConfigError
 
 REMEMBERED: Final = 2
-"""Of each rank: the process that runs or ended last, and the one before it."""
+"""Files per rank: that of the process that runs or ended last, and the one before."""
 
 _NAME: Final = re.compile(r"generation-(\d+)-rank-(\d+)\.log")
 
@@ -39,40 +39,40 @@ class LogFile:
     generation: int
     path: Path
     written_ns: int = field(compare=False)
-    """When it was written last, by its file system's clock."""
+    """Time of the last write, by the file system's clock."""
     size: int = field(compare=False)
 
 
 def files_in(folder: Path) -> list[LogFile]:
-    """Return the files of ranks' output in a job's folder, by rank and generation; none if it is not there."""
+    """Return the ranks' log files in a job's folder, by rank and generation; none if there is no folder."""
     found = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             match = _NAME.fullmatch(entry.name)
             if match is not None:
-                with contextlib.suppress(FileNotFoundError):  # somebody has just removed it
+                with contextlib.suppress(FileNotFoundError):  # removed just now
                     at, size = entry.stat().st_mtime_ns, entry.stat().st_size
                     found.append(LogFile(int(match[2]), int(match[1]), folder / entry.name, at, size))
     return sorted(found)
 
 
 def newest(files: Iterable[LogFile]) -> dict[int, LogFile]:
-    """Return each rank's file that was written last.
+    """Return each rank's file with the latest write.
 
-    That need not be the one of its highest generation: a job that was deleted and begun again counts them from 1.
+    It may not be the one of the highest generation: a job that was deleted and begun again counts them from 1.
     """
     found = {each.rank: each for each in sorted(files, key=lambda each: (each.written_ns, each.generation))}
     return dict(sorted(found.items()))
 
 
 def link_of(job: str, env: Mapping[str, str]) -> Path:
-    """Return where an agent of this user leaves a link to the folder of a job's output on this host."""
+    """Return the path of the link to a job's output folder, for this user on this host."""
     state = env.get("XDG_STATE_HOME") or Path(env.get("HOME") or "~").expanduser() / ".local" / "state"
     return Path(state) / "strata" / "logs" / socket.gethostname() / job  # a home may be shared by hosts
 
 
 def jobs_here(env: Mapping[str, str]) -> list[str]:
-    """Return the jobs whose folders of output this user's agents left links to on this host."""
+    """Return the jobs to whose output folders this user's agents left links on this host."""
     try:
         return sorted(each.name for each in link_of("job", env).parent.iterdir() if each.is_dir())
     except OSError:
@@ -80,7 +80,7 @@ def jobs_here(env: Mapping[str, str]) -> list[str]:
 
 
 def leave_link(job: str, folder: Path, env: Mapping[str, str]) -> None:
-    """Have `strata logs` find the folder of a job's output; where that cannot be, it has to be told."""
+    """Leave the link that `strata logs` follows to a job's output folder; if that fails, users must give the folder."""
     link = link_of(job, env)
     new = link.with_name(f".{job}-{os.getpid()}")
     with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ def leave_link(job: str, folder: Path, env: Mapping[str, str]) -> None:
 
 
 class RankLogs:
-    """The files of one job's ranks on this node. Without a folder there are none."""
+    """The log files of one job's ranks on this node. Without a folder there are none."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -98,7 +98,7 @@ class RankLogs:
 
     @classmethod
     def of_run(cls, config: RunConfig) -> Self:
-        """Return those of a run."""
+        """Return the log files of a run."""
         if config.log_dir is None:
             return cls()
         folder = config.log_dir / checked_id("job", config.job)
@@ -106,9 +106,9 @@ class RankLogs:
         return cls(folder)
 
     def new(self, generation: int, rank: int) -> RankLog | None:
-        """Return where a new process's output goes: a file that is there; `ConfigError` if it cannot be made.
+        """Create and return the file for a new process's output; `ConfigError` if it cannot be created.
 
-        It is the newest of its rank from now on, though the process may write nothing for long.
+        It is the newest file of its rank from now on, even if the process writes nothing for long.
         """
         if self._folder is None:
             return None
@@ -121,14 +121,14 @@ class RankLogs:
         return RankLog(generation=generation, file=file)
 
     def begun(self, rank: int, log: RankLog | None) -> None:
-        """Take note that the process that writes `log` is this rank from now on."""
+        """Record that the process that writes `log` is this rank from now on."""
         if log is not None:
             self._of[rank] = (log, *(each for each in self._of.get(rank, ()) if each.file != log.file))[
                 :REMEMBERED
             ]
 
     def ended(self, rank: int, log: RankLog | None, how: str) -> None:
-        """Take note that the process that writes `log` has ended, and how."""
+        """Record that the process that writes `log` has ended, and how."""
         if log is not None:
             known = self._of.get(rank, ())
             self._of[rank] = tuple(
@@ -136,5 +136,5 @@ class RankLogs:
             )
 
     def of(self, rank: int) -> tuple[RankLog, ...]:
-        """Return what is remembered of a rank, the newest first."""
+        """Return the remembered files of a rank, the newest first."""
         return self._of.get(rank, ())

@@ -1,13 +1,13 @@
-"""What ranks write, on its way through the agent: with a prefix to this command's output, and as it is into a file.
+"""Output of ranks on its way through the agent: with a prefix to this command's output, and unchanged into a file.
 
-A rank writes into two pipes, and one thread reads both (one for each rank's process: writing may block). So
+A rank writes into two pipes. For each rank's process one thread reads both, since writing on may block. So:
 
-1. a rank is held up if nobody takes this command's output, as if it wrote there itself; the agent is not;
-2. the order of a stream's lines is kept, and what was written before a rank's end is passed on after it;
-3. a process that a rank left behind, and that holds its pipes, is read on and not waited for;
-4. if the agent is killed, the pipes break: no process is left that waits for a reader.
+1. If nobody reads this command's output, the rank blocks, as if it wrote there itself. The agent does not block.
+2. The order of a stream's lines is kept, and output written before a rank's end is passed on after it.
+3. If a rank leaves behind a process that holds its pipes, the thread reads on, but the rank's end does not wait for it.
+4. If the agent is killed, the pipes break, so no process is left blocked on a reader.
 
-The last of what a rank writes to stderr is kept: it says why the rank ended.
+The end of a rank's stderr is kept: it shows why the rank ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ log = get_logger()
 READ_BYTES: Final = 64 << 10
 TAIL_BYTES: Final = 8192
 HELD_S: Final = 0.2
-"""For how long the beginning of a line is held back on a terminal, where a question or a bar may have no end."""
+"""How long an unfinished line is held back on a terminal, where a prompt or a progress bar may never end its line."""
 ENDED_S: Final = 0.5
-"""How long the end of a rank waits for its last lines to be passed on: nobody may be taking them."""
+"""How long a rank's end waits for its last lines to be passed on: the console's reader may have stopped reading."""
 
 
 class RankOutput:
@@ -52,29 +52,29 @@ class RankOutput:
         self._rank: int | None = None
         self._file: BinaryIO | None = None
         self._tail = b""
-        self._owed: dict[int, int] | None = None
-        """How many bytes its pipes held at its end, and still hold, each; None while it runs."""
+        self._left_in_pipes: dict[int, int] | None = None
+        """Bytes that each pipe held when the process ended and that are not read yet; None while it runs."""
         self._passed_on = threading.Event()
         self._thread: threading.Thread | None = None
 
     def listen(self) -> None:
-        """Pass on what the process writes, from now on, though it is no rank yet."""
+        """Start passing on the process's output, even before it is a rank."""
         self._thread = threading.Thread(target=self._run, name="strata-rank-output", daemon=True)
         self._thread.start()
 
     def begin(self, rank: int, file: BinaryIO | None) -> None:
-        """Pass on what the process writes as output of this rank; into `file` as well, which is closed at its end."""
+        """Pass on the process's output as this rank's, also into `file`, which is closed when the output ends."""
         self._rank = rank
         self._file = file
         if self._thread is None:
             self.listen()
 
     def move(self, rank: int) -> None:
-        """Its lines are those of another rank from now on."""
+        """Attribute later lines to another rank."""
         self._rank = rank
 
     async def passed_on(self) -> None:
-        """Return once all is passed on that the process wrote, which has ended, or after `ENDED_S`."""
+        """Return once all output of the ended process is passed on, or after `ENDED_S`."""
         await asyncio.to_thread(self._passed_on.wait, ENDED_S)
 
     @property
@@ -83,18 +83,18 @@ class RankOutput:
         return self._passed_on.is_set()
 
     def wait(self) -> None:
-        """Return once all is passed on, if the process has ended; at once while it runs."""
+        """If the process has ended, return once all its output is passed on; at once while it runs."""
         if self._thread is not None and self._child.poll() is not None:
             self._passed_on.wait()
 
     def stderr_tail(self) -> bytes:
-        """Return the last of what the process wrote to stderr."""
+        """Return the end of the process's stderr."""
         return self._tail
 
     def _run(self) -> None:
         try:
             self._pass_all_on()
-        finally:  # whatever happens: who writes to a pipe that nobody reads, and who waits for this thread, waits for ever
+        finally:  # in every case: otherwise writers to these pipes and waiters for this thread would block for ever
             self._close()
 
     def _pass_all_on(self) -> None:
@@ -105,26 +105,26 @@ class RankOutput:
             ready = {fd for fd, _ in poll.poll(self._grace_ms())}
             if self._end in ready:
                 poll.unregister(self._end)
-                self._owed = {fd: _readable(fd) for fd in self._streams}
+                self._left_in_pipes = {fd: _readable(fd) for fd in self._streams}
             elif not ready:
                 self._pass_on_rest()
             for fd in (each for each in list(self._streams) if each in ready):
                 if not self._read(fd):
                     poll.unregister(fd)
-            if self._owed is not None and not any(self._owed.values()) and not self.over:
+            if self._left_in_pipes is not None and not any(self._left_in_pipes.values()) and not self.over:
                 self._pass_on_rest()
                 self._passed_on.set()
 
     def _grace_ms(self) -> int | None:
-        """Return how long to wait for more before all that is held is passed on; None for as long as it takes."""
+        """Return how long to wait before passing on held line beginnings; None if there are none to pass on."""
         held = any(lines.holds and self._streams[fd].terminal for fd, lines in self._lines.items())
         return int(HELD_S * 1000) if held else None
 
     def _read(self, fd: int) -> bool:
-        """Pass on some of a stream; False at its end."""
+        """Read and pass on some of a stream; return False at its end."""
         data = os.read(fd, READ_BYTES)
-        if self._owed is not None:
-            self._owed[fd] = max(0, self._owed[fd] - len(data)) if data else 0
+        if self._left_in_pipes is not None:
+            self._left_in_pipes[fd] = max(0, self._left_in_pipes[fd] - len(data)) if data else 0
         if fd == self._stderr:
             self._tail = (self._tail + data)[-TAIL_BYTES:]
         if data:
@@ -157,7 +157,7 @@ class RankOutput:
     def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(OSError):  # a full quota on NFS may be told only now
+            with contextlib.suppress(OSError):  # NFS may report a full quota only at close
                 file.close()
 
     def _close(self) -> None:
@@ -169,7 +169,7 @@ class RankOutput:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Return the file that a rank's output goes to; `ConfigError` if it cannot be had."""
+    """Open the file for a rank's output; `ConfigError` if that fails."""
     try:
         return path.open("ab", buffering=0)
     except OSError as error:
@@ -182,7 +182,7 @@ def _readable(pipe: int) -> int:
 
 
 class RankOutputs:
-    """Where the output of all ranks goes: to this command's own, by lines."""
+    """Passes the output of all ranks on to this command's own output, line by line."""
 
     def __init__(self, stdout: Console, stderr: Console, *, prefix: bool = True) -> None:
         self.stdout, self.stderr = stdout, stderr
@@ -190,11 +190,11 @@ class RankOutputs:
         self._all: list[RankOutput] = []
 
     def prefix(self, console: Console, rank: int | None) -> bytes:
-        """Return what stands before a rank's lines; None is a process that waits to be one."""
+        """Return the prefix of a rank's lines; None stands for a process that waits to become a rank."""
         return console.prefix(rank) if self._prefix else b""
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return what ranks inherit: on a terminal, that Python writes its lines at once, as it does to a terminal."""
+        """Return the ranks' environment: on a terminal, Python must write lines at once, as it does to a terminal."""
         unbuffered = {"PYTHONUNBUFFERED": "1"} if self.stdout.terminal else {}
         return {**unbuffered, **inherited}
 
@@ -206,7 +206,7 @@ class RankOutputs:
         env: Mapping[str, str],
         pass_fds: Sequence[int] = (),
     ) -> tuple[Child, RankOutput]:
-        """Start a process whose output is read once it is asked for; `OSError` when it cannot be started."""
+        """Start a process whose output is read after `listen` or `begin`; `OSError` if it cannot be started."""
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
             ends = []
             for _ in (STDOUT, STDERR):
@@ -224,6 +224,6 @@ class RankOutputs:
         return child, output
 
     def wait(self) -> None:
-        """Return once all is passed on that ended ranks wrote. A signal ends this process meanwhile, as any that writes."""
+        """Return once all output of ended ranks is passed on. A signal may still end this process meanwhile."""
         for each in self._all:
             each.wait()

@@ -1,4 +1,4 @@
-"""The rank processes of one generation on one node: started once, watched, ended together."""
+"""The rank processes of one generation on one node: started once, watched, stopped together."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from strata.processes.children import Child
 log = get_logger()
 
 _CANNOT_RUN = 127
-"""What a shell says of a command that is not there."""
+"""A shell's exit code for a command that does not exist."""
 
 EARLY_S: Final = 30.0
-"""A process that fails by itself within so long, and before a step, has not begun: imports of torch take a part of it."""
+"""A process that fails within this time and before a step counts as not begun; importing torch takes part of it."""
 MAX_LAST_WORDS: Final = 300
 LAST_LINES: Final = 8
-"""Of what a rank wrote to stderr, when it has failed."""
+"""Number of lines of a failed rank's stderr that are logged."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 Exited = Callable[[int, int, int, str, bool], None]
-"""Called when a rank ends itself: (generation, rank, exit code or minus the signal, reason, whether it was early)."""
+"""Called when a rank ends by itself: (generation, rank, exit code or minus the signal, reason, whether early)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProcess:
-    """A rank's process, and the file in which it says where its threads are."""
+    """A rank's process, and the file into which it writes its stacks."""
 
     child: Child
     stacks: Path
@@ -56,60 +56,60 @@ class RankProcess:
     output: RankOutput | None = None
     """Its output, if that goes through this process."""
     dumping: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever asks for its stacks: they all come in one file."""
+    """Held during a request for its stacks: all dumps go into one file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What the ranks of every generation of a run have in common."""
+    """The settings that the ranks of every generation of a run share."""
 
     starter: Starter
     inherited: Mapping[str, str]
     folder: Path
-    """Private to this supervisor, and outlives every group."""
+    """A folder of this agent alone, which outlives every group."""
     restart: str = PROCESS
     logs: RankLogs = field(default_factory=RankLogs)
-    """Where each rank's output goes, a file each; without a folder, where this process's goes."""
+    """The output files, one a process; without a folder, output goes where this process's goes."""
     piped: bool = False
-    """Whether output goes through this process, which writes the files then; else ranks do that themselves."""
+    """Whether output goes through this process, which then writes the files; otherwise ranks write them."""
 
 
 class RankGroup:
     """The ranks that this member runs in one generation. A rank is started at most once.
 
-    The exit of a rank is reported once, to `on_exit`, unless `stop` ended it. `doom` names why
-    a rank is about to be killed, so that its exit carries that reason. `dumps_core` reports the exit of a
-    rank early. The end of its process is reported as well; coordinators keep the first report.
+    The group reports the exit of a rank once to `on_exit`, unless `stop` ended the rank. `doom` kills a rank and sets
+    the reason that its exit report carries. `dumps_core` reports the exit of a rank early; the end of its process is
+    reported too, and coordinators keep the first report.
 
-    A process of the generation before may be adopted as a rank. Until it has `arrived` it is none
-    yet: when it ends, or `give_up` ends it, a new process takes its place and nothing is reported.
+    A process of the previous generation may be adopted as a rank. It is not a rank until it has `arrived`. If it ends
+    before, or `give_up` ends it, a new process takes its place and nothing is reported.
     """
 
     def __init__(self, place: Place, program: Program, *, restarts: int, on_exit: Exited) -> None:
-        """`restarts` counts the generations that were started before."""
+        """`restarts` counts the generations started here before."""
         self.place = place
         self._program = program
         self._restarts = restarts
         self._on_exit = on_exit
         self._processes: dict[int, RankProcess] = {}
         self._awaited: set[int] = set()
-        self._doomed: dict[int, str] = {}
+        self._kill_reasons: dict[int, str] = {}
         self._attached: set[int] = set()
-        self._heeding: set[int] = set()
+        self._supporting_graceful_stop: set[int] = set()
         self._stopped: set[int] = set()
-        self._lasting: dict[int, str] = {}
+        self._not_to_requeue: dict[int, str] = {}
         self._stepped: set[int] = set()
         self._finished: set[int] = set()
-        self._all_heed = asyncio.Event()
+        self._all_support = asyncio.Event()
         self._stopping = False
         self.put_down: set[int] = set()
-        """The ranks that ran when they were ended from here: their exits say nothing of themselves."""
+        """The ranks that ran when this agent ended them: their exit codes say nothing about them."""
         self._watchers: dict[int, asyncio.Task[None]] = {}
 
     def start(self, adopted: Mapping[int, RankProcess] = MappingProxyType({})) -> None:
-        """Start one process a slot, but for slots whose process, by local rank, is adopted.
+        """Start one process per slot, except for slots whose process is adopted (`adopted`, by local rank).
 
-        `ConfigError` when the command cannot be run at all.
+        `ConfigError` if the command cannot be run at all.
         """
         for local_rank, rank in enumerate(self.place.ranks):
             process = adopted.get(local_rank)
@@ -139,7 +139,7 @@ class RankGroup:
             restart=self._program.restart,
         )
         log_file = self._program.logs.new(self.place.generation, rank)
-        file = None  # opened before the start: a process that cannot have its file is not started
+        file = None  # opened before the start: a process whose file cannot be opened is not started
         if log_file is not None and self._program.piped:
             file = open_file(log_file.file)
         elif log_file is not None:
@@ -170,27 +170,27 @@ class RankGroup:
         self._program.logs.begun(rank, process.log)
         self._watchers[rank] = asyncio.create_task(self._watch(rank, process), name=f"watch rank {rank}")
 
-    # -- processes that go from one generation to the next
+    # -- processes that continue in the next generation
 
     def release(self, local_ranks: Collection[int]) -> dict[int, RankProcess]:
-        """Give away the processes of these local ranks that live: they are no ranks of this group."""
+        """Release the living processes of these local ranks: they are no longer ranks of this group."""
         released = {}
         for local_rank, rank in enumerate(self.place.ranks):
             process = self._alive(rank)
-            if local_rank in local_ranks and process is not None and rank not in self._doomed:
+            if local_rank in local_ranks and process is not None and rank not in self._kill_reasons:
                 released[local_rank] = process
                 del self._processes[rank]
                 self._watchers.pop(rank).cancel()
         return released
 
     def arrived(self, rank: int) -> None:
-        """Take note that a process, adopted or not, is this rank from now on."""
+        """Record that a process, adopted or not, has attached and is this rank from now on."""
         self._awaited.discard(rank)
         self._attached.add(rank)
-        self._lasting.pop(rank, None)
+        self._not_to_requeue.pop(rank, None)
 
     def give_up(self) -> None:
-        """Kill the adopted processes that have not arrived: new ones take their places."""
+        """Kill the adopted processes that have not arrived: new processes take their places."""
         for rank in self._awaited:
             if (process := self._alive(rank)) is not None:
                 log.warning(
@@ -199,12 +199,12 @@ class RankGroup:
                 process.child.kill()
 
     def pid(self, rank: int) -> int | None:
-        """Return the process id of a rank, or None when it does not run here."""
+        """Return the process id of a rank, or None if it does not run here."""
         process = self._alive(rank)
         return process.child.pid if process is not None else None
 
     async def stack(self, rank: int) -> str | None:
-        """Return the Python stacks of a rank's threads; None when it does not run here or cannot tell."""
+        """Return the Python stacks of a rank's threads; None if it does not run here or does not answer."""
         process = self._alive(rank)
         if process is None:
             return None
@@ -226,63 +226,63 @@ class RankGroup:
         return [rank for rank in self._processes if self._alive(rank) is not None]
 
     def note_heeding(self, rank: int) -> None:
-        """Take note that a rank stops by itself when its generation is asked to."""
-        self._heeding.add(rank)
+        """Record that a rank stops by itself at a stop request to its generation."""
+        self._supporting_graceful_stop.add(rank)
         if self.heeding:
-            self._all_heed.set()
+            self._all_support.set()
 
     def note_lasting(self, rank: int, reason: str) -> None:
-        """Take note of why a rank is about to end: another try would meet the same, so its exit code counts as 78.
+        """Record why a rank is about to end: a restart would not cure it, so its exit code counts as 78.
 
-        A program that begins again in spite of it, or goes on, takes that back.
+        A later attach or step of the same rank withdraws that.
         """
-        self._lasting[rank] = reason
+        self._not_to_requeue[rank] = reason
 
     def note_stopped(self, rank: int) -> None:
-        """Take note that a rank has stopped as asked: however its program then ends, it is not done, nor has it failed."""
+        """Record that a rank stopped as requested: whatever its exit code, it has neither finished nor failed."""
         self._stopped.add(rank)
-        self._lasting.pop(rank, None)
+        self._not_to_requeue.pop(rank, None)
 
     def note_step(self, rank: int) -> None:
-        """Take note that a rank said that it has made a step: from now on it has begun."""
+        """Record that a rank reported a step: from now on it has begun."""
         self._stepped.add(rank)
-        self._lasting.pop(rank, None)
+        self._not_to_requeue.pop(rank, None)
 
     async def will_heed(self, limit_s: float) -> bool:
-        """Tell whether every rank that still runs heeds notices; one may need that long to say so.
+        """Tell whether every rank that still runs supports graceful stop; wait up to `limit_s` for their reports.
 
-        Whoever has not even attached has nothing to say.
+        A rank that has not attached cannot report, so there is no wait if one has not.
         """
         if not self.heeding and self._attached.issuperset(self.alive()):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
-                    await self._all_heed.wait()
+                    await self._all_support.wait()
         return self.heeding
 
     @property
     def heeding(self) -> bool:
-        """Whether every rank that still runs stops by itself when asked to."""
-        return self._heeding.issuperset(self.alive())
+        """Whether every rank that still runs stops by itself when requested."""
+        return self._supporting_graceful_stop.issuperset(self.alive())
 
     def doom(self, rank: int, reason: str) -> None:
-        """Kill one rank that can do nothing more, for `reason`."""
+        """Kill one rank that cannot make progress any more, for `reason`."""
         process = self._alive(rank)
-        if process is not None and rank not in self._doomed:
-            self._doomed[rank] = reason
+        if process is not None and rank not in self._kill_reasons:
+            self._kill_reasons[rank] = reason
             log.warning("rank.killed", rank=rank, pid=process.child.pid, reason=reason)
             process.child.kill()
 
     def dumps_core(self, rank: int, reason: str) -> None:
-        """Report the end of a rank now, though its process still writes a core.
+        """Report the exit of a rank now, though its process is still writing a core file.
 
-        Its generation ends, and `stop` kills the process after its grace: the core has that long. The kernel
-        ignores SIGTERM meanwhile. `give_up` ends an adopted process that has not arrived.
+        Its generation ends, and `stop` kills the process after its grace, which limits the time for the core file.
+        The kernel ignores SIGTERM meanwhile. `give_up` ends an adopted process that has not arrived.
         """
         process = self._alive(rank)
-        if process is not None and rank not in self._doomed and rank not in self._awaited:
-            self._doomed[rank] = reason
+        if process is not None and rank not in self._kill_reasons and rank not in self._awaited:
+            self._kill_reasons[rank] = reason
             log.warning("rank.dumps_core", rank=rank, pid=process.child.pid, reason=reason)
-            code, reason = self._as_asked(rank, -signal.SIGABRT, reason)
+            code, reason = self._as_reported_before(rank, -signal.SIGABRT, reason)
             self._on_exit(self.place.generation, rank, code, reason, False)
 
     def signal(self, number: int) -> None:
@@ -291,25 +291,25 @@ class RankGroup:
             process.child.send_signal(number)
 
     def kill(self) -> None:
-        """Send SIGKILL to every rank and all it started; does not wait."""
-        self._puts_down()
+        """Send SIGKILL to every rank and all processes it started; does not wait."""
+        self._mark_ended_here()
         for process in self._processes.values():
             process.child.kill()
 
     async def stop(self, grace_s: float) -> None:
-        """End every rank: SIGTERM, at most `grace_s` to comply, then SIGKILL; none that ran is reported."""
-        self._puts_down()
+        """End every rank: SIGTERM, at most `grace_s` to comply, then SIGKILL. No rank that ran is reported."""
+        self._mark_ended_here()
         async with asyncio.TaskGroup() as group:
             for process in self._processes.values():
                 group.create_task(process.child.stop_async(grace_s))
         await asyncio.gather(*self._watchers.values())
 
-    def _puts_down(self) -> None:
+    def _mark_ended_here(self) -> None:
         self._stopping = True
         self.put_down.update(self.alive())
 
     async def join(self) -> None:
-        """Return once every rank has ended; to cancel this changes nothing for them."""
+        """Return once every rank has ended; cancelling this does not affect the ranks."""
         await asyncio.shield(asyncio.gather(*self._watchers.values()))
 
     def _alive(self, rank: int) -> RankProcess | None:
@@ -322,37 +322,39 @@ class RankGroup:
         if process.output is not None:
             await process.output.passed_on()
         process.stacks.unlink(missing_ok=True)
-        said = _exit_message(process.stacks)
+        message = _exit_message(process.stacks)
         self._program.logs.ended(rank, process.log, child.describe())
         if rank in self.put_down or (self._stopping and rank in self._awaited):
             return
         if rank in self._awaited:
             self._awaited.discard(rank)
-            self._renew(rank)
+            self._start_replacement(rank)
             return
-        own = f"{child.describe()}: {said}" if said and code > 0 else child.describe()
-        words = {"stderr": lines} if code != 0 and (lines := _stderr_tail(process)) else {}
-        _, short = self._as_asked(rank, code, self._doomed.get(rank, child.describe() if words else own))
-        code, reason = self._as_asked(rank, code, self._doomed.get(rank, own))
+        own = f"{child.describe()}: {message}" if message and code > 0 else child.describe()
+        stderr = {"stderr": lines} if code != 0 and (lines := _stderr_tail(process)) else {}
+        _, short = self._as_reported_before(
+            rank, code, self._kill_reasons.get(rank, child.describe() if stderr else own)
+        )
+        code, reason = self._as_reported_before(rank, code, self._kill_reasons.get(rank, own))
         self._program.logs.ended(rank, process.log, reason)
         age_s = asyncio.get_running_loop().time() - process.started_s
-        failed = code > 0 and code != PREEMPTED and rank not in self._doomed
+        failed = code > 0 and code != PREEMPTED and rank not in self._kill_reasons
         early = failed and age_s < EARLY_S and rank not in self._stepped
-        log.info("rank.ended", rank=rank, pid=child.pid, code=code, reason=short, **words)
+        log.info("rank.ended", rank=rank, pid=child.pid, code=code, reason=short, **stderr)
         if code == 0:
             self._finished.add(rank)
         self._on_exit(self.place.generation, rank, code, reason, early)
 
-    def _as_asked(self, rank: int, code: int, reason: str) -> tuple[int, str]:
-        """Return how a rank ended: as it said before, whatever its process ends with."""
+    def _as_reported_before(self, rank: int, code: int, reason: str) -> tuple[int, str]:
+        """Return the exit code and reason to report: a rank's own earlier report wins over its process's exit code."""
         if rank in self._stopped and code != PREEMPTED:
             return PREEMPTED, f"stopped as asked, and {reason}"
-        if rank in self._lasting and code > 0:
-            return DO_NOT_REQUEUE, self._lasting[rank]
+        if rank in self._not_to_requeue and code > 0:
+            return DO_NOT_REQUEUE, self._not_to_requeue[rank]
         return code, reason
 
-    def _renew(self, rank: int) -> None:
-        """Start the rank that an adopted process did not become."""
+    def _start_replacement(self, rank: int) -> None:
+        """Start a new process as the rank that an adopted process did not become."""
         try:
             self._has(rank, self._new(self.place.ranks.index(rank)))
         except ConfigError as error:
@@ -360,28 +362,28 @@ class RankGroup:
 
 
 def _stderr_tail(process: RankProcess) -> list[str]:
-    """Return the last lines that a process wrote to stderr; of one that writes into a file by itself, the file's last."""
+    """Return the last lines of a process's stderr; if the process writes its own log file, the last of that file."""
     if process.output is not None:
         lines = process.output.stderr_tail().decode(errors="replace").split("\n")
-        lines = [line.rstrip().rpartition("\r")[2] for line in lines]  # of a progress bar the newest state
+        lines = [line.rstrip().rpartition("\r")[2] for line in lines]  # of a progress bar, the newest state
     else:
         lines = last_lines(process.log.file) if process.log is not None else []
-    said = [printable(_ESCAPES.sub("", line).expandtabs().rstrip()) for line in lines if line.strip()]
-    return [line[:MAX_LAST_WORDS] for line in said[-LAST_LINES:]]
+    shown = [printable(_ESCAPES.sub("", line).expandtabs().rstrip()) for line in lines if line.strip()]
+    return [line[:MAX_LAST_WORDS] for line in shown[-LAST_LINES:]]
 
 
 def _exit_message(stacks: Path) -> str:
-    """Return the end of the traceback that a process left, on one line; "" where it left none."""
+    """Return the end of the traceback that a process left, on one line; "" if it left none."""
     file = stacks.with_name(stacks.name + LAST_WORDS)
     try:
         with file.open(errors="replace") as lines:
-            said = " | ".join(lines.read(64 << 10).splitlines())
+            message = " | ".join(lines.read(64 << 10).splitlines())
         file.unlink()
     except OSError:
         return ""
-    return said if len(said) <= MAX_LAST_WORDS else f"…{said[1 - MAX_LAST_WORDS :]}"
+    return message if len(message) <= MAX_LAST_WORDS else f"…{message[1 - MAX_LAST_WORDS :]}"
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return this process's environment, which ranks inherit but for what Strata sets."""
+    """Return this process's environment, which ranks inherit except for the variables that Strata sets."""
     return dict(os.environ)

@@ -1,4 +1,4 @@
-"""`strata run`, put together: agent, supervisor, signals."""
+"""`strata run`: its wiring of member session, agent, ranks, console and signals."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ log = get_logger()
 
 STDERR: Final = 2
 SAY_S: Final = 10.0
-"""How often a node says that no coordinator answers, before the first one has."""
+"""How often a node logs that no coordinator answers, until the first one has answered."""
 RANKS_SOCKET: Final = "ranks.sock"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def run(config: RunConfig, command: Sequence[str]) -> int:
-    """Run `run_local_agent`; return once all is passed on that its ranks wrote, and what it says itself."""
+    """Run `run_local_agent`; return once all output of its ranks and its own log lines are passed on."""
     stdout, stderr = consoles(os.environ)
     own, outputs = ConsoleText(stderr), None
     with contextlib.ExitStack() as end:
         if config.tee or (
             config.prefix and config.log_dir is None
-        ):  # ranks' threads hold the console as long as they write
+        ):  # the threads that pass on ranks' output hold the console while they write
             own = PatientText(stderr)
             end.callback(own.close)
             outputs = RankOutputs(stdout, stderr, prefix=config.prefix)
@@ -73,10 +73,10 @@ async def run_local_agent(
 ) -> int:
     """Return the exit status of `strata run`; raise the `StrataError` that ended its session.
 
-    That is 0, with a warning, when the job was done before this node of the same run came.
+    The status is 0, with a warning, if the job was done before this node of the same run joined.
 
-    Waits for the first welcome of a coordinator for `config.timeout_s`, after that for coordinators as long as it
-    takes; a signal ends that too. If the control plane is restored meanwhile, the node joins again by itself.
+    Wait up to `config.timeout_s` for the first welcome of a coordinator. After that, wait for coordinators as long as
+    it takes. A signal ends either wait. If the control plane is restored meanwhile, the node joins again by itself.
     """
     check_command(command)
     if (found := allocation(os.environ)) is not None:
@@ -91,24 +91,26 @@ async def run_local_agent(
     devices = await prepare_devices(config.health, job, os.environ)
     config = replace(
         config, run_id=config.run_id or uuid.uuid4().hex
-    )  # the same for all members that this node becomes
-    asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    heard = partial(_on_signals, lambda number: None if asked.done() else asked.set_result(number))
-    heard()
-    await _storage_takes_saves(config, job, endpoints, asked)
+    )  # the same for all members that this node becomes, one after the other
+    stop_signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    install_signals = partial(
+        _on_signals, lambda number: None if stop_signal.done() else stop_signal.set_result(number)
+    )
+    install_signals()
+    await _storage_takes_saves(config, job, endpoints, stop_signal)
     while True:
         try:
             return await _member(
-                config, command, worker_id, endpoints, devices, asked, sole=sole, outputs=outputs
+                config, command, worker_id, endpoints, devices, stop_signal, sole=sole, outputs=outputs
             )
         except JobDone as error:  # the others finished without this node: nothing is left to do
             log.warning("job.done_before", reason=error.message, hint=error.hint)
             return 0
         except ClusterRestored as error:
             log.warning("controlplane.restored", reason=error.message, next="this node joins again")
-            # the backup may be older than the job's being taken up; and what was begun anew is not begun anew again
+            # the backup may predate the job's resumption; and a job begun anew must not be begun anew again
             config = replace(config, resume=config.resume or config.new, new=False, timeout_s=0.0)
-            heard()
+            install_signals()
 
 
 async def _member(
@@ -117,12 +119,12 @@ async def _member(
     worker_id: str,
     endpoints: tuple[Endpoint, ...],
     devices: OpenDevices | None,
-    asked: asyncio.Future[int],
+    stop_signal: asyncio.Future[int],
     *,
     sole: bool,
     outputs: RankOutputs | None,
 ) -> int:
-    """Be one member, with a boot of its own, until the job ends or `asked`; return the exit status.
+    """Run as one member, with a boot id of its own, until the job ends or a signal arrives; return the exit status.
 
     `ClusterRestored`: the control plane was restored; the ranks have ended, and another member may follow.
     """
@@ -169,18 +171,22 @@ async def _member(
     serve_session = asyncio.create_task(session.run(), name="session")
     try:
         with run_folder() as folder:
-            if not await _connected(session, serve_session, asked, config):
-                return PREEMPTED if asked.result() in PREEMPT_SIGNALS else of_signal(asked.result())
-            run = _run(config, command, agent, session, observer, progress, folder, devices, asked, outputs)
-            supervise = asyncio.create_task(run, name="supervisor")
+            if not await _connected(session, serve_session, stop_signal, config):
+                return (
+                    PREEMPTED if stop_signal.result() in PREEMPT_SIGNALS else of_signal(stop_signal.result())
+                )
+            run = _run(
+                config, command, agent, session, observer, progress, folder, devices, stop_signal, outputs
+            )
+            agent_task = asyncio.create_task(run, name="supervisor")
             try:
-                await asyncio.wait({supervise, serve_session}, return_when=asyncio.FIRST_COMPLETED)
-                if not supervise.done() and serve_session.exception() is not None:
+                await asyncio.wait({agent_task, serve_session}, return_when=asyncio.FIRST_COMPLETED)
+                if not agent_task.done() and serve_session.exception() is not None:
                     raise serve_session.exception() or AssertionError
-                return await supervise
+                return await agent_task
             finally:
-                supervise.cancel()
-                await asyncio.gather(supervise, return_exceptions=True)
+                agent_task.cancel()
+                await asyncio.gather(agent_task, return_exceptions=True)
     finally:
         serve_session.cancel()
         await asyncio.gather(serve_session, return_exceptions=True)
@@ -195,7 +201,7 @@ async def _run(
     progress: RunProgress,
     folder: Path,
     devices: OpenDevices | None,
-    asked: asyncio.Future[int],
+    stop_signal: asyncio.Future[int],
     outputs: RankOutputs | None,
 ) -> int:
     assert session.welcome is not None
@@ -222,20 +228,20 @@ async def _run(
             on_place=lambda place: progress.begin(place.generation if place is not None else 0),
         ),
     ):
-        # the first signal is kept: a member that follows this one stops by it, too
-        _on_signals(lambda n: local_agent.ask_to_stop(n) if asked.done() else asked.set_result(n))
-        asked.add_done_callback(
+        # the first signal stays set: a member that follows this one must stop too
+        _on_signals(lambda n: local_agent.ask_to_stop(n) if stop_signal.done() else stop_signal.set_result(n))
+        stop_signal.add_done_callback(
             lambda first: local_agent.ask_to_stop(first.result())
-        )  # also one just on its way
+        )  # also if the first signal arrived just before
         if session.world is not None:
             local_agent.on_world(session.world)
         return await local_agent.run()
 
 
 async def _storage_takes_saves(
-    config: RunConfig, job: str, endpoints: tuple[Endpoint, ...], asked: asyncio.Future[int]
+    config: RunConfig, job: str, endpoints: tuple[Endpoint, ...], stop_signal: asyncio.Future[int]
 ) -> None:
-    """Return once the job's checkpoints can be written, as far as that is known, or somebody asked to stop."""
+    """Return once the job's checkpoints can be written, the wait is over for another reason, or a signal arrived."""
     unary = UnaryClient(endpoints, random.Random(), config.credentials)
     waiting = asyncio.create_task(
         wait_for_storage(
@@ -249,7 +255,7 @@ async def _storage_takes_saves(
         name="storage",
     )
     try:
-        first: tuple[asyncio.Future[Any], ...] = (waiting, asked)
+        first: tuple[asyncio.Future[Any], ...] = (waiting, stop_signal)
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
             waiting.result()
@@ -270,14 +276,17 @@ def _starter(config: RunConfig, command: Sequence[str], outputs: RankOutputs | N
 
 
 async def _connected(
-    session: MemberSession, serve_session: asyncio.Task[None], asked: asyncio.Future[int], config: RunConfig
+    session: MemberSession,
+    serve_session: asyncio.Task[None],
+    stop_signal: asyncio.Future[int],
+    config: RunConfig,
 ) -> bool:
-    """Return True once a coordinator has welcomed us, False when asked to stop before.
+    """Return True once a coordinator has welcomed this member, False if a signal arrives before.
 
-    `Unavailable` after `config.timeout_s`, unless that is 0. It says every `SAY_S` for what it waits.
+    `Unavailable` after `config.timeout_s`, unless that is 0. Log the reason of the wait every `SAY_S`.
     """
     connected = asyncio.create_task(session.wait_connected())
-    first: tuple[asyncio.Future[Any], ...] = (connected, serve_session, asked)
+    first: tuple[asyncio.Future[Any], ...] = (connected, serve_session, stop_signal)
     clock = asyncio.get_running_loop().time
     began_s = clock()
     left_s = config.timeout_s or math.inf
@@ -293,18 +302,18 @@ async def _connected(
                 hint="check --endpoints and that coordinators run: strata doctor; --timeout-s waits longer (0: for ever)",
             )
         log.warning("coordinators.unreachable", endpoints=where, reason=why, waited_s=round(waited_s))
-    if asked.done() and not connected.done():
+    if stop_signal.done() and not connected.done():
         connected.cancel()
         return False
     await connected
     return True
 
 
-def _on_signals(hear: Callable[[int], None]) -> None:
-    """Have `hear` called with each signal that stops an agent: as long as nobody runs, the wait for coordinators ends."""
+def _on_signals(on_signal: Callable[[int], None]) -> None:
+    """Call `on_signal` with each signal that stops an agent, or ends its wait for coordinators before a member runs."""
     for number in _SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            asyncio.get_running_loop().add_signal_handler(number, hear, number)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
+            asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
 
 
 _RUN_HINT = (
@@ -314,7 +323,7 @@ _RUN_HINT = (
 
 
 def _named(config: RunConfig, command: Sequence[str]) -> RunConfig:
-    """Return the configuration with a job's name; `ConfigError` where several nodes would have to guess it."""
+    """Return the configuration with a job's name; `ConfigError` if several nodes would have to guess the name."""
     if config.job:
         return config
     if max(config.min_workers, config.max_workers) > 1:

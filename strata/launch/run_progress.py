@@ -1,6 +1,6 @@
-"""How far the ranks of this node are, in one line on a terminal.
+"""The status line of `strata run`: the progress of this node's ranks, in one line on a terminal.
 
-Everything in it passes through this supervisor anyway: no coordinator is asked.
+All of its data passes through this agent anyway, so no coordinator is queried for it.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from strata.v1.members_pb2 import RankProgress, TrainingReport
 
 EVERY_S: Final = 1.0
 RATE_S: Final = 30.0
-"""Over how long the rate of steps is measured."""
+"""The time over which the rate of steps is measured."""
 MAX_VALUES: Final = 2
 MAX_NAME: Final = 24
 
 
 class Upstream(Protocol):
-    """What this passes on to."""
+    """The receiver that `Listening` passes calls on to."""
 
     def progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
-        """Tell how far ranks are."""
+        """Report the progress of ranks."""
         ...
 
     async def call(self, request: Message, *, timeout_s: float | None) -> Any:
-        """Return the response to one of the requests that a session carries."""
+        """Return the response to `request`, which must be of a kind that a session carries."""
         ...
 
 
 class RunProgress:
-    """What is known of the current generation's ranks on this node."""
+    """The progress known of the current generation's ranks on this node."""
 
     def __init__(self, job: str) -> None:
         self._job = job
         self._generation = 0
         self._ranks: dict[int, RankProgress] = {}
         self._stuck_since_s: dict[int, float] = {}
-        """When each rank that is stuck moved last, by the clock that `hear` and `line` are given."""
+        """When each stuck rank last moved, by the clock of the `now_s` that `hear` and `line` get."""
         self._training: TrainingReport | None = None
         self._steps: deque[tuple[float, int]] = deque()
         self._saved: int | None = None
 
     def begin(self, generation: int) -> None:
-        """Look at the ranks of this generation from now on; 0: there are none."""
+        """Show the ranks of this generation from now on; 0 means there are none."""
         if generation != self._generation:
             self._generation = generation
             self._ranks.clear()
@@ -65,7 +65,7 @@ class RunProgress:
             self._training = None
 
     def hear(self, generation: int, ranks: Sequence[RankProgress], now_s: float) -> None:
-        """Take note of what ranks say."""
+        """Record the progress that ranks report."""
         if generation != self._generation:
             return
         for one in ranks:
@@ -75,23 +75,23 @@ class RunProgress:
                 self._training = one.training
         step = min(one.step for one in self._ranks.values())
         if self._steps and step < self._steps[-1][1]:
-            self._steps.clear()  # a rank that is further behind is heard for the first time
+            self._steps.clear()  # the first report of a rank that is further behind
         if not self._steps or step != self._steps[-1][1]:
             self._steps.append((now_s, step))
         while len(self._steps) > 2 and now_s - self._steps[0][0] > RATE_S:
             self._steps.popleft()
 
-    def _note_stuck(self, said: RankProgress, now_s: float) -> None:
-        """Remember since when a rank is stuck: its agent reports that once, and it goes on."""
-        before, since_s = self._ranks.get(said.rank), self._stuck_since_s.pop(said.rank, now_s)
-        if not said.stalled_ms:
+    def _note_stuck(self, report: RankProgress, now_s: float) -> None:
+        """Record since when a rank is stuck: its agent reports that once, and the rank stays stuck."""
+        before, since_s = self._ranks.get(report.rank), self._stuck_since_s.pop(report.rank, now_s)
+        if not report.stalled_ms:
             return
-        moved = before is None or (before.step, before.phase) != (said.step, said.phase)
-        moved_s = now_s - max(said.stalled_ms, said.age_ms) / 1000
-        self._stuck_since_s[said.rank] = moved_s if moved else min(moved_s, since_s)
+        moved = before is None or (before.step, before.phase) != (report.step, report.phase)
+        moved_s = now_s - max(report.stalled_ms, report.age_ms) / 1000
+        self._stuck_since_s[report.rank] = moved_s if moved else min(moved_s, since_s)
 
     def committed(self, checkpoint: Checkpoint) -> None:
-        """Take note of what is new of a checkpoint."""
+        """Record the step of a checkpoint if it is committed."""
         if checkpoint.state == CHECKPOINT_STATE_COMMITTED:
             self._saved = max(checkpoint.step, self._saved or 0)
 
@@ -122,9 +122,9 @@ class RunProgress:
             text.append(f"  rank {rank} stuck in {where} for {age(1000 * (now_s - since_s))}", "bold red")
         text.append(f"  step {step:,} of {target:,} " if target else f"  step {step:,}")
         after = "".join(f"  {words}" for words in (*ahead, *behind))[1 if target else 0 :]
-        room = width - text.cell_len - len(after)
-        if target and room >= 6:
-            done, to_do = bar(step / target, min(room, 30))
+        free = width - text.cell_len - len(after)
+        if target and free >= 6:
+            done, to_do = bar(step / target, min(free, 30))
             text.append(done, "green")
             text.append(to_do, "dim")
         text.append(after)
@@ -132,7 +132,7 @@ class RunProgress:
         return text
 
     def _rate(self, now_s: float) -> float | None:
-        """Return steps a second over the last while, up to now: a rank that stands still makes it sink."""
+        """Return steps a second over the last `RATE_S`, up to now, so that a stalled rank lowers the rate."""
         if len(self._steps) < 2:
             return None
         (begin_s, first), (last_s, last) = self._steps[0], self._steps[-1]
@@ -147,7 +147,7 @@ class RunProgress:
 
 
 class Listening:
-    """Passes on upward what is told of ranks, and keeps what the line shows."""
+    """Passes ranks' reports on to the coordinators, and records what the line shows."""
 
     def __init__(self, upstream: Upstream, progress: RunProgress) -> None:
         self._upstream, self._progress = upstream, progress
@@ -162,7 +162,7 @@ class Listening:
 
 @asynccontextmanager
 async def shown(progress: RunProgress, stream: int, *, wanted: bool) -> AsyncIterator[None]:
-    """Show the line on the terminal that `stream` is, inside the block; nothing if it is `wanted` not, or no terminal."""
+    """Show the line on the terminal `stream` inside the block; nothing if not `wanted` or `stream` is no terminal."""
     bottom = BottomLine.of(stream, os.environ) if wanted else None
     if bottom is None:
         yield
@@ -171,10 +171,10 @@ async def shown(progress: RunProgress, stream: int, *, wanted: bool) -> AsyncIte
     drawing = asyncio.create_task(_draw(progress, bottom), name="status line")
 
     def stop() -> None:
-        """Stop, as Ctrl-Z asks for, without a line that belongs to nobody."""
+        """Suspend on Ctrl-Z without leaving the line on the terminal."""
         bottom.clear()
         loop.remove_signal_handler(signal.SIGTSTP)
-        signal.raise_signal(signal.SIGTSTP)  # it goes on here after SIGCONT
+        signal.raise_signal(signal.SIGTSTP)  # returns here after SIGCONT
         loop.add_signal_handler(signal.SIGTSTP, stop)
 
     loop.add_signal_handler(signal.SIGCONT, bottom.renew)

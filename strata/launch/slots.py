@@ -1,4 +1,4 @@
-"""This node's slots: the ranks of at most one generation run in them at a time."""
+"""This node's slots: a rank process for each, of at most one generation at a time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from strata.client.rank.inspection import RankLog
 from strata.launch.ranks import Exited, Program, RankGroup, RankProcess
 
 RENEW_S: Final = 5.0
-"""How often it is looked whether what was prepared is still there."""
+"""How often the prepared processes are checked for having ended."""
 RENEWALS: Final = 3
-"""For each slot so many that ended one soon after the other are replaced: what ends at once does so again."""
+"""How many prepared processes per slot are replaced if they end soon after each other: more would end soon too."""
 LASTING_S: Final = 120.0
-"""Once all that was prepared has lasted for so long, what ends after that is replaced as if it were the first."""
+"""Once all prepared processes have lasted this long, a later end is replaced as if it were the first."""
 
 
 class Slots:
-    """Has a process a slot for each generation, and holds what lasts as long as one.
+    """Runs one process per slot in each generation, and keeps the resources that outlive a generation.
 
-    `on_exit` hears of every rank that ended by itself.
+    `on_exit` is called for every rank that ended by itself.
     """
 
     def __init__(self, program: Program, *, count: int, prepare_after_s: float, on_exit: Exited) -> None:
@@ -34,13 +34,13 @@ class Slots:
         self._starts = 0
         self._preparing: asyncio.TimerHandle | None = None
         self._prepared = 0
-        """How many processes were started to wait since `prepare`, or since they last went on for long."""
+        """Number of processes started to wait since `prepare`, or since all of them last ran for `LASTING_S`."""
         self._prepared_at = 0.0
-        """Removes old files of output, in a thread: the folder may be on a file server."""
+        """Time of the last start of a waiting process."""
         self._kept: dict[int, RankProcess] = {}
-        """By local rank: processes of the generation before that will be ranks of the next one."""
+        """By local rank: processes of the previous generation that will be ranks of the next one."""
         self.ranks: RankGroup | None = None
-        """Those of the current generation; None between two of them."""
+        """The ranks of the current generation; None between two generations."""
 
     @property
     def used(self) -> bool:
@@ -48,14 +48,14 @@ class Slots:
         return self._starts > 0
 
     def offer(self, address: str) -> Meeting:
-        """Return where the next generation meets if rank 0 is here: a fresh port, kept until `end`."""
+        """Return the rendezvous address of the next generation if rank 0 is here: a new port, reserved until `end`."""
         self._port = ReservedPort()
         return Meeting(address, self._port.port)
 
     def start(self, place: Place) -> frozenset[int]:
-        """Start the ranks of `place`; return the local ranks that processes kept by `end` have to become.
+        """Start the ranks of `place`; return the local ranks whose processes were kept by `end` and must attach anew.
 
-        `ConfigError` when the command cannot be run at all.
+        `ConfigError` if the command cannot be run at all.
         """
         adopted = {local: process for local, process in self._kept.items() if process.child.poll() is None}
         self._kept.clear()
@@ -66,7 +66,7 @@ class Slots:
         return frozenset(adopted)
 
     def prepare(self, after_s: float = 0.0) -> None:
-        """Get ready for the ranks of the next generation, after so long, and stay so."""
+        """Prepare processes for the ranks of the next generation after `after_s`, and replace those that end."""
         self._prepared = 0
         self._prepare_in(after_s)
 
@@ -88,9 +88,9 @@ class Slots:
     async def end(
         self, grace_s: float, *, urgent: asyncio.Event, keep: Collection[int] = frozenset()
     ) -> None:
-        """End the ranks: SIGTERM, then SIGKILL after the grace, or as soon as it is `urgent`.
+        """End the ranks: SIGTERM, then SIGKILL after the grace, or at once when `urgent` is set.
 
-        The processes of the local ranks in `keep` live on, for the next generation.
+        The processes of the local ranks in `keep` live on for the next generation.
         """
         ranks, self.ranks = self.ranks, None
         if ranks is not None:
@@ -111,11 +111,11 @@ class Slots:
             self._port = None
 
     def logs(self, rank: int) -> Sequence[RankLog]:
-        """Return what is remembered of a rank's output, the newest first, also of processes that have ended."""
+        """Return the remembered log files of a rank, the newest first, also of ended processes."""
         return self._program.logs.of(rank)
 
     def kill(self) -> None:
-        """Send SIGKILL to every rank and all that was prepared; does not wait."""
+        """Send SIGKILL to every rank and every prepared process; does not wait."""
         if self._preparing is not None:
             self._preparing.cancel()
         self._program.starter.close()

@@ -1,8 +1,8 @@
-"""How an agent stops: what somebody asked of it, and how its ranks are ended as a notice asks.
+"""Stop requests of an agent (signals), and how it ends its ranks when a stop notice requires that.
 
-Ranks that heed notices agree on a step, save it and exit with code 75; the agent waits for
-that as long as the notice allows. Others know of no notice: they get SIGTERM, as at any stop. In
-both cases who still runs afterwards is ended, and counts as stopped and not as failed.
+Ranks that support graceful stop agree on a step, save it and exit with code 75; the agent waits for that as long as
+the notice allows. Other ranks do not know of the notice: they get SIGTERM, as at any stop. In both cases the agent
+ends the ranks that still run afterwards. They count as stopped and not as failed.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """At first nobody asked; the first signal says why, and a second one that it is urgent."""
+    """The signals received so far: none, a first one, which gives the reason, or a second one, which is urgent."""
 
     def __init__(self) -> None:
         self.number = 0
-        self._heard: set[int] = set()
+        self._received: set[int] = set()
         self.asked = asyncio.Event()
         self.urgent = asyncio.Event()
 
     def ask(self, number: int) -> None:
-        """Take note of a signal. SIGTERM after SIGUSR1 is no second one: a scheduler that warned means it."""
-        if self._heard and (number in self._heard or self._heard != {signal.SIGUSR1}):
+        """Record a signal. SIGTERM after SIGUSR1 is not a second one: a scheduler warns with SIGUSR1 first."""
+        if self._received and (number in self._received or self._received != {signal.SIGUSR1}):
             self.urgent.set()
-        self._heard.add(number)
+        self._received.add(number)
         self.number = self.number or number
         self.asked.set()
 
     @property
     def next_signal(self) -> asyncio.Event:
-        """What is set when somebody asks again, or asks at all if nobody has: who leaves anyhow hurries then."""
+        """The event that the next signal sets, be it the first or a second; it shortens a leaving member's deadline."""
         return self.urgent if self.asked.is_set() else self.asked
 
     @property
     def preempts(self) -> bool:
-        """Whether all ranks of the job are to stop together because of that signal."""
+        """Whether the first signal makes all ranks of the job stop together."""
         return self.number in PREEMPT_SIGNALS
 
     @property
     def signal_name(self) -> str:
-        """The name of the signal that asked first."""
+        """The name of the first signal."""
         return signal.Signals(self.number).name
 
 
 class Stopping:
-    """Ends this node's ranks as a notice asks. `urgent` ends them at once."""
+    """Ends this node's ranks as a stop notice requires. `urgent` ends them at once."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class Stopping:
         self._urgent = urgent
 
     async def obey(self, notice: StopNotice, *, shorten_deadline: Callable[[], Awaitable[None]]) -> bool:
-        """Return once no rank runs here, False if none did.
+        """Return True once no rank runs here any more, False if none did.
 
-        `hurry` returns when the generation is over: ranks then leave soon by themselves, or never.
+        `shorten_deadline` returns when the generation is over: ranks then leave soon by themselves, or never.
         """
         ranks = self._slots.ranks
         if ranks is None:
@@ -90,7 +90,7 @@ class Stopping:
             loop = asyncio.get_running_loop()
             until_s = loop.time() + limit_s
             await _ended(ranks, limit_s, shorten_deadline)
-            await _ended(ranks, min(LEAVE_S, max(0.0, until_s - loop.time())), self._hurried)
+            await _ended(ranks, min(LEAVE_S, max(0.0, until_s - loop.time())), self._until_urgent)
             if ranks.running:
                 log.warning("run.not_stopped_together", ranks=ranks.alive(), reason=notice.reason)
         elif notice.grace_ms > 0:
@@ -102,16 +102,16 @@ class Stopping:
             self._reports.report(ranks.place.generation, rank, PREEMPTED, reason)
         return True
 
-    async def _hurried(self) -> None:
+    async def _until_urgent(self) -> None:
         await self._urgent.wait()
 
 
 async def _ended(ranks: RankGroup, limit_s: float, shorten_deadline: Callable[[], Awaitable[None]]) -> None:
-    """Return once all ranks have ended by themselves, after the limit, or once there is a hurry."""
+    """Return once all ranks have ended by themselves, after the limit, or once `shorten_deadline` returns."""
     joined = asyncio.ensure_future(ranks.join())
-    hurried = asyncio.ensure_future(shorten_deadline())
+    shortened = asyncio.ensure_future(shorten_deadline())
     try:
-        await asyncio.wait({joined, hurried}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({joined, shortened}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         joined.cancel()
-        hurried.cancel()
+        shortened.cancel()

@@ -1,4 +1,4 @@
-"""What a process tells about itself: structured logs, counters, how late its loop is."""
+"""Observability of a process: structured logs, counters, event loop lag."""
 
 from strata.observe.logs import Logger, configure, get_logger
 

@@ -1,4 +1,4 @@
-"""Small pictures of numbers, of characters: bars and sparklines for terminals."""
+"""Bars and sparklines of characters, for terminals."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ LEVELS: Final = "▁▂▃▄▅▆▇█"
 DONE: Final = "━"
 TO_DO: Final = "─"
 ASCII: Final = str.maketrans("▁▂▃▄▅▆▇█▓▒░▚━─·…▲▼", "_.-=+*##%:./=-.~^v")
-"""For terminals whose encoding has nothing else."""
+"""Substitutes for terminals whose encoding has only ASCII."""
 
 
 def bar(ratio: float, width: int) -> tuple[str, str]:
-    """Return what is done and what is not, together `width` wide: empty at 0 only, full at 1 only."""
+    """Return the done and the remaining part of a bar of `width`: empty only at 0, full only at 1."""
     done = width if ratio >= 1 else 0 if ratio <= 0 else min(width - 1, max(1, int(ratio * width)))
     return DONE * done, TO_DO * (width - done)
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Return the course of values, oldest first, at most `width` wide; a gap where nothing is known."""
+    """Return a sparkline of values, oldest first, at most `width` wide; an unknown value is a blank."""
     means = _means(values, width)
     known = [value for value in means if value is not None]
     if not known:
@@ -39,7 +39,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 
 
 def _means(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return at most `width` values: means of neighbours, all of equally many but for the oldest."""
+    """Return at most `width` means of neighbouring values, each of equally many, the oldest perhaps of fewer."""
     if not values or width < 1:
         return []
     per = -(-len(values) // width)
@@ -54,9 +54,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def shares(parts: Sequence[float], total: int) -> list[int]:
-    """Return whole numbers in the proportion of `parts` that sum to `total`: what is left over goes to the largest
-    remainders. All are 0 if the parts are.
-    """
+    """Return integers proportional to `parts` that sum to `total`, by largest remainder; zeros if all parts are 0."""
     whole = math.fsum(parts)
     if whole <= 0:
         return [0 for _ in parts]

@@ -1,7 +1,7 @@
-"""Logs: a static event name and fields, as JSON lines on stderr, plain on a terminal.
+"""Structured logs: a static event name and fields, as JSON lines on stderr, or as plain text on a terminal.
 
-Fields that hold for a whole task and its children (which replica speaks) are bound with
-`structlog.contextvars`, so that no logger needs to be handed around.
+Fields that hold for a task and its children, such as the replica's name, are bound with `structlog.contextvars`, so
+that no logger needs to be passed around.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Logger = FilteringBoundLogger
 
 
 def get_logger() -> Logger:
-    """Return a logger; what `configure` says later holds for it too."""
+    """Return a logger; a later `configure` applies to it, too."""
     return cast("Logger", structlog.get_logger())
 
 
 class LogStream(Protocol):
-    """What a log needs of a stream."""
+    """The part of a stream that logs need."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -37,19 +37,21 @@ class LogStream(Protocol):
 
 
 def configure(*, fmt: str = "auto", level: str = "info", stream: LogStream | None = None) -> None:
-    """Send logs of `level` and above to `stream` (stderr) as `json`, `plain`, or by its kind.
+    """Send logs of `level` and above to `stream` (stderr) as `json` or `plain`; `auto` is plain on a terminal.
 
-    A line that cannot be written is lost, and harms nobody: whoever read stderr has gone, or the
-    disk is full, and what was to be told goes on.
+    A line that cannot be written is dropped, because the process must go on if stderr's reader closed it or the
+    disk is full.
     """
-    out: LogStream | None = sys.stderr if stream is None else stream  # None, too: stderr was closed
+    out: LogStream | None = (
+        sys.stderr if stream is None else stream
+    )  # sys.stderr is None if the shell closed it
     terminal = out is not None and out.isatty()
     plain = fmt == "plain" or (fmt == "auto" and terminal)
     colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    # a person looks at the end of it, and files may last for days
+    # On a terminal a person reads the last lines, so the time suffices; files may span days.
     stamp = "iso" if not plain else "%H:%M:%SZ" if terminal else "%Y-%m-%dT%H:%M:%SZ"
     renderer: list[Processor] = (
-        # not rich's traceback, which shows local variables: a secret may be one
+        # not rich's traceback, which shows local variables: one of them may be a secret
         [
             _lines_below,
             ConsoleRenderer(
@@ -74,7 +76,7 @@ def configure(*, fmt: str = "auto", level: str = "info", stream: LogStream | Non
 
 
 def _lines_below(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Put the lines that a rank wrote last below what is said of it, each on a line of its own."""
+    """Move the last lines that a rank wrote below the event, each on a line of its own."""
     lines = event.pop("stderr", ())
     if lines:
         event["stack"] = "\n".join(f"    {line}" for line in lines)
@@ -82,12 +84,12 @@ def _lines_below(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def _redact(_logger: object, _method: str, line: Any) -> str:
-    """Take users and passwords of URLs out of a rendered line, tracebacks included."""
+    """Remove users and passwords of URLs from a rendered line, tracebacks included."""
     return redacted(line)
 
 
 class _Unfailing:
-    """What a logger needs of a stream, if there is one; errors of the system, or that it is closed, are dropped."""
+    """A stream, or none, for a logger; drops errors of the system and of a closed stream."""
 
     def __init__(self, stream: LogStream | None) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""How late an event loop is: what everything on it waits for before it even begins."""
+"""Event loop lag: how late the loop runs a callback that is due."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 
 EVERY_S: Final = 0.25
 WINDOW_S: Final = 10.0
-"""For how long a stall is remembered: whoever asks can do so only after it is over."""
+"""How long a stall is remembered; it can only be queried after it is over."""
 
 
 class LoopLag:
-    """Measures how much later than asked the loop wakes it. `run` does the measuring."""
+    """Measures how much later than requested the loop wakes a task. `run` measures."""
 
     def __init__(self) -> None:
         self.last_s = 0.0
         self._seen: deque[tuple[float, float]] = deque(maxlen=int(WINDOW_S / EVERY_S))
-        """When, and how late, of the last `WINDOW_S`."""
+        """Time and lag of each measurement of the last `WINDOW_S`."""
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -30,7 +30,7 @@ class LoopLag:
             self._seen.append((now, self.last_s))
 
     def worst_s(self) -> float:
-        """Return the longest stall of the last `WINDOW_S`, one that is not over yet included."""
+        """Return the longest stall of the last `WINDOW_S`, including one in progress."""
         now = asyncio.get_running_loop().time()
         worst = max((late for at, late in self._seen if now - at <= WINDOW_S), default=0.0)
         pending = now - self._seen[-1][0] - EVERY_S if self._seen else 0.0

@@ -1,8 +1,8 @@
-"""Counting, without a library: what hot paths add to, and what an exposition reads.
+"""Counters and histograms without a library, which hot paths update and `/metrics` reads.
 
-A family has a name, a sentence, and one child for each combination of label values. Whoever counts
-asks for its child once and keeps it: `child.add()` is then one addition, with no lookup. There is no
-registry of the process: each replica has families of its own, so that several live in one process.
+A family has a name, a help text, and one child for each combination of label values. A caller gets its child once and
+keeps it: `child.add()` is then one addition, without a lookup. There is no registry of the process: each replica has
+families of its own, so that several replicas can run in one process.
 
 Names, units and suffixes follow Prometheus: `_total` for counters, base units (`_seconds`, `_bytes`).
 """
@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 C = TypeVar("C")
 
 LATENCY_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds for how long a request takes."""
+"""Upper bounds of a histogram of request durations."""
 
 
 class Counter:
@@ -33,23 +33,23 @@ class Counter:
 
 
 class Histogram:
-    """How many observations lie at or below each bound, and their sum."""
+    """The number of observations at or below each bound, and their sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
-        """One for each bound, and one for what is above all of them; not cumulated."""
+        """One for each bound, and one for values above all of them; not cumulative."""
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Take note of one value."""
+        """Record one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def cumulated(self) -> Iterator[tuple[float, int]]:
-        """Yield each bound, infinity last, with how many values are not above it."""
+        """Yield each bound, infinity last, with the number of values at or below it."""
         seen = 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             seen += count
@@ -57,7 +57,7 @@ class Histogram:
 
 
 class Family(Generic[C]):
-    """The children of one metric by the values of its labels."""
+    """The children of one metric, by label values."""
 
     __slots__ = ("children", "kind", "labels", "name", "says")
 
@@ -67,10 +67,10 @@ class Family(Generic[C]):
         self.labels = tuple(labels)
         self.children: dict[tuple[str, ...], C] = {}
         self.kind = kind
-        """What makes a child."""
+        """Creates a child."""
 
     def child(self, *values: str) -> C:
-        """Return the child with these label values; it exists, at zero, from now on."""
+        """Return the child with these label values; create it, at zero, if it does not exist."""
         if len(values) != len(self.labels):
             raise ValueError(f"{self.name} has the labels {self.labels}, not {values}")
         found = self.children.get(values)
@@ -80,7 +80,7 @@ class Family(Generic[C]):
 
 
 def counters(name: str, says: str, *labels: str) -> Family[Counter]:
-    """Return a family of counters; one without labels has its only child at once."""
+    """Return a family of counters; if it has no labels, its only child exists at once."""
     family = Family(name, says, labels, Counter)
     if not labels:
         family.child()
@@ -90,7 +90,7 @@ def counters(name: str, says: str, *labels: str) -> Family[Counter]:
 def histograms(
     name: str, says: str, *labels: str, bounds: Sequence[float] = LATENCY_BOUNDS_S
 ) -> Family[Histogram]:
-    """Return a family of histograms; one without labels has its only child at once."""
+    """Return a family of histograms; if it has no labels, its only child exists at once."""
     family = Family(name, says, labels, lambda: Histogram(bounds))
     if not labels:
         family.child()

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them: on the command line and on the status page alike."""
+"""Numbers, durations and sizes as text for people, on the command line and on the status page."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from itertools import pairwise
 
 
 def printable(text: str) -> str:
-    """Return text that moves no cursor, sets no colour and turns no direction: programs wrote it."""
+    """Return text without control characters and changes of direction, which a program's output may contain."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def age(milliseconds: float) -> str:
-    """Return a time span as people say it: `340 ms`, `12 s`, `3 min`, `2.5 h`, `4 d`."""
+    """Return a duration as rounded text: `340 ms`, `12 s`, `3 min`, `2.5 h`, `4 d`."""
     if milliseconds < 1000:
         return f"{milliseconds:.0f} ms"
     seconds = milliseconds / 1000
@@ -25,13 +25,13 @@ def age(milliseconds: float) -> str:
 
 
 def counted(members: int, standbys: int) -> str:
-    """Return how many members there are, of which standbys are some: `3 members (1 standby)`."""
+    """Return the number of members, and of standbys among them: `3 members (1 standby)`."""
     among = f" ({standbys} standby)" if standbys else ""
     return f"{members} member{'' if members == 1 else 's'}{among}"
 
 
 def unreachable(since_unix_ms: int, now_unix_s: float) -> str:
-    """Return `unreachable for 14 s`; without a time while no leader has noted one (0)."""
+    """Return `unreachable for 14 s`; without the duration if no leader has recorded its beginning (0)."""
     if not since_unix_ms:
         return "unreachable"
     return f"unreachable for {age(max(0.0, 1000 * now_unix_s - since_unix_ms))}"
@@ -48,7 +48,7 @@ def size(count: int) -> str:
 
 
 def span(milliseconds: float) -> str:
-    """Return a time span in its two largest units: `48 s`, `3 min 12 s`, `2 h 31 min`, `4 d 2 h`."""
+    """Return a duration in its two largest units: `48 s`, `3 min 12 s`, `2 h 31 min`, `4 d 2 h`."""
     seconds = int(max(0.0, milliseconds) / 1000 + 0.5)
     units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
     for (unit, length), (lesser, part) in pairwise(units):
@@ -59,7 +59,7 @@ def span(milliseconds: float) -> str:
 
 
 def figure(value: float) -> str:
-    """Return a number with the digits that are read: `1,204`, `27.4`, `5.00`, `0.0312`, `1.5e-05`."""
+    """Return a number with about three significant digits: `1,204`, `27.4`, `5.00`, `0.0312`, `1.5e-05`."""
     magnitude = abs(value)
     if magnitude >= 1e9 or 0 < magnitude < 1e-3:
         return f"{value:.3g}"
@@ -67,5 +67,5 @@ def figure(value: float) -> str:
 
 
 def percent(ratio: float) -> str:
-    """Return a share as people say it: `12.0 %`."""
+    """Return a share as text: `12.0 %`."""
     return f"{100 * ratio:.1f} %"

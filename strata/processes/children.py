@@ -1,23 +1,23 @@
 """Child processes that never outlive this one, however it ends.
 
-Three things together make that true:
+Three things together ensure that:
 
-1. every child asks the kernel for SIGKILL when its parent dies (PR_SET_PDEATHSIG);
-2. every child leads a process group of its own, which ends with it: what a child leaves behind
-   (DataLoader workers) is killed when the child ends or is killed;
-3. a guardian process, one for each parent and started with its first child, kills those groups
-   when the parent itself is killed and can do nothing any more.
+1. Every child requests SIGKILL from the kernel for when its parent dies (PR_SET_PDEATHSIG).
+2. Every child leads a process group of its own. When the child ends or is killed, the processes it left in the group
+   (DataLoader workers) are killed too.
+3. A guardian process kills those groups when the parent itself is killed and cannot act any more. There is one
+   guardian per parent, started with its first child.
 
-The kernel sends the death signal when the *thread* that forked ends, not the process. So a child
-that is started off the main thread is forked by one thread that lives as long as the process.
+The kernel sends the death signal when the *thread* that forked ends, not the process. So a child that is started off
+the main thread is forked by one thread that lives as long as the process.
 
-`strata.processes.spawner` sees to the third and the thread, `strata.processes.guard` is what runs in the
-child and the guardian, and says why no `preexec_fn` is used. A child costs one start of a bare
-Python (about 10 ms) before its program runs, the first child also the guardian (one idle Python,
-9 MB). Out of reach is only what left its group on purpose (a daemon).
+`strata.processes.spawner` has the guardian's start and that thread. `strata.processes.guard` is the program that runs
+in the child and the guardian, and its docstring says why no `preexec_fn` is used. A child costs one start of a bare
+Python (about 10 ms) before its program runs; the first child also costs the guardian (one idle Python, 9 MB). Only a
+process that left its group on purpose (a daemon) is out of reach.
 
-Blocking calls are for plain programs (`join`, `stop`), the `_async` ones for asyncio; both may be
-used from any thread and mixed.
+The blocking calls (`join`, `stop`) are for plain programs, the `_async` ones for asyncio. Both may be used from any
+thread and mixed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes], *, name: str, log: Path | None) -> None:
         self._process = process
         self._ending = threading.Lock()
-        self._asked = False
+        self._sigterm_sent = False
         self.name = name
         self.log = log
 
@@ -68,10 +68,9 @@ class Child:
     ) -> Child:
         """Start `argv` as the leader of a new process group and return it running.
 
-        `env` replaces the environment. `log` takes both output streams, appended; otherwise
-        `stdout` and `stderr` are file descriptors, None meaning this process's own. `new_session`
-        also detaches it from the terminal. Raises `FileNotFoundError` when there is no such
-        program.
+        `env` replaces the environment. Both output streams are appended to `log` if given; otherwise `stdout` and
+        `stderr` are file descriptors, None meaning this process's own. `new_session` also detaches the child from the
+        terminal. `FileNotFoundError` if there is no such program.
         """
         command = [os.fspath(part) for part in argv]
         environment = dict(os.environ if env is None else env)
@@ -107,11 +106,11 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, minus the signal's number if one ended it; None while it runs."""
+        """The exit code, or minus the signal's number if a signal ended the child; None while it runs."""
         return self.poll()
 
     def describe(self) -> str:
-        """Return in words how the child is: running, or how it ended."""
+        """Return the child's state in words: running, or how it ended."""
         code = self.poll()
         if code is None:
             return "is running"
@@ -123,16 +122,16 @@ class Child:
             return f"was ended by signal {-code}"
 
     def poll(self) -> int | None:
-        """Return the exit code if it ended, else None. When it ended, its group is gone too."""
+        """Return the exit code if the child has ended, else None. Once it has ended, its group is killed too."""
         with self._ending:
             if self._process.returncode is None:
-                # Look without reaping: while the leader is a zombie its id belongs to nobody else,
-                # so that the group can be killed safely.
+                # Look without reaping: while the leader is a zombie, no other process gets its id, so the group can
+                # be killed safely.
                 options = os.WEXITED | os.WNOHANG | os.WNOWAIT
                 try:
                     if os.waitid(os.P_PID, self.pid, options) is None:
                         return None
-                except ChildProcessError:  # SIGCHLD is ignored here, or a stranger reaped it
+                except ChildProcessError:  # SIGCHLD is ignored here, or other code reaped the child
                     self._process.returncode = _CODE_UNKNOWN
                     spawner().forget(self.pid)
                     return _CODE_UNKNOWN
@@ -143,7 +142,7 @@ class Child:
             return self._process.returncode
 
     def send_signal(self, number: int, *, group: bool = False) -> None:
-        """Send a signal to the child, or to all of its group; nothing if it has ended."""
+        """Send a signal to the child, or to all of its group; does nothing if the child has ended."""
         if self.poll() is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -153,9 +152,9 @@ class Child:
                 os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Freeze the whole group (SIGSTOP); return once the child does nothing any more.
+        """Freeze the whole group (SIGSTOP); return once the child is stopped.
 
-        The signal alone promises little: threads that run on other cores go on for a moment.
+        The signal alone promises little: threads on other cores run on for a moment.
         """
         self.send_signal(signal.SIGSTOP, group=True)
         with contextlib.suppress(ChildProcessError):
@@ -172,14 +171,14 @@ class Child:
     def ask_to_stop(self) -> None:
         """Send SIGTERM to the child alone, so that it can end its own children in order.
 
-        A frozen one is woken, or it could not hear.
+        A frozen child is resumed, as it could not handle the signal otherwise.
         """
-        self._asked = True
+        self._sigterm_sent = True
         self.send_signal(signal.SIGTERM)
         self.resume()
 
     def join(self, timeout_s: float | None = None) -> int:
-        """Block until the child ended and return its exit code; `TimeoutError` after the limit."""
+        """Block until the child has ended and return its exit code; `TimeoutError` after the limit."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._exit_fd() as fd:
             while (code := self.poll()) is None:
@@ -195,7 +194,7 @@ class Child:
         return code
 
     async def join_async(self, timeout_s: float | None = None) -> int:
-        """Return the exit code once the child ended; `TimeoutError` after the limit."""
+        """Return the exit code once the child has ended; `TimeoutError` after the limit."""
         try:
             async with asyncio.timeout(timeout_s):
                 with self._exit_fd() as fd:
@@ -211,10 +210,10 @@ class Child:
     def stop(self, grace_s: float = 5.0) -> int:
         """End the child: SIGTERM, `grace_s` to comply, then SIGKILL to the group; block so long.
 
-        One that was asked before gets no second SIGTERM: it could meet a program at its very end,
-        when its handler is gone, or mean "at once".
+        A child that got a SIGTERM before gets no second one: it could arrive at the very end of the program, when its
+        handler is removed, or mean "at once".
         """
-        if not self._asked:
+        if not self._sigterm_sent:
             self.ask_to_stop()
         try:
             return self.join(grace_s)
@@ -224,7 +223,7 @@ class Child:
 
     async def stop_async(self, grace_s: float = 5.0) -> int:
         """End the child as `stop` does, without blocking."""
-        if not self._asked:
+        if not self._sigterm_sent:
             self.ask_to_stop()
         try:
             return await self.join_async(grace_s)
@@ -243,10 +242,10 @@ class Child:
 
     @contextlib.contextmanager
     def _exit_fd(self) -> Iterator[int | None]:
-        """Yield a descriptor that is readable once the child ended; None on kernels before 5.3."""
+        """Yield a descriptor that is readable once the child has ended; None on kernels before 5.3."""
         try:
             fd = os.pidfd_open(self.pid)
-        except OSError:  # also when it has been reaped: then poll() tells before fd is looked at
+        except OSError:  # also if the child has been reaped; then poll() returns its code before fd is used
             yield None
             return
         try:

@@ -1,16 +1,15 @@
 """Two tiny programs that keep children from outliving their parent. Standard library only.
 
-`strata.processes.children` runs this file as a script, by path, with `python -I -S`: it starts in
-about 10 ms and imports nothing of Strata.
+`strata.processes.children` runs this file as a script, by path, with `python -I -S`: it starts in about 10 ms and
+imports nothing of Strata.
 
-`exec`: become the wanted program, but ask the kernel first to kill us when the parent dies. Doing
-it here, after an exec, and not in a `preexec_fn` keeps Python code out of the fork of a threaded
-parent (where it deadlocks on any lock another thread held, and runs grpc's fork handlers), and
-lets `subprocess` use vfork.
+`exec`: become the given program, after requesting from the kernel to kill this process when the parent dies. This
+happens here, after an exec, and not in a `preexec_fn`. That keeps Python code out of the fork of a threaded parent,
+where it deadlocks on any lock another thread held, and runs grpc's fork handlers. It also lets `subprocess` use vfork.
 
-`watch`: stay beside the parent and, when it is gone however it died, SIGKILL the process groups of
-its children. The kernel's death signal reaches a child but not the child's own children (DataLoader
-workers, a shell's pipeline); this reaches the whole group.
+`watch`: stay beside the parent and, when it has ended in any way, SIGKILL the process groups of its children. The
+kernel's death signal reaches a child but not the child's own children (DataLoader workers, a shell's pipeline);
+a signal to the group reaches them.
 """
 
 from __future__ import annotations
@@ -23,24 +22,23 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 FALLBACK_POLL_MS = 200
-"""How often the parent is looked for on a kernel without pidfd (before 5.3)."""
+"""How often to check for the parent on a kernel without pidfd (before 5.3)."""
 
 
 def exec_guarded(parent: int, guardian_fd: int, argv: list[str], *, ctype_given: bool) -> None:
     """Become `argv`, to be SIGKILLed when process `parent` (strictly: its forking thread) ends."""
-    import ctypes  # noqa: PLC0415 - the guardian does without, and it costs a quarter of the start
+    import ctypes  # noqa: PLC0415 - the guardian does not need it, and it costs a quarter of the start
 
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it died before the call above: no signal will ever come
+    if os.getppid() != parent:  # the parent died before the call above, so no signal will ever come
         os._exit(128 + signal.SIGKILL)
-    # Registered by ourselves and before the program runs, so that there is no moment at which a
-    # grandchild exists that the guardian does not know of. If somebody killed the guardian, the
-    # death signal still stands.
+    # The child itself registers, before the program runs, so that a grandchild never exists without the guardian
+    # knowing its group. If the guardian was killed, the death signal still works.
     with contextlib.suppress(BrokenPipeError):
         os.write(guardian_fd, b"+%d\n" % os.getpid())
     os.close(guardian_fd)
-    # Undo what Python's own start did to the process: an exec would hand it on.
+    # Undo what Python's own start did to the process: an exec would pass it on.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     if not ctype_given:  # PEP 538: in the C locale Python puts LC_CTYPE into the environment
@@ -53,7 +51,7 @@ def exec_guarded(parent: int, guardian_fd: int, argv: list[str], *, ctype_given:
 
 
 class Guardian:
-    """The process groups to kill once `parent` is gone, as told through a pipe."""
+    """The process groups to kill once `parent` has ended, as reported through a pipe."""
 
     def __init__(self, parent: int, fd: int) -> None:
         self.parent = parent
@@ -62,7 +60,7 @@ class Guardian:
         self.rest = b""
 
     def read(self) -> bool:
-        """Take in the orders that wait in the pipe; False once nobody can send any more."""
+        """Process the lines that wait in the pipe; return False once no process can write to it any more."""
         chunk = os.read(self.fd, 65536)
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         for line in lines:
@@ -74,15 +72,15 @@ class Guardian:
         return bool(chunk)
 
     def run(self) -> None:
-        """Return once the parent is gone and its groups are killed.
+        """Return once the parent has ended and its groups are killed.
 
-        The end of the pipe is no sign of death: a parent that executes another program closes it
-        and lives. It is not needed as one either, and a fork of the parent may hold it open.
+        The end of the pipe is not a sign of death: a parent that executes another program closes the pipe and lives.
+        Nor is it needed as one, and a fork of the parent may hold the pipe open.
         """
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         timeout: int | None = FALLBACK_POLL_MS
-        # Without pidfd, or when the parent is gone already, getppid tells.
+        # Without pidfd, or if the parent has ended already, getppid shows the parent's end.
         with contextlib.suppress(OSError):
             poll.register(os.pidfd_open(self.parent), select.POLLIN)
             timeout = None
@@ -91,7 +89,7 @@ class Guardian:
                 if fd == self.fd and not self.read():
                     poll.unregister(self.fd)
         os.set_blocking(self.fd, False)
-        # Whoever still holds the pipe and has not registered has its death signal coming.
+        # A child that still holds the pipe and has not registered will get its death signal.
         with contextlib.suppress(BlockingIOError):
             while self.read():
                 pass

@@ -1,7 +1,7 @@
-"""This process's side of the bond with its children; `strata.processes.children` is its only user.
+"""Starts guarded children of this process; `strata.processes.children` is its only user.
 
-One `Spawner` a process: it forks from a thread that lasts, keeps the guardian running, and knows
-the children that live.
+There is one `Spawner` per process. It forks from a thread that lasts, keeps the guardian running, and knows the
+children that live.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BARE_PYTHON = (sys.executable, "-I", "-S", guard.__file__)
 
 
 class ForkThread:
-    """Runs what forks on one thread that ends only with the process.
+    """Runs forking calls on one thread that ends only with the process.
 
-    PR_SET_PDEATHSIG is about the thread that forked: a child of a short-lived pool thread would be
-    killed when that thread ends.
+    PR_SET_PDEATHSIG depends on the thread that forked: a child of a short-lived pool thread would be killed when that
+    thread ends.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class ForkThread:
         self._start = threading.Lock()
 
     def call(self, job: Callable[[], _T]) -> _T:
-        """Return `job()`, run on the main thread if this is it, else on the lasting thread."""
+        """Return `job()`, run on the main thread if the caller is on it, else on the lasting thread."""
         if threading.current_thread() is threading.main_thread():
             return job()
         with self._start:
@@ -48,7 +48,7 @@ class ForkThread:
         def run() -> None:
             try:
                 done.set_result(job())
-            except BaseException as error:  # noqa: BLE001 - raised again where it was asked for
+            except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
                 done.set_exception(error)
 
         self._jobs.put(run)
@@ -61,7 +61,7 @@ class ForkThread:
 
 
 class Spawner:
-    """Starts guarded children and tells the guardian which groups live."""
+    """Starts guarded children and reports to the guardian which groups live."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -112,14 +112,14 @@ class Spawner:
             return process
 
     def forget(self, group: int) -> None:
-        """The group has ended: its id may soon belong to somebody else."""
+        """Drop a group that has ended: another process may soon get its id."""
         with self._lock:
             self._live.discard(group)
             self._order(b"-%d\n" % group)
 
     def _order(self, line: bytes) -> None:
         if self._guardian is None:
-            return  # in a fork: the child is the first parent's
+            return  # in a fork, the children belong to the first process
         with contextlib.suppress(BrokenPipeError):
             os.write(self._orders, line)
 
@@ -127,10 +127,10 @@ class Spawner:
         if self._guardian is not None:
             if self._guardian.poll() is None:
                 return
-            os.close(self._orders)  # somebody killed it
+            os.close(self._orders)  # the guardian was killed
         read_end, self._orders = os.pipe()
         try:
-            # A session of its own: what ends the parent's group or terminal must not end it.
+            # In a session of its own: a signal to the parent's group or terminal must not end it.
             self._guardian = subprocess.Popen(
                 [*_BARE_PYTHON, "watch", str(self._owner), str(read_end)],
                 stdin=subprocess.DEVNULL,
@@ -147,7 +147,7 @@ class Spawner:
             self._order(b"+%d\n" % group)
 
     def _at_exit(self) -> None:
-        """An orderly end: take the children along, and the guardian, which has no more to do."""
+        """At an orderly end, kill the children, and then the guardian, which has nothing left to do."""
         if os.getpid() != self._owner or self._guardian is None:
             return
         for group in self._live:

@@ -1,1 +1,1 @@
-"""Who somebody is, as files say it: certificates, tokens, and why a handshake failed."""
+"""Certificates and tokens in files, and diagnosis of failed TLS handshakes."""

@@ -3,8 +3,8 @@
     <ca folder>/    ca.pem ca-key.pem cluster
     <leaf folder>/  cert.pem key.pem ca.pem
 
-Keys are readable by their owner only, and so are the folders. A leaf names its identity as a URI
-(`strata.core.access.authority`) and, for whoever serves, its hosts. Keys are ECDSA P-256.
+Only their owner can read keys and enter the folders. A leaf certificate names its identity as a URI
+(`strata.core.access.authority`) and, if it is for a server, its hosts. Keys are ECDSA P-256.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CA, CA_KEY, CERT, KEY, CLUSTER = "ca.pem", "ca-key.pem", "cert.pem", "key.pem", 
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
 SKEW: Final = dt.timedelta(minutes=5)
-"""How far another host's clock may be behind the one that signs."""
+"""How far another host's clock may be behind the signing host's."""
 SERVING: Final = frozenset({Role.COORDINATOR, Role.ETCD})
 
 _PEM: Final = serialization.Encoding.PEM
@@ -40,7 +40,7 @@ _PEM: Final = serialization.Encoding.PEM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """What `strata certs show` tells of a certificate."""
+    """The fields of a certificate that `strata certs show` prints."""
 
     subject: str
     issuer: str
@@ -53,13 +53,13 @@ class Described:
     fingerprint: str
 
     def days_left(self, now: dt.datetime) -> float:
-        """Return how many days it still counts; negative when it has expired."""
+        """Return for how many days it is still valid; negative if it has expired."""
         return (self.not_after - now) / dt.timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authority:
-    """An authority on disk; make one with `create`, find one with `open`."""
+    """An authority on disk; `create` makes one, `open` loads one."""
 
     folder: Path
     cluster: str
@@ -70,9 +70,9 @@ class Authority:
     def create(
         cls, folder: Path, *, cluster: str, now: dt.datetime, days: float = CA_DAYS, force: bool = False
     ) -> Authority:
-        """Make an authority for `cluster` in `folder`; with `force` one that is there is lost.
+        """Make an authority for `cluster` in `folder`; `force` replaces an existing one.
 
-        `ConfigError` when there is one already: every certificate it signed would be refused.
+        Without `force`, `ConfigError` if there is one already, because every certificate it signed would be refused.
         """
         _checked("cluster", cluster)
         _check_days(days)
@@ -94,7 +94,7 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """Return the authority in `folder`; `ConfigError` says what is missing or wrong."""
+        """Return the authority in `folder`; `ConfigError` names the missing or invalid file."""
         hint = f"make one: strata certs ca --out {folder} --cluster NAME"
         try:
             certificate = x509.load_pem_x509_certificate(_read(folder / CA))
@@ -115,18 +115,17 @@ class Authority:
         out: Path,
         *,
         role: Role,
-        id: str,  # noqa: A002  # the word of the command line and of the URI
+        id: str,  # noqa: A002  # named as on the command line and in the URI
         hosts: Iterable[str] = (),
         jobs: Iterable[str] = (),
         now: dt.datetime,
         days: float = LEAF_DAYS,
         force: bool = False,
     ) -> Described:
-        """Write `cert.pem`, `key.pem` and `ca.pem` below `out`; with `force` over older ones.
+        """Write `cert.pem`, `key.pem` and `ca.pem` below `out`; `force` replaces existing ones.
 
-        A certificate of a role that serves names 127.0.0.1, ::1 and localhost besides `hosts`.
-        `ConfigError` for files that are there, an authority that has expired, a name that cannot
-        be one.
+        A certificate of a role that serves names 127.0.0.1, ::1 and localhost besides `hosts`. `ConfigError` for
+        existing files without `force`, an expired authority, or an invalid name.
         """
         identity = Identity(
             cluster=self.cluster,
@@ -169,8 +168,8 @@ class Authority:
             .sign(self.key, hashes.SHA256())
         )
         private_folder(out)
-        # Whoever reads between two of these writes finds a pair that does not match, refuses it
-        # and reads again; each file by itself is always whole.
+        # A process that reads between two of these writes finds a pair that does not match, refuses it and reads again.
+        # Each file by itself is always whole.
         write_private(out / KEY, _key_pem(key))
         write_public(out / CERT, certificate.public_bytes(_PEM))
         if not self._is_trusted_by(out / CA):
@@ -178,7 +177,7 @@ class Authority:
         return _described(certificate)
 
     def _is_trusted_by(self, path: Path) -> bool:
-        """Tell whether a file of authorities has this one; what else it has is somebody's intent."""
+        """Return whether a file of authorities has this one; the user may have added others on purpose."""
         try:
             return self.certificate in x509.load_pem_x509_certificates(_read(path))
         except (OSError, ValueError):
@@ -187,9 +186,8 @@ class Authority:
     def renew(self, out: Path, *, now: dt.datetime, days: float | None = None) -> Described:
         """Replace the certificate in `out` by one of the same identity and hosts, with a new key.
 
-        A `ca.pem` that has this authority stays as it is: while one authority replaces another, it
-        has both.
-        Without `days` it counts as long as the old one did.
+        A `ca.pem` that has this authority stays unchanged: it has two while one authority replaces another. Without
+        `days` the new certificate is valid for as long as the old one was.
         """
         old = describe(out / CERT)
         if old.identity is None or old.identity.cluster != self.cluster:
@@ -215,7 +213,7 @@ def _read(path: Path) -> bytes:
 
 
 def describe(path: Path) -> Described:
-    """Return what the first certificate in a file says; `ConfigError` when there is none."""
+    """Return the fields of the first certificate in a file; `ConfigError` if there is none."""
     try:
         return _described(x509.load_pem_x509_certificate(read_config(path)))
     except ValueError as error:
@@ -252,7 +250,7 @@ def _described(certificate: x509.Certificate) -> Described:
     )
 
 
-# -- inside -----------------------------------------------------------------------------------
+# -- building certificates --------------------------------------------------------------------
 
 
 def _builder(
@@ -264,7 +262,7 @@ def _builder(
     *,
     latest: dt.datetime | None = None,
 ) -> x509.CertificateBuilder:
-    """A leaf ends with its authority at the latest: it would be refused after that anyway."""
+    """Return a builder. A leaf is valid no longer than its authority, because it would be refused after that anyway."""
     end = now + dt.timedelta(days=days)
     return (
         x509.CertificateBuilder()

@@ -1,7 +1,7 @@
-"""From when to when a certificate counts, read without a cryptographic library.
+"""A certificate's validity period, read without a cryptographic library.
 
-The base install has none, and a trainer whose certificate expired must be told so, with the date,
-before it meets a handshake that fails without words.
+The base install has none. A trainer whose certificate expired must report that, with the date, before it attempts a
+handshake that would fail without a reason.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _VERSION: Final = 0xA0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validity:
-    """A certificate counts from `start` to `end`, both included, both in UTC."""
+    """A certificate is valid from `start` to `end`, both included, both in UTC."""
 
     start: dt.datetime
     end: dt.datetime
 
     def complaint(self, now: dt.datetime) -> str:
-        """Return why a certificate does not count now; "" if it does."""
+        """Return why a certificate is not valid now; "" if it is."""
         if now > self.end:
             return f"expired on {self.end:%Y-%m-%d %H:%M:%SZ}"
         if now < self.start:
@@ -38,7 +38,7 @@ class Validity:
 
 
 def validity(pem: bytes) -> Validity:
-    """Return the validity of the first certificate in `pem`; `ConfigError` when there is none."""
+    """Return the validity of the first certificate in `pem`; `ConfigError` if there is none."""
     try:
         found = _PEM.search(pem.decode("ascii", errors="replace"))
         if found is None:
@@ -49,13 +49,13 @@ def validity(pem: bytes) -> Validity:
 
 
 def validities(pem: bytes) -> list[Validity]:
-    """Return the validity of every certificate in `pem`, at least one; `ConfigError` as `validity`."""
+    """Return the validity of every certificate in `pem`; `ConfigError` if one is invalid or there is none."""
     found = _PEM.findall(pem.decode("ascii", errors="replace"))
     return [validity(each.encode()) for each in found] or [validity(pem)]
 
 
 def _validity(der: bytes) -> Validity:
-    """Walk Certificate > TBSCertificate > validity (RFC 5280, 4.1)."""
+    """Return the validity field of Certificate > TBSCertificate (RFC 5280, 4.1)."""
     _tag, certificate, _rest = _element(der)
     _tag, body, _rest = _element(certificate)
     if body[0] == _VERSION:
@@ -71,7 +71,7 @@ def _validity(der: bytes) -> Validity:
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
-    """Return tag and content of the first DER element, and what follows it."""
+    """Return tag and content of the first DER element, and the data after it."""
     tag, size, at = data[0], data[1], 2
     if size & 0x80:
         count = size & 0x7F
@@ -88,6 +88,6 @@ def _time(tag: int, text: bytes) -> dt.datetime:
     if tag not in forms:
         raise ValueError("a date in an unknown form")
     found = dt.datetime.strptime(text.decode("ascii"), forms[tag]).replace(tzinfo=dt.UTC)
-    if tag == _UTC_TIME and found.year >= 2050:  # RFC 5280: 50 to 99 are of the last century
+    if tag == _UTC_TIME and found.year >= 2050:  # RFC 5280: 50 to 99 mean 1950 to 1999
         return found.replace(year=found.year - 100)
     return found

@@ -1,4 +1,4 @@
-"""Files that only their owner may read: written whole, and refused when others can read them."""
+"""Files that only their owner may read: written atomically, and refused if others can read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strata.errors import ConfigError
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder that only its owner may enter; one that exists is made so."""
+    """Make a folder that only its owner may enter; change an existing folder's mode to that."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -20,17 +20,17 @@ def private_folder(folder: Path) -> None:
 
 
 def write_private(path: Path, body: bytes) -> None:
-    """Put a file with mode 0600 in place at once: nobody ever reads half of it, or more than he may."""
+    """Write a file with mode 0600 atomically: no reader ever sees half of it, and no other user any of it."""
     _write(path, body, 0o600)
 
 
 def write_public(path: Path, body: bytes) -> None:
-    """Put a file with mode 0644 in place at once."""
+    """Write a file with mode 0644 atomically."""
     _write(path, body, 0o644)
 
 
 def read_private(path: Path, what: str, *, most_bytes: int = MAX_PEM_BYTES) -> bytes:
-    """Return a file's bytes; `ConfigError` when it cannot be read, or others than its owner can."""
+    """Return a file's bytes; `ConfigError` if it cannot be read, or if others than its owner can read it."""
     return read_config(path, what, most_bytes=most_bytes, private=True)
 
 

@@ -1,9 +1,9 @@
-"""Why a connection did not come about, in words: asked only after gRPC has failed.
+"""Diagnosis of a failed connection: why a TLS handshake failed, examined after gRPC has failed.
 
-gRPC says "Socket closed" for a certificate that the server refuses, for plaintext sent to a TLS
-port, and for a server that died. Here the same handshake is made once more with Python's own TLS,
-which tells them apart. What it finds is a `ConfigError` only where it proves a wrong set-up: a
-session ends with one, and losing a coordinator must end none.
+gRPC reports "Socket closed" for a certificate that the server refuses, for plaintext sent to a TLS port, and for a
+server that died. This module repeats the handshake with Python's own TLS, which distinguishes these causes. It
+returns a `ConfigError` only if it proves a wrong configuration, because that ends a session, and losing a coordinator
+must not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DOCS: Final = "see docs/security.md"
 async def explain(
     host: str, port: int, credentials: Credentials, *, tls: bool, now: dt.datetime
 ) -> StrataError | None:
-    """Return what is wrong between this side and `host`, or None where nothing can be proved."""
+    """Return the error that the handshake with `host` proves, on either side, or None if it proves none."""
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if not tls:
         if await _speaks_tls(host, port):
@@ -37,12 +37,12 @@ async def explain(
     try:
         context = _context(credentials)
     except (ssl.SSLError, OSError):
-        return None  # the files changed just now; who reads them next says what is wrong
+        return None  # the files changed just now; their next reader reports the error
     try:
-        if not await _is_turned_away(host, port, context):
+        if not await _is_refused(host, port, context):
             return None
-        if not await _is_turned_away(host, port, context):
-            return None  # it was about to end, or is back
+        if not await _is_refused(host, port, context):
+            return None  # the server was about to end, or is back
     except ssl.SSLCertVerificationError as error:
         return await _unverified(where, host, port, error, now)
     except ssl.SSLError as error:
@@ -82,20 +82,20 @@ def _unspoken(where: str, error: ssl.SSLError, credentials: Credentials) -> Stra
 async def _unverified(
     where: str, host: str, port: int, error: ssl.SSLCertVerificationError, now: dt.datetime
 ) -> StrataError:
-    """Name what is wrong with the server's certificate; its dates with the day."""
+    """Return the error of the server's certificate, with the date if it has expired."""
     pem = await certificate_of(host, port)
     if pem and (complaint := validity(pem).complaint(now)):
         return ConfigError(
             f"the certificate of {where} {complaint}", hint="strata certs renew, on the server's side"
         )
-    said = error.verify_message or "it could not be verified"
-    if "ostname mismatch" in said or "IP address mismatch" in said:
+    reason = error.verify_message or "it could not be verified"
+    if "ostname mismatch" in reason or "IP address mismatch" in reason:
         return ConfigError(
-            f"the certificate of {where} is not for that name: {said.rstrip('.')}",
+            f"the certificate of {where} is not for that name: {reason.rstrip('.')}",
             hint="issue it with --host for every name and address that is connected to",
         )
     return ConfigError(
-        f"the certificate of {where} is not signed by our authority: {said}",
+        f"the certificate of {where} is not signed by our authority: {reason}",
         hint="tls.ca_file must be the authority that signed the server's certificate",
     )
 
@@ -103,7 +103,7 @@ async def _unverified(
 def _context(credentials: Credentials) -> ssl.SSLContext:
     for path in (credentials.ca_file, credentials.cert_file, credentials.key_file):
         if path is not None:
-            read_config(path)  # OpenSSL would wait for a pipe
+            read_config(path)  # refuses a pipe, on which OpenSSL would block
     if credentials.ca_file is None:
         context = ssl.create_default_context()
     else:
@@ -116,7 +116,7 @@ def _context(credentials: Credentials) -> ssl.SSLContext:
 
 
 def _trusting() -> ssl.SSLContext:
-    """A context that believes everybody: it looks, and sends nothing."""
+    """Return a context that verifies no certificate. It is only used to inspect a server, and sends it nothing."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -124,11 +124,10 @@ def _trusting() -> ssl.SSLContext:
     return context
 
 
-async def _is_turned_away(host: str, port: int, context: ssl.SSLContext) -> bool:
-    """Make the handshake; tell whether the server then ends the connection without a word.
+async def _is_refused(host: str, port: int, context: ssl.SSLContext) -> bool:
+    """Complete the handshake; return whether the server then closes the connection without sending anything.
 
-    A gRPC server speaks first, so one that accepts us says something. Raises what the handshake
-    raises.
+    A gRPC server sends first, so a server that accepts us sends something. Raises the handshake's errors.
     """
     async with asyncio.timeout(LIMIT_S):
         reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
@@ -152,7 +151,7 @@ async def _speaks_tls(host: str, port: int) -> bool:
 
 
 async def certificate_of(host: str, port: int, *, limit_s: float = LIMIT_S) -> bytes:
-    """Return the certificate that a server shows, in PEM form, whoever signed it; nothing if it shows none."""
+    """Return the certificate that a server presents, as PEM, whatever its issuer; empty if it presents none."""
     try:
         async with asyncio.timeout(limit_s):
             _reader, writer = await asyncio.open_connection(host, port, ssl=_trusting(), server_hostname=host)

@@ -1,7 +1,7 @@
-"""The PEM files of one side of a connection: read for each connection, so that they may be replaced.
+"""The PEM files of one side of a connection, read for each connection, so that they may be replaced.
 
-A certificate and its key are two files, and whoever replaces them writes one after the other. What
-is read in between does not fit together and is read again.
+A certificate and its key are two files, replaced one after the other. A pair that was read in between does not match,
+so both are read again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _TRIES: Final = 5
 _PAUSE_S: Final = 0.01
 
 Stamp = tuple[tuple[int, int, int], ...]
-"""What changes when a file is replaced: inode, time and size of each."""
+"""Inode, modification time and size of each file, which change when a file is replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pem:
-    """What the files held. None: the file is not configured."""
+    """The content of the files. None: the file is not configured."""
 
     ca: bytes | None = None
     cert: bytes | None = None
@@ -36,10 +36,10 @@ class Pem:
 
 
 def read_pem(credentials: Credentials, now: dt.datetime) -> Pem:
-    """Return what the files of `credentials` hold.
+    """Return the content of the files of `credentials`.
 
-    `ConfigError` for a file that cannot be read, a key that others can read, a key of another
-    certificate, a certificate that has expired or is not valid yet.
+    `ConfigError` for a file that cannot be read, a key that others can read, a key of another certificate, or a
+    certificate that has expired or is not valid yet.
     """
     if credentials.ca_file is not None:
         check_authorities(credentials.ca_file)
@@ -72,7 +72,7 @@ def stamp_of(credentials: Credentials) -> Stamp:
 
 
 def stamp(*paths: Path | None) -> Stamp:
-    """Return what tells whether a file was replaced; a missing one is all zeros."""
+    """Return a stamp that changes if a file is replaced; zeros for a missing file."""
     found = []
     for path in paths:
         if path is None:
@@ -87,12 +87,12 @@ def stamp(*paths: Path | None) -> Stamp:
 
 
 def check_authorities(path: Path) -> None:
-    """Return if the transport's library takes all of the file; else `ConfigError`."""
+    """Raise `ConfigError` unless a TLS library, such as the transport's, can load the whole file of authorities."""
     read_config(path)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"tls.ca_file {path} holds no certificate in PEM form: {_said(error)}") from None
+        raise ConfigError(f"tls.ca_file {path} holds no certificate in PEM form: {_text_of(error)}") from None
 
 
 def _check_pair(credentials: Credentials) -> None:
@@ -105,17 +105,17 @@ def _check_pair(credentials: Credentials) -> None:
     except (ssl.SSLError, OSError, ValueError) as error:
         raise ConfigError(
             f"{credentials.cert_file} and {credentials.key_file} are no certificate and its key:"
-            f" {_said(error)}",
+            f" {_text_of(error)}",
             hint="both come from one `strata certs issue`",
         ) from None
 
 
 def _no_password() -> str:
-    """Refuse, instead of asking on the terminal."""
+    """Refuse a key with a password, for which OpenSSL would prompt on the terminal."""
     raise ValueError("the key has a password; Strata reads keys without one")
 
 
-def _said(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     reason = getattr(error, "reason", None)
     return str(reason).replace("_", " ").lower() if reason else str(error)
 

@@ -1,8 +1,8 @@
-"""Tokens: the way to be known where there are no client certificates.
+"""Tokens: authentication of callers without client certificates.
 
-A token is 256 random bits that its holder keeps in a file of mode 0600. Coordinators have a file
-of hashes: who reads it can be nobody. As the bits are random, a plain SHA-256 cannot be guessed
-backwards, and every comparison takes as long as any other.
+A token is 256 random bits, which its holder stores in a file of mode 0600. Coordinators have a file of the tokens'
+hashes, which cannot be used as tokens. As the bits are random, a plain SHA-256 cannot be inverted by guessing. Every
+comparison takes the same time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One accepted token. `name` is the beginning of its hash: enough to revoke it by."""
+    """One accepted token. `name` is the beginning of its hash, by which it can be revoked."""
 
     name: str
     digest: str
@@ -49,13 +49,13 @@ class Entry:
 
 
 class TokenFile:
-    """The file of hashes, as `strata tokens` edits it and a coordinator reads it."""
+    """The file of hashes, which `strata tokens` edits and a coordinator reads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def entries(self) -> list[Entry]:
-        """Return what it holds; `ConfigError` when others may read it, or it is no such file."""
+        """Return its entries; `ConfigError` if others may read the file, or if it is no file of hashes."""
         body = read_private(self.path, "the file of token hashes", most_bytes=TOKENS.size_bytes)
         try:
             document = json_object(body, TOKENS)
@@ -72,12 +72,12 @@ class TokenFile:
         self,
         *,
         role: Role,
-        id: str,  # noqa: A002  # the word of the command line
+        id: str,  # noqa: A002  # named as on the command line
         jobs: tuple[str, ...] = (),
         now: dt.datetime,
         days: float | None = None,
     ) -> tuple[Entry, str]:
-        """Make a token for an identity; return its entry and the token, which is kept nowhere."""
+        """Make a token for an identity; return its entry, and the token, which is not stored."""
         try:
             checked_id("role's id", id)
             for job in jobs:
@@ -102,7 +102,7 @@ class TokenFile:
         return entry, token
 
     def revoke(self, name: str) -> Entry:
-        """Remove the token whose name begins so; `NotFound` unless exactly one does."""
+        """Remove the token whose hash begins with `name`; `NotFound` unless exactly one does."""
         with self._locked():
             entries = self.entries()
             found = [entry for entry in entries if name and entry.digest.startswith(name)]
@@ -135,7 +135,7 @@ class TokenFile:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one command at a time edit the file."""
+        """Lock the folder, so that one command at a time edits the file."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -149,7 +149,7 @@ class TokenFile:
 
 
 class AcceptedTokens:
-    """Whose token is whose, for a coordinator; the file is read again when it was replaced."""
+    """The accepted tokens of a coordinator; the file is read again after it was replaced."""
 
     def __init__(self, path: Path, *, cluster: str, now: Callable[[], dt.datetime]) -> None:
         self._file = TokenFile(path)
@@ -160,7 +160,7 @@ class AcceptedTokens:
         self.reload()
 
     def reload(self) -> None:
-        """Read the file if it changed; `ConfigError` when it cannot be used."""
+        """Read the file if it changed; `ConfigError` if it cannot be used."""
         try:
             info = self._file.path.stat()
         except OSError as error:
@@ -173,21 +173,21 @@ class AcceptedTokens:
             self._stamp = stamp
 
     def identify(self, token: str) -> Identity:
-        """Return whose token it is; `Unauthenticated` when it is nobody's, or has expired."""
+        """Return the identity of a token's holder; `Unauthenticated` if the token is not accepted or has expired."""
         try:
             self.reload()
         except ConfigError as error:
-            # A file that cannot be read accepts nobody; what it said before may have been revoked.
+            # If the file cannot be read, no token is accepted: a token that was read before may have been revoked.
             raise Unauthenticated(
                 "this coordinator cannot read its file of tokens", hint=error.message
             ) from error
         return self.holder(token)
 
     def holder(self, token: str) -> Identity:
-        """Return whose token it is, as `identify`, by the file as it was read last."""
+        """Return the identity as `identify` does, from the file as it was last read."""
         digest = _digest(token)
         found = None
-        for entry in self._entries:  # all of them, whichever fits
+        for entry in self._entries:  # compare with every entry, so that the time does not depend on the match
             if hmac.compare_digest(entry.digest, digest):
                 found = entry
         if found is None:
@@ -204,7 +204,7 @@ class AcceptedTokens:
 
 
 def own_token(credentials: Credentials) -> str:
-    """Return the token to show, "" when none is configured."""
+    """Return the token to send, "" if none is configured."""
     path = credentials.token_file
     if path is None:
         return ""

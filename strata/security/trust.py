@@ -1,9 +1,9 @@
-"""Whether a certificate that was shown at a handshake would be accepted at one now.
+"""Re-verification of a peer's certificate after its handshake: whether a handshake would accept it now.
 
-The transport proves once, at the handshake, that the other side has the key and that an authority of ours
-signed the certificate. Time goes on: it expires, or the file of authorities is replaced. Both are looked at here
-again, by the files and the clock of now. That is no verification of a stranger's certificate: who shows it has proven
-it already.
+The transport verifies once, at the handshake, that the peer has the key and that one of our authorities signed the
+certificate. Later the certificate may expire, or the file of authorities may be replaced. This module checks both
+with the current file and clock. It must not be used for a peer that has not completed a handshake: it does not prove
+that the peer has the key.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from strata.security.tls import Stamp, check_authorities, stamp
 log = get_logger()
 
 MAX_KNOWN: Final = 10_000
-"""Of how many certificates the result is remembered."""
+"""The number of certificates whose result is cached."""
 MAX_DEPTH: Final = 8
-"""Certificates between one and its authority."""
+"""The greatest number of certificates between a certificate and its authority."""
 
 
 class Authorities:
-    """The authorities in a file, read again when it was replaced; made once, `ConfigError` if it cannot be used.
+    """The authorities in a file, which is read again after it was replaced.
 
-    A later file that cannot be used leaves the old ones, here as in the transport, and the log has it once.
+    `ConfigError` if the file cannot be used at first. If a later version cannot be used, the old authorities stay,
+    as in the transport, and the log reports it once.
     """
 
     def __init__(self, path: Path, *, now: Callable[[], dt.datetime]) -> None:
@@ -42,10 +43,10 @@ class Authorities:
         self._complaint: tuple[Stamp, str] | None = None
         self._trusted = self._read()
         self._until: dict[bytes, dt.datetime] = {}
-        """By chain: until when it counts, as long as the authorities stay."""
+        """By chain: the end of its validity under the current authorities."""
 
     def check(self, chain: bytes) -> None:
-        """Return if the first certificate in `chain`, in PEM form, counts now; else `Unauthenticated`."""
+        """Raise `Unauthenticated` unless the first certificate in `chain`, in PEM form, is valid now."""
         self._reload()
         until = self._until.get(chain)
         if until is None:
@@ -71,14 +72,15 @@ class Authorities:
                 self._complaint = complaint
                 log.warning("authorities_not_taken", error=error.message, hint=error.hint)
             return
-        if stamp(self._path) == now:  # else it was replaced while it was read
+        if stamp(self._path) == now:  # else the file was replaced while it was read
             self._stamp, self._trusted, self._complaint = now, found, None
             self._until.clear()
 
     def _read(self) -> list[x509.Certificate]:
         """Return the authorities in the file.
 
-        `x509` takes the certificates before a torn one, where the transport's library takes none: so that is asked.
+        `x509` accepts the certificates before a truncated one, but the transport's library accepts none of them. So
+        `check_authorities` reads the file first.
         """
         check_authorities(self._path)
         try:
@@ -87,7 +89,7 @@ class Authorities:
             raise ConfigError(f"{self._path} holds a certificate that cannot be read: {error}") from None
 
     def _judge(self, chain: bytes) -> dt.datetime:
-        """Return until when a certificate counts: its own end, or an earlier one of what vouches for it."""
+        """Return the end of a chain's validity: the certificate's own, or an earlier one of its issuers."""
         shown = x509.load_pem_x509_certificates(chain)
         until = _vouched(shown[0], shown[1:], self._trusted, MAX_DEPTH)
         if until is None:
@@ -104,7 +106,7 @@ def _vouched(
     trusted: Iterable[x509.Certificate],
     depth: int,
 ) -> dt.datetime | None:
-    """Return until when the best chain from `one` to a trusted certificate counts; None if there is none."""
+    """Return the end of validity of the best chain from `one` to a trusted certificate; None if there is none."""
     ends = [each.not_valid_after_utc for each in trusted if each == one or _issued(one, each)]
     if depth and not ends:
         for each in between:
@@ -120,5 +122,5 @@ def _issued(one: x509.Certificate, by: x509.Certificate) -> bool:
     except (ValueError, InvalidSignature):
         return False
     except (TypeError, UnsupportedAlgorithm):
-        return True  # of that name, with a key of a kind that only the transport's library can check
+        return True  # the issuer's name matches; only the transport's library can check this kind of key
     return True

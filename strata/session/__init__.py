@@ -1,1 +1,1 @@
-"""Serving a session, whoever serves it: a replica its members, a supervisor its ranks."""
+"""Sessions: their opening side, their serving side (replica to member, agent to rank), and the links under them."""

@@ -1,14 +1,15 @@
-"""One session, as the side that opened it sees it: kept alive over any number of connections.
+"""The client side of a session, kept alive over any number of connections and replicas.
 
-A session is a promise about the other side's *knowledge*, not about a connection. What is open
-(arrivals, calls, rank exits, the newest progress) is kept here and told again to every replica
-that takes the session over, so a caller never learns that one of them died. Only four things end
-a session: `leave`, the other side saying `Ended`, a control plane that was restored, and a
-refusal that no replica would answer otherwise. Another cluster behind the endpoints ends no session: its etcd may have
-lost what it had, and somebody may bring that back.
+A session is a promise about the other side's *knowledge*, not about a connection. Everything that is open
+(arrivals, calls, rank exits, the newest progress) is kept here and sent again to every replica that takes the
+session over. So a caller never notices that a replica died.
 
-All of it runs in one event loop, on a `Link`; grpc is known to `strata.transport.channel` alone.
-`MemberSession` and `RankSession` say who introduces itself.
+Only four things end a session: `leave`, the other side's `Ended`, a restored control plane, and a refusal that
+every replica would repeat. A different etcd cluster behind the endpoints ends no session: that etcd may have
+lost its data, and an operator may bring the data back.
+
+All of it runs in one event loop, on a `Link`. Only `strata.transport.channel` knows grpc. `MemberSession` and
+`RankSession` differ in the Hello they send.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class _Leaving(Exception):
 class Session:
     """A session over whichever endpoint of `route` serves it.
 
-    `introduce` makes the Hello from the token and the incarnation known so far. Run `run` as a
-    task; everything else may be called before it, while it runs, connected or not.
+    `introduce` makes the Hello from the newest known token and incarnation. Run `run` as a task. Every other
+    method may be called before `run` or during it, connected or not.
     """
 
     def __init__(
@@ -90,10 +91,10 @@ class Session:
         self._progress: dict[int, tuple[RankProgress, float]] = {}
         self._progress_generation = 0
         self._devices: tuple[DeviceStatus, ...] = ()
-        self._devices_untold = False
+        self._devices_unsent = False
         self._link: Link[Down, Up] | None = None
         self._connected = asyncio.Event()
-        """Set while a replica serves the session, and at its end, for whoever waits for one."""
+        """Set while a replica serves the session, and when the session ends; wakes the callers of `wait_connected`."""
         self._ended = asyncio.Event()
         self._flushing: set[str] = set()
         self._leaving: Leave | None = None
@@ -101,21 +102,21 @@ class Session:
         self._silence_s = 0.0
         self._failover = Failover(route, dial, self._hello, unready_s=self._pace.unready_s)
         self.error: StrataError | None = None
-        """Why the session is over for good; None while it goes on or after an orderly leave."""
+        """The error that ended the session for good; None while it goes on or after an orderly leave."""
         self.last_trouble: StrataError | None = None
-        """Why the last connection, try or attempt of a call failed; None when nothing has since."""
+        """The error of the last failed connection, try or call attempt; None when nothing has failed since."""
         self.token = Token()
         self.incarnation = 0
         self.welcome: Welcome | None = None
         self.world: WorldUpdate | None = None
         self.on_request: Callable[[Down], None] | None = None
-        """Called as the observer is, with this rank's place in a newer generation, or a look at a rank."""
+        """Called, like the observer, with this rank's place in a newer generation or a request to inspect a rank."""
 
-    # -- for everybody
+    # -- for every caller
 
     @property
     def connected(self) -> bool:
-        """Whether a replica has welcomed the session and the stream still stands."""
+        """Whether a replica has welcomed the session and the stream is still open."""
         return self._connected.is_set() and not self._ended.is_set()
 
     async def wait_connected(self) -> None:
@@ -127,9 +128,9 @@ class Session:
     def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
         """Arrive at a round and return the future of its outcome.
 
-        The future ends with the outcome, whatever its result; with the refusal of this arrival;
-        with `StaleGeneration` once a newer world is known; or with what ended the session. Cancelling it does not take the arrival
-        back; arriving again returns the same future.
+        The future ends with the outcome, whatever its result; with the error that refused this arrival; with
+        `StaleGeneration` once a newer world is known; or with the error that ended the session. Cancelling the
+        future does not withdraw the arrival. Arriving again returns the same future.
         """
         self._check_open()
         if self.world is not None and arrival.generation < self.world.world.generation:
@@ -145,30 +146,30 @@ class Session:
     async def call(self, request: Message, *, timeout_s: float | None = 30.0) -> Any:
         """Return the response to `request`, one of the messages that `Call` takes.
 
-        It is sent again after a reconnect, so it must bear repetition, as all of them do.
-        `Unavailable` after `timeout_s`: it may have taken effect.
+        The request is sent again after a reconnect, so it must be idempotent, as all of them are. Raise
+        `Unavailable` after `timeout_s`; the request may have taken effect.
         """
         field = _REQUEST_FIELD.get(type(request))
         if field is None:
             raise errors.InvalidArgument(f"a session carries no {type(request).__name__}")
         up = Up(call=Call(id=(id_ := next(self._ids)), **{field: request}))  # type: ignore[arg-type]  # a oneof's name
-        return await self._asked(id_, up, field, timeout_s)
+        return await self._request(id_, up, field, timeout_s)
 
     async def rank_exit(
         self, *, generation: int, rank: int, code: int, reason: str = "", early: bool = False
     ) -> None:
-        """Report that a rank's process ended; return once that is durable.
+        """Report that a rank's process ended; return once the report is durable.
 
-        `early`: it failed by itself within its first seconds, before a step. Goes on over any number of
-        replicas until it is, or until the session is over.
+        `early`: the process failed by itself within its first seconds, before its first step. The report is
+        repeated over any number of replicas until it is durable or the session is over.
         """
         id_ = next(self._ids)
-        said = RankExit(generation=generation, rank=rank, code=code, reason=reason, id=id_, early=early)
-        up = Up(rank_exit=said)
-        await self._asked(id_, up, f"the exit of rank {rank}", None)
+        exit_ = RankExit(generation=generation, rank=rank, code=code, reason=reason, id=id_, early=early)
+        up = Up(rank_exit=exit_)
+        await self._request(id_, up, f"the exit of rank {rank}", None)
 
     def progress(self, generation: int, ranks: Iterable[RankProgress]) -> None:
-        """Tell where ranks are; the newest of each is sent soon, and again after a reconnect."""
+        """Report the progress of ranks; the newest report of each is sent soon, and again after a reconnect."""
         if generation != self._progress_generation:
             self._progress.clear()
             self._progress_generation = generation
@@ -179,24 +180,24 @@ class Session:
         self._flush_soon("progress", self._pace.progress_s, self._flush_progress)
 
     def evidence(self, generation: int, evidence: RankEvidence) -> None:
-        """Tell what is seen of a rank that somebody looks at; if this is lost, it is asked for again."""
+        """Send the evidence of a rank that is being inspected; a lost one is requested again."""
         if self._link is not None and self.connected:
             self._link.send(Up(progress=Progress(generation=generation, evidence=[evidence])))
 
     def devices(self, devices: Iterable[DeviceStatus]) -> None:
-        """Tell what this member's accelerators are like; sent soon, and again after a reconnect."""
+        """Report the state of this member's accelerators; sent soon, and again after a reconnect."""
         self._devices = tuple(devices)
-        self._devices_untold = True
+        self._devices_unsent = True
         self._flush_soon("progress", self._pace.progress_s, self._flush_progress)
 
     async def leave(self, reason: str = "", *, limit_s: float = LEAVE_S) -> None:
-        """Send the newest progress, and go for good; return once that is confirmed, or after `limit_s`.
+        """Send the newest progress and leave for good; return once that is confirmed, or after `limit_s`.
 
-        `run` then returns. What is still open ends with `Unavailable`.
+        `run` then returns. Calls and arrivals that are still open end with `Unavailable`.
         """
         if self._ended.is_set():
             return
-        self._flush_progress()  # how far ranks came is known to who looks at their end
+        self._flush_progress()  # so that the progress of ranks is known when their end is examined
         self._leaving = Leave(reason=reason)
         if self._link is not None and self.connected:
             self._link.send(Up(leave=self._leaving))
@@ -211,7 +212,7 @@ class Session:
     # -- the connection
 
     async def run(self) -> None:
-        """Serve the session until `leave`; raise the error that ends it before that."""
+        """Serve the session until `leave`; raise the error that ends the session before that."""
         began = self._now()
         try:
             while not self._ended.is_set():
@@ -232,21 +233,21 @@ class Session:
             await self._failover.end()
 
     async def _visit(self, endpoint: Endpoint, found: Found | None) -> None:
-        """Be served by `endpoint` until the connection ends, and take note of why."""
-        trouble: StrataError
+        """Let `endpoint` serve the session until the connection ends, and record why it ended."""
+        reason: StrataError
         try:
             if found is not None:
                 async with found.stack:
                     await self._converse(found.link, found.welcome)
             else:
                 async with AsyncExitStack() as stack:
-                    await self._converse(await self._dialled(endpoint, stack))
-            trouble = Unavailable(f"{endpoint} ended the stream")
+                    await self._converse(await self._dial_within_limit(endpoint, stack))
+            reason = Unavailable(f"{endpoint} ended the stream")
         except _Leaving:
             self._finish(None)
             return
         except StrataError as error:
-            trouble = error
+            reason = error
             if is_final(error, welcomed=self.welcome is not None):
                 self._finish(error)
         finally:
@@ -255,13 +256,13 @@ class Session:
             self._failover.lost()
             self._arrivals.disconnected()
             self._calls.disconnected()
-        self.last_trouble = trouble
+        self.last_trouble = reason
         if self._ready_elsewhere:
             self._route.prefer(self._ready_elsewhere)
-            self._ready_elsewhere = ()  # good for one try at each: who said so may be back before those that it named
-        self._observer.on_disconnected(trouble)
+            self._ready_elsewhere = ()  # for one try at each: the old replica may recover first
+        self._observer.on_disconnected(reason)
 
-    async def _dialled(self, endpoint: Endpoint, stack: AsyncExitStack) -> Link[Down, Up]:
+    async def _dial_within_limit(self, endpoint: Endpoint, stack: AsyncExitStack) -> Link[Down, Up]:
         limit_s = self._route.connect_s
         try:
             async with asyncio.timeout(limit_s):
@@ -270,7 +271,7 @@ class Session:
             raise Unavailable(f"{endpoint} did not answer within {limit_s:g} s") from None
 
     async def _converse(self, link: Link[Down, Up], welcome: Welcome | None = None) -> None:
-        """Introduce this side, unless it has its welcome; then take what comes until the stream ends."""
+        """Send the Hello, unless `welcome` is given; then process messages until the stream ends."""
         self._link = link
         self._silence_s = 0.0
         self._failover.note("")
@@ -331,7 +332,7 @@ class Session:
                 self._finish(unpack(down.ended.error))
                 raise unpack(down.ended.error)
             case _:
-                pass  # a newer server's message, which this version does without
+                pass  # a newer server's message, which this version ignores
 
     def _take_welcome(self, welcome: Welcome, link: Link[Down, Up]) -> None:
         self._take_token(welcome.token)
@@ -346,7 +347,7 @@ class Session:
             return
         self._flush_calls()
         self._flush_arrivals()
-        self._devices_untold = bool(self._devices)
+        self._devices_unsent = bool(self._devices)
         self._flush_progress()
 
     def _take_reply(self, reply: Reply) -> None:
@@ -360,7 +361,9 @@ class Session:
             self._calls.answer(reply.id, getattr(reply, field))
 
     def _take_token(self, token: Token) -> None:
-        """Remember the newest revision seen; another cluster's ends the connection, the restored one's the session."""
+        """Keep the newest revision seen. A token of another cluster ends the connection; of the restored one,
+        the session.
+        """
         if not token.uid:
             return
         if self.token.uid and self.token.uid != token.uid:
@@ -370,10 +373,10 @@ class Session:
     # -- the clock
 
     async def _tick(self, link: Link[Down, Up]) -> None:
-        """Say every second that this side turns; look for another replica when this one says nothing.
+        """Send a tick every second, and start a failover when the replica is silent.
 
-        Silence is counted in short steps, each at most twice its length: when this process did
-        not run (a held GIL, a stopped process), its own stall is not blamed on the replica.
+        Silence is counted in short steps, each at most twice its length. So when this process did not run (a
+        held GIL, a stopped process), its own stall is not attributed to the replica.
         """
         step_s = self._pace.tick_s / 4
         before = self._now()
@@ -393,11 +396,11 @@ class Session:
 
     # -- sending
 
-    async def _asked(self, id_: int, up: Up, what: str, timeout_s: float | None) -> Any:
-        """Return the reply to `up`; one that says "try again" is not taken for an answer."""
+    async def _request(self, id_: int, up: Up, label: str, timeout_s: float | None) -> Any:
+        """Return the reply to `up`; a retryable error is no reply, and `up` is sent again."""
         self._check_open()
         if (size := up.ByteSize()) > MAX_MESSAGE_BYTES:
-            raise errors.QuotaExceeded(f"{what} has {size} bytes, a message at most {MAX_MESSAGE_BYTES}")
+            raise errors.QuotaExceeded(f"{label} has {size} bytes, a message at most {MAX_MESSAGE_BYTES}")
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -412,19 +415,19 @@ class Session:
                     await asyncio.sleep(self._pace.retry_s)
         except TimeoutError:
             why = f": {self.last_trouble.message}" if self.last_trouble else ""
-            raise Unavailable(f"no answer to {what} within {timeout_s:g} s{why}") from None
+            raise Unavailable(f"no answer to {label} within {timeout_s:g} s{why}") from None
         finally:
             self._calls.drop(id_)
             self._flush_calls()  # its place is free
 
-    def _flush_soon(self, what: str, delay_s: float, flush: Callable[[], None]) -> None:
+    def _flush_soon(self, label: str, delay_s: float, flush: Callable[[], None]) -> None:
         """Call `flush` once, after `delay_s`, however often this is called until then."""
-        if what in self._flushing:
+        if label in self._flushing:
             return
-        self._flushing.add(what)
+        self._flushing.add(label)
 
         def now() -> None:
-            self._flushing.discard(what)
+            self._flushing.discard(label)
             flush()
 
         if delay_s > 0:
@@ -447,10 +450,10 @@ class Session:
                 self._link.send(up)
 
     def _flush_progress(self) -> None:
-        devices = self._devices if self._devices_untold else ()
+        devices = self._devices if self._devices_unsent else ()
         if self._link is None or not self.connected or not (self._progress or devices):
             return
-        self._devices_untold = False
+        self._devices_unsent = False
         now = self._now()
         ranks = [aged(one, now - since) for one, since in self._progress.values()]
         progress = Progress(generation=self._progress_generation, ranks=ranks, devices=devices)
@@ -459,10 +462,10 @@ class Session:
     # -- the end
 
     def _finish(self, error: StrataError | None) -> None:
-        """End the session for good: whoever still waits learns of it. Only the first call counts.
+        """End the session for good, and fail everything still open. Only the first call counts.
 
-        Who leaves is gone by whatever end: a refusal may come because the leave is on record, by way of
-        a replica that died over it.
+        A member that announced its departure counts as departed, however its session ends. For example, a
+        replica records the leave and dies before it confirms; the next replica then refuses the session.
         """
         if self._ended.is_set():
             return
@@ -481,7 +484,7 @@ class Session:
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """The loop it runs in, asked for once: Python 3.11 asks the kernel for the pid with each question."""
+        """The event loop, looked up once: in Python 3.11 each lookup asks the kernel for the pid."""
         return asyncio.get_running_loop()
 
     def _now(self) -> float:

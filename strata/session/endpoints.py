@@ -1,9 +1,8 @@
-"""Where coordinators are, as people write it, and which one to try next.
+"""Coordinator endpoints: how they are written, and which one to try next.
 
-`host:50051`, `http://host:50051`, `[::1]:50051`, `host` (port 50051), `unix:/path`, several of
-them separated by commas or as a sequence. `https://` asks for TLS, `http://` for plaintext; without
-either it is TLS when an authority or a certificate is configured. Plaintext leaves this host only
-where `insecure` allows it.
+`host:50051`, `http://host:50051`, `[::1]:50051`, `host` (port 50051), `unix:/path`; several of them separated
+by commas or as a sequence. `https://` selects TLS, `http://` plaintext. Without either, TLS is used when an
+authority or a certificate is configured. Plaintext leaves this host only with `insecure`.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One address of a coordinator, or the Unix socket (`path`) of a supervisor."""
+    """One address of a coordinator, or the Unix socket (`path`) of an agent."""
 
     host: str = ""
     port: int = 0
     path: str = ""
     tls: bool = field(default=False, compare=False)
-    """How it is spoken to; the address alone says which endpoint it is."""
+    """Whether to use TLS. Only the address identifies the endpoint."""
 
     @property
     def is_literal(self) -> bool:
@@ -43,7 +42,7 @@ class Endpoint:
 
     @property
     def target(self) -> str:
-        """The address as gRPC names it."""
+        """The address as gRPC writes it."""
         if self.path:
             return f"unix:{self.path}"
         ip = _ip(self.host)
@@ -62,10 +61,10 @@ class Endpoint:
 def parse_endpoints(
     endpoints: str | Iterable[str], credentials: Credentials | None = None
 ) -> tuple[Endpoint, ...]:
-    """Return the endpoints in the order given, each once; `ConfigError` says which one is wrong.
+    """Return the endpoints in the order given, each once; the `ConfigError` names the wrong one.
 
-    With `credentials` so is one that would be spoken to in plaintext over a network that nobody
-    said is safe, before anything is tried.
+    With `credentials`, also refuse plaintext over a network that is not declared safe, before any connection is
+    tried.
     """
     shown = credentials or Credentials()
     parts = [endpoints] if isinstance(endpoints, str) or not isinstance(endpoints, Iterable) else endpoints
@@ -85,7 +84,7 @@ def parse_endpoints(
 
 
 def check_plaintext(endpoint: Endpoint, credentials: Credentials) -> None:
-    """Return if `endpoint` may be spoken to as it would be; else raise `ConfigError`."""
+    """Raise `ConfigError` if `endpoint` would be reached in plaintext and that is not allowed."""
     if endpoint.tls or endpoint.path or credentials.insecure or is_loopback(endpoint.host):
         return
     raise ConfigError(
@@ -146,39 +145,40 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 HASTE_S: Final = 0.4
-"""How long an endpoint is given to connect while others are to be asked, too."""
+"""Seconds an endpoint has to connect while others are still to be tried."""
 CONNECT_S: Final = 2.0
-"""How long it is given otherwise."""
+"""Seconds an endpoint has to connect otherwise."""
 BASE_S: Final = 0.1
 CAP_S: Final = 2.0
 ROUND_S: Final = 3.0
-"""How long the pauses of a round over all endpoints are at most, together: after an outage of all replicas the
-leader gives members five seconds, counted from when it is there, and it may be the only one that is (PROTOCOLS 5.4)."""
+"""The longest sum of the pauses in one round over all endpoints. After an outage of all replicas the leader
+gives members five seconds, counted from its own start. It may be the only replica that is up (PROTOCOLS 5.4).
+"""
 
 
 class Route:
-    """Which endpoint to try next, after how long, and for how long.
+    """Choose the endpoint to try next, the pause before it, and how long it has to connect.
 
-    Starts anywhere, so that members spread. After a connection that worked, the next try comes
-    within 50 ms and elsewhere; later ones wait longer, jittered, but each endpoint is asked again within
-    about four seconds, also when the others say nothing at all. It never gives up.
+    Start at a random endpoint, so that members spread. After a connection that worked, the next try comes
+    within 50 ms and at another endpoint. Later tries wait longer, jittered, but each endpoint is tried again
+    within about four seconds, even if no other endpoint answers. A route never gives up.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint], rng: random.Random, *, cap_s: float = CAP_S) -> None:
-        """No pause between two tries is longer than `cap_s`."""
+        """Limit every pause between two tries to `cap_s`."""
         if not endpoints:
             raise ValueError("a route needs an endpoint")
         self._endpoints = list(endpoints)
         self.rng = rng
         self._cap_s = min(cap_s, ROUND_S / len(self._endpoints))
         self._at = rng.randrange(len(endpoints)) - 1
-        self._asked: list[Endpoint] = []
-        """Which ones to try first, the last of them next."""
+        self._first: list[Endpoint] = []
+        """The endpoints to try before all others; the last element is the next one."""
         self._tries = 0
         self._served = False
         self.current: Endpoint | None = None
         self.connect_s = CONNECT_S
-        """How long the current endpoint is given to connect."""
+        """Seconds the current endpoint has to connect."""
 
     @property
     def count(self) -> int:
@@ -186,7 +186,7 @@ class Route:
         return len(self._endpoints)
 
     def next(self, *, took_s: float = 0.0) -> tuple[Endpoint, float]:
-        """Return the endpoint to try, and the seconds to wait before; the try before took `took_s` of these."""
+        """Return the endpoint to try and the seconds to wait before; the last try already used `took_s` of them."""
         if self.current is None or self._tries == 0:
             delay_s = 0.0 if self.current is None else self.rng.uniform(0.0, 0.05)
         else:
@@ -198,66 +198,69 @@ class Route:
         return self.current, delay_s
 
     def _grace_s(self) -> float:
-        """Return how long this try's endpoint is given to connect.
+        """Return the seconds that this try's endpoint has to connect: `CONNECT_S` until a connection has worked.
 
-        After a connection that worked somebody counts the time until this process is back. In the first round whoever does not
-        answer at once, a frozen host for one, is not waited for while others were not asked. Later, after as many tries as
-        there are endpoints, one is given all the time: another endpoint's each time. The others get as long as the pause would be.
+        After a connection that worked, the leader counts the time until this process is back. So in the first
+        round no endpoint holds up the others: one that does not answer at once (a frozen host, say) gets
+        `HASTE_S`. In later rounds one try in `count + 1` gets `CONNECT_S`, at another endpoint each time. The
+        other tries get as long as the pause would be.
         """
         if not self._served or self._tries % (self.count + 1) == 0:
             return CONNECT_S
         return HASTE_S if self._tries < self.count else max(HASTE_S, self._cap_s)
 
     def others(self) -> list[Endpoint]:
-        """Return the configured endpoints but the current one."""
+        """Return the configured endpoints without the current one."""
         return [e for e in self._endpoints if e != self.current]
 
     def at(self, endpoint: Endpoint) -> None:
-        """Take note that this configured endpoint is the current one now."""
+        """Record that this configured endpoint is now the current one."""
         self.current, self._at = endpoint, self._endpoints.index(endpoint)
 
     def reached(self) -> None:
-        """Take note that the current endpoint served: its loss is met at once again."""
+        """Record that the current endpoint served, so that the next try after its loss comes at once."""
         self._tries = 0
         self._served = True
-        self._asked.clear()
+        self._first.clear()
 
     def go_to(self, addresses: Iterable[str]) -> None:
-        """Try these addresses first, as a replica that steps down asks.
+        """Try these addresses first, as requested by a replica that steps down.
 
-        Those that are configured here come first; the others only if none of these is: a replica
-        may know itself by an address that does not reach it from here.
+        Configured endpoints among them come first. The others are used only if no other endpoint is configured:
+        the address that a replica knows itself by may not be reachable from here.
         """
         given = [e for e in self._parsed(addresses) if e != self.current]
-        self._asked = [] if self.others() else given
-        self.rng.shuffle(self._asked)
+        self._first = [] if self.others() else given
+        self.rng.shuffle(self._first)
         self.prefer(addresses)
 
     def ask_first(self, endpoint: Endpoint) -> None:
         """Try this configured endpoint next, once, before all others."""
-        self._asked.append(endpoint)
+        self._first.append(endpoint)
 
     def prefer(self, addresses: Iterable[str]) -> None:
-        """Of the configured endpoints try these next, once each, after those that are to be tried first."""
+        """Try those of these addresses that are configured, once each, after the endpoints already in the queue."""
         given = self._parsed(addresses)
         ready = [e for e in self.others() if e in given]
         self.rng.shuffle(ready)
-        self._asked = [*ready, *self._asked]
+        self._first = [*ready, *self._first]
 
     def _choose(self) -> Endpoint:
-        if self._asked:
-            return self._asked.pop()
+        if self._first:
+            return self._first.pop()
         order = [*self._endpoints[self._at + 1 :], *self._endpoints[: self._at + 1]]
         chosen = next((e for e in order if e != self.current), order[0])
         self._at = self._endpoints.index(chosen)
         return chosen
 
     def _parsed(self, addresses: Iterable[str]) -> list[Endpoint]:
-        """Return what replicas say of each other; they are spoken to as the configured ones are."""
+        """Return the readable ones of the addresses that replicas report of each other, with TLS if any
+        endpoint has it.
+        """
         found = []
         for address in addresses:
             try:
                 found.append(_parse(address, tls=any(e.tls for e in self._endpoints)))
-            except ConfigError:  # an address we cannot read is one we cannot use
+            except ConfigError:  # an unreadable address is skipped
                 continue
         return found

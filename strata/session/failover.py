@@ -1,12 +1,12 @@
-"""Looking for another replica while the one that serves is not ready, or silent (PROTOCOLS 5.5).
+"""Client failover: look for another replica while the serving one is unready or silent (PROTOCOLS 5.5).
 
-A replica that lost etcd and its peers knows nobody to send its members to, nor does one that froze
-before it knew; the leader takes them for orphans before long. Its members may reach the others all
-the same. So they look, and keep what they have until another replica has welcomed them: when nobody
-is ready, no stream is lost.
+A replica that lost etcd and its peers knows no replica to send its members to. A replica that froze cannot send
+them anywhere. The leader soon takes the members of both for orphans, although these members may still reach
+other replicas. So each member looks for another replica, and keeps its stream until one has welcomed it. If no
+replica is ready, no stream is lost.
 
-A `Hello.if_ready` is refused at once by who is not ready, so that a look costs little, leaves
-nothing under way behind it, and never takes a session from the replica that it already has.
+A replica that is not ready refuses a `Hello.if_ready` at once. So a look is cheap, leaves nothing running, and
+never takes a session from the replica that serves it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from strata.session.terms import Dial
 from strata.v1.session_pb2 import Down, Hello, Up, Welcome
 
 CONNECT_S: Final = 0.4
-"""How long each endpoint is given to connect: a black hole must not use up the others' time."""
+"""Seconds each endpoint has to connect: a black hole must not use up the others' time."""
 WELCOME_S: Final = 3.0
-"""How long one that did not refuse at once may take to register the member."""
+"""Seconds that a replica which did not refuse at once has to register the member."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 4.0
-"""Between two rounds over all endpoints; drawn from the upper half. When every replica lost etcd,
-every member looks: a thousand of them then make some seven hundred short connections a second, at
-replicas that have little else to do. A longer pause could miss the five seconds that the leader
-leaves to members of a replica that is gone, once the others have etcd again."""
+"""Longest pause between two rounds over all endpoints; drawn from its upper half. When every replica lost etcd,
+every member looks. A thousand members then make about 700 short connections a second, at replicas that have
+little else to do. A longer pause could miss the five seconds that the leader gives to members of a lost replica
+once the other replicas have etcd again.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class Found:
 
 
 class Failover:
-    """What one session does about the readiness of the replica that serves it. `end` it with the session."""
+    """A session's response to the readiness of its replica. Call `end` with the session."""
 
     def __init__(self, route: Route, dial: Dial, introduce: Callable[[], Hello], *, unready_s: float) -> None:
         self._route = route
@@ -55,27 +56,28 @@ class Failover:
         self._introduce = introduce
         self._unready_s = unready_s
         self._since: float | None = None
-        """When it was first heard that the replica is not ready; None while it is."""
-        self._trouble = ""
+        """When the replica was first known to be unready; None while it is ready."""
+        self._problem = ""
         self._looking: asyncio.Task[None] | None = None
         self._cancelled: list[asyncio.Task[None]] = []
-        """The scouts that were cancelled, and may still be letting go of a stream that they had opened."""
-        self._asked: Endpoint | None = None
-        """Who has our hello and has not answered yet."""
+        """Cancelled searches, which may still be closing a stream that they opened."""
+        self._greeted: Endpoint | None = None
+        """The endpoint that has our Hello and has not answered yet."""
         self._found: Found | None = None
 
-    def note(self, trouble: str, *, for_s: float = 0.0) -> None:
-        """Take note of how the replica is: "" while nothing is wrong with it, else what is, for so long by now."""
-        if not trouble:
+    def note(self, problem: str, *, for_s: float = 0.0) -> None:
+        """Record the replica's state: "" while it is well, else the problem, present for `for_s` seconds already."""
+        if not problem:
             self._since = None
         elif self._since is None:
-            self._since, self._trouble = asyncio.get_running_loop().time() - for_s, trouble
+            self._since, self._problem = asyncio.get_running_loop().time() - for_s, problem
 
     def look(self, link: Link[Down, Up]) -> None:
-        """Begin to look, if it is time; close `link` once another replica has welcomed the session.
+        """Begin to search if it is time; close `link` once another replica has welcomed the session.
 
-        Closing a link takes up to a second while its replica is silent. A second look in that time would take the
-        session from the replica that welcomed it, so there is none while a replica is found and not taken.
+        Closing a link takes up to a second while its replica is silent. A second search in that time would take
+        the session from the replica that welcomed it. So no search starts while a found replica is not yet
+        taken.
         """
         if (
             self._looking is not None
@@ -85,20 +87,21 @@ class Failover:
         ):
             return
         if asyncio.get_running_loop().time() - self._since >= self._unready_s:
-            self._looking = asyncio.create_task(self._scout(link), name="scout")
+            self._looking = asyncio.create_task(self._search(link), name="scout")
 
     def lost(self) -> None:
-        """Take note that the connection is over: if none is found yet, the session looks by itself.
+        """Record that the connection is over; if no replica is found yet, the session's route takes over the search.
 
-        First at whoever has our hello: that replica may have taken the key, which is why the one
-        before let go, and it would delete it if we went elsewhere and were late.
+        The route first tries the endpoint that has our Hello. That replica may already own the session's key,
+        which would be why the old replica closed the stream. If the session then arrived late at another
+        replica, that replica would delete the key.
         """
         if self._looking is not None:
-            if self._asked is not None:
-                self._route.ask_first(self._asked)
+            if self._greeted is not None:
+                self._route.ask_first(self._greeted)
             self._looking.cancel()
-            self._cancelled = [*(scout for scout in self._cancelled if not scout.done()), self._looking]
-            self._looking, self._asked = None, None
+            self._cancelled = [*(search for search in self._cancelled if not search.done()), self._looking]
+            self._looking, self._greeted = None, None
 
     def take(self) -> Found | None:
         """Return the connection that was found, once."""
@@ -108,43 +111,43 @@ class Failover:
         return found
 
     async def end(self) -> None:
-        """Stop looking, and let go of what was found and not taken; return once no stream is left open."""
+        """Stop searching and close a found connection that was not taken; return once no stream is open."""
         self.lost()
         if self._cancelled:
             await asyncio.wait(self._cancelled)
         if (found := self.take()) is not None:
             await found.stack.aclose()
 
-    async def _scout(self, link: Link[Down, Up]) -> None:
-        """Ask the other endpoints, round after round, until one welcomes the session or `link` is ready again.
+    async def _search(self, link: Link[Down, Up]) -> None:
+        """Try the other endpoints, round after round, until one welcomes the session or `link` is ready again.
 
-        Whoever has our hello may have the key by now, and would delete it if we never came: that
-        answer is waited for in any case, and counts.
+        An endpoint that received our Hello may own the session's key by now, and would delete it if the session
+        never came. So its answer is always awaited, and it counts.
         """
         rng, pause_s = self._route.rng, FIRST_PAUSE_S
         while self._since is not None:
             others = self._route.others()
             for endpoint in rng.sample(others, len(others)):
-                # whatever the refusal is, the session is served where it is and goes on there
+                # whatever the refusal, the current replica still serves the session
                 with contextlib.suppress(StrataError, TimeoutError):
-                    self._found = await self._ask(endpoint)
-                self._asked = None
+                    self._found = await self._try(endpoint)
+                self._greeted = None
                 if self._found is not None or self._since is None:
                     break
             if self._found is not None:
-                link.close(Unavailable(f"{self._route.current} {self._trouble}, and {endpoint} is ready"))
+                link.close(Unavailable(f"{self._route.current} {self._problem}, and {endpoint} is ready"))
                 break
             await asyncio.sleep(pause_s * rng.uniform(0.5, 1.0))
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
         self._looking = None
 
-    async def _ask(self, endpoint: Endpoint) -> Found | None:
+    async def _try(self, endpoint: Endpoint) -> Found | None:
         hello = self._introduce()
         hello.if_ready = True
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(CONNECT_S):
                 link = await stack.enter_async_context(self._dial(endpoint))
-            self._asked = endpoint
+            self._greeted = endpoint
             link.send(Up(hello=hello))
             async with asyncio.timeout(WELCOME_S):
                 down = await link.recv()

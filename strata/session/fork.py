@@ -1,9 +1,9 @@
-"""What a fork does to a process that uses this library: the child is refused.
+"""Refuse the use of this library in a process forked from a user of it.
 
-The child closes the socket to the agent (`strata.session.framed`), and has none of the threads that carry the session.
-Unary calls (`CoordinatorClient`, `DatasetRegistry`, `ShardManager`) use gRPC in the process itself. With grpc.aio in a
-thread gRPC's own fork handlers crash a forked child, a DataLoader worker say, so they must be off
-(`GRPC_ENABLE_FORK_SUPPORT=0`, set by `strata/__init__.py` before grpc is imported).
+The child closes the socket to the agent (`strata.session.framed`) and has none of the threads that carry the
+session. Unary calls (`CoordinatorClient`, `DatasetRegistry`, `ShardManager`) use gRPC in the process itself.
+With grpc.aio in a thread, gRPC's own fork handlers crash a forked child such as a DataLoader worker. So they
+must be off (`GRPC_ENABLE_FORK_SUPPORT=0`, set by `strata/__init__.py` before grpc is imported).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def check_import_order() -> None:
 
 
 def allow_grpc() -> None:
-    """Raise `ConfigError` unless this library may use grpc here; from now on no forked child may use the library."""
+    """Raise `ConfigError` unless grpc may be used here; from now on, children forked from this process are refused."""
     check_import_order()
     claim()
 
 
 def claim() -> None:
-    """Raise `ConfigError` in a forked child of a user; from now on no forked child of this process may be one."""
+    """Raise `ConfigError` in a forked child of a user; from now on, children forked from this process are refused."""
     global _user  # noqa: PLW0603  # a fact about the process
     refuse_in_child()
     _user = os.getpid()
@@ -58,7 +58,7 @@ def _after_in_child() -> None:
     global _forked_from  # noqa: PLW0603  # a fact about the process
     if _user is not None:
         _forked_from = _user
-        # grpc.aio's last object, once collected, waits for a thread that the child does not have
+        # once collected, grpc.aio's last object would wait for a thread that the child does not have
         gc.freeze()
 
 

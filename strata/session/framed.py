@@ -1,14 +1,14 @@
 """Length-prefixed protobuf over a Unix socket as a link (`strata.session.link.Link`), with the standard library only.
 
-A frame is four bytes, big-endian, with the length of what follows, and a serialized message. The highest bit of the
-length marks the last frame of a side: it holds the `Error` that the stream ends with, or nothing.
+A frame is four bytes, big-endian, with the length of the message, and the serialized message. The highest bit of
+the length marks the last frame of a side: it holds the `Error` that the stream ends with, or nothing.
 
-1. The side that accepted sends 16 random bytes first, and the side that dialled sends them back. So the accepting side
-   knows that the process that it looked up still holds the socket.
-2. Neither side waits for the other. What the socket does not take stays in an outbox, in which a message may replace an
-   older one of its kind (`newest`). A full outbox ends the link.
-3. A side that ends sends its last frame, reads on until the other side has closed, and closes after `FLUSH_S` at the
-   latest. A socket that is closed with something unread would take the last frame from the other side.
+1. The accepting side first sends 16 random bytes, and the dialling side returns them. So the accepting side
+   knows that the process it looked up still holds the socket.
+2. Neither side waits for the other. Messages that the socket does not take stay in an outbox, where a message may
+   replace an older one of its kind (`newest`). A full outbox ends the link.
+3. A side that ends sends its last frame, reads on until the other side has closed, and closes after `FLUSH_S`
+   at the latest. Closing a socket with unread data would make the other side lose the last frame.
 4. A forked child holds no socket of its parent's, and sends nothing on it: the end of the parent ends its links.
 """
 
@@ -46,12 +46,12 @@ Out = TypeVar("Out", bound=Message)
 
 OUTBOX_LIMIT: Final = 4096
 OUTBOX_BYTES: Final = 64 << 20
-"""Messages, and bytes, that one side may owe the other: 128 rounds of a barrier with the largest payloads."""
+"""Messages, and bytes, that may wait for the other side: 128 rounds of a barrier with the largest payloads."""
 INBOX_BYTES: Final = 1 << 20
-"""Bytes that wait for this side's reader before it takes no more from the socket."""
+"""Bytes that may wait for this side's reader; with more, nothing is read from the socket."""
 BUFFER_BYTES: Final = 64 << 10
 FLUSH_S: Final = 1.0
-"""How long an ending link waits for a silent other side to take what was sent."""
+"""Seconds an ending link gives a silent other side to take the sent messages."""
 NONCE_BYTES: Final = 16
 
 _LENGTH: Final = struct.Struct(">I")
@@ -59,7 +59,7 @@ _LAST: Final = 1 << 31
 
 
 def newest_up(message: Up) -> Hashable:
-    """Return the kind of a message of which only the newest counts, None for any other."""
+    """Return the kind of a message from a rank of which only the newest counts; None for any other."""
     kind = message.WhichOneof("message")
     if kind == "progress" and not (message.progress.evidence or message.progress.devices):
         return kind
@@ -67,16 +67,17 @@ def newest_up(message: Up) -> Hashable:
 
 
 def newest_down(message: Down) -> Hashable:
-    """Do the same for what an agent sends."""
+    """Return the kind of a message from an agent of which only the newest counts; None for any other."""
     kind = message.WhichOneof("message")
     return kind if kind in {"tick", "world"} else None
 
 
 class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
-    """One end of a link over a stream socket; asyncio's protocol and our `Link` in one.
+    """One end of a link over a stream socket; both asyncio's protocol and our `Link`.
 
-    `target` names the other side in the errors of the end that dialled; the end that accepted has none. `newest` returns
-    the kind of a message that replaces an unsent one of the same kind. `opened` is called once the socket is there.
+    `target` names the other side in the errors of the end that dialled; the end that accepted has none.
+    `newest` returns the kind of a message that replaces an unsent one of the same kind. `opened` is called once
+    the socket is connected.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
         if not self._over:
             self._put(_LAST, pack(error).SerializeToString() if error is not None else b"")
             self._loop.call_later(FLUSH_S, self.transport.abort)
-            self.transport.resume_reading()  # for the end of the other side; nothing happens if it is not paused
+            self.transport.resume_reading()  # to see the other side's end; no effect if reading is not paused
         self._rouse()
 
     def check(self) -> None:
@@ -153,7 +154,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
     # -- frames
 
     async def take(self) -> bytes | None:
-        """Return the next frame, undecoded; otherwise as `recv` does."""
+        """Return the next frame, undecoded; otherwise like `recv`."""
         while not self._inbox or self._closed:
             if self._closed or self._over:
                 self._raise_end()
@@ -191,7 +192,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Hand everything that is unsent to the socket at once, unless it took not all of what it has."""
+        """Write all unsent frames to the socket at once, unless it has not yet taken the frames before them."""
         self._flushing = False
         if self._full or self._over or not self._outbox:
             return
@@ -203,7 +204,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
             self.transport.write_eof()
 
     def _raise_end(self) -> None:
-        """Raise why the link ended, if that is not as agreed and this is the end that dialled."""
+        """Raise the error that ended the link, if there is one and this is the end that dialled."""
         if self._target and self._error is not None:
             raise self._error
 
@@ -215,10 +216,10 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
         """Return once the socket is closed, at most `FLUSH_S` after `close`."""
         await asyncio.wait((self._lost,))
 
-    # -- what asyncio calls
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none of its subclasses
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass of it
         if self._opened is not None:
             self._opened(self)
 
@@ -227,7 +228,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
 
     def buffer_updated(self, count: int) -> None:
         if self._closed:
-            return  # nobody reads any more
+            return  # the reader has ended
         self._filled += count
         start, needed = 0, _LENGTH.size
         while self._filled - start >= needed:
@@ -242,7 +243,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
         self._keep(start, needed)
 
     def _keep(self, start: int, needed: int) -> None:
-        """Move the beginning of a frame, of `needed` bytes, to the front of a buffer that takes all of it."""
+        """Move an incomplete frame of `needed` bytes to the front of a buffer that can hold all of it."""
         rest = self._filled - start
         if needed > len(self._view) or (rest < BUFFER_BYTES < len(self._view) and needed <= BUFFER_BYTES):
             old, self._view = self._view, memoryview(bytearray(max(needed, BUFFER_BYTES)))
@@ -265,7 +266,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
         self._rouse()
 
     def _end(self, error: StrataError | None) -> None:
-        """Take note that the other side sends no more; this side then has nothing to say either."""
+        """Record that the other side sends no more; this side then has nothing to send either."""
         if not self._over:
             self._over = True
             self._error = self._error or error
@@ -294,16 +295,16 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
 
 
 async def challenged(link: FramedLink[Up, Down]) -> bool:
-    """Return whether the process that dialled holds its socket still, by one round trip."""
+    """Return whether the process that dialled still holds its socket; takes one round trip."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     link.put(nonce)
     return await link.take() == nonce
 
 
 def connected(path: str) -> socket.socket:
-    """Return a socket connected to the Unix socket `path`; `OSError` says why there is none.
+    """Return a socket connected to the Unix socket `path`; raise `OSError` if that fails.
 
-    It is closed in every child that is forked meanwhile.
+    A child forked meanwhile closes its copy.
     """
     with _opening:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -317,7 +318,7 @@ def connected(path: str) -> socket.socket:
 
 
 def paired() -> tuple[socket.socket, socket.socket]:
-    """Return two sockets connected to each other; both are closed in every child that is forked meanwhile."""
+    """Return two connected sockets; a child forked meanwhile closes its copies of both."""
     with _opening:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         _sockets.update((ours, theirs))
@@ -329,10 +330,10 @@ def paired() -> tuple[socket.socket, socket.socket]:
 async def dialled(
     sock: socket.socket, target: str, *, challenged: bool = True
 ) -> AsyncIterator[FramedLink[Down, Up]]:
-    """Have the link over a connected socket; at the end it is flushed, then ended.
+    """Open a link over a connected socket; at the end of the context the link is flushed, then closed.
 
-    `target` names the other side in errors. The error that it refuses with is raised. Not `challenged`: the other side
-    has one end of a pair, and sends no nonce.
+    `target` names the other side in errors. If the other side refuses with an error, that error is raised. Pass
+    `challenged=False` for one end of a socket pair: the other side then sends no nonce.
     """
     _transport, link = await asyncio.get_running_loop().create_unix_connection(
         lambda: FramedLink[Down, Up](Down, newest_up, target=target), sock=sock
@@ -361,7 +362,7 @@ def _end_error(frame: bytes) -> StrataError | None:
 _sockets: WeakSet[socket.socket] = WeakSet()
 _opening = threading.Lock()
 _process = object()
-"""Another one in each process that is forked: so a link knows its own without a system call a frame."""
+"""A new object in each forked process, so that a link recognizes its own process without a system call per frame."""
 
 
 def _after_in_child() -> None:
@@ -369,7 +370,7 @@ def _after_in_child() -> None:
     _process = object()
     try:
         for sock in _sockets:
-            with suppress(OSError):  # somebody closed it by its number
+            with suppress(OSError):  # if the socket was closed by its number
                 os.close(
                     sock.detach()
                 )  # not sock.close(): that waits for a loop that holds it, as uvloop does

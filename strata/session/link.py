@@ -1,8 +1,8 @@
-"""One end of a two-way stream of messages, whatever carries it.
+"""`Link`: one end of a two-way stream of messages, whatever the transport.
 
-The real one is a gRPC stream (`strata.wire.streams`), the other one two queues in memory. All
-session, coordinator and client logic is written against this protocol, so that a simulation runs
-it unchanged in virtual time.
+The real transport is a gRPC stream (`strata.wire.streams`); the simulation's is two queues in memory. All
+session, coordinator and client logic is written against this protocol, so that the simulation runs it unchanged
+in virtual time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ In_co = TypeVar("In_co", covariant=True)
 Out_contra = TypeVar("Out_contra", contravariant=True)
 
 MAX_MESSAGE_BYTES: Final = 4 << 20
-"""A larger message ends the stream that it is sent on, and everything else that rides on it. Who
-sends what somebody else made looks first: sent again after a reconnect, it would end that as well.
+"""A larger message ends the stream it is sent on, and everything else on that stream. Code that forwards
+content made by others checks the size first: after a reconnect the same message would end the stream again.
 """
 
 
@@ -24,33 +24,33 @@ class Link(Protocol[In_co, Out_contra]):
     """One end of a stream: receives `In` and sends `Out`, each in order. One reader only."""
 
     async def recv(self) -> In_co | None:
-        """Return the next message; None once the other side ended the stream, or this one did.
+        """Return the next message; None once either side ended the stream.
 
-        At the end that dialled, a broken transport or an end with an error raises that error
-        (`Unavailable` for the transport, `TransportBroken` when it was ended or reset). The end that accepted cannot tell a broken transport
-        from a clean end, and gets None for both.
+        At the end that dialled, an end with an error raises that error. A broken transport raises
+        `Unavailable`, or `TransportBroken` if it was ended or reset. The end that accepted cannot tell a broken
+        transport from a clean end, and gets None for both.
         """
         ...
 
     def send(self, message: Out_contra) -> None:
         """Queue one message; never wait.
 
-        When the other side reads so slowly that the bounded queue is full, the link ends with
-        `Unavailable`: whoever reconnects is told the whole state anew. After the end, sending
-        does nothing; the reader learns of the end.
+        If the other side reads so slowly that the bounded queue is full, the link ends with `Unavailable`;
+        after its reconnect the other side receives the whole state anew. After the end, sending does nothing;
+        `recv` reports the end.
         """
         ...
 
     def close(self, error: StrataError | None = None) -> None:
-        """End the stream, with `error` if there is one, once what was sent has gone out.
+        """End the stream, with `error` if there is one, once everything sent has gone out.
 
-        Waits for nothing. What a silent other side does not take within a second is dropped.
-        Only the first call counts.
+        Never wait. Messages that a silent other side does not take within a second are dropped. Only the first
+        call counts.
         """
         ...
 
     def check(self) -> None:
-        """Return if the other side may be answered; `QuotaExceeded` if it has to read before it asks for more."""
+        """Raise `QuotaExceeded` if the other side has to read its answers before it may request more."""
         ...
 
     @property

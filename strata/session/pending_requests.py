@@ -1,8 +1,8 @@
-"""What a session has asked for and not yet been told the end of.
+"""The open requests of a session: arrivals without an outcome, calls and exits without a reply.
 
-All of it is sent again after every reconnect, because the replica that heard it may be gone:
-arrivals with their age, calls and rank exits with the same ids and contents. Each is made to be
-repeated: an arrival is a fact, a call carries its attempt or digest, an exit its rank.
+All of them are sent again after every reconnect, because the replica that received them may be lost: arrivals
+with their age, calls and rank exits with the same ids and contents. Each is idempotent: an arrival is a fact, a
+call carries its attempt or digest, an exit its rank.
 
 Times are `loop.time()`, given by the caller.
 """
@@ -49,11 +49,11 @@ class _OpenRound:
     waiting: dict[frozenset[int], asyncio.Future[BarrierOutcome]] = field(default_factory=dict)
 
     def fail(self, ranks: Iterable[int], error: StrataError) -> None:
-        """Forget the arrivals of `ranks`, and tell who waits for them."""
-        gone = set(ranks)
-        for rank in gone:
+        """Forget the arrivals of `ranks`, and fail the futures that wait for them."""
+        removed = set(ranks)
+        for rank in removed:
             self.ranks.pop(rank, None)
-        for group in [group for group in self.waiting if group & gone]:
+        for group in [group for group in self.waiting if group & removed]:
             _fail(self.waiting.pop(group), error)
 
 
@@ -70,8 +70,8 @@ class OpenArrivals:
     def add(self, arrival: Arrival, now_s: float, size: int) -> asyncio.Future[BarrierOutcome]:
         """Keep the arrival until its round ends, and return the future of that end.
 
-        Arriving again changes nothing and returns the same future. `size` is that of the world,
-        or 0 if unknown. `InvalidArgument` when the arrival contradicts itself, or one before it.
+        Arriving again changes nothing and returns the same future. `size` is that of the world, or 0 if
+        unknown. Raise `InvalidArgument` if the arrival contradicts itself or an earlier arrival.
         """
         _check(arrival, size)
         key = RoundKey(arrival.name, arrival.generation, arrival.round)
@@ -102,7 +102,7 @@ class OpenArrivals:
         return outcome
 
     def unsent(self, now_s: float) -> list[Arrival]:
-        """Return, one message a round, the arrivals not sent on this connection yet."""
+        """Return the arrivals not yet sent on this connection, one message per round."""
         messages = []
         for key, open_round in self._rounds.items():
             ranks = sorted(rank for rank, arrived in open_round.ranks.items() if not arrived.sent)
@@ -111,20 +111,20 @@ class OpenArrivals:
         return messages
 
     def disconnected(self) -> None:
-        """Take note that whoever was told may have forgotten: everything is unsent again."""
+        """Mark every arrival unsent: the replica that received it may have forgotten it."""
         for open_round in self._rounds.values():
             for arrived in open_round.ranks.values():
                 arrived.sent = False
 
     def end(self, outcome: BarrierOutcome) -> None:
-        """Give the round its outcome; one that is not awaited here is no error."""
+        """Give the round its outcome; an outcome that is not awaited here is no error."""
         open_round = self._rounds.pop(RoundKey(outcome.name, outcome.generation, outcome.round), None)
         for future in open_round.waiting.values() if open_round is not None else ():
             if not future.done():
                 future.set_result(outcome)
 
     def refuse(self, key: RoundKey, ranks: Iterable[int], error: StrataError) -> None:
-        """End the arrival of these ranks with `error`; the round goes on without it."""
+        """Fail the arrival of these ranks with `error`; the round goes on without it."""
         open_round = self._rounds.get(key)
         if open_round is not None:
             open_round.fail(ranks, error)
@@ -132,7 +132,9 @@ class OpenArrivals:
                 del self._rounds[key]
 
     def end_before(self, generation: int, reason: str) -> None:
-        """End the rounds of generations older than `generation`, which began for `reason`, with `StaleGeneration`."""
+        """End rounds of generations before `generation` with `StaleGeneration`; `reason` is why that generation
+        began.
+        """
         for key in [key for key in self._rounds if key.generation < generation]:
             open_round = self._rounds.pop(key)
             error = StaleGeneration(
@@ -142,15 +144,16 @@ class OpenArrivals:
             open_round.fail(tuple(open_round.ranks), error)
 
     def fail(self, error: StrataError) -> None:
-        """End every round with `error`: the session is over."""
+        """Fail every round with `error`: the session is over."""
         rounds, self._rounds = self._rounds, {}
         for open_round in rounds.values():
             open_round.fail(tuple(open_round.ranks), error)
 
 
 CALLS_AT_ONCE: Final = 128
-"""Requests that may wait for their reply on one connection: half of what the other side takes, for
-it may still work at some that were given up here. A supervisor speaks for up to a thousand ranks."""
+"""Requests that may await their reply on one connection: half of the other side's limit, because the other side
+may still work on requests that were given up here. An agent speaks for up to a thousand ranks.
+"""
 
 
 @dataclass(slots=True)
@@ -179,7 +182,7 @@ class OpenCalls:
     def unsent(self) -> Iterator[Message]:
         """Yield the requests that may be sent on this connection now, and count them as sent.
 
-        The others may once a reply has come, or a request is forgotten.
+        The others follow once a reply has come or a request is dropped.
         """
         waiting = [call for call in self._calls.values() if not call.reply.done()]
         free = CALLS_AT_ONCE - sum(call.sent for call in waiting)
@@ -192,7 +195,7 @@ class OpenCalls:
                 yield call.message
 
     def disconnected(self) -> None:
-        """Take note that everything has to be sent again."""
+        """Mark every request unsent."""
         for call in self._calls.values():
             call.sent = False
 
@@ -207,7 +210,7 @@ class OpenCalls:
             call.reply.set_result(result)
 
     def fail(self, error: StrataError) -> None:
-        """End every request with `error`: the session is over."""
+        """Fail every request with `error`: the session is over."""
         for call in self._calls.values():
             _fail(call.reply, error)
 
@@ -215,13 +218,13 @@ class OpenCalls:
 def _fail(future: asyncio.Future[BarrierOutcome] | asyncio.Future[Message], error: StrataError) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # it may be that nobody waits (any more); that is no loss
+        future.exception()  # mark it retrieved: there may be no waiter any more, and that is no loss
 
 
 def _message(key: RoundKey, open_round: _OpenRound, ranks: Sequence[int], now_s: float) -> Arrival:
     """Return one arrival for all of `ranks`, and count them as sent.
 
-    It is as old as the oldest of them, and times out when the first of them does.
+    Its age is that of the oldest of them; its timeout is the earliest deadline.
     """
     arrived = [open_round.ranks[rank] for rank in ranks]
     for one in arrived:
@@ -243,7 +246,7 @@ def _message(key: RoundKey, open_round: _OpenRound, ranks: Sequence[int], now_s:
 
 
 def _check(arrival: Arrival, size: int) -> None:
-    """Refuse what no stream carries, and what a replica would not notice once the round is over."""
+    """Refuse an arrival that no stream carries or that contradicts itself; after the round no replica would notice."""
     checked_id("barrier", arrival.name)
     count = len(arrival.ranks)
     if not count or len(arrival.payloads) not in {0, count} or len(arrival.phases) not in {0, count}:

@@ -1,17 +1,17 @@
-"""The serving side of one session, whoever serves it.
+"""The serving side of one session, shared by replicas (for members) and agents (for ranks).
 
-A replica serves its members with this, and a supervisor its ranks; what they do with the messages
-is their `Handler`. What holds for both, in the order of a session's life:
+Replica and agent differ in their `Handler`. Rules for both, in the order of a session's life:
 
-1. The first message is a Hello, within a limit. `accept` answers it with a Welcome, or refuses. Who
-   is gone before that is not waited for: it may be welcome elsewhere, and must not be taken from there.
-2. Messages are dispatched in the order they came. What must not wait is a plain method; calls and
-   exits run beside the stream, so that a slow one holds up no arrival. Each gets exactly one
-   Reply; replies may overtake each other.
-3. A Tick goes out every second. It says that this event loop turns, nothing about the transport.
-4. The session ends once, and `Handler.ended` says how, at once; calls under way still finish.
+1. The first message is a Hello, within a time limit. `accept` answers it with a Welcome, or refuses. If the
+   other side disconnects before that, the Hello is dropped: another replica may have welcomed it by now, and
+   its session must not be taken from there.
+2. Messages are dispatched in the order they came. Handlers that must not wait are plain methods. Calls and
+   exits run beside the stream, so that a slow one holds up no arrival. Each gets exactly one Reply; replies
+   may overtake each other.
+3. A Tick goes out every second. It shows that this event loop runs, and nothing about the transport.
+4. The session ends once. `Handler.ended` reports at once how it ended; calls under way still finish.
 
-A Leave waits for the calls before it: the exit of a rank is on record before its member is gone.
+A Leave waits for the calls before it: the exit of a rank is on record before its member has left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class End(Enum):
     """How a session ended."""
 
     LEFT = "left"
-    """The other side went for good, and that is on record."""
+    """The other side left for good, and that is on record."""
     BROKEN = "broken"
     """The transport ended without a Leave: a crash, a freeze, or a mere reconnect."""
     CLOSED = "closed"
@@ -46,20 +46,20 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one session may do to us."""
+    """Limits on what one session may use."""
 
     hello_s: float = 10.0
     tick_s: float = 1.0
     calls: int = 256
     """Calls and exits under way at once."""
     early: int = 64
-    """Messages that are read while a Hello is being answered: ticks, of a client of ours."""
+    """Messages read while a Hello is being answered; a client of ours sends only ticks in that time."""
     early_bytes: int = 64 << 10
-    """And so many bytes; what is more waits in the transport, as its end does."""
+    """Bytes read in that time. The rest waits in the transport, and so does the end of the stream."""
 
 
 class Session:
-    """What the owner of a session holds on to: a way to send, and to end it."""
+    """The handle of a session's owner: sends messages and ends the session."""
 
     def __init__(self, link: Link[session_pb2.Up, session_pb2.Down]) -> None:
         self._link = link
@@ -74,17 +74,17 @@ class Session:
         self._link.send(message)
 
     def end(self, error: StrataError) -> None:
-        """End the session for good: the other side's user sees `error`."""
+        """End the session for good; the caller on the other side gets `error`."""
         self._link.send(session_pb2.Down(ended=session_pb2.Ended(error=pack(error))))
         self.close()
 
     def close(self, error: StrataError | None = None) -> None:
-        """End the stream. After a retryable error, or none, the other side comes again."""
+        """End the stream. After a retryable error, or none, the other side reconnects."""
         self.closed = True
         self._link.close(error)
 
     def check(self) -> None:
-        """Return if the other side may be answered; `QuotaExceeded` if it has to read first."""
+        """Raise `QuotaExceeded` if the other side has to read before it gets more answers."""
         self._link.check()
 
     @property
@@ -99,14 +99,14 @@ class Session:
 
 
 class Handler(Protocol):
-    """What one side does with the messages of one session."""
+    """One side's reaction to the messages of one session."""
 
     def arrivals(self, arrivals: Sequence[barriers_pb2.Arrival]) -> None:
-        """Take note of ranks that reached a barrier."""
+        """Record that ranks reached a barrier."""
         ...
 
     def progress(self, progress: session_pb2.Progress) -> None:
-        """Take note of what ranks say of themselves."""
+        """Record the progress that ranks report."""
         ...
 
     async def rank_exit(self, rank_exit: session_pb2.RankExit) -> session_pb2.Reply:
@@ -118,7 +118,7 @@ class Handler(Protocol):
         ...
 
     async def leave(self, leave: session_pb2.Leave) -> None:
-        """Record that the other side goes for good."""
+        """Record that the other side leaves for good."""
         ...
 
     def tick(self, sequence: int) -> session_pb2.Tick:
@@ -126,7 +126,7 @@ class Handler(Protocol):
         ...
 
     def ended(self, end: End) -> None:
-        """Take note that the session is over. Called exactly once, whatever happens."""
+        """Record that the session is over. Called exactly once, in every case."""
         ...
 
 
@@ -144,13 +144,13 @@ async def serve(
     session = Session(link)
     reader = _Reader(link)
     try:
-        hello = await _first(reader, limits.hello_s)
-        handler = await _answered(accept(hello, session), reader, limits)
+        hello = await _first_hello(reader, limits.hello_s)
+        handler = await _accept_or_disconnect(accept(hello, session), reader, limits)
     except StrataError as error:
         session.close(error)
         return
     except Exception:
-        # A bug met by one session is this session's end, not that of everybody served here.
+        # a bug met by one session ends this session, not the other ones served here
         log.exception("session_failed")
         session.close(_internal())
         return
@@ -158,9 +158,9 @@ async def serve(
 
 
 class _Reader:
-    """What the other side sends, some of which may be read before its time.
+    """The messages of the other side, some of which may be read early.
 
-    A read that is under way is never cancelled: the end of the stream ends it.
+    A read in progress is never cancelled: the end of the stream ends it.
     """
 
     def __init__(self, link: Link[session_pb2.Up, session_pb2.Down]) -> None:
@@ -177,13 +177,15 @@ class _Reader:
             return await reading
         return await self._link.recv()
 
-    async def gone(self, limits: Limits) -> None:
-        """Return once the other side is gone, unless too much comes before that; all of it is kept."""
+    async def wait_disconnected(self, limits: Limits) -> None:
+        """Return once the other side has disconnected; never return if the limits are reached before. Keep
+        every message.
+        """
         left_bytes = limits.early_bytes
         while len(self._early) < limits.early and left_bytes > 0:
             if self._reading is None:
                 self._reading = asyncio.create_task(self._link.recv(), name="early messages")
-            await asyncio.wait((self._reading,))  # which this one's end leaves as it is
+            await asyncio.wait((self._reading,))  # cancelling this coroutine leaves the read running
             message = self._reading.result()
             if message is None:
                 return
@@ -193,15 +195,17 @@ class _Reader:
         await asyncio.get_running_loop().create_future()
 
 
-async def _answered(answer: Coroutine[Any, Any, Handler], reader: _Reader, limits: Limits) -> Handler:
-    """Return what the Hello is answered with; `Unavailable` if its sender is gone before that."""
+async def _accept_or_disconnect(
+    answer: Coroutine[Any, Any, Handler], reader: _Reader, limits: Limits
+) -> Handler:
+    """Return the handler that answers the Hello; `Unavailable` if the other side disconnects before that."""
     answering = asyncio.create_task(answer)
-    watching = asyncio.create_task(reader.gone(limits))
+    watching = asyncio.create_task(reader.wait_disconnected(limits))
     try:
         await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
-        await _stopped(answering, watching)
+        await _stop(answering, watching)
     except asyncio.CancelledError:
-        await _stopped(answering, watching)
+        await _stop(answering, watching)
         if not answering.cancelled() and answering.exception() is None:
             answering.result().ended(End.CLOSED)
         raise
@@ -212,13 +216,13 @@ async def _answered(answer: Coroutine[Any, Any, Handler], reader: _Reader, limit
     return answering.result()
 
 
-async def _stopped(*tasks: asyncio.Task[Any]) -> None:
+async def _stop(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
-        task.cancel()  # which does nothing to one that is done
+        task.cancel()  # no effect on a finished task
     await asyncio.wait(tasks)
 
 
-async def _first(reader: _Reader, limit_s: float) -> session_pb2.Hello:
+async def _first_hello(reader: _Reader, limit_s: float) -> session_pb2.Hello:
     try:
         async with asyncio.timeout(limit_s):
             first = await reader.recv()
@@ -271,7 +275,7 @@ class _Serving:
                 case "progress":
                     handler.progress(up.progress)
                 case "call":
-                    self._run(tasks, up.call.id, partial(self._called, up.call))
+                    self._run(tasks, up.call.id, partial(self._call, up.call))
                 case "rank_exit":
                     self._run(tasks, up.rank_exit.id, partial(handler.rank_exit, up.rank_exit))
                 case "leave":
@@ -296,11 +300,11 @@ class _Serving:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _called(self, call: session_pb2.Call) -> session_pb2.Reply:
-        """Return the reply to a call, as long as more may be owed."""
+    async def _call(self, call: session_pb2.Call) -> session_pb2.Reply:
+        """Return the reply to a call; raise `QuotaExceeded` if the other side leaves too many answers unread."""
         self._session.check()
         reply = await self._handler.call(call)
-        self._session.check()  # others may have been answered meanwhile
+        self._session.check()  # other calls may have been answered meanwhile
         return reply
 
     async def _answer(self, call_id: int, answer: _Answer) -> None:
@@ -309,16 +313,16 @@ class _Serving:
         except StrataError as error:
             reply = _refused(error)
         except Exception:
-            # a bug in one call is that call's answer; the session goes on
+            # a bug in one call fails only that call; the session goes on
             log.exception("call_failed")
             reply = _refused(_internal())
         self._reply(call_id, reply)
 
     def _reply(self, call_id: int, reply: session_pb2.Reply) -> None:
         down = session_pb2.Down()
-        down.reply.CopyFrom(reply)  # in half the time of the constructor, which goes through bytes
+        down.reply.CopyFrom(reply)  # twice as fast as the constructor, which goes through bytes
         size = down.ByteSize()
-        if size > MAX_MESSAGE_BYTES - 16:  # its id is still to come
+        if size > MAX_MESSAGE_BYTES - 16:  # the id is added below
             why = f"the answer has {size} bytes, a message at most {MAX_MESSAGE_BYTES}"
             down = session_pb2.Down(reply=_refused(QuotaExceeded(why, hint="ask for less at once")))
         down.reply.id = call_id
@@ -329,7 +333,7 @@ class _Serving:
         while True:
             await asyncio.sleep(self._limits.tick_s)
             sequence += 1
-            if not self._session.backlog:  # a tick that waits behind others proves nothing
+            if not self._session.backlog:  # a tick that waits behind other messages proves nothing
                 self._session.send(session_pb2.Down(tick=self._handler.tick(sequence)))
 
 

@@ -1,4 +1,4 @@
-"""What a session and its owner agree on: how to connect, whom to tell, how fast, when it is over."""
+"""The interface between a session and its owner: dialling, observer, pace, and which errors are final."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from strata.v1.members_pb2 import RankProgress, Registration
 from strata.v1.session_pb2 import Down, Hello, Up, Welcome, WorldUpdate
 
 
-def aged(said: RankProgress, age_s: float) -> RankProgress:
-    """Return a report as it is sent `age_s` after it was made."""
-    told = RankProgress()
-    told.CopyFrom(said)
-    told.age_ms = max(0, round(1000 * age_s))
-    return told
+def aged(report: RankProgress, age_s: float) -> RankProgress:
+    """Return the report with its age set to `age_s`, in seconds."""
+    copy = RankProgress()
+    copy.CopyFrom(report)
+    copy.age_ms = max(0, round(1000 * age_s))
+    return copy
 
 
 UNTOLD_S: Final = 60.0
-"""How long a process that has ended in order waits for a coordinator that hears of it: or it is taken for
-dead, and a training that is done for one that has lost its members."""
+"""Seconds that a process which ended in order tries to report its end to a coordinator. Without that report it
+is taken for dead, and a finished training looks like one that lost its members.
+"""
 
 Dial = Callable[[Endpoint], AbstractAsyncContextManager[Link[Down, Up]]]
-"""Opens a stream to an endpoint; a connection that cannot be made is `Unavailable`."""
+"""Opens a stream to an endpoint; raises `Unavailable` if the connection cannot be made."""
 
 
 def member_hello(registration: Registration) -> Callable[[Token, int], Hello]:
-    """Return how a member introduces itself: with its registration, and the incarnation that it was given."""
+    """Return the function that makes a member's Hello: its registration with the incarnation it was assigned."""
 
     def introduce(token: Token, incarnation: int) -> Hello:
         member = Registration()
@@ -48,29 +49,30 @@ def member_hello(registration: Registration) -> Callable[[Token, int], Hello]:
 
 
 class SessionObserver(Protocol):
-    """Who is told what happens. Called in the session's event loop; must not block nor raise."""
+    """Callbacks of a session. Called in the session's event loop; must not block nor raise."""
 
     def on_connected(self, welcome: Welcome) -> None:
-        """A replica serves the session; what is open is being sent again."""
+        """A replica serves the session; open requests are being sent again."""
 
     def on_disconnected(self, reason: StrataError) -> None:
-        """No replica serves it at the moment, or a try to reach one failed."""
+        """No replica serves the session at the moment, or a try to reach one failed."""
 
     def on_world(self, update: WorldUpdate) -> None:
-        """The world, the place in it, or the job's phase is this now; may repeat what is known."""
+        """Take the newest world, place in it and job phase; the update may repeat known facts."""
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
         """A round ended, awaited here or not; called before the awaiting futures go on."""
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """An open checkpoint of this generation changed or ended; may repeat what is known."""
+        """An open checkpoint of this generation changed or ended; the message may repeat known facts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The session's times. `coalesce_s` is how long an arrival waits for others to go with it.
+    """The session's times. `coalesce_s` is how long an arrival waits for others to be sent with it.
 
-    `unready_s` counts from the first tick that says so; the replica was unready for up to a tick then.
+    `unready_s` counts from the first tick that reports the replica unready; at that moment it may have been
+    unready for up to one tick already.
     """
 
     tick_s: float = 1.0
@@ -83,25 +85,26 @@ class Pace:
 
 
 def another_cluster(known: str, served: str, endpoint: str) -> StrataError:
-    """Return what it means that `endpoint` serves another cluster than the one that the caller knows.
+    """Return the error for an endpoint that serves another cluster than the one the caller knows.
 
-    `ClusterRestored` if it is the same one, restored since; `Unavailable` if it is that one before its restore: a replica that has
-    not heard of it; else `ClusterReplaced`.
+    `ClusterRestored` if that cluster was restored from the known one. `Unavailable` if it is the known cluster
+    before its restore: that replica does not know of the restore yet. Otherwise `ClusterReplaced`.
     """
-    said = f"this client began with cluster {known}; {endpoint} serves {served}"
+    message = f"this client began with cluster {known}; {endpoint} serves {served}"
     if is_restored(known, served):
-        return errors.ClusterRestored(said)
+        return errors.ClusterRestored(message)
     if lineage(known) == lineage(served):
-        return Unavailable(said, hint="that is the cluster before it was restored: try another replica")
-    return errors.ClusterReplaced(said)
+        return Unavailable(message, hint="that is the cluster before it was restored: try another replica")
+    return errors.ClusterReplaced(message)
 
 
 def is_final(error: StrataError, *, welcomed: bool) -> bool:
-    """Tell whether the end of a stream with `error` ends the session: all replicas would say so.
+    """Return whether a stream that ended with `error` ends the session: every replica would refuse it.
 
-    A full etcd, a bug in one replica, and, once a coordinator has welcomed us, a stranger on one
-    of their ports, a replica with an older list of tokens, or one whose etcd holds another cluster, are met by going on
-    elsewhere: losing coordinators ends nobody. A control plane that was restored has no place for this session.
+    Losing coordinators ends no session. So after a full etcd or a bug in one replica, the session tries the
+    other replicas. Once a coordinator has welcomed the session, it does the same after three more: a stranger
+    on one of the ports, a replica with an older list of tokens, and a replica whose etcd holds another cluster.
+    A restored control plane has no place for this session.
     """
     if error.retryable or type(error) is StrataError:
         return False

@@ -1,5 +1,5 @@
-"""Stand-ins for the world, each verified against what it stands in for.
+"""Test doubles for etcd, time, processes and connections, each verified against the real thing.
 
-`memory_store` is etcd without processes (`tests/contract` holds it to the real one), `virtual_time`
-is an event loop whose clock jumps, `processes` freezes programs that share it, `links` joins them.
+`memory_store` is etcd in memory (`tests/contract` compares it with the real one), `virtual_time` an event loop whose
+clock jumps. `processes` freezes programs that share such a loop, and `links` connects them.
 """

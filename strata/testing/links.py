@@ -1,19 +1,18 @@
-"""Links in memory: what `strata.wire.streams` is over gRPC, between coroutines of one loop.
+"""Links in memory: the counterpart of `strata.wire.streams` over gRPC, between coroutines of one loop.
 
     board = Switchboard()
-    board.listen("b", serve, tasks.create_task)      # serve(link) runs for each that dials
+    board.listen("b", serve, tasks.create_task)      # serve(link) runs for each dial
     async with board.dial("a", "b") as link: ...
     board.cut("a", "b")                              # every link between them breaks, none is made
     board.reject("a", "b")                           # likewise, by resets and refusals
     board.block("a", "b")                            # what a sends to b goes nowhere, in silence
 
-What holds of the real ones holds here: order; the end that dialled learns of a break by
-`Unavailable`, the other one by None; what was sent before a clean end arrives, what was on its way
-at a break may not. Messages are copied, as a wire would. An end whose other side does not answer
-(blocked, or frozen as a `Process`) breaks within `keepalive_s`, as HTTP/2 pings would find it; not within one host, since
-a Unix socket has no pings.
+These links keep the guarantees of the real ones. Messages stay in order. The end that dialled gets `Unavailable` at a
+break, the other end None. Messages sent before a clean end arrive; messages in transit at a break may not. Messages are
+copied, as by serialisation. If the other side does not answer (blocked, or frozen as a `Process`), an end breaks within
+`keepalive_s`, as it would by HTTP/2 pings. Within one host it does not, since a Unix socket has no pings.
 
-An address is `host` or `host/door`; blocks and delays go by hosts.
+An address is `host` or `host/port name`; blocks and delays apply to hosts.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ Serve = Callable[["MemoryLink"], Coroutine[Any, Any, None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 CONNECT_S = 2.0
-"""How long a dial waits for somebody who does not answer, as `strata.transport.channel` does."""
+"""How long a dial waits for a listener that does not answer, as `strata.transport.channel` does."""
 FLUSH_S = 1.0
-"""How long the end that dialled waits for a silent other side once it has closed, as `strata.wire.streams` does."""
+"""How long the end that dialled, once closed, waits for a silent other side, as `strata.wire.streams` does."""
 
 
 class MemoryLink:
@@ -105,26 +104,26 @@ class MemoryLink:
     # -- faults
 
     def break_off(self, error: StrataError | None = None) -> None:
-        """Lose the transport: both ends learn of it now, messages on their way are lost.
+        """Break the transport: both ends learn of it now, and messages in transit are lost.
 
-        Without an `error` it was ended or reset: `TransportBroken`.
+        The default `error` is `TransportBroken`, for a reset.
         """
         for end in (self, self.other):
             end._end(error or TransportBroken("the connection was reset"))
 
     def give_up(self) -> None:
-        """Lose the transport at this end; the other one learns of it as far as it can be reached."""
+        """Break the transport at this end; the other end learns of it if it can be reached."""
         self._end(Unavailable("the other side does not answer pings"))
         self._way.clear()
         self._later(self.other._end, TransportBroken("the connection was reset"))
 
     def stall(self, stalled: bool = True) -> None:
-        """Stop reading, or go on."""
+        """Stop reading, or resume."""
         self._stalled = stalled
         self._rouse()
 
     def block(self, blocked: bool) -> None:
-        """Let what this end sends go nowhere for now, or go on: what was kept arrives then."""
+        """Hold back this end's messages, or deliver them again: those held back arrive then."""
         was, self._blocked = self._blocked, blocked
         if was and not blocked and self._way:
             self._arm()
@@ -137,7 +136,7 @@ class MemoryLink:
     # -- inside
 
     def _later(self, act: Callable[[Any], None], argument: Any) -> None:
-        """Do it to the other end once the way there is over, in order."""
+        """Call `act` on the other end after the delay, in order of sending."""
         due = asyncio.get_running_loop().time() + self._delay_s()
         if self._way:
             due = max(due, self._way[-1][0])
@@ -199,27 +198,27 @@ class _Listener:
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """One link there is. The accepting end is `link.other`."""
+    """One existing link: `link` is the end that dialled, `link.other` the accepting end."""
 
     caller: str
     callee: str
     link: MemoryLink
 
     def ends(self) -> tuple[tuple[str, MemoryLink, str], ...]:
-        """Return each end with its host, and the host of the other one."""
+        """Return, for each end, its host, the end, and the other end's host."""
         here, there = host_of(self.caller), host_of(self.callee)
         return (here, self.link, there), (there, self.link.other, here)
 
 
 def host_of(address: str) -> str:
-    """Return the host of an address, which may name a door of it."""
+    """Return the host of an address, which may have a `/port name` suffix."""
     return address.partition("/")[0]
 
 
 class Switchboard:
-    """Who listens where, which links there are, and what lies between.
+    """The simulated network: listeners, links, and faults between hosts.
 
-    `lag_s(sender, receiver)` is how much longer than `delay_s` a message takes between two hosts.
+    `lag_s(sender, receiver)` is the delay in addition to `delay_s` of a message between two hosts.
     """
 
     def __init__(
@@ -238,12 +237,12 @@ class Switchboard:
         self._changed = asyncio.Event()
 
     def listen(self, address: str, serve: Serve, spawn: Spawn) -> None:
-        """Serve whoever dials `address`, as a part of the program that calls this."""
+        """Call `serve` for each dial to `address`, as a part of the calling program."""
         self._listeners[address] = _Listener(serve, spawn, copy_context(), self._watch(current()))
         self._change()
 
     def hang_up(self, address: str) -> None:
-        """Listen there no more, and break every link of that address, in either direction."""
+        """Stop listening at `address`, and break every link of that address, in either direction."""
         self._listeners.pop(address, None)
         self._break(lambda caller, callee: address in {caller, callee})
         self._change()
@@ -251,9 +250,9 @@ class Switchboard:
     # -- faults
 
     def cut(self, one: str, other: str) -> int:
-        """Break the links between two addresses and let none be made, as if nothing came through.
+        """Break the links between two addresses and prevent new ones, as if no packet came through.
 
-        Return how many broke.
+        Returns the number of broken links.
         """
         self._cut.add(frozenset({one, other}))
         silence = Unavailable("no answer came in time")
@@ -262,37 +261,37 @@ class Switchboard:
     def reject(self, one: str, other: str) -> int:
         """Reset the links between two addresses and refuse new ones, as a firewall's REJECT does.
 
-        Return how many broke.
+        Returns the number of broken links.
         """
         self._rejected.add(frozenset({one, other}))
         return self._break(lambda caller, callee: {caller, callee} == {one, other})
 
     def mend(self, one: str, other: str) -> None:
-        """Let links between two addresses be made again."""
+        """Allow links between two addresses again."""
         self._cut.discard(frozenset({one, other}))
         self._rejected.discard(frozenset({one, other}))
 
     def answers(self, caller: str, callee: str) -> bool | None:
-        """Tell what a plain connect meets: somebody who listens, a refusal, or (None) nothing.
+        """Return the result of a plain connect: True for a listener, False for a refusal, None for no answer.
 
-        A kernel accepts for a program that is frozen.
+        For a frozen program the kernel accepts.
         """
         if frozenset({caller, callee}) in self._cut or not self.is_open(host_of(caller), host_of(callee)):
             return None
         return callee in self._listeners and frozenset({caller, callee}) not in self._rejected
 
     def block(self, sender: str, receiver: str) -> None:
-        """Let what one host sends to the other go nowhere, in silence, until `unblock`."""
+        """Silently hold back messages from one host to the other until `unblock`."""
         self._blocked.add((sender, receiver))
         self._change()
 
     def unblock(self, sender: str, receiver: str) -> None:
-        """Let it through again; a link that has not been given up loses nothing."""
+        """Deliver the messages again; a link that has not been given up loses none."""
         self._blocked.discard((sender, receiver))
         self._change()
 
     def blocks(self, one: str, other: str) -> bool:
-        """Tell whether anything that one of two hosts sends to the other goes nowhere."""
+        """Return whether messages between two hosts are held back in either direction."""
         return (one, other) in self._blocked or (other, one) in self._blocked
 
     def links(self, caller: str, callee: str) -> list[MemoryLink]:
@@ -300,19 +299,19 @@ class Switchboard:
         return [e.link for e in self._links if (e.caller, e.callee) == (caller, callee)]
 
     def between(self, one: str, other: str) -> list[MemoryLink]:
-        """Return the dialling ends of the links between two hosts, whichever dialled."""
+        """Return the dialling ends of the links between two hosts, in either direction."""
         hosts = {one, other}
         return [e.link for e in self._links if {host_of(e.caller), host_of(e.callee)} == hosts]
 
     def is_open(self, one: str, other: str) -> bool:
-        """Tell whether both hosts can reach each other, as far as the way between them goes."""
+        """Return whether messages between two hosts pass in both directions."""
         return (one, other) not in self._blocked and (other, one) not in self._blocked
 
     # -- connecting
 
     @asynccontextmanager
     async def dial(self, caller: str, callee: str) -> AsyncIterator[MemoryLink]:
-        """Have a link to whoever listens at `callee`; `Unavailable` when nobody does."""
+        """Open a link to the listener at `callee`; `Unavailable` if there is none."""
         await asyncio.sleep(self.delay_s)
         listener = await self._reached(caller, callee)
         entry = self._connect(caller, callee, listener)
@@ -343,7 +342,7 @@ class Switchboard:
         return entry
 
     async def _reached(self, caller: str, callee: str) -> _Listener:
-        """Return who listens there, once it answers."""
+        """Return the listener at `callee`, once it answers."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 while True:
@@ -367,30 +366,30 @@ class Switchboard:
         return process
 
     def _change(self) -> None:
-        """Look at every link again: who reaches whom has changed."""
+        """Re-evaluate every link after a change of blocks, listeners or frozen programs."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         loop = asyncio.get_running_loop() if self._links else None
         for entry in self._links:
             for here, end, there in entry.ends():
                 end.block((here, there) in self._blocked)
-                if loop is not None and here != there and not self._hears(here, end, there):
+                if loop is not None and here != there and not self._pings_answered(here, end, there):
                     wait_s = self._keepalive_s * self._rng.uniform(0.625, 1.0)
                     loop.call_later(wait_s, self._ping, entry, context=BETWEEN)
 
-    def _hears(self, here: str, end: MemoryLink, there: str) -> bool:
-        """Tell whether the pings of this end are answered."""
+    def _pings_answered(self, here: str, end: MemoryLink, there: str) -> bool:
+        """Return whether the pings of this end are answered."""
         return self.is_open(here, there) and not (end.other.process is not None and end.other.process.frozen)
 
     def _ping(self, entry: _Entry) -> None:
-        """Give up the ends whose pings are not answered, unless their own program is frozen."""
+        """Break the ends whose pings are not answered, unless their own program is frozen."""
         for here, end, there in entry.ends():
             frozen = end.process is not None and end.process.frozen
-            if not end.over and not frozen and not self._hears(here, end, there):
+            if not end.over and not frozen and not self._pings_answered(here, end, there):
                 end.give_up()
 
     def _sweep(self) -> None:
-        """Forget the links of which both ends know that they are over."""
+        """Forget the links whose both ends know that they have ended."""
         for entry in [e for e in self._links if e.link.over and e.link.other.over]:
             del self._links[entry]
 

@@ -1,4 +1,4 @@
-"""A client's handle on the in-memory store: the `Store` protocol, with faults between."""
+"""`MemoryClient`: a client of the in-memory etcd that implements the `Store` protocol, with injectable faults."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 class MemoryClient:
     """A `Store`; made by `MemoryStore.client`.
 
-    `request_s`: after so long without an answer a call raises `Unavailable`. `progress_s`: how
-    often an idle watch yields a progress notice.
+    A call without a response for `request_s` raises `Unavailable`. An idle watch yields a progress notice every
+    `progress_s`.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class MemoryClient:
     # -- faults ----------------------------------------------------------------------------------
 
     def partition(self) -> None:
-        """Cut the client off: requests and answers on their way are lost, watches fall silent."""
+        """Cut the client off: requests and responses in transit are lost, watches fall silent."""
         self.cut_off = True
 
     def heal(self) -> None:
-        """End the partition; watches catch up from where they were."""
+        """End the partition; watches catch up from their last revision."""
         self.cut_off = False
         for watch in self._watches:
             watch.catch_up()
 
     def break_watches(self) -> int:
-        """End every watch as etcd may at any time; return how many there were."""
+        """End every watch, as etcd may at any time; return their number."""
         for watch in self._watches:
             watch.fail(self._unavailable("the watch was cancelled"))
         return len(self._watches)
@@ -66,7 +66,7 @@ class MemoryClient:
     async def close(self) -> None:
         """Drop the connection: calls in flight and watches end with `Unavailable`.
 
-        What was sent may still take effect.
+        Requests that were sent may still take effect.
         """
         if self._closed:
             return
@@ -130,13 +130,13 @@ class MemoryClient:
             self._pending.discard(answer)
 
     def _send(self, call: Call, fate: Fate, effect: Callable[[], _T], answer: asyncio.Future[_T]) -> None:
-        """Put a request on its way. Whether anybody still waits does not matter to it."""
+        """Send a request; it takes effect even if the caller no longer waits."""
 
         def arrive() -> None:
             if self.cut_off:
                 return
             if fate.lost == "request":
-                hear(self._unavailable(f"the request was lost ({call.kind})"))
+                deliver(self._unavailable(f"the request was lost ({call.kind})"))
                 return
             outcome: _T | StrataError
             try:
@@ -146,9 +146,9 @@ class MemoryClient:
             self.network.applied(call)
             if fate.lost == "answer":
                 outcome = self._unavailable(f"the answer was lost ({call.kind})")
-            _after(fate.answer_delay_s, lambda: hear(outcome))
+            _after(fate.answer_delay_s, lambda: deliver(outcome))
 
-        def hear(outcome: _T | StrataError) -> None:
+        def deliver(outcome: _T | StrataError) -> None:
             if self.cut_off or answer.done():
                 return
             if isinstance(outcome, StrataError):
@@ -178,7 +178,7 @@ class MemoryClient:
             self._watches.remove(watch)
 
     def watch_delay_s(self, batch: WatchBatch) -> float:
-        """Return how long this batch travels."""
+        """Return the delay of this batch in transit."""
         return self.network.watch_delay_s(self.name, batch)
 
     def _written(self, written: Revision) -> None:
@@ -192,5 +192,5 @@ def _after(delay_s: float, action: Callable[[], None]) -> None:
     if delay_s > 0:
         loop.call_later(delay_s, action, context=BETWEEN)
     else:
-        # in the order of asking, which timers of one moment do not keep
+        # keeps the order of calls, which timers due at the same moment do not
         loop.call_soon(action, context=BETWEEN)

@@ -1,4 +1,4 @@
-"""etcd's semantics in memory, without a connection to it (`memory_store`)."""
+"""`MemoryEtcd`: etcd's semantics in memory, without client connections (for those see `memory_store`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FIRST_LEASE: Final = 0x1000
 
 
 class MemoryEtcd:
-    """etcd's semantics over `State`, with leases that end by the running loop's clock.
+    """etcd's semantics over `State`, with leases that expire by the running loop's clock.
 
-    `min_ttl_s`: what a shorter lease is lengthened to, 2 at etcd's default election timeout. A
-    lease ends exactly when its time is over; etcd takes up to a second longer.
+    A TTL below `min_ttl_s` is raised to it: 2 s at etcd's default election timeout. A lease expires exactly at the
+    end of its TTL; etcd may take up to a second longer.
     """
 
     def __init__(self, *, min_ttl_s: int = 2) -> None:
@@ -33,7 +33,7 @@ class MemoryEtcd:
         self._subscribers: list[Callable[[Revision], None]] = []
 
     def subscribe(self, subscriber: Callable[[Revision], None]) -> Callable[[], None]:
-        """Call `subscriber` with every write as it happens; return what ends that."""
+        """Call `subscriber` with every write as it happens; return a function that ends this."""
         self._subscribers.append(subscriber)
         return lambda: self._subscribers.remove(subscriber)
 
@@ -45,17 +45,17 @@ class MemoryEtcd:
     # -- faults ----------------------------------------------------------------------------------
 
     def hold_leases(self) -> None:
-        """Let no lease end, as while etcd has no leader."""
+        """Let no lease expire, as while etcd has no leader."""
         self._leases_held = True
 
     def release_leases(self) -> None:
-        """Have a leader again: every lease begins anew, as in etcd."""
+        """End `hold_leases`: every lease gets its full TTL again, as from a new etcd leader."""
         self._leases_held = False
         for lease_id in self._ttl_s:
             self._renew(lease_id)
 
     def drop_keys_of(self, lease_id: int) -> int:
-        """Delete the keys of a lease and answer its keepalives all the same; return how many.
+        """Delete the keys of a lease but keep answering its keepalives; return the number of keys.
 
         etcd has had such bugs (etcd#14758, #15247).
         """

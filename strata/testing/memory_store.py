@@ -1,12 +1,12 @@
-"""etcd in memory: the one store behind any number of `MemoryClient` handles.
+"""`MemoryStore`: etcd in memory, with any number of `MemoryClient` handles.
 
     store = MemoryStore()
     client = store.client("replica-1")          # implements strata.core.kv.store.Store
     client.partition(); ...; client.heal()
 
-One `MemoryStore` lives in one event loop and takes its time from it, so that leases expire and
-watches report progress in virtual time. All state changes are synchronous: a test may also call
-`store.execute` and the like directly, as an actor without a network.
+One `MemoryStore` belongs to one event loop and uses its clock, so leases expire and watches report progress in virtual
+time. All state changes are synchronous: a test may also call `store.execute` and similar methods directly, as a client
+without a network.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strata.testing.network import Network
 
 
 class MemoryStore(MemoryEtcd):
-    """The store, and whoever connects to it."""
+    """The store, and the factory of its clients."""
 
     def client(
         self,
@@ -27,5 +27,5 @@ class MemoryStore(MemoryEtcd):
         request_s: float = 1.0,
         progress_s: float = 5.0,
     ) -> MemoryClient:
-        """Return a new handle: a `Store` with a connection of its own to this one."""
+        """Return a new client handle: a `Store` with its own connection to this store."""
         return MemoryClient(self, name, network=network, request_s=request_s, progress_s=progress_s)

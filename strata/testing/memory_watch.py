@@ -1,8 +1,8 @@
-"""A watch on the in-memory store.
+"""`MemoryWatch`: a watch on the in-memory store.
 
-The store hands every write to a connected watch at once, as etcd does, so that a later compaction
-takes nothing from it. A watch that was cut off catches up from history when the partition heals,
-all in one batch, and ends with `Compacted` if history does not reach back so far.
+The store delivers every write to a connected watch at once, as etcd does, so a later compaction loses no events. A
+watch that was cut off catches up from history in one batch when the partition heals. It ends with `Compacted` if
+history does not reach back that far.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from strata.testing.mvcc import Revision, covers
 
 
 class Connection(Protocol):
-    """What a watch needs of the client that it belongs to."""
+    """The part of a client that its watches use."""
 
     store: MemoryEtcd
     progress_s: float
@@ -36,7 +36,7 @@ class Connection(Protocol):
         ...
 
     def watch_delay_s(self, batch: WatchBatch) -> float:
-        """Return how long this batch travels."""
+        """Return the delay of this batch in transit."""
         ...
 
 
@@ -52,7 +52,7 @@ class MemoryWatch:
         self._key = key
         self._end = range_end
         self._sent = start_revision - 1
-        """Everything up to here was handed over, or did not concern us."""
+        """Every event up to this revision was delivered, or is outside of the watched range."""
         self._on_the_way: deque[tuple[float, WatchBatch]] = deque()
         self._error: StrataError | None = None
         self._wake = asyncio.Event()
@@ -75,7 +75,7 @@ class MemoryWatch:
         return self
 
     async def __anext__(self) -> WatchBatch:
-        """Return the next whole revisions, or a progress notice after a while without any."""
+        """Return the next complete revisions, or a progress notice after `progress_s` without any."""
         loop = asyncio.get_running_loop()
         notice_at = loop.time() + self._client.progress_s
         while True:
@@ -101,14 +101,14 @@ class MemoryWatch:
                 continue
 
     def _notice(self) -> WatchBatch | None:
-        """A progress notice: from a reachable store that is not behind what we asked for."""
+        """Return a progress notice, or None if the store is unreachable or behind the watch's start revision."""
         head = self._client.store.state.head
         if self._client.cut_off or head < self._sent:
             return None
         return WatchBatch(revision=head)
 
     def catch_up(self) -> None:
-        """Take in what history holds beyond what was sent: at the start, and after a partition."""
+        """Take in the revisions of history after `_sent`: at the start, and after a partition."""
         state = self._client.store.state
         if self._error is None and self._sent < state.head:
             try:
@@ -124,7 +124,7 @@ class MemoryWatch:
             self._sent = written.number
 
     def fail(self, error: StrataError) -> None:
-        """End the watch with an error, after what is on its way."""
+        """End the watch with an error, after the batches in transit."""
         if self._error is None:
             self._error = error
             self._wake.set()

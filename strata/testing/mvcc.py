@@ -1,8 +1,8 @@
-"""etcd's data model without etcd: keys with versions, revisions, history, compaction.
+"""etcd's MVCC data model without etcd: keys with versions, revisions, history, compaction.
 
-Pure: no clock, no tasks. Every write of a transaction carries the same revision; a transaction that
-changes nothing raises none. What is not obvious was tried on etcd 3.5.30 and stands in
-`tests/contract`, which runs on both.
+Pure: no clock, no tasks. All writes of a transaction have the same revision; a transaction that changes nothing makes
+no new revision. Behaviour that is not obvious was checked on etcd 3.5.30, and is tested in `tests/contract`, which
+runs on both.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ FROM_KEY_ON: Final = "\0"
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """What one write changed, in the order of its operations."""
+    """The changes of one write, in the order of its operations."""
 
     number: int
     events: tuple[Event, ...]
 
 
 def covers(key: str, range_end: str | None, candidate: str) -> bool:
-    """Tell whether a range in etcd's notation holds the key `candidate`."""
+    """Return whether a range in etcd's notation contains the key `candidate`."""
     if not range_end:
         return candidate == key
     return candidate >= key and (range_end == FROM_KEY_ON or candidate < range_end)
@@ -77,7 +77,7 @@ def _fulfils(compare: Compare, kv: KeyValue) -> bool:
 
 
 class State:
-    """The keys, their history back to the last compaction, and which key hangs on which lease."""
+    """The keys, their history back to the last compaction, and the keys of each lease."""
 
     def __init__(self) -> None:
         self.head = 1
@@ -93,14 +93,14 @@ class State:
     # -- reading -------------------------------------------------------------------------------
 
     def read(self, request: Range) -> RangeResult:
-        """Return the keys of the range at `request.revision`, or now."""
+        """Return the keys of the range at `request.revision`, or at the newest revision."""
         if not request.key:
             raise InvalidArgument("key is not provided")
         self.check_revision(request.revision)
         return self._range(request)
 
     def check_revision(self, revision: int) -> None:
-        """Refuse a revision that is not there yet, or not any more."""
+        """Raise `InvalidArgument` for a future revision, `Compacted` for a compacted one."""
         if revision > self.head:
             raise InvalidArgument(f"revision {revision} is in the future, {self.head} is the newest")
         if 0 < revision < self.compacted:
@@ -137,11 +137,10 @@ class State:
         return found
 
     def holds(self, compare: Compare) -> bool:
-        """Tell whether a condition is true now.
+        """Return whether a condition is true now.
 
-        Of a range: of every key in it. An empty range counts as one absent key, so `VERSION = 0`
-        holds and `MOD > 5` does not. Nothing is true of the value of an absent key, not even that
-        it differs.
+        For a range, it must be true of every key in it. An empty range counts as one absent key, so `VERSION = 0` holds
+        and `MOD > 5` does not. Every condition on the value of an absent key is false, even that it differs.
         """
         kvs = self._now(compare.key, compare.range_end)
         if kvs:
@@ -149,7 +148,7 @@ class State:
         return compare.target is not Target.VALUE and _fulfils(compare, _tombstone(compare.key, 0))
 
     def history(self, start_revision: int) -> Sequence[Revision]:
-        """Return all writes from a revision on; `Compacted` when it is gone."""
+        """Return all writes from a revision on; `Compacted` if the revision is compacted."""
         if start_revision < self.compacted:
             raise Compacted(f"revision {start_revision} was compacted, {self.compacted} is the oldest left")
         return self._history[self._first(start_revision) :]
@@ -160,10 +159,10 @@ class State:
     # -- writing -------------------------------------------------------------------------------
 
     def apply(self, txn: Txn) -> tuple[TxnResult, Revision | None]:
-        """Execute a transaction that passed `txn_limits.check`; also return what it changed.
+        """Execute a transaction that passed `txn_limits.check`; return its result and its changes.
 
-        Refused before anything is written: a lease that does not exist, a revision to read that is
-        not there. Only the branch that is taken is looked at.
+        A lease that does not exist, or a read of a revision that is not available, is refused before anything is
+        written. Only the branch that is taken is checked.
         """
         succeeded = all(self.holds(compare) for compare in txn.compares)
         operations = txn.success if succeeded else txn.failure
@@ -237,7 +236,7 @@ class State:
         return revision
 
     def drop_lease(self, lease_id: int) -> Revision | None:
-        """End a lease that exists; its keys go in one revision, in key order."""
+        """End an existing lease; its keys are deleted in one revision, in key order."""
         keys = sorted(self.leased[lease_id])
         revision = self.head + 1
         events = [self._delete(self._live[key], revision) for key in keys]
@@ -245,7 +244,7 @@ class State:
         return self._commit(events)
 
     def compact(self, revision: int) -> None:
-        """Forget what was overwritten before `revision`; it stays readable itself."""
+        """Forget the values overwritten before `revision`; `revision` itself stays readable."""
         if revision > self.head:
             raise InvalidArgument(f"revision {revision} is in the future, {self.head} is the newest")
         if revision <= self.compacted:

@@ -1,11 +1,10 @@
-"""What lies between a client and the in-memory store: delay, loss, partition.
+"""`Network`: delay, loss and partition between a client and the in-memory store.
 
-The rules that make faults honest:
-
-- A request takes effect in one instant, at the store, some time after it was sent. Nothing the
-  client does in between (giving up, being cancelled, closing) takes it back. So a write whose
-  caller heard `Unavailable` may be applied later, between two steps of somebody else.
-- An answer that is lost looks to the client like a request that was lost.
+Two rules make the faults realistic:
+- A request takes effect in one instant at the store, some time after it was sent. Nothing the client does in between
+  (giving up, being cancelled, closing) takes it back. So a write whose caller got `Unavailable` may be applied later,
+  between two steps of another client.
+- A client cannot distinguish a lost response from a lost request.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Kind = Literal["read", "execute", "grant", "keep_alive", "revoke", "compact"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of one client; `argument` is the method's only one."""
+    """One call of one client; `argument` is the method's only argument."""
 
     client: str
     kind: Kind
@@ -29,12 +28,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What happens to a call on its way.
+    """The delays and losses of a call in transit.
 
-    The request arrives after `delay_s`, the answer `answer_delay_s` after that; a client gives up
-    after its own limit, and a request that arrives later still takes effect. `lost` "request":
-    nothing happens at the store. "answer": it happens, and nobody hears. Both show as
-    `Unavailable` at the moment when the message would have arrived, like a connection that breaks.
+    The request arrives after `delay_s`, the response `answer_delay_s` after that. A client gives up after its own
+    limit, and a request that arrives later still takes effect. `lost` "request": the call does not take effect.
+    "answer": it takes effect, but the response is lost. Both raise `Unavailable` at the moment when the message would
+    have arrived, like a connection that breaks.
     """
 
     delay_s: float = 0.0
@@ -46,27 +45,27 @@ PROMPT = Fate()
 
 
 class Network(Protocol):
-    """Decides the fate of calls and watches of the clients that it is given to.
+    """Decides the fate of its clients' calls and watches.
 
-    All three are called in the loop's thread and may act on the test's world: write to the store
-    before a call leaves, kill a replica after its write was applied.
+    All three methods are called in the loop's thread, and may act on the test: write to the store before a call leaves,
+    or kill a replica after its write was applied.
     """
 
     def fate(self, call: Call) -> Fate:
-        """Decide about a call, before it leaves."""
+        """Return the fate of a call, before it leaves."""
         ...
 
     def applied(self, call: Call) -> None:
-        """Hear that a call took effect, or was refused by the store; its answer is not out yet."""
+        """Called when a call has taken effect, or was refused by the store, before its response is sent."""
         ...
 
     def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-        """Return how long a batch is on its way; a watch keeps its order all the same."""
+        """Return the delay of a batch in transit; the watch keeps its order in any case."""
         ...
 
 
 class PromptNetwork:
-    """No delay, no loss. A base for tests that override one of the three."""
+    """No delay, no loss. A base class for tests that override one of the methods."""
 
     def fate(self, call: Call) -> Fate:
         return PROMPT

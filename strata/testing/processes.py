@@ -1,13 +1,13 @@
-"""Several programs in one event loop, each of which can be frozen as by SIGSTOP.
+"""`Process`: several programs in one event loop, each of which can be frozen as by SIGSTOP.
 
     replica = Process("r1")
     replica.start(main(), tasks=tasks)
     replica.freeze(); ...; replica.thaw()
 
-Whatever a program starts (tasks, timers, callbacks) belongs to it, because asyncio hands its
-context on. While it is frozen nothing of it runs and the clock goes on; then all that fell due runs
-at once, in order. What lies between programs (links, the store) runs in `BETWEEN` and freezes with
-nobody. Only a `VirtualTimeLoop` honours this.
+All tasks, timers and callbacks that a program starts belong to it, because asyncio passes its context on. While a
+program is frozen none of them runs and the clock continues; after that all that fell due run at once, in order. The
+parts between programs (links, the store) run in the context `BETWEEN`, and never freeze. This works only in a
+`VirtualTimeLoop`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final
 
 BETWEEN: Final = Context()
-"""The context of what belongs to no program: pass it to `call_soon` and `call_at`."""
+"""The context of callbacks that belong to no program: pass it to `call_soon` and `call_at`."""
 
 
 class Process:
-    """One program; `frozen` while it is stopped. `held` counts the callbacks that had to wait."""
+    """One program; `frozen` while it is stopped. `held` counts the callbacks that were delayed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,33 +40,33 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it was started and has not ended, frozen or not."""
+        """Whether the program was started and has not ended, frozen or not."""
         return self.task is not None and not self.task.done()
 
     def freeze(self) -> None:
         """Run nothing of this program until `thaw`."""
         if not self.frozen:
             self.frozen = True
-            self._tell()
+            self._notify()
 
     def thaw(self) -> None:
-        """Go on: what fell due meanwhile runs now, in order."""
+        """Resume: callbacks that fell due meanwhile run now, in order."""
         if self.frozen:
             self.frozen = False
             waiting, self._waiting = self._waiting, []
             asyncio.get_running_loop()._ready.extend(waiting)  # type: ignore[attr-defined]  # a VirtualTimeLoop's
-            self._tell()
+            self._notify()
 
     def hold(self, handle: asyncio.Handle) -> None:
-        """Keep a callback that is due until `thaw`."""
+        """Delay a due callback until `thaw`."""
         self.held += 1
         self._waiting.append(handle)
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` whenever the program is frozen or goes on."""
+        """Call `watcher` whenever the program is frozen or resumes."""
         self._watchers.append(watcher)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for watcher in self._watchers:
             watcher()
 
@@ -75,10 +75,10 @@ _current: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 def current() -> Process | None:
-    """Return the program that the caller is a part of."""
+    """Return the program that the caller is a part of, or None."""
     return _current.get()
 
 
 def process_of(context: Context) -> Process | None:
-    """Return the program that this context belongs to."""
+    """Return the program that this context belongs to, or None."""
     return context.get(_current)

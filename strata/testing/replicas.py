@@ -1,4 +1,4 @@
-"""A whole replica in memory: shipped code, on the in-memory store and links in memory."""
+"""`MemoryReplica`: a whole replica of shipped code, on the in-memory store and in-memory links."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from strata.testing.serving import MemoryServing, memory_dial, memory_probe
 
 
 async def cannot_tell(_address: str) -> Probe:
-    """Probe nothing: every dead leader is waited for."""
+    """Return `UNCLEAR`: without a probe, the loss of a leader is only detected by its lease."""
     return Probe.UNCLEAR
 
 
 class MemoryReplica:
-    """One run of one replica, a `Process` of its own; `kill` ends it as SIGKILL would."""
+    """One run of one replica, in its own `Process`; `kill` ends it as SIGKILL would."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class MemoryReplica:
         config: CoordinatorConfig | None = None,
         serves: Callable[[ReplicaContext], Serving] | None = None,
     ) -> None:
-        """`serves` makes another serving half; nobody is told by a plain connect then that this one lives."""
+        """`serves` makes another serving half; then no plain connect can show that this replica is alive."""
         loop = asyncio.get_running_loop()
         self.name = name
         self.client = client
         self.process = Process(name)
         self.skew_s = 0.0
-        """Added to its clock: a suspend that the loop's clock did not see."""
+        """Added to this replica's clock, to simulate a suspend that the loop's clock did not see."""
         self.serving: MemoryServing | None = None
         self._board = board
         self.replica = Replica(
@@ -66,12 +66,12 @@ class MemoryReplica:
         return self.serving
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Run it, owned by `tasks`."""
+        """Run the replica, owned by `tasks`."""
         self.process.start(self.replica.run(), tasks=tasks)
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """The replica's life."""
+        """The task that runs the replica."""
         return self.process.task
 
     @property
@@ -84,16 +84,16 @@ class MemoryReplica:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, frozen or not."""
+        """Whether the replica runs, frozen or not."""
         return self.process.alive and not self.client.cut_off
 
     @property
     def leads(self) -> bool:
-        """Whether it holds that it may act as the leader now."""
+        """Whether the replica considers itself the leader now."""
         return self.context.election.epoch is not None
 
     def kill(self) -> None:
-        """Vanish at this moment: nothing more is sent, heard or written."""
+        """End at this moment: nothing more is sent, received or written."""
         self.client.partition()
         if self.serving is not None:
             self.serving.vanish()
@@ -102,7 +102,7 @@ class MemoryReplica:
             self.process.task.cancel()
 
     async def crash(self) -> None:
-        """Be killed; return when nothing of it is left."""
+        """Kill the replica; return once its task has ended."""
         self.kill()
         if self.process.task is not None:
             await asyncio.wait([self.process.task])

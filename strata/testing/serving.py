@@ -1,6 +1,6 @@
-"""The serving half of a replica over links in memory: the shipped `Service`, only the links faked.
+"""The serving half of a replica over links in memory: the shipped `Service` on faked links.
 
-A replica takes members at its own name: `board.dial("me", "r1")` is a session with replica r1.
+A replica accepts members at its own name: `board.dial("me", "r1")` opens a session with replica r1.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from strata.testing.links import Switchboard
 
 
 def memory_dial(board: Switchboard, caller: str) -> Dial:
-    """Return what opens links of the replica `caller` to its peers."""
+    """Return the function that opens links from the replica `caller` to its peers."""
     return lambda address: board.dial(caller, peer_door(address))
 
 
 def peer_door(address: str) -> str:
-    """Return where the replica at `address` takes links of peers."""
+    """Return the address at which the replica at `address` accepts links of peers."""
     return f"{address}/peers"
 
 
 def memory_probe(board: Switchboard, caller: str) -> Prober:
-    """Return the plain connect of the replica `caller`, as deposition makes it."""
+    """Return the plain connect of the replica `caller`, as the deposition of a leader uses it."""
 
     async def probe(address: str) -> Probe:
         await asyncio.sleep(board.delay_s)
@@ -39,14 +39,14 @@ def memory_probe(board: Switchboard, caller: str) -> Prober:
 
 
 class MemoryServing:
-    """A `Serving`: sessions at the replica's name, links of peers at `peer_door` of it."""
+    """A `Serving`: it accepts sessions at the replica's name, and links of peers at the name's `peer_door`."""
 
     def __init__(self, board: Switchboard, name: str, service: Service) -> None:
         self._board = board
         self._name = name
         self.service = service
         self._tasks: asyncio.TaskGroup | None = None
-        self._gone = False
+        self._vanished = False
 
     async def start(self) -> str:
         self._board.listen(self._name, self.service.serve_member, self._spawn)
@@ -59,18 +59,18 @@ class MemoryServing:
             try:
                 await self.service.run()
             finally:
-                self._tasks = None  # nothing is begun while this ends
+                self._tasks = None  # no new task starts while this ends
 
     async def stop(self) -> None:
-        if self._gone:
+        if self._vanished:
             return
         self.service.part()
-        await asyncio.sleep(3 * self._board.delay_s)  # what was sent goes out first
+        await asyncio.sleep(3 * self._board.delay_s)  # messages already sent arrive first
         self.vanish()
 
     def vanish(self) -> None:
-        """Be gone, for everybody at once, as a process that was killed."""
-        self._gone = True  # another run may listen under this name from now on
+        """Break all links at once, as a killed process does."""
+        self._vanished = True  # another run may listen under this name from now on
         self._board.hang_up(self._name)
         self._board.hang_up(peer_door(self._name))
 

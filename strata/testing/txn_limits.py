@@ -1,4 +1,4 @@
-"""What etcd refuses about a transaction before it looks at any data."""
+"""The checks that etcd makes on a transaction before it reads any data."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from strata.errors import InvalidArgument, QuotaExceeded
 from strata.testing.mvcc import covers
 
 MAX_REQUEST_BYTES: Final = 1_572_864
-"""etcd's default `--max-request-bytes`. We count keys and values only; etcd's count is a little
-higher (some 10 bytes an operation)."""
+"""etcd's default `--max-request-bytes`. `check` counts keys and values only; etcd's count is a little higher (some 10
+bytes an operation)."""
 
 
 def check(txn: Txn) -> None:
-    """Raise `InvalidArgument` or `QuotaExceeded` if etcd would refuse the transaction as such."""
+    """Raise `InvalidArgument` or `QuotaExceeded` if etcd would refuse the transaction in any state."""
     if max(len(txn.compares), len(txn.success), len(txn.failure)) > MAX_OPS:
         raise InvalidArgument("too many operations in txn request")
     for compare in txn.compares:
@@ -35,7 +35,7 @@ def _check_compare(compare: Compare) -> None:
 
 
 def _check_branch(operations: Sequence[Operation]) -> None:
-    """A key is put at most once, and not deleted as well, in whichever order; deletes may overlap."""
+    """Raise `InvalidArgument` if a key is put twice, or put and deleted, in any order; deletes may overlap."""
     if not all(operation.key for operation in operations):
         raise InvalidArgument("key is not provided")
     deletes = [operation for operation in operations if isinstance(operation, Delete)]

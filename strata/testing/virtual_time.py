@@ -1,18 +1,16 @@
-"""An event loop whose clock jumps: hours of timeouts in milliseconds, the same on every run.
+"""`VirtualTimeLoop`: an event loop with a virtual clock: hours of timeouts in milliseconds, deterministically.
 
     result = virtual_time.run(main(), seed=7)
 
-When nothing is ready the clock moves to the next timer; nobody waits for real. It serves code that
-takes time from its loop or from a clock passed in; `time.monotonic()` stays what it is. There is no
-I/O and there are no threads in it: both are refused.
+When nothing is ready, the clock jumps to the next timer; there is no real waiting. It works for code that takes time
+from its loop or from a clock passed in; `time.monotonic()` is unchanged. The loop refuses I/O and threads.
 
-The seed decides the order of timers that are due at the same moment, for which asyncio promises
-none: every timer is late by less than a microsecond. Callbacks that are ready keep asyncio's order.
-The same seed gives the same run as long as the code under test does not depend on object ids, nor,
-from one process to the next, on the hashes of strings (PYTHONHASHSEED). Sets of tasks, of which
-asyncio is full, keep one order: a task's hash is its number.
+The seed decides the order of timers due at the same moment, for which asyncio promises none: every timer is late by
+less than a microsecond. Ready callbacks keep asyncio's order. The same seed gives the same run if the code under test
+does not depend on object ids, or, from one process to the next, on string hashes (PYTHONHASHSEED). asyncio's sets of
+tasks keep a fixed order, since a task's hash is its number.
 
-A program that is frozen (`strata.testing.processes`) has its callbacks kept until it goes on.
+While a program is frozen (`strata.testing.processes`), its callbacks are held until it resumes.
 """
 
 from __future__ import annotations
@@ -34,10 +32,10 @@ _Ts = TypeVarTuple("_Ts")
 _P = ParamSpec("_P")
 
 EPOCH_S: Final = 1_000.0
-"""What the clock shows at the start. Not 0, which code may take for "never"."""
+"""The time at the start. Not 0, which code may take for "never"."""
 TIE_BREAK_S: Final = 1e-6
 MAX_TURNS: Final = 200_000
-"""So often the loop may turn at one moment: what takes more waits for nothing, again and again."""
+"""The maximum number of loop iterations at one moment; a program that needs more is in a busy loop."""
 
 
 class DeadlockError(RuntimeError):
@@ -45,15 +43,15 @@ class DeadlockError(RuntimeError):
 
 
 class VirtualTimeOverError(RuntimeError):
-    """The program went on beyond the time it was given."""
+    """The program runs beyond its limit of virtual time."""
 
 
 class StandstillError(RuntimeError):
-    """The program is always ready to go on, so that the clock never moves."""
+    """The program always has a ready callback, so that the clock never moves."""
 
 
-class _Gated(asyncio.Handle):
-    """A callback that waits while its program is frozen."""
+class _FreezableHandle(asyncio.Handle):
+    """A callback that is held while its program is frozen."""
 
     __slots__ = ()
 
@@ -65,7 +63,7 @@ class _Gated(asyncio.Handle):
             super()._run()
 
 
-class _GatedTimer(TimerHandle):
+class _FreezableTimer(TimerHandle):
     """The same for a timer."""
 
     __slots__ = ()
@@ -78,17 +76,17 @@ class _GatedTimer(TimerHandle):
             super()._run()
 
     def __lt__(self, other: TimerHandle) -> bool:
-        """As asyncio's, which asks first what `other` is: a quarter of a million times a minute here."""
+        """As asyncio's, but without its type check of `other`: this runs a quarter of a million times a minute."""
         return self._when < other._when  # type: ignore[attr-defined,no-any-return]  # asyncio's own
 
 
 class _DueTimer:
-    """What uvloop hands out for a timer that is due already: a handle that knows no time."""
+    """A handle without a time, as uvloop returns for a timer that is due already."""
 
     __slots__ = ("_timer",)
 
     _source_traceback = None
-    """Which `call_later` of asyncio's loop looks at."""
+    """Read by `call_later` of asyncio's loop."""
 
     def __init__(self, timer: TimerHandle) -> None:
         self._timer = timer
@@ -101,10 +99,10 @@ class _DueTimer:
 
 
 class _NumberedTask(asyncio.Task[Any]):
-    """A task whose hash is its number: sets of tasks have one order in every run."""
+    """A task whose hash is its number, so that sets of tasks have the same order in every run."""
 
     def __init__(self, number: int, coroutine: Coroutine[Any, Any, Any], **options: Any) -> None:
-        self._number = number  # before the task is put into asyncio's own set
+        self._number = number  # set before asyncio puts the task into its own set
         super().__init__(coroutine, **options)
 
     def __hash__(self) -> int:
@@ -119,7 +117,7 @@ class VirtualTimeLoop(BaseEventLoop):
         self._now = EPOCH_S
         self._end = EPOCH_S + limit_s
         self._chance = random.Random(seed)
-        # BaseEventLoop asks this for I/O events whenever it has run what was ready.
+        # BaseEventLoop polls this for I/O events whenever it has run the ready callbacks.
         self._selector = _Jump(self)
         numbers = itertools.count(1)
         self.set_task_factory(
@@ -137,47 +135,47 @@ class VirtualTimeLoop(BaseEventLoop):
         *args: *_Ts,
         context: Context | None = None,
     ) -> TimerHandle:
-        """As asyncio's; the seed orders what is due at the same moment."""
+        """As asyncio's; the seed orders timers due at the same moment."""
         late = self._chance.random() * TIE_BREAK_S
-        timer = _GatedTimer(when + late, callback, args, self, context)
+        timer = _FreezableTimer(when + late, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]  # as BaseEventLoop does
-        timer._scheduled = True  # type: ignore[attr-defined]  # so that a cancelled one is swept up
+        timer._scheduled = True  # type: ignore[attr-defined]  # so that BaseEventLoop removes it when cancelled
         return timer if when > self._now else _DueTimer(timer)  # type: ignore[return-value]  # as uvloop's
 
     def _call_soon(
         self, callback: Callable[..., object], args: tuple[object, ...], context: Context | None
     ) -> asyncio.Handle:
         """As BaseEventLoop's, which `call_soon` and `call_soon_threadsafe` go through."""
-        handle = _Gated(callback, args, self, context)
+        handle = _FreezableHandle(callback, args, self, context)
         self._ready.append(handle)  # type: ignore[attr-defined]  # as BaseEventLoop does
         return handle
 
     def run_in_executor(self, *_args: object, **_options: object) -> NoReturn:
-        """Refuse: a thread would run in real time."""
+        """Raise: a thread would run in real time."""
         raise RuntimeError("no threads in virtual time")
 
     def advance(self) -> None:
         """Move the clock to the next timer."""
         scheduled: list[TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         if not scheduled:
-            raise DeadlockError(f"nothing is ready and no timer is set; {_who_waits(self)}")
+            raise DeadlockError(f"nothing is ready and no timer is set; {_waiting_tasks(self)}")
         self._now = max(self._now, scheduled[0].when())
         if self._now > self._end:
-            raise VirtualTimeOverError(f"still running after its virtual time; {_who_waits(self)}")
+            raise VirtualTimeOverError(f"still running after its virtual time; {_waiting_tasks(self)}")
 
     def suspend(self, for_s: float) -> None:
-        """Let so much time pass at once, as while the host slept: no callback ran, and timers are late by it."""
+        """Advance the clock at once, as if the host had slept: no callback runs, and timers are late by `for_s`."""
         self._now += for_s
 
     def _process_events(self, event_list: object) -> None:
-        """There are none."""
+        """Do nothing: there are no I/O events."""
 
     def _write_to_self(self) -> None:
-        """Called by `call_soon_threadsafe`; there is nobody to wake."""
+        """Do nothing: `call_soon_threadsafe` calls this to wake a selector, and there is none."""
 
 
 class _Jump:
-    """In the place of a selector: instead of waiting so long, it moves the clock."""
+    """Replaces the selector: instead of waiting for the timeout, it moves the clock."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
@@ -189,12 +187,14 @@ class _Jump:
             self._loop.advance()
             self._turns = 0
         elif self._turns > MAX_TURNS:
-            self._turns = 0  # for the clearing up
-            raise StandstillError(f"{MAX_TURNS} turns, and the clock has not moved; {_who_waits(self._loop)}")
+            self._turns = 0  # so that tasks can clean up after the error
+            raise StandstillError(
+                f"{MAX_TURNS} turns, and the clock has not moved; {_waiting_tasks(self._loop)}"
+            )
         return ()
 
 
-def _who_waits(loop: VirtualTimeLoop) -> str:
+def _waiting_tasks(loop: VirtualTimeLoop) -> str:
     lines = []
     for task in asyncio.all_tasks(loop):
         frames = task.get_stack()
@@ -204,11 +204,10 @@ def _who_waits(loop: VirtualTimeLoop) -> str:
 
 
 def run(main: Coroutine[Any, Any, _T], *, seed: int = 0, limit_s: float = 86_400.0) -> _T:
-    """Run `main` to its end in a fresh virtual loop and return its result.
+    """Run `main` to its end in a new virtual loop and return its result.
 
-    Raises `DeadlockError` when it would wait for ever, `StandstillError` when it never waits, and
-    `VirtualTimeOverError` when it is not done after `limit_s` of virtual time; all name every task
-    and where it waits.
+    Raises `DeadlockError` if it would wait for ever, `StandstillError` if it never waits, and `VirtualTimeOverError` if
+    it is not done after `limit_s` of virtual time. Each error lists all tasks and the lines where they wait.
     """
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(seed=seed, limit_s=limit_s)) as runner:
         return runner.run(main)
@@ -217,7 +216,7 @@ def run(main: Coroutine[Any, Any, _T], *, seed: int = 0, limit_s: float = 86_400
 def in_virtual_time(
     *, seed: int = 0, limit_s: float = 86_400.0
 ) -> Callable[[Callable[_P, Coroutine[Any, Any, None]]], Callable[_P, None]]:
-    """Make an `async def` test one that runs in virtual time."""
+    """Decorate an `async def` test to run in virtual time."""
 
     def decorate(test: Callable[_P, Coroutine[Any, Any, None]]) -> Callable[_P, None]:
         @functools.wraps(test)

@@ -1,5 +1,5 @@
-"""A training that survives: `strata.init`, and the loop around `run.steps`.
+"""Fault-tolerant training: `strata.init`, and the training loop around `run.steps`.
 
-This floor stands beside the supervisor: it knows the client library, checkpoints and samplers. It
-imports torch only where the program has: a JAX or a NumPy training needs none.
+This package runs in rank processes, on top of the client library, checkpoints and samplers. It imports torch only if
+the program has imported it: a JAX or a NumPy training needs no torch.
 """

@@ -1,11 +1,12 @@
-"""A run that nobody closed ends with its program: as done, if a loop of `run.steps` was left with its last step complete.
+"""Closes a run when its program exits without `run.close()`.
 
-Otherwise nothing is saved, for the state may be that of half a step, and the program ends with 1.
+The run counts as done if the program has left a loop of `run.steps` with its last step complete. Otherwise nothing is
+saved, since the state may be that of half a step, and the program exits with 1.
 
-Python tells those who are called at exit neither of the exception nor of the status that ends a program. An exception of
-the main thread is noted in `sys.excepthook`; a status is not known. A child by multiprocessing runs no one at exit if it
-was forked, and calls no `sys.excepthook`; its own finalizers are called with what ends it. Nor does Python take an error
-from any of them for one of the program: what is not done is ended from here, with 1.
+Python passes neither the exception nor the exit status of the program to `atexit` callbacks. `sys.excepthook` records
+an exception of the main thread; the status stays unknown. A multiprocessing child calls no `sys.excepthook`, and no
+`atexit` callback if it was forked, but its finalizers run while the exception is in `sys.exc_info()`. An error raised
+in any of these callbacks does not change the exit status, so this module ends the process with 1 itself.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from strata.training.generation_exit import exit_preempted, exit_with, is_intera
 from strata.training.loop.run import Run
 
 EARLY: Final = 100
-"""Before multiprocessing joins the children of a child."""
+"""The finalizer's priority: before multiprocessing joins the children of a child."""
 
 log: Final = logging.getLogger("strata.training")
 
 
 def close_at_exit(run: Run) -> None:
-    """End the run with the program; what is noted for that is taken away when it ends before."""
+    """End the run when the program exits; if the run ends earlier, remove the callbacks."""
     run.at_end(_AtExit(run).forget)
 
 
@@ -49,14 +50,14 @@ class _AtExit:
         atexit.unregister(self._end)
         if self._finalizer is not None:
             self._finalizer.cancel()
-        if sys.excepthook == self._hook:  # each look at a method is another object
+        if sys.excepthook == self._hook:  # `==`: each access to a method makes a new object
             sys.excepthook = self._show
 
     def _hook(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        # anybody may call it with an error that ends nothing
+        # a program may call `sys.excepthook` itself, with an error that does not end it
         if getattr(sys, "last_value", None) is error and not is_interactive():
             self._failed = error
-            if isinstance(error, JobDone):  # nothing is wrong then, if it is this run's job
+            if isinstance(error, JobDone):  # no failure, if it is this run's job that is done
                 self._run.failed(error)
         self._show(kind, error, trace)
         if self._failed is error:
@@ -71,7 +72,7 @@ class _AtExit:
 
     def _end(self) -> None:
         run = self._run
-        if os.getpid() != self._made_in:  # a fork of it, whose end is its own
+        if os.getpid() != self._made_in:  # a forked child, whose end does not end the run
             return
         if self._failed is not None:
             run.abandon(f"{type(self._failed).__name__}: {self._failed}")
@@ -87,18 +88,18 @@ class _AtExit:
             _exit_failed()
 
     def _close(self) -> None:
-        # not patient: it may be that only this rank ends, by sys.exit(1), and the others wait for it
+        # not patient: by sys.exit(1) this rank may end alone, and never meet the others
         try:
             self._run.close(patient=False)
-        except Preempted:  # at exit Python takes no other code
+        except Preempted:  # an exception raised at exit does not set the exit code
             exit_preempted()
-        except BaseException:  # noqa: BLE001  # nor this: the job would be done, and its last step is lost
+        except BaseException:  # noqa: BLE001  # exit code 0 would mark the job done, and lose its last step
             sys.excepthook(*sys.exc_info())
             _exit_failed()
 
 
 def _exit_failed() -> NoReturn:
-    """End this process with 1, and its daemonic children, which multiprocessing would end now."""
+    """Exit with 1, after terminating the daemonic children as multiprocessing would do."""
     for child in multiprocessing.active_children():
         if child.daemon:
             child.terminate()

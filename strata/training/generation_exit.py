@@ -1,12 +1,12 @@
-"""What a process does once its generation has ended: `GenerationExit`.
+"""`GenerationExit`: how a rank's process leaves a generation that has ended.
 
     under strata run        wait: the agent ends this process and starts another
-      --restart=in_process  come back to `TrainingOrchestrator.train`, which begins again in it
-    a standalone process    leave the job, and end with 75: nobody starts it again
-      whose job is done     nothing is left to do: the program ends with 0 (`Run.failed`)
-      whose control plane was restored    end with 75: no newer world is told to it
+      --restart=in_process  return to `TrainingOrchestrator.train`, which begins the next generation in this process
+    a standalone process    leave the job, and exit with 75: nothing restarts this process
+      whose job is done     exit with 0 (`Run.failed`)
+      whose control plane was restored    exit with 75: it receives no newer world
 
-Before a standalone process has handed out a batch it adopts newer worlds instead.
+A standalone process that has not handed out a batch yet adopts newer worlds instead.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from strata.v1.worlds_pb2 import (
 )
 
 GRACE_S: Final = 60.0
-"""How long a rank of an ended generation waits to be ended."""
+"""How long a rank of an ended generation waits for its agent to end it."""
 OVER_S: Final = 10.0
-"""How much longer than `detect_s` the end of a generation may follow what it made fail here."""
+"""How long after `detect_s` the end of a generation may still arrive here, after the error that it caused."""
 LOOK_S: Final = 0.25
-"""How often who waits for a newer world looks whether the job is done instead."""
+"""How often a process that waits for a newer world checks whether the job is done instead."""
 ORPHAN_S: Final = 0.5
-"""How long a rank whose agent has ended has to raise that."""
+"""How long the main thread has to raise the error after its agent has ended."""
 ASK_S: Final = 5.0
-"""How long coordinators have to take note that this member leaves."""
+"""Timeout of the request that records this member's departure."""
 RESTORED: Final = "ended with code 75: the control plane was restored; start the program again, it goes on from the newest checkpoint (%s)"
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
 
@@ -52,47 +52,47 @@ log: Final = logging.getLogger("strata.training")
 
 
 class GenerationExit(Protocol):
-    """What follows the end of a generation."""
+    """How a process reacts to the end of its generation."""
 
     @property
     def armed(self) -> bool:
-        """Whether this process belongs to its generation for good."""
+        """Whether this process is bound to its generation, and can adopt no newer one."""
         ...
 
     @property
     def leaves(self) -> bool:
-        """Whether this process ends itself, with 75, at the end of a generation in which it was to leave."""
+        """Whether this process exits by itself, with 75, at the end of a generation in which it had to leave."""
         ...
 
     def leave_then(self, reason: str) -> None:
-        """Take note of why this process is to leave, at the latest when its generation ends. Any thread."""
+        """Record why this process must leave, at the latest when its generation ends. Any thread."""
         ...
 
     def arm(self) -> None:
-        """From now on this process holds what it cannot leave: a process group, a step under way."""
+        """Bind this process to its generation: from now on it has a process group or a step under way."""
         ...
 
     def over(self, error: StaleGeneration) -> None:
-        """In the trainer's thread, which met `error`; returns when that is to be raised.
+        """Handle the end of the generation in the trainer's thread; return if the caller has to raise `error`.
 
-        `JobDone` when the others have finished the job without this standalone process.
+        `JobDone` if the other members have finished the job without this standalone process.
         """
         ...
 
     def failed(self, error: BaseException) -> None:
-        """In the trainer's thread, which `error` ends; returns when that is this process's own failure.
+        """Handle an `error` that ends the trainer's thread; return if it is this process's own failure.
 
         `JobDone` as above.
         """
         ...
 
     def close(self) -> None:
-        """The training is done; nothing follows any more."""
+        """Stop reacting: the training is done."""
         ...
 
 
 class NeverEnds:
-    """Of a process without any coordinator."""
+    """For a process without coordinators, whose generation never ends."""
 
     armed = True
     leaves = False
@@ -114,27 +114,29 @@ class NeverEnds:
 
 
 def exit_orphaned() -> None:
-    """End this process with 1, after a moment in which its main thread may raise the error instead."""
+    """Exit with 1 after `ORPHAN_S`, in which the main thread may raise the error instead."""
     time.sleep(ORPHAN_S)
     exit_with(1)
 
 
 def end_with_agent(context: RankContext, gone: Callable[[], None] = exit_orphaned) -> Callable[[], None]:
-    """Have `gone` called once the agent has ended, from a thread of its own; return the way out.
+    """Call `gone` in a thread of its own once the agent has ended; return a function that cancels this.
 
-    The main thread may hang in a collective with ranks that nobody restarts.
+    The main thread cannot do it: it may hang in a collective with ranks that nothing restarts.
     """
 
     def ended(error: StrataError) -> None:
         if isinstance(error, StaleIncarnation) and not is_interactive():
             threading.Thread(target=gone, name="strata-orphan", daemon=True).start()
-            log.error("%s", error)  # after that: another thread may be stuck in the log
+            log.error(
+                "%s", error
+            )  # after the thread's start: another thread may hold the log's lock for ever
 
     return context.observe_end(ended)
 
 
 class AgentExit:
-    """An agent ends this process: waiting for it spares the user an error that is none."""
+    """The agent ends this process. Waiting for that spares the user an error message about an ordinary restart."""
 
     armed = True
     leaves = False
@@ -144,7 +146,7 @@ class AgentExit:
         self._forget = end_with_agent(context)
 
     def leave_then(self, reason: str) -> None:
-        pass  # its supervisor was asked as well, or learns of it from the notice
+        pass  # the agent received the signal too, or reads the notice
 
     def arm(self) -> None:
         pass
@@ -161,10 +163,10 @@ class AgentExit:
 
 
 class InProcessExit:
-    """The next generation begins in this process, once its supervisor has told the place in it.
+    """The next generation begins in this process, once its agent has sent the process's place in it.
 
-    Collectives under way are aborted. One of NCCL's may then return as if it had succeeded, so
-    `check` is called before each step of the optimizer.
+    The end of a generation aborts collectives under way. An aborted NCCL collective may return as if it had
+    succeeded, so `check` is called before each step of the optimizer.
     """
 
     armed = True
@@ -182,13 +184,13 @@ class InProcessExit:
         )
 
     def leave_then(self, reason: str) -> None:
-        pass  # as with any supervisor
+        pass  # as in `AgentExit`
 
     def arm(self) -> None:
         pass
 
     def over(self, error: StaleGeneration) -> None:
-        pass  # raised, and met by `TrainingOrchestrator.train`
+        pass  # the caller raises it, and `TrainingOrchestrator.train` catches it
 
     def failed(self, error: BaseException) -> None:
         pass  # as above
@@ -203,14 +205,14 @@ class InProcessExit:
             raise StaleGeneration(f"generation {self._generation} has ended: this step is not to be taken")
 
     def wait_over(self, timeout_s: float) -> bool:
-        """Return whether the generation has ended, or does within `timeout_s`."""
+        """Return whether the generation has ended, or ends within `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._newer, timeout_s)
 
     def wait_place(self) -> RankPlace:
         """Return this rank's place in a newer generation, however long the job waits for members.
 
-        The supervisor ends this process when there will be none.
+        If there will be no place for this rank, the agent ends this process.
         """
         with self._changed:
             while self._place is None:
@@ -231,21 +233,22 @@ class InProcessExit:
         with self._changed:
             first, self._newer = not self._newer, True
             self._changed.notify_all()
-        if first:  # in a thread of its own: an abort may wait, and this is the session's
+        if first:  # in a thread of its own: an abort may block, and this is the session's thread
             threading.Thread(target=abort_group, name="strata-abort", daemon=True).start()
 
 
 class StandaloneExit:
-    """This process leaves the job and ends with 75, once a newer world is there and it is armed: nobody starts it again.
+    """An armed standalone process leaves the job and exits with 75 once a newer world is there; nothing restarts it.
 
-    Its main thread may hang in a collective whose peer has gone, and nothing ends that from inside: gloo's abort does not
-    reach a frozen peer. So another thread ends it. In an interactive session, a notebook say, the error is raised only.
+    Another thread ends it: the main thread may hang in a collective with a lost peer, and nothing inside the process
+    ends that (gloo's abort does not reach a frozen peer). In an interactive session, such as a notebook, the error is
+    only raised.
     """
 
     def __init__(
         self, context: RankContext, *, detect_s: float, gone: Callable[[], None] | None = None
     ) -> None:
-        """`detect_s` is how soon a death is known; `gone` ends the process, and does not come back."""
+        """`detect_s` is the time to detect a death; `gone` ends the process and does not return."""
         self._context = context
         self._detect_s = detect_s
         self._gone = gone if gone is not None else exit_preempted
@@ -278,7 +281,7 @@ class StandaloneExit:
             self._wait_over(GRACE_S)
 
     def failed(self, error: BaseException) -> None:
-        """Wait whether a peer's death was why: then a newer world is on its way; or its end: the job is done."""
+        """Wait whether the loss of a peer caused `error`: then a newer world arrives, or the job is done."""
         if self._closed or not isinstance(error, Exception):
             return
         if isinstance(error, JobDone):
@@ -292,7 +295,7 @@ class StandaloneExit:
         self._wait_over(self._detect_s + OVER_S)
 
     def _wait_over(self, limit_s: float) -> None:
-        """Return if no newer world comes within `limit_s`, or in an interactive session; `JobDone` when the job is done."""
+        """Return if no newer world comes within `limit_s`, or in an interactive session; `JobDone` if the job is done."""
         for _ in range(math.ceil(limit_s / LOOK_S)):
             if self._over.wait(LOOK_S):
                 if not is_interactive():
@@ -303,7 +306,7 @@ class StandaloneExit:
             self._refuse_done()
 
     def _refuse_done(self) -> None:
-        """Raise `JobDone` if the job was done in a world after this member's, or while it was taken for lost."""
+        """Raise `JobDone` if the job was done in a world after this member's, or while this member counted as lost."""
         with self._lock:
             update = self._update
         newer = update is not None and update.world.generation > self._context.generation
@@ -314,7 +317,7 @@ class StandaloneExit:
         except JobDone:
             raise
         except StrataError:
-            pass  # something else has ended; that is told by whoever met it
+            pass  # the session or the generation has ended; the call that raises this reports it
 
     def close(self) -> None:
         with self._lock:
@@ -336,7 +339,7 @@ class StandaloneExit:
                 return
             self._over.set()
         if not is_interactive():
-            # not in the session's thread: to leave is to wait for it
+            # not in the session's thread: leaving waits for that thread
             threading.Thread(target=self._end, args=(update,), name="strata-over", daemon=True).start()
 
     def _end(self, update: WorldUpdate) -> None:
@@ -344,7 +347,7 @@ class StandaloneExit:
         self._gone()
 
     def _on_end(self, error: StrataError) -> None:
-        """End this process with its generation if the session ended because the control plane was restored, armed or not."""
+        """End this process, armed or not, if its session ended because the control plane was restored."""
         with self._lock:
             if not isinstance(error, ClusterRestored) or self._closed or self._over.is_set():
                 return
@@ -357,20 +360,20 @@ class StandaloneExit:
         log.error(RESTORED, error.message)
         self._gone()
 
-    def _asked(self, update: WorldUpdate) -> str:
-        """Return why a notice that still holds has this member leave, "" when none does."""
+    def _notice_reason(self, update: WorldUpdate) -> str:
+        """Return the reason of a notice in effect that makes this member leave, or ""."""
         notice = update.notice
         named = notice.action == STOP_ACTION_DRAIN and self._context.worker_id in notice.worker_ids
         return notice.reason if named or notice.action == STOP_ACTION_PREEMPT else ""
 
     def _leave(self, update: WorldUpdate) -> None:
-        """Leave for good; where the newer world has a place for this member, as one that was asked to."""
-        why = self._leaves_because or self._asked(update)
+        """Leave the job for good; if the newer world has a place for this member, drain the member first."""
+        why = self._leaves_because or self._notice_reason(update)
         if not why:
             why = f"generation {update.world.generation} began: {update.world.reason}"
             log.error("ended with code 75, for %s; start it under `strata run` to have it restarted", why)
         log.warning("leaving: %s", why)
-        with contextlib.suppress(StrataError):  # then it counts as one that was lost
+        with contextlib.suppress(StrataError):  # then this member counts as lost
             if update.HasField("place"):
                 request = StopJobRequest(
                     job=self._context.job,
@@ -383,15 +386,15 @@ class StandaloneExit:
 
 
 def is_interactive() -> bool:
-    """Tell whether somebody types into this process: an interpreter's prompt, IPython, or a notebook."""
+    """Return whether this process is interactive: an interpreter's prompt, IPython, or a notebook."""
     return hasattr(sys, "ps1") or hasattr(builtins, "__IPYTHON__")
 
 
 @contextlib.contextmanager
 def nothing_to_do_where_done(*, standalone: bool = True) -> Iterator[None]:
-    """End the program with 0, and a warning, where the job was done without it, as `strata run` does.
+    """Exit with 0 and a warning if the block finds the job done without this process, as `strata run` does.
 
-    Only of a `standalone` process: a rank's agent says it.
+    Only for a `standalone` process: otherwise the rank's agent reports it.
     """
     try:
         yield
@@ -404,10 +407,10 @@ def nothing_to_do_where_done(*, standalone: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def told_where_refused(*, standalone: bool = True) -> Iterator[None]:
-    """End the program with 4, and one sentence, where its job does not take it, as `strata run` does.
+    """Exit with 4 and one sentence if the job refuses this process, as `strata run` does.
 
-    A job that another run finished does not. End it with 75 if the control plane was restored before the job had a place for it.
-    Only of a `standalone` process: a rank is let in by its agent.
+    A job that another run finished refuses it, for example. Exit with 75 if the control plane was restored before the
+    job had a place for this process. Only for a `standalone` process: a rank is admitted by its agent.
     """
     try:
         yield
@@ -417,19 +420,19 @@ def told_where_refused(*, standalone: bool = True) -> Iterator[None]:
         log.error(RESTORED, error.message)  # noqa: TRY400  # as below
         raise SystemExit(PREEMPTED) from error
     except Refused as error:
-        if not standalone or type(error) is not Refused:  # a narrower one tells a program what to do
+        if not standalone or type(error) is not Refused:  # a subclass is for the program to handle
             raise
-        log.error("%s", error)  # noqa: TRY400  # it says what to do: no traceback
+        log.error("%s", error)  # noqa: TRY400  # the message says what to do: no traceback
         raise SystemExit(REFUSED) from error
 
 
 def exit_preempted() -> None:
-    """End this process with 75, whatever its main thread does: it may hang in a collective."""
+    """Exit with 75, even if the main thread hangs in a collective."""
     exit_with(PREEMPTED)
 
 
 def exit_with(code: int) -> NoReturn:
-    """End this process at once, with what it has written; nothing else that is to be done at its end is."""
+    """Flush stdout and stderr, then end this process at once, without exit handlers."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

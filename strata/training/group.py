@@ -1,8 +1,8 @@
-"""The process group of torch, initialised where the program has torch and has not done it.
+"""Torch's process group: initialised if the program has imported torch and has no group yet.
 
-Under `strata run` and torchrun the environment says where the ranks meet (`env://`). A standalone process
-has nothing there: rank 0 opens a store on a free port, and its address rides in the payload of a
-barrier. Each generation has a fresh store, since a used one holds stale keys.
+Under `strata run` and torchrun the environment gives the rendezvous address (`env://`). For standalone processes,
+rank 0 opens a TCPStore on a free port, and sends its address to the other ranks in the payload of a barrier. Each
+generation has a new store, since a used one holds stale keys.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from strata.transport import name_lookup
 MEETING: Final = "strata.group"
 MEETING_S: Final = 300.0
 JOIN: Final = "join"
-MEETINGS: Final = 4
-"""So often ranks come to the meeting again: one whose storage refuses at its start waits for `save_grace_s`."""
 """The phase of a rank that waits for the others."""
+MEETINGS: Final = 4
+"""How many times a rank enters the barrier: a rank whose storage refuses at its start may wait up to `save_grace_s`."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -33,8 +33,8 @@ log: Final = logging.getLogger("strata.training")
 def ensure_group(context: RankContext, *, arm: Callable[[], None]) -> bool:
     """Initialise torch's process group unless there is one, or torch is not imported.
 
-    Returns whether it did, so that the caller ends what it began. `arm` is called once this process
-    is bound to its generation, which is when it begins to meet the others in a store.
+    Returns whether it did: then the caller must end the group. `arm` is called before this process meets the others
+    in a store, which binds the process to its generation.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available():
@@ -59,14 +59,14 @@ def ensure_group(context: RankContext, *, arm: Callable[[], None]) -> bool:
 
 
 def end_group() -> None:
-    """Take down the process group, if there is one."""
+    """Destroy the process group, if there is one."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def abort_group() -> None:
-    """Abort the collectives that are under way, where the backend can: whoever waits in one comes back."""
+    """Abort the collectives under way, if the backend supports it, so that threads waiting in them return."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return
@@ -77,7 +77,7 @@ def abort_group() -> None:
 
 
 def _store(torch: Any, context: RankContext) -> Any:
-    """Return the store that all ranks of this generation share."""
+    """Return the torch store that all ranks of this generation share."""
     if context.world_size == 1:
         return torch.distributed.HashStore()
     limit = timedelta(seconds=MEETING_S)
@@ -89,11 +89,11 @@ def _store(torch: Any, context: RankContext) -> Any:
             address, 0, context.world_size, is_master=True, wait_for_workers=False, timeout=limit
         )
         offer = json.dumps([address, store.port]).encode()
-    told = meet(context, offer).get(0)
-    if told is None:
+    answer = meet(context, offer).get(0)
+    if answer is None:
         raise Unavailable("rank 0 did not say where the ranks meet")
     if store is None:
-        address, port = json.loads(told)
+        address, port = json.loads(answer)
         store = torch.distributed.TCPStore(
             address, port, context.world_size, is_master=False, wait_for_workers=False, timeout=limit
         )
@@ -101,7 +101,7 @@ def _store(torch: Any, context: RankContext) -> Any:
 
 
 def meet(context: RankContext, offer: bytes) -> dict[int, bytes]:
-    """Return what ranks brought to the meeting; a rank that is late is waited for, one that is lost breaks it."""
+    """Return the payloads of all ranks at the meeting barrier; waits for late ranks, raises if a rank is lost."""
     for meeting in range(1, MEETINGS + 1):
         try:
             return context.barrier(MEETING, offer, timeout_s=MEETING_S)
@@ -113,7 +113,7 @@ def meet(context: RankContext, offer: bytes) -> dict[int, bytes]:
 
 
 def _own_address() -> str:
-    """Return an address of this host that others reach: the one its route out has."""
+    """Return the address of this host on its route to the coordinators, which other hosts can reach."""
     endpoint = os.environ.get("STRATA_ENDPOINTS", "").split(",")[0]
     host = endpoint.rpartition("://")[2].rpartition(":")[0].strip("[]")
     try:

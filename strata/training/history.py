@@ -1,4 +1,4 @@
-"""What the job's past says: how often it fails, and when this generation began."""
+"""The job's history for goodput and save cadence: how often the job fails, and when this generation began."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Past:
 
 
 def past_of(context: RankContext, *, now_unix_s: float) -> Past:
-    """Return what the coordinators know; without an answer, that nothing has failed."""
+    """Return the history that the coordinators have; without an answer, assume that nothing has failed."""
     try:
         answer = whole(
             lambda page: context.call(page, timeout_s=ASK_S), ListGenerationsRequest(job=context.job)
@@ -43,7 +43,7 @@ def past_of(context: RankContext, *, now_unix_s: float) -> Past:
         began_unix_s=began_s.get(context.generation, now_unix_s),
         uncommitted_unix_s=min(since_s, default=now_unix_s),
         failure_s=time_between_failures(
-            # those that began because the job grew, was paused or preempted tell of no failure
+            # a generation that began because the job grew, was paused or was preempted is not a failure
             failures=sum(g.failure for g in answer.generations),
             began_s=min(began_s.values(), default=now_unix_s),
             now_s=now_unix_s,

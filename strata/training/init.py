@@ -1,4 +1,4 @@
-"""`strata.init()`: the three lines that make an ordinary script survive."""
+"""`strata.init()`: makes an ordinary training script fault-tolerant."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def init(
 ) -> Run:
     """Join the world, initialise torch's process group if there is none, restore, and return the run.
 
-    `TrainingOrchestrator` says what each argument means, and its `init` those about the objects.
+    `TrainingOrchestrator` documents the arguments on the job and its saves, `TrainingOrchestrator.init` all others.
     """
     refuse_in_process()
     orchestrator = TrainingOrchestrator(

@@ -1,4 +1,4 @@
-"""`TrainingOrchestrator`: from a process to a run, in each generation that it is part of.
+"""`TrainingOrchestrator`: turns a process into a `Run`, in each generation that the process is part of.
 
     join the world → initialise the process group → restore → Run
 
@@ -62,16 +62,16 @@ log: Final = logging.getLogger("strata.training")
 class TrainingOrchestrator:
     """One process of a training, over the coordinators at `endpoints`.
 
-    Under `strata run` there is nothing to say: this process is the rank of the environment. With
-    `endpoints`, STRATA_ENDPOINTS or those of strata.toml, it is a standalone process with one rank, and `job` is created
-    with `min_workers` and `max_workers` if it is new. With neither it trains alone.
+    Under `strata run` no argument is needed: the environment names this process's rank. With `endpoints`,
+    STRATA_ENDPOINTS or endpoints in strata.toml, this is a standalone process with one rank. A new `job` is then
+    created with `min_workers` and `max_workers`. Without endpoints and without `strata run`, the process trains alone.
 
-    The checkpoints lie in `storage_path`, a folder that all hosts share or `s3://bucket/prefix`; `keep_count`
-    of them stay. Of `full_every` saves one is whole, and the others are Incrementals (1: all are whole).
-    What is given here wins over STRATA_TRAIN_* and the table [train] of strata.toml. Each of
-    `preempt_signals`, and `strata jobs preempt`, makes all ranks stop after the same step, save it
-    within `preempt_grace_s`, and leave with `strata.Preempted`, whose exit code is 75. With
-    `preempt="member"` a signal makes this member alone leave then, and the others go on without it.
+    Checkpoints are saved under `storage_path`: a folder that all hosts share, or `s3://bucket/prefix`. The newest
+    `keep_count` are kept. One in `full_every` saves is a full checkpoint, the others are incremental (1: all are full).
+    Arguments win over STRATA_TRAIN_*, which wins over the table [train] of strata.toml. Each of `preempt_signals`, and
+    `strata jobs preempt`, makes all ranks stop after the same step, save it within `preempt_grace_s`, and leave with
+    `strata.Preempted`, whose exit code is 75. With `preempt="member"` a signal makes only this member leave after that
+    step; the other members continue.
     """
 
     def __init__(
@@ -134,25 +134,23 @@ class TrainingOrchestrator:
     ) -> Run:
         """Join the world, initialise torch's process group if there is none, restore, return the run.
 
-        `model`, `optim` and `sched` (or lists of them) are saved and restored, as is what `state`
-        holds under names of its own. `data` is the loader for `run.steps`; its samples are ordered by
-        `seed`. A step has `global_batch` samples (by default those that it has in the first world),
-        whichever world trains. Where the ranks cannot have as many each, shares differ by one, and
-        `run.weight` has each sample count alike; without `uneven` such a world is refused.
+        `model`, `optim` and `sched` (or lists of them) are saved and restored, and so are the entries of `state`.
+        `data` is the loader for `run.steps`; `seed` determines the order of its samples. A step has `global_batch`
+        samples in every world (default: the samples of a step in the first world). If the ranks cannot have equal
+        shares, the shares differ by one sample, and `run.weight` gives each sample the same weight; without `uneven`
+        such a world is refused.
 
-        At each save the ranks compare what they hold: a tensor that is equal on all of them is saved once,
-        each rank its share; any other each rank saves for itself. What stands under the paths in `replicated`
-        ("model", "optim.state"; True: everything) must be equal, else the save fails. With False nothing is
-        compared, and each rank saves all it has.
+        At each save the ranks compare their tensors. A tensor that is equal on all ranks is saved once, each rank
+        writing its share; every other tensor is saved by each rank. Tensors under the paths in `replicated`
+        ("model", "optim.state"; True: everything) must be equal, or the save fails. With False nothing is
+        compared, and each rank saves all its tensors.
 
-        `total_steps` is the step that the training ends with, if that is known: it is shown how far it is, and how
-        long the rest takes.
+        `total_steps` is the last step of the training, if known: progress and the remaining time are shown with it.
 
-        A standalone process whose job was done before ends its program here, with exit code 0, or with 4 where
-        that was another run's (STRATA_RUN_ID, SLURM_JOB_ID). With 0 does one
-        whose job the others finish while it trains, where `JobDone` would end the program. `ConfigError`
-        when several processes train together without a coordinator; else what `strata.connect` and
-        `CheckpointManager.restore` raise.
+        If the job of a standalone process is done already, the program exits here with code 0, or with 4 if another
+        run (STRATA_RUN_ID, SLURM_JOB_ID) finished it. If other members finish the job while this process trains, the
+        program exits with 0 too, instead of ending with `JobDone`. `ConfigError` if several processes train together
+        without a coordinator. Otherwise raises as `strata.connect` and `CheckpointManager.restore` do.
         """
         saved = state_of(model=model, optim=optim, sched=sched, extra=state)
         ledger = Ledger(since_s=self._clock.monotonic_s())
@@ -161,7 +159,7 @@ class TrainingOrchestrator:
             context = self._context = self._join()
         ending = self._ending = self._ending_of(context)
 
-        def begun() -> Run:
+        def make_run() -> Run:
             return self._begin(
                 context,
                 ending,
@@ -174,21 +172,23 @@ class TrainingOrchestrator:
             )
 
         with nothing_to_do_where_done(standalone=context.is_standalone):
-            run = self._run = self._begun(begun, context, ending)
+            run = self._run = self._begin_or_raise(make_run, context, ending)
         close_at_exit(run)
         return run
 
-    def _begun(self, begun: Callable[[], Run], context: RankContext, ending: GenerationExit) -> Run:
-        """Return the run; what fails instead is raised when nothing else follows from it."""
+    def _begin_or_raise(
+        self, make_run: Callable[[], Run], context: RankContext, ending: GenerationExit
+    ) -> Run:
+        """Return the run; raise its error unless the end of the generation ends or restarts the process first."""
         try:
-            return begun()
+            return make_run()
         except StaleGeneration as error:
             ending.over(error)
             raise
         except BaseException as error:
-            if isinstance(error, BarrierBroken | ClusterRestored):  # a newer world is on its way
+            if isinstance(error, BarrierBroken | ClusterRestored):  # a newer world will follow
                 ending.failed(error)
-            if not self._in_process:  # there, whether it is a failure is not known yet
+            if not self._in_process:  # in process, `_goes_on` decides later whether this is a failure
                 code = _code_of(error, context)
                 context.close(code=code, reason=f"{type(error).__name__}: {error}")
             raise
@@ -238,7 +238,7 @@ class TrainingOrchestrator:
         )
 
         def adopting(act: Callable[[], T]) -> T:
-            """Return what `act` does in the newest world that this process may still become part of."""
+            """Return the result of `act` in the newest world; rejoin newer ones while the process is not armed."""
             while True:
                 try:
                     return act()
@@ -260,7 +260,7 @@ class TrainingOrchestrator:
             replicated=replicated,
         )
         checkpoints = adopting(lambda: patiently(opened))
-        begun = partial(
+        restore_generation = partial(
             begin,
             context,
             checkpoints,
@@ -292,7 +292,7 @@ class TrainingOrchestrator:
             context,
             checkpoints=checkpoints,
             state=state,
-            beginning=lambda: adopting(begun),
+            beginning=lambda: adopting(restore_generation),
             hooked=hooked,
             ending=ending,
             clock=self._clock,
@@ -306,16 +306,16 @@ class TrainingOrchestrator:
     # -- one generation after another, in this process
 
     def train(self, main: Callable[[TrainingOrchestrator], T]) -> T:
-        """Return what `main(self)` does; under `strata run --restart=in_process`, call it in each generation.
+        """Return the result of `main(self)`; under `strata run --restart=in_process`, call it in each generation.
 
-        `main` makes its model, calls `init` with it, and trains. When the generation ends, whatever
-        that raises in `main` is met here, and the next one begins in the same process, which keeps
-        its imports and what lies outside of `main`. For backends whose collectives can be aborted
-        (NCCL); where one hangs, the supervisor replaces the process after `--restart-grace-s`.
+        `main` makes its model, calls `init` with it, and trains. When the generation ends, this method catches the
+        error that `main` raises, and the next generation begins in the same process. The process keeps its imports
+        and all objects outside of `main`. For backends whose collectives can be aborted (NCCL): if a collective hangs,
+        the agent replaces the process after `--restart-grace-s`.
         """
         self._in_process = os.environ.get("STRATA_RESTART") == "in_process"
         if self._in_process:
-            os.environ["STRATA_IN_PROCESS"] = "1"  # `strata.connect` tells the supervisor
+            os.environ["STRATA_IN_PROCESS"] = "1"  # `strata.connect` reports it to the agent
         while True:
             try:
                 done = main(self)
@@ -328,7 +328,7 @@ class TrainingOrchestrator:
                 return done
 
     def _goes_on(self, error: Exception) -> bool:
-        """Take the place in the next generation if `error` came of the end of this one."""
+        """Enter the next generation if the end of this one caused `error`; return whether it did."""
         ending, context = self._ending, self._context
         if not isinstance(ending, InProcessExit) or context is None:
             return False
@@ -339,12 +339,12 @@ class TrainingOrchestrator:
             self._abandon(f"{type(error).__name__}: {error}", code=1)
             return False
         log.warning("generation %d has ended (%s); waiting for the next", context.generation, error)
-        # its frames hold the model, the process group and the loaders of the generation that ended
+        # the frames of `error` hold the model, the process group and the loaders of the generation that ended
         error.__traceback__ = error.__context__ = error.__cause__ = None
         place = ending.wait_place()
         ending.close()
         if self._run is not None:
-            self._run.saves.cancel()  # or the way to the next generation waits for it
+            self._run.saves.cancel()  # or the next generation would wait for a save that cannot be committed
         self._abandon("restarts in its process", code=0)
         end_group()
         gc.collect()
@@ -360,10 +360,10 @@ class TrainingOrchestrator:
 
 
 def _code_of(error: BaseException, context: RankContext) -> int:
-    """Return what is told of a rank that `error` kept from beginning; its program may end with another code.
+    """Return the exit code to report for a rank that failed to start with `error`; its program may exit with another.
 
-    A setting, a right or a storage that is wrong counts as lasting only until the job has a checkpoint: it was right once, and
-    may be again. A state that does not fit the checkpoint never will.
+    A wrong setting, permission or storage counts as lasting only until the job has a checkpoint: then it was right
+    once, and may be right again. A state that does not fit the checkpoint never will.
     """
     if isinstance(error, Preempted):
         return PREEMPTED
@@ -374,7 +374,7 @@ def _code_of(error: BaseException, context: RankContext) -> int:
 
 
 def refuse_in_process() -> None:
-    """Raise `Refused` where `strata.init` alone could not begin the next generation."""
+    """Raise `Refused` inside `TrainingOrchestrator.train`: `strata.init` could not begin the next generation there."""
     if os.environ.get("STRATA_IN_PROCESS") == "1":
         raise Refused(
             "strata.init() was called inside of TrainingOrchestrator.train()",

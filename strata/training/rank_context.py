@@ -1,7 +1,6 @@
-"""The other ranks of a training, as one of them sees them: `RankContext`.
+"""`RankContext`: one rank's access to its world, the other ranks and the coordinators.
 
-Two implementations: `RankClient`, over its session, and `Alone`, for a process that trains without
-any coordinator.
+Two implementations: `RankClient`, over its session, and `Alone`, for a process that trains without coordinators.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ class RankContext(Protocol):
 
     @property
     def is_standalone(self) -> bool:
-        """Whether this is a standalone process: nobody starts it again, or says how it ended."""
+        """Whether this is a standalone process: no agent restarts it or reports how it ended."""
         ...
 
     @property
     def detect_s(self) -> float:
-        """Within how many seconds a frozen process is noticed; 0 where nobody looks."""
+        """The seconds within which a frozen process is detected; 0 if nothing watches for one."""
         ...
 
     def barrier(
@@ -52,7 +51,7 @@ class RankContext(Protocol):
         ranks: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> dict[int, bytes]:
-        """Return once every rank is here, with what each brought."""
+        """Return every rank's payload once all ranks have arrived."""
         ...
 
     def progress(
@@ -64,33 +63,36 @@ class RankContext(Protocol):
         data_wait_s: float | None = None,
         training: Callable[[], TrainingReport] | None = None,
     ) -> None:
-        """Say how far this rank is; raises once its generation or session has ended.
+        """Report this rank's progress; raises once its generation or session has ended.
 
-        `own_s` is how long its own part of the last step took, `data_wait_s` how much of that was for data,
-        `training` returns how the training goes as a whole, if that is sent: in another thread.
+        `own_s` is this rank's own time in the last step, compute time and data wait; `data_wait_s` is the data wait
+        alone. If the report is sent, `training` is called in another thread, and returns the report on the training
+        as a whole.
         """
         ...
 
     def heed_notices(self) -> None:
-        """Say, from the next progress on, that this rank stops by itself when its world is asked to."""
+        """Declare, from the next progress report on, that this rank stops by itself when its world must stop."""
         ...
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
-        """Hand every update of the world to `callback`, in a background thread; return the way out."""
+        """Call `callback` with every update of the world, in a background thread; return a function that ends this."""
         ...
 
     def observe_place(self, callback: Callable[[RankPlace], None]) -> Callable[[], None]:
-        """Hand a place in a newer generation to `callback`, in a background thread; return the way out."""
+        """Call `callback` with this rank's place in a newer generation, in a background thread; return a function that
+        ends this.
+        """
         ...
 
     def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
-        """Hand the error that ends this rank's session with its agent to `callback`, in a background thread; return the
-        way out.
+        """Call `callback` with the error that ends the session with this rank's agent, in a background thread; return a
+        function that ends this.
         """
         ...
 
     def call(self, request: Message, *, timeout_s: float = ...) -> Any:
-        """Return the coordinators' response to one of the requests that a session carries."""
+        """Send one of the requests that a session carries; return the coordinators' response."""
         ...
 
     def check(self) -> None:
@@ -98,12 +100,12 @@ class RankContext(Protocol):
         ...
 
     def close(self, *, code: int = 0, reason: str = "") -> None:
-        """Leave; with a code other than 0 this rank has failed."""
+        """Leave; a code other than 0 reports that this rank has failed."""
         ...
 
 
 class Alone:
-    """The only rank of a training that no coordinator knows."""
+    """The only rank of a training without coordinators."""
 
     job = "default"
     worker_id = "alone"
@@ -114,7 +116,7 @@ class Alone:
     detect_s = 0.0
 
     def __init__(self, *, world_size: int) -> None:
-        """Refuse to be one of several: they could not agree on anything."""
+        """`ConfigError` if `world_size` is above 1: several ranks cannot agree on anything without coordinators."""
         if world_size > 1:
             raise ConfigError(
                 f"{world_size} processes train together, and no coordinator is known to them",
@@ -140,16 +142,16 @@ class Alone:
         data_wait_s: float | None = None,
         training: Callable[[], TrainingReport] | None = None,
     ) -> None:
-        pass  # nobody listens
+        pass  # there is nobody to report to
 
     def heed_notices(self) -> None:
-        pass  # nobody needs to know
+        pass  # there is no agent or coordinator to report it to
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
-        return lambda: None  # it never changes
+        return lambda: None  # the world never changes
 
     def observe_place(self, callback: Callable[[RankPlace], None]) -> Callable[[], None]:
-        return lambda: None  # there is no other
+        return lambda: None  # there is no other generation
 
     def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
         return lambda: None  # there is no agent
@@ -158,7 +160,7 @@ class Alone:
         raise Refused("this process trains alone: there are no coordinators to ask")
 
     def check(self) -> None:
-        pass  # it never ends
+        pass  # the generation never ends
 
     def close(self, *, code: int = 0, reason: str = "") -> None:
-        pass  # nobody to tell
+        pass  # there is nobody to report to

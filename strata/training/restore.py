@@ -1,4 +1,4 @@
-"""Where a generation begins for one rank: the state restored, and all that follows from it."""
+"""Starts one rank's part in a generation: restores its state, and makes the objects that depend on it."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from strata.training.start_retry import at_once
 
 RESTORE: Final = "restore"
 BEGIN: Final = "begin"
-"""The phase of a rank that waits for the others before the first step: one may wait for its storage meanwhile, so it
-has a limit of its own, and not that of `join`."""
+"""The phase of a rank that waits for the others before the first step. Another rank may wait for its storage meanwhile,
+so this phase has a time limit of its own, not that of `join`."""
 
 log: Final = logging.getLogger("strata.training")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRestore:
-    """One rank's place to begin at in one generation."""
+    """One rank's starting point in one generation."""
 
     position: Position
     saves: Saves
@@ -53,9 +53,9 @@ class GenerationRestore:
     cursors: CursorBook
     buckets: Buckets
     restored: bool
-    """Whether the state is one that was saved."""
+    """Whether the state comes from a checkpoint."""
     owns_group: bool
-    """Whether torch's process group was initialised here, and is to be ended here."""
+    """Whether this module initialised torch's process group, so that the run must end it."""
 
 
 def begin(
@@ -71,11 +71,11 @@ def begin(
     agree: Callable[[RankSettings], RankSettings] = lambda mine: mine,
     patiently: Callable[[Callable[[], Any]], Any] = at_once,
 ) -> GenerationRestore:
-    """Restore `state` to where the world of `peers` begins, and return what follows from it.
+    """Restore `state` to the starting point of the world of `context`, and return this rank's starting point.
 
-    Torch's process group is initialised before. `arm` is called when this process is bound to its
-    generation by that. `agree` returns what holds for all ranks, once they are as far as this one. `patiently`
-    calls what reads of the storage, and may do so again.
+    Initialises torch's process group first, and calls `arm` if that binds this process to its generation. `agree`
+    waits for all ranks, and returns the settings that hold for all of them. `patiently` calls the functions that read
+    the storage, and may call them again.
     """
     context.check()
     owns_group = ensure_group(context, arm=arm)
@@ -91,7 +91,7 @@ def begin(
     position = Position() if restored is None else position_of(own)
     ledger.enter(START, clock.monotonic_s())
     past = Past(began_unix_s=clock.unix_s(), uncommitted_unix_s=clock.unix_s())
-    if context.rank == 0:  # it speaks for all
+    if context.rank == 0:  # rank 0 keeps the account for all ranks
         if not isinstance(context, Alone):
             past = past_of(context, now_unix_s=clock.unix_s())
         ledger.go_on(
@@ -118,11 +118,11 @@ def begin(
         every_steps=config.save_every_steps, every_s=config.save_every_s, full_every=config.full_every
     )
     context.progress(position.step, BEGIN)
-    wanted = agree(RankSettings(rule=rule, sampling=sampling))
+    settings = agree(RankSettings(rule=rule, sampling=sampling))
     saves = Saves(
         context,
         checkpoints,
-        rule=wanted.rule,
+        rule=settings.rule,
         wait_s=config.save_wait_s,
         clock=clock,
         ledger=ledger,
@@ -135,9 +135,9 @@ def begin(
     feeding = Feeding(
         rank=context.rank,
         world_size=context.world_size,
-        global_batch=wanted.sampling.global_batch,
-        seed=wanted.sampling.seed,
-        uneven=wanted.sampling.uneven,
+        global_batch=settings.sampling.global_batch,
+        seed=settings.sampling.seed,
+        uneven=settings.sampling.uneven,
         saved=own.get(LOADER_KEY, {}),
         shortest=Lengths(context).shortest,
     )

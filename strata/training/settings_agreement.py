@@ -1,18 +1,16 @@
-"""What all ranks of a training must have alike, though each reads it of its own settings: `RankSettings`.
+"""Agreement of all ranks on settings that must be equal, though each rank reads its own configuration: `RankSettings`.
 
-A save is a barrier at a step that every rank plans for itself, and a step's samples are divided by a
-computed order. Where one node's file or flags say something else, its ranks would wait for a save
-that the others do not make, or train on samples that others train on as well. So the ranks meet
-before the first step, and what rank 0 was told holds for all of them; a difference is said aloud.
+A save is a barrier at a step that every rank plans by itself, and each rank computes its share of a step's samples. If
+one node had other settings, its ranks would wait for a save that the others do not make, or train on samples of other
+ranks. So the ranks meet before the first step, and rank 0's settings hold for all; a rank that differs logs a warning.
 
-They also tell each other which storage root each one sees: checkpoints of several ranks need one that
-all hosts share, and without it the first save would be the first to notice.
+At this barrier each rank also sends the ids of its storage roots. Checkpoints of several ranks need a root that all
+hosts share; without this check only the first save would fail. The barrier's outcome also shows the leader that these
+ranks support graceful stop (`core.stop.last_step`).
 
-That they have met also tells the leader that these ranks heed notices (`core.stop.last_step`).
-
-A loader that is only iterated over may be longer on one rank than on another (files that were dealt
-out, say). The ranks tell each other its length before its first epoch, and where these differ all end
-with the shortest.
+A loader that is only iterated over may have more batches on one rank than on another, if files were distributed among
+the ranks, for example. The ranks exchange its length before its first epoch. If lengths differ, all ranks end the epoch
+at the shortest.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ from strata.training.save.cadence import Rule
 
 LOADER_BARRIER: Final = "strata.loader"
 LOADER_S: Final = 60.0
-"""How long the lengths of a loader are waited for at a time."""
+"""How long one round waits for the ranks' loader lengths."""
 LOADER_ROUNDS: Final = 5
-"""So often: a rank may be late, but it may also take another kind of loader."""
+"""How many rounds: a missing rank may be late, but it may also use a kind of loader that needs no exchange."""
 _VERSION: Final = 1
 _ROOTS: Final = "roots"
 _NO_ROOTS: Final[Mapping[str, str]] = {}
@@ -43,7 +41,7 @@ log: Final = logging.getLogger("strata.training")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What was asked for of the samples: how many a step has, in which order, how divided."""
+    """The sampling settings: the samples of a step, the seed of their order, whether shares may be uneven."""
 
     global_batch: int | None = None
     seed: int = 0
@@ -52,35 +50,34 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
-    """What one rank was told."""
+    """The settings of one rank that must be equal on all ranks."""
 
     rule: Rule
     sampling: Sampling
 
     def settings(self) -> dict[str, Any]:
-        """Return every setting by the name that users give it."""
+        """Return every setting under its user-visible name."""
         return {**asdict(self.rule), **asdict(self.sampling)}
 
 
 def agree_on_settings(
     context: RankContext, mine: RankSettings, *, roots: Mapping[str, str] = _NO_ROOTS
 ) -> RankSettings:
-    """Return what holds for all ranks, once every one is here; warn where this rank was told otherwise.
+    """Return rank 0's settings once every rank has arrived; log a warning if this rank's differ.
 
-    `roots` are the ids of the storage roots that this rank sees, by their URIs; `ConfigError`, on every rank,
-    when some rank sees others than rank 0. `Refused` when another version of Strata runs on some of
-    them; else what a barrier raises.
+    `roots` maps the URIs of this rank's storage roots to their ids. `ConfigError` on every rank if some rank's roots
+    differ from rank 0's. `Refused` if some ranks run another version of Strata. Otherwise raises as a barrier does.
     """
     payload = json.dumps(
         {"v": _VERSION, _ROOTS: dict(roots), **mine.settings()}, separators=(",", ":")
     ).encode()
-    told = {rank: _read(rank, data) for rank, data in context.barrier(BEGIN_BARRIER, payload).items()}
-    if 0 not in told:
+    received = {rank: _read(rank, data) for rank, data in context.barrier(BEGIN_BARRIER, payload).items()}
+    if 0 not in received:
         raise Refused("rank 0 did not say what it was told", hint=_ALIKE)
-    first = told[0]
-    _check_shared({rank: settings.pop(_ROOTS) for rank, settings in told.items()})
+    first = received[0]
+    _check_shared({rank: settings.pop(_ROOTS) for rank, settings in received.items()})
     if context.rank == 0:
-        _warn_of_others(told)
+        _warn_of_others(received)
     else:
         for name, value in mine.settings().items():
             if value != first[name]:
@@ -92,7 +89,7 @@ def agree_on_settings(
 
 
 def _check_shared(roots: Mapping[int, Mapping[str, str]]) -> None:
-    """Raise `ConfigError` unless all ranks see the storage roots that rank 0 sees."""
+    """Raise `ConfigError` unless all ranks see the same storage roots as rank 0."""
     for rank, seen in sorted(roots.items()):
         for (uri, found), (first_uri, first_found) in zip(seen.items(), roots[0].items(), strict=False):
             if found != first_found:
@@ -108,33 +105,33 @@ def _check_shared(roots: Mapping[int, Mapping[str, str]]) -> None:
 
 
 class Lengths:
-    """What the ranks of one generation tell each other of their loaders' lengths.
+    """Exchanges the loaders' lengths between the ranks of one generation.
 
-    Once they were as long on all ranks nobody asks again: a script may make a new loader each epoch,
-    and between two saves a training needs no coordinator.
+    Once the lengths were equal on all ranks, no further exchange takes place: a script may make a new loader each
+    epoch, and between two saves a training must need no coordinator.
     """
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
-        self._ask = context.world_size > 1
+        self._exchanging = context.world_size > 1
         self._known: int | None = None
-        """What `shortest` returned last."""
+        """The last result of `shortest`."""
 
     def shortest(self, batches: int | None) -> int | None:
-        """Return after how many batches of an epoch all ranks end, of which this one has so many.
+        """Return the number of batches every rank runs this epoch: the smallest count any rank reported.
 
-        None where all have as many, or one does not know: each then ends with its loader. When the ranks
-        can no longer tell each other, it is what it was.
+        `batches` is this rank's count, None if unknown. Returns None if all counts are equal or one is unknown: each
+        rank then ends with its loader. If the exchange fails, returns the last result.
         """
-        if not self._ask:
+        if not self._exchanging:
             return self._known
         try:
-            told = self._meet(json.dumps({"v": _VERSION, "batches": batches}).encode())
+            received = self._meet(json.dumps({"v": _VERSION, "batches": batches}).encode())
         except (BarrierBroken, BarrierTimeout, Unavailable) as error:
             log.warning("whether all ranks have as many batches is not known: %s", error.message)
-            self._ask = False
+            self._exchanging = False
             return self._known
-        self._known = self._shortest_of(told, batches)
+        self._known = self._shortest_of(received, batches)
         return self._known
 
     def _meet(self, payload: bytes) -> dict[int, bytes]:
@@ -142,14 +139,14 @@ class Lengths:
             try:
                 return self._context.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
             except BarrierTimeout as late:
-                # the round is over for all alike, so all come again
+                # the round has ended for all ranks, so all of them enter the next one
                 log.warning("waiting on for the length of a loader: %s", late.message)
         return self._context.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
 
-    def _shortest_of(self, told: Mapping[int, bytes], batches: int | None) -> int | None:
-        by_rank = {rank: json.loads(data)["batches"] for rank, data in told.items()}
-        self._ask = len(set(by_rank.values())) > 1
-        if not self._ask or batches is None or None in by_rank.values():
+    def _shortest_of(self, received: Mapping[int, bytes], batches: int | None) -> int | None:
+        by_rank = {rank: json.loads(data)["batches"] for rank, data in received.items()}
+        self._exchanging = len(set(by_rank.values())) > 1
+        if not self._exchanging or batches is None or None in by_rank.values():
             return None
         fewest = min(by_rank, key=lambda rank: (by_rank[rank], rank))
         if by_rank[fewest] < batches:
@@ -164,9 +161,9 @@ class Lengths:
         return int(by_rank[fewest])
 
 
-def _warn_of_others(told: Mapping[int, Mapping[str, Any]]) -> None:
-    for name, value in told[0].items():
-        if others := [rank for rank, settings in sorted(told.items()) if settings[name] != value]:
+def _warn_of_others(received: Mapping[int, Mapping[str, Any]]) -> None:
+    for name, value in received[0].items():
+        if others := [rank for rank, settings in sorted(received.items()) if settings[name] != value]:
             log.warning(
                 "%s differs between the ranks: rank 0's %s holds for all; told otherwise: ranks %s",
                 name,

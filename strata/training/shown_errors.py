@@ -1,7 +1,7 @@
-"""How an error of Strata's that ends a program is shown: its message last, below the program's own frames alone.
+"""Shortens the traceback of a Strata error that ends a program to the program's own frames and the message.
 
-What stands between them (Strata's frames, those of libraries that it called, errors within these that led to this one)
-says nothing to whoever has to mend the program. The log has it at the level debug.
+Frames of Strata and of libraries that it called, and errors raised only within these, do not help to fix the program.
+They are left out of the traceback; the log has the full traceback at level debug.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log: Final = logging.getLogger("strata.training")
 
 
 def show_errors_briefly() -> None:
-    """Have errors of Strata's that end this program shown so, from now on; all others as before."""
+    """From now on shorten the tracebacks of Strata errors that end this program; other errors stay as they are."""
     if not getattr(sys.excepthook, "is_brief", False):
         sys.excepthook = _brief(sys.excepthook)
 
@@ -39,12 +39,12 @@ def _brief(show: Callable[..., Any]) -> Callable[..., Any]:
             trace = error.__traceback__
         return show(kind, error, trace)
 
-    hook.is_brief = True  # type: ignore[attr-defined]  # a mark of ours
+    hook.is_brief = True  # type: ignore[attr-defined]  # marks this hook as installed
     return hook
 
 
 def _shorten(error: BaseException, *, called: bool = False) -> None:
-    """Leave the program's own frames of an error and of those that led to it, and of the latter those that have any."""
+    """Keep only the program's own frames of an error and of its causes; drop causes without such frames."""
     error.__traceback__ = users_frames(error.__traceback__, called=called)
     led = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while led is not None:
@@ -52,13 +52,13 @@ def _shorten(error: BaseException, *, called: bool = False) -> None:
         if led.__traceback__ is not None:
             break
         led = led.__cause__
-    error.__cause__ = led  # which hides the context, too
+    error.__cause__ = led  # setting the cause hides the context too
 
 
 def users_frames(trace: TracebackType | None, *, called: bool = False) -> TracebackType | None:
-    """Return the frames of `trace` that are the program's own.
+    """Return the frames of `trace` that belong to the program, or None.
 
-    From the first of Strata's on, those of libraries are not; if `called`, Strata's were before these.
+    Library frames after the first Strata frame do not count as the program's. `called`: Strata frames precede `trace`.
     """
     kept: list[TracebackType] = []
     while trace is not None:

@@ -1,4 +1,4 @@
-"""`TrainingWorld`: which rank of which world this process is, as the trainer is told."""
+"""`TrainingWorld`: the world, rank and rendezvous address of this process, for the user's training code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from strata.v1.session_pb2 import RankPlace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingWorld:
-    """One generation, seen by one rank.
+    """One generation, as seen by one rank.
 
-    `master_addr` and `master_port` are where its ranks meet, fresh in each generation: for
-    `jax.distributed.initialize(f"{w.master_addr}:{w.master_port}", w.size, w.rank)`, say. They are
-    empty for a rank that is alone.
+    `master_addr` and `master_port` are the rendezvous address of its ranks, new in each generation: use it for
+    `jax.distributed.initialize(f"{w.master_addr}:{w.master_port}", w.size, w.rank)`, for example. They are
+    empty for a rank that trains alone.
     """
 
     job: str
@@ -32,7 +32,7 @@ class TrainingWorld:
 
     @property
     def coordinator_address(self) -> str:
-        """`host:port` of the meeting point; "" when there is none."""
+        """`host:port` of the rendezvous address; "" if there is none."""
         if not self.master_addr:
             return ""
         host = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
@@ -40,9 +40,9 @@ class TrainingWorld:
 
 
 def world_of(context: RankContext) -> TrainingWorld:
-    """Return the world of `peers`, with what the environment says of this node."""
+    """Return the world of `context`, with the node's values from the environment (LOCAL_RANK, MASTER_ADDR …)."""
     env = os.environ
-    supervised = "RANK" in env and "WORLD_SIZE" in env
+    has_agent = "RANK" in env and "WORLD_SIZE" in env
     return TrainingWorld(
         job=context.job,
         worker_id=context.worker_id,
@@ -51,13 +51,13 @@ def world_of(context: RankContext) -> TrainingWorld:
         size=context.world_size,
         local_rank=_number(env.get("LOCAL_RANK"), 0),
         local_size=_number(env.get("LOCAL_WORLD_SIZE"), 1),
-        master_addr=env.get("MASTER_ADDR", "") if supervised else "",
-        master_port=_number(env.get("MASTER_PORT"), 0) if supervised else 0,
+        master_addr=env.get("MASTER_ADDR", "") if has_agent else "",
+        master_port=_number(env.get("MASTER_PORT"), 0) if has_agent else 0,
     )
 
 
 def enter_place(place: RankPlace) -> None:
-    """Set this process's environment as the supervisor would for a new process in `place`."""
+    """Set this process's environment as the agent sets it for a new process in `place`."""
     world, member = place.world, place.member
     rank = member.first_rank + place.local_rank
     os.environ.update(

@@ -1,4 +1,4 @@
-"""gRPC as clients and agents use it: channels, streams, and unary calls that find a coordinator that answers.
+"""gRPC for clients and agents: channels, streams, and unary calls that find an answering coordinator.
 
 Begin with `channel`. Sessions themselves are in `strata.session`, which knows nothing of gRPC.
 """

@@ -1,12 +1,12 @@
-"""gRPC as the client uses it: channels, the session's stream, unary calls.
+"""The client side's gRPC: channels, connections, and the session's stream.
 
-A channel is made fresh for each connection, with a subchannel pool of its own: gRPC would
-otherwise share one connection, and its backoff, between all channels to an address. Its own
-retries are off, because a call whose outcome is unknown is repeated only by who knows that it may
-be (PROTOCOLS 2.3). Proxies from the environment are not used: one that answers pings would hide a
-death. Both sides ping: a replica whose host is gone is left within `detect_s`.
+Each connection makes a new channel with a subchannel pool of its own: otherwise gRPC would share one
+connection, and its backoff, between all channels to an address. gRPC's own retries are off: only the caller
+knows whether a call with an unknown outcome may be repeated (PROTOCOLS 2.3). Proxies from the environment are
+not used: a proxy that answers pings would hide the death of a replica. Both sides ping: a replica on a lost
+host is given up within `detect_s`.
 
-Certificates and the token are read for each connection: who replaces them has to restart nothing.
+Certificates and the token are read for each connection, so replacing them requires no restart.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONNECT_S: Final = 2.0
 
 
 def channel_options(timing: Timing | None) -> list[tuple[str, int]]:
-    """Return the options of every channel of ours; without `timing` it sends no pings."""
+    """Return the options of all our channels; without `timing` the channel sends no pings."""
     return [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
@@ -54,7 +54,7 @@ def channel_options(timing: Timing | None) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A channel, and what every call on it says of who we are."""
+    """A channel, and the metadata with our credentials that every call on it sends."""
 
     channel: grpc.aio.Channel
     metadata: Metadata
@@ -67,10 +67,10 @@ async def connected(
     timing: Timing | None = None,
     credentials: Credentials | None = None,
 ) -> AsyncIterator[Connection]:
-    """Have a connection to `endpoint`, or one that failed and lets calls say why.
+    """Open a connection to `endpoint`, or a failed one on which each call raises the cause.
 
-    `Unavailable` when neither is known within `CONNECT_S`. `ConfigError` or `Unauthenticated` when
-    certificates are why it failed.
+    Raise `Unavailable` if neither success nor failure is known within `CONNECT_S`. Raise `ConfigError` or
+    `Unauthenticated` if certificates are the cause of the failure.
     """
     fork.allow_grpc()
     own = credentials or Credentials()
@@ -92,7 +92,7 @@ async def connected(
 
 
 async def _settled(channel: grpc.aio.Channel) -> bool:
-    """Return whether the connection came about, once that is known."""
+    """Return whether the connection succeeded, once that is known."""
     state = channel.get_state(try_to_connect=True)
     while state not in {grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE}:
         await channel.wait_for_state_change(state)
@@ -101,7 +101,7 @@ async def _settled(channel: grpc.aio.Channel) -> bool:
 
 
 def dialer(timing: Timing, credentials: Credentials | None = None) -> Dial:
-    """Return how a session's stream to an endpoint is opened, pinged as `timing` says."""
+    """Return the function that opens a session's stream to an endpoint, with pings as in `timing`."""
     return lambda endpoint: _session(endpoint, timing, credentials)
 
 

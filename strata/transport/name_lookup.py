@@ -1,8 +1,8 @@
-"""How long the name service takes to say what an address is called.
+"""Measure how long a reverse name lookup takes, and warn if it is slow.
 
-torch asks it for the name of the other end of every connection of its stores, to have it for its log, and the
-thread that serves a store waits for each answer. Where nobody answers, that is 10 s a connection by glibc's
-defaults, one after the other: ranks take minutes to meet, and nothing says why.
+For its log, torch looks up the name of the other end of every connection of its stores. The thread that serves
+a store waits for each answer. If no name service answers, each connection takes 10 s with glibc's defaults, one
+after the other. Then ranks take minutes to meet, and nothing shows why.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _Ask = Callable[[tuple[Any, ...], int], object]
 
 
 def lookup_s(host: str, *, ask: _Ask = socket.getnameinfo) -> float:
-    """Return how many seconds the name of `host`, an address or a name, took to be looked up; it blocks for these.
+    """Return the seconds that a lookup of the name of `host`, an address or a name, takes; block that long.
 
-    It is asked for as torch does, which knows IPv4 addresses as mapped into IPv6. That there is no name is
-    an answer like any other.
+    The lookup is made as torch makes it, with IPv4 addresses mapped into IPv6. "No such name" is an answer like
+    any other.
     """
     began = time.monotonic()
-    with contextlib.suppress(OSError):  # there is none, or nobody answered: how long it took is what counts
+    with contextlib.suppress(OSError):  # no name, or no answer: only the time counts
         ask((_mapped(host), 9, 0, 0), 0)
     return time.monotonic() - began
 
@@ -40,7 +40,7 @@ def lookup_s(host: str, *, ask: _Ask = socket.getnameinfo) -> float:
 def warn_if_slow(
     host: str, warn: Callable[[str], None], *, ask: _Ask = socket.getnameinfo
 ) -> threading.Thread:
-    """Have `warn` called with a line that says what to do, by a thread of its own, if the lookup took long."""
+    """Look up the name in a thread of its own; if that is slow, call `warn` with a line of advice."""
 
     def look() -> None:
         if (took_s := lookup_s(host, ask=ask)) > SLOW_S:
@@ -52,7 +52,7 @@ def warn_if_slow(
 
 
 def _mapped(host: str) -> str:
-    """Return `host` as an IPv6 address; as it is when it names a host that cannot be found."""
+    """Return `host`, an address or a name, as an IPv6 address; raise `OSError` for a name that cannot be resolved."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,10 +1,9 @@
-"""Unary calls that find a coordinator that answers.
+"""Unary calls that find an answering coordinator.
 
-One channel is kept to one endpoint. When a call on it fails in a way that another replica may not
-(`error.retryable`, or one about who we are), the next endpoint is tried with the same request until
-the call's time is up.
-That is right because every request of ours bears repetition: it names what it is about by an id
-that the caller chose, or asks a question.
+One channel to one endpoint is kept open. If a call on it fails with a retryable error or a refusal of our
+credentials, another replica may answer it. So the same request is sent to the next endpoint, until the call's
+time is up. That is safe because every request of ours is idempotent: it identifies its subject by an id that
+the caller chose, or only reads.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _WHERE: Final = (
     " strata doctor looks"
 )
 ATTEMPT_S: Final = 3.0
-"""How long one replica may take over an ordinary call before another one is asked."""
+"""Seconds one replica has for an ordinary call before another one is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ METHODS: Final[dict[type[Message], Method]] = {
 
 @dataclass(slots=True)
 class _Line:
-    """A channel in use, and what has to be undone with it once nobody uses it any more."""
+    """A channel in use, and the stack that closes it once no call uses it."""
 
     endpoint: Endpoint
     connection: Connection
@@ -99,18 +98,18 @@ class UnaryClient:
         self._credentials = credentials
         self._route = Route(endpoints, rng)
         self._line: _Line | None = None
-        self._dialling = asyncio.Lock()
+        self._dial_lock = asyncio.Lock()
         self.token = Token()
 
     async def call(self, request: Message, *, timeout_s: float, attempt_s: float = ATTEMPT_S) -> Any:
         """Return the response to `request`; each replica is given up after `attempt_s`.
 
-        `Unavailable` when none answered within `timeout_s`: the request may have taken effect.
+        Raise `Unavailable` if none answered within `timeout_s`: the request may have taken effect.
         """
         method = METHODS.get(type(request))
         if method is None:
             raise InvalidArgument(f"no call takes a {type(request).__name__}")
-        trouble: dict[str, StrataError] = {}
+        failures: dict[str, StrataError] = {}
         refusals = 0
         restored = False
         try:
@@ -118,32 +117,32 @@ class UnaryClient:
             async with asyncio.timeout_at(deadline):
                 while True:
                     try:
-                        line = await self._connected(deadline)
+                        line = await self._connect(deadline)
                         request.token.CopyFrom(self.token)  # type: ignore[attr-defined]  # every request has one
                         return await self._attempt(line, method, request, attempt_s)
                     except ClusterRestored:
                         if restored:
                             raise
-                        restored = True  # once a call: who says it again has no other cluster to offer
+                        restored = True  # once per call: a replica that raises it again has no other cluster to offer
                         self.token = Token()
                     except StrataError as error:
                         refusals = 0 if error.retryable else refusals + 1
-                        # in a row, for one that is down may serve yet; and once more than there are replicas, for the
-                        # line in use may show a credential that was renewed since
+                        # in a row, because a replica that is down may serve later; and one more than there are
+                        # replicas, because the first refusal may be for a credential that was renewed since
                         if _answers_for_all(error) or refusals > self._route.count:
                             raise
-                        trouble[str(self._route.current)] = error
+                        failures[str(self._route.current)] = error
         except TimeoutError:
-            said = "; ".join(error.message for error in trouble.values()) or "no connection came about"
+            reasons = "; ".join(error.message for error in failures.values()) or "no connection came about"
             raise Unavailable(
-                f"no coordinator answered within {timeout_s:g} s: {said}", hint=_WHERE
+                f"no coordinator answered within {timeout_s:g} s: {reasons}", hint=_WHERE
             ) from None
 
     async def close(self) -> None:
         """Close the channel once the calls on it are done; a later call opens another."""
         line, self._line = self._line, None
         if line is not None:
-            await self._collect_garbage(line)
+            await self._close_if_unused(line)
 
     async def _attempt(self, line: _Line, method: Method, request: Message, attempt_s: float) -> Any:
         line.users += 1
@@ -158,16 +157,16 @@ class UnaryClient:
             self._take_token(response.token)
         except (StrataError, asyncio.CancelledError) as error:
             if self._line is line and not (isinstance(error, StrataError) and _answers_for_all(error)):
-                self._line = None  # it gave no answer: the next attempt goes elsewhere
+                self._line = None  # it gave no answer: the next attempt tries another endpoint
             raise
         finally:
             line.users -= 1
-            await self._collect_garbage(line)
+            await self._close_if_unused(line)
         self._route.reached()
         return response
 
-    async def _collect_garbage(self, line: _Line) -> None:
-        """Close a line that was given up once nobody uses it."""
+    async def _close_if_unused(self, line: _Line) -> None:
+        """Close a line that was given up once no call uses it."""
         if line is not self._line and not line.users:
             await line.stack.aclose()
 
@@ -175,17 +174,18 @@ class UnaryClient:
         if not token.uid:
             return
         if is_restored(self.token.uid, token.uid):
-            self.token = Token()  # what was seen of the cluster before says nothing of it now
+            self.token = Token()  # revisions of the cluster before its restore mean nothing now
         if self.token.uid and self.token.uid != token.uid:
             raise another_cluster(self.token.uid, token.uid, str(self._route.current))
         self.token = Token(uid=token.uid, revision=max(token.revision, self.token.revision))
 
-    async def _connected(self, deadline: float) -> _Line:
+    async def _connect(self, deadline: float) -> _Line:
         """Return the line in use, or a new one to the next endpoint.
 
-        The pause before it leaves half of a call's time: a call must have tried before it fails.
+        The pause before dialling uses at most half of a call's remaining time, so that every call makes a try
+        before it fails.
         """
-        async with self._dialling:
+        async with self._dial_lock:
             if self._line is None:
                 endpoint, delay_s = self._route.next()
                 left_s = deadline - asyncio.get_running_loop().time()
@@ -199,8 +199,8 @@ class UnaryClient:
 
 
 def _answers_for_all(error: StrataError) -> bool:
-    """Tell whether every replica would say the same.
+    """Return whether every replica would give the same error.
 
-    One may have another certificate than the others, or an older list of tokens.
+    A single replica may have another certificate than the others, or an older list of tokens.
     """
     return not (error.retryable or isinstance(error, ConfigError | Unauthenticated))

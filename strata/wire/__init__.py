@@ -1,1 +1,1 @@
-"""Between the wire and the rest: protobuf messages and core values, gRPC status and errors."""
+"""Conversion between the wire and core: protobuf messages and core values, gRPC status and errors."""

@@ -1,4 +1,4 @@
-"""Barriers: arrivals both ways, outcomes as waiters get them."""
+"""Barriers: arrivals both ways, outcomes and open rounds as messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH_BYTES: Final = 1 << 20
 
 
 def batches(arrivals: Iterable[barriers_pb2.Arrival]) -> Iterator[list[barriers_pb2.Arrival]]:
-    """Divide arrivals so that none of the messages that carry them is too large for a stream."""
+    """Divide arrivals so that no message that carries them is too large for a stream."""
     return parts_of(arrivals, barriers_pb2.Arrival.ByteSize, most_bytes=BATCH_BYTES)
 
 
@@ -56,7 +56,7 @@ def arrival_message(arrival: Arrival) -> barriers_pb2.Arrival:
 def outcome_message(
     job: JobView, key: BarrierKey, outcome: Entry[BarrierOutcome]
 ) -> barriers_pb2.BarrierOutcome:
-    """Return how a round ended, with every payload that was brought."""
+    """Return the outcome of a round, with all payloads."""
     record = outcome.record
     return barriers_pb2.BarrierOutcome(
         job=key.job,
@@ -72,7 +72,7 @@ def outcome_message(
 
 
 def check_released(outcome: barriers_pb2.BarrierOutcome) -> None:
-    """Return if the round was released; else raise how it ended, with who was missing."""
+    """Raise the round's error, with the missing ranks, unless it was released."""
     missing = [f"rank {rank}" for rank in outcome.missing]
     match outcome.result:
         case x if x == barriers_pb2.BARRIER_RESULT_RELEASED:
@@ -100,7 +100,7 @@ def refused_message(
 
 
 def open_message(open_round: OpenRound, now_ms: float) -> barriers_pb2.OpenBarrier:
-    """Return an open round as people see it."""
+    """Return an open round for display."""
     return barriers_pb2.OpenBarrier(
         name=open_round.key.name,
         generation=open_round.key.generation,

@@ -1,4 +1,4 @@
-"""The catalog: records as messages, requests as what the decisions take."""
+"""The checkpoint catalog: records as messages, requests as core values."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from strata.v1 import checkpoints_pb2, common_pb2, retention_pb2
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, TASKS, TIER_STATES, from_wire
 
 SHOWN: Final = 100
-"""How many users, and readers, of a checkpoint are told; there may be any number."""
+"""The most users and readers of a checkpoint that are shown; there may be any number."""
 DOUBTS: Final = 16
 DOUBT_CHARS: Final = 200
-"""What is told of the words that hosts have of a suspected copy: so many, each so long."""
+"""The most corruption reports that are shown for a checkpoint, and the most characters of each."""
 
 
 def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoints_pb2.Checkpoint:
-    """Return a record with what lies around it: its acks, its pin, whether it is the latest."""
+    """Return a record with its related keys: its acks, its pin, whether it is the latest."""
     record = entry.record
     return checkpoints_pb2.Checkpoint(
         attempt=record.attempt,
@@ -69,10 +69,10 @@ def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoi
 
 
 def checkpoint_with_reports(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoints_pb2.Checkpoint:
-    """Return a checkpoint with what hosts said of a suspected copy: a few of them, in short.
+    """Return a checkpoint with a few corruption reports of hosts, each shortened.
 
-    For who asks. What is pushed to every member of a job does without: a thousand hosts that cannot
-    read from a storage would fill a message each time another of them says so.
+    For single requests only. Pushes to every member of a job omit the reports: if a thousand hosts cannot read
+    from a storage, each new report would send a full message to all of them.
     """
     message = checkpoint_message(job, entry)
     message.doubts.extend(
@@ -101,7 +101,7 @@ def author(message: common_pb2.Author) -> Author:
 
 
 def begin_request(message: checkpoints_pb2.BeginCheckpointRequest) -> BeginRequest:
-    """`InvalidArgument` for a type that this version does not know."""
+    """Return the core request; `InvalidArgument` for a type that this version does not know."""
     has_base = bool(message.base_attempt)
     return BeginRequest(
         author=author(message.author),
@@ -193,7 +193,7 @@ def maintenance_message(task: MaintenanceTask) -> checkpoints_pb2.MaintenanceTas
 
 
 def retention_author(message: retention_pb2.SetRetentionRequest) -> Author | None:
-    """Return the rank that hands its settings over; None: somebody else sets them."""
+    """Return the rank that sends its own settings; None if another caller sets them."""
     return author(message.author) if message.HasField("author") else None
 
 

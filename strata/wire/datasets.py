@@ -1,4 +1,4 @@
-"""Datasets and whose shards are whose."""
+"""Datasets and shard assignments, as messages and records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enumerations, both ways. UNSPECIFIED and numbers from the future are no value of ours."""
+"""Enumerations, both ways. UNSPECIFIED and numbers of newer versions have no value here."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ CHECKPOINT_STATES: Final = {
 
 
 def from_wire(table: Mapping[E, V], number: int) -> E:
-    """Return the value that `number` stands for; `InvalidArgument` when it is none we know."""
+    """Return the value for `number`; `InvalidArgument` if it is unknown."""
     for value, wire in table.items():
         if wire == number:
             return value

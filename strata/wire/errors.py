@@ -27,7 +27,7 @@ def pack(error: StrataError) -> common_pb2.Error:
 
 
 def unpack(message: common_pb2.Error) -> StrataError:
-    """Return the error that `message` holds; of an unknown code, the nearest we have."""
+    """Return the error in `message`; for an unknown code, `Unavailable` if it is retryable, else `StrataError`."""
     cls = KNOWN.get(message.code)
     if cls is None:
         cls = Unavailable if message.retryable else StrataError
@@ -36,7 +36,7 @@ def unpack(message: common_pb2.Error) -> StrataError:
 
 
 def made(cls: type[StrataError], message: common_pb2.Error) -> StrataError:
-    """Return the error of class `cls` that `message` tells of."""
+    """Return the error of class `cls` with the contents of `message`."""
     if issubclass(cls, BarrierBroken):
         return cls(message.message, missing=message.missing, hint=message.hint)
     return cls(message.message, hint=message.hint)

@@ -1,4 +1,4 @@
-"""Members: registrations as the decisions take them, workers as people see them."""
+"""Members: registrations as core values, workers as messages for display."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strata.wire.worlds import spec_record
 
 
 def registration(message: members_pb2.Registration) -> Registration:
-    """Return what a member says of itself; its job is beside it, in the message."""
+    """Return a member's registration; the message also names its job, which is not part of the result."""
     return Registration(
         worker=WorkerId(message.worker_id),
         boot=BootId(message.boot),
@@ -45,7 +45,7 @@ def member_message(
     leaving: bool,
     devices: Iterable[members_pb2.DeviceStatus],
 ) -> members_pb2.Member:
-    """Return a worker key for display, with what its devices were last like."""
+    """Return a worker key for display, with the last known state of its devices."""
     record = entry.record
     return members_pb2.Member(
         worker_id=entry.name,
@@ -62,7 +62,7 @@ def member_message(
 
 
 def device_message(reading: DeviceReading, fault: str) -> members_pb2.DeviceStatus:
-    """Return a device's reading with what is wrong with it; what its driver does not offer is absent."""
+    """Return a device's reading with its fault; values that its driver does not offer are absent."""
     return members_pb2.DeviceStatus(
         index=reading.index,
         name=reading.name,

@@ -1,7 +1,7 @@
-"""An answer that comes in pages, put together again.
+"""Reassembly of an answer that comes in pages.
 
-A page's lists continue those of the page before. What is not a list comes with the first page only, so merging
-the pages gives the answer that would not have fitted into one message.
+A page's lists continue those of the page before. Fields that are no lists come with the first page only. So
+merging the pages gives the answer that would not have fitted into one message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from strata.errors import StaleGeneration
 
 TRIES: Final = 5
-"""How often an answer is begun again whose subject changed between two pages."""
+"""The most restarts of an answer whose subject changed between two pages."""
 
 
 class Pages:
@@ -31,7 +31,7 @@ class Pages:
         self.answer: Any = None
 
     def take(self, page: Any) -> bool:
-        """Add a page, the answer to `request` as it is now; return whether one more is to be asked for."""
+        """Add a page, the answer to the present `request`; return whether another page must be requested."""
         self.request.page_token = page.next_page_token
         if self.answer is None:
             self.answer = page
@@ -41,7 +41,7 @@ class Pages:
         return bool(self.request.page_token)
 
     def outdated(self, error: StaleGeneration) -> None:
-        """Begin again, for the pages so far are of a state that was replaced; raise `error` if it is replaced too often."""
+        """Begin again, because the pages so far are of an outdated state; raise `error` if that happens too often."""
         self._restarts += 1
         if self.answer is None or self._restarts >= TRIES:
             raise error
@@ -71,7 +71,7 @@ async def whole_async(ask: Callable[[Any], Awaitable[Any]], request: Message) ->
 
 
 def merge(into: Any, page: Any) -> None:
-    """Merge a page; of a map of lists the lists are continued, where protobuf would replace them."""
+    """Merge a page. In a map of lists the lists are continued; protobuf alone would replace them."""
     continued = [
         (getattr(into, field.name), getattr(page, field.name))
         for field in page.DESCRIPTOR.fields

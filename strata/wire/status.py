@@ -1,14 +1,14 @@
-"""Errors over the wire: every `StrataError` as a gRPC status with details, and back.
+"""Errors over gRPC: every `StrataError` as a gRPC status with details, and back.
 
-An error travels twice: as a status code, so that a client in any language that knows nothing of
-Strata does the sensible thing, and as an `Error` message in the trailing metadata, from which a
-Strata client makes the same class with the same hint. `STATUS` is the one table.
+An error is sent twice. Its status code lets a client in any language that knows nothing of Strata react
+sensibly. The `Error` message in the trailing metadata lets a Strata client restore the same class with the same
+hint. `STATUS` is the one table.
 
-A code that this version does not know (a newer server) becomes the class of its status. A status
-without our details comes from a transport or a proxy: it is `Unavailable`, which means that the
-call may have taken effect, unless the code itself proves a refusal.
+A code that this version does not know (from a newer server) becomes the class of its status. A status without
+our details comes from a transport or a proxy. It becomes `Unavailable`, which means that the call may have
+taken effect, unless the code itself proves a refusal.
 
-grpc's own errors never escape bare: calls are made under `translated`.
+grpc's own errors never escape unconverted: calls are made under `translated`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ ERROR_KEY: Final = "strata-error-bin"
 
 MAX_TEXT_BYTES: Final = 1024
 MAX_MISSING_BYTES: Final = 2048
-"""What of an error travels in a trailer: with more than 8 KiB of them a client sees only that it was
-too much. On a session all of it travels."""
+"""Limits on an error in a trailer: if the trailers exceed 8 KiB, a client sees only that they were too large. A
+session sends all of an error.
+"""
 
 Code = grpc.StatusCode
 
@@ -65,10 +66,10 @@ STATUS: Final[dict[type[StrataError], grpc.StatusCode]] = {
     errors.JobDone: Code.FAILED_PRECONDITION,
     errors.JobFailed: Code.FAILED_PRECONDITION,
 }
-"""The status of each class; a class that is absent has that of its nearest ancestor.
+"""The status of each class; a class that is absent has the status of its nearest ancestor.
 
-BARRIER_TIMEOUT is not DEADLINE_EXCEEDED: that one a client's own deadline gives as well, and it
-would mean an outcome where there is none.
+BARRIER_TIMEOUT is not DEADLINE_EXCEEDED: a client's own deadline gives that code too, and it would claim an
+outcome although there is none.
 """
 
 _BARE: Final[dict[grpc.StatusCode, tuple[type[StrataError], str]]] = {
@@ -84,11 +85,11 @@ _BARE: Final[dict[grpc.StatusCode, tuple[type[StrataError], str]]] = {
     Code.UNIMPLEMENTED: (errors.ConfigError, "is this address a Strata coordinator, of this version?"),
     Code.DATA_LOSS: (StrataError, ""),
 }
-"""What a status means that came without our details. Others prove nothing: `Unavailable`."""
+"""The error class of a status without our details. Other codes prove nothing: `Unavailable`."""
 
 
 def status_of(error: StrataError) -> grpc.StatusCode:
-    """Return the gRPC status that `error` travels under."""
+    """Return the gRPC status for `error`."""
     for cls in type(error).__mro__:
         if (code := STATUS.get(cls)) is not None:
             return code
@@ -96,7 +97,7 @@ def status_of(error: StrataError) -> grpc.StatusCode:
 
 
 def details(error: StrataError) -> tuple[tuple[str, str | bytes], ...]:
-    """Return the trailing metadata that carries `error`, shortened to what fits there."""
+    """Return the trailing metadata that carries `error`, shortened to fit."""
     packed = pack(error)
     packed.message, packed.hint = shortened(error.message), shortened(error.hint)
     left = MAX_MISSING_BYTES
@@ -109,12 +110,12 @@ def details(error: StrataError) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def shortened(text: str) -> str:
-    """Return the beginning of `text` that has at most `MAX_TEXT_BYTES`."""
+    """Return the beginning of `text`, at most `MAX_TEXT_BYTES` long."""
     return text.encode("utf-8", errors="replace")[:MAX_TEXT_BYTES].decode("utf-8", errors="ignore")
 
 
 def from_rpc(error: grpc.RpcError, target: str) -> StrataError:
-    """Return Strata's error for a call to `target` that failed."""
+    """Return Strata's error for a failed call to `target`."""
     code, text, metadata = _parts(error)
     for key, value in metadata:
         if key == ERROR_KEY and (packed := _parse(value)) is not None:
@@ -129,9 +130,9 @@ def from_rpc(error: grpc.RpcError, target: str) -> StrataError:
 
 
 def is_broken_transport(error: grpc.RpcError) -> bool:
-    """Tell whether an established connection was ended or reset under the call.
+    """Return whether an established connection was ended or reset during the call.
 
-    An error that the other side gave as its answer is none, whatever its words.
+    An error that the other side sent as its answer does not count, whatever its text.
     """
     code, text, metadata = _parts(error)
     answered = any(key == ERROR_KEY for key, _value in metadata)
@@ -140,13 +141,13 @@ def is_broken_transport(error: grpc.RpcError) -> bool:
 
 @contextmanager
 def translated(target: str) -> Iterator[None]:
-    """Let no grpc error out: what is raised inside leaves as a `StrataError` about `target`."""
+    """Convert grpc errors: an error raised inside leaves as a `StrataError` about `target`."""
     try:
         yield
     except grpc.RpcError as error:
         raise from_rpc(error, target) from error
     except grpc.aio.BaseError as error:
-        # the library's own: a channel that was closed under the call, a broken completion queue
+        # grpc.aio's own errors: a channel that was closed during the call, a broken completion queue
         raise Unavailable(f"{target}: {error}") from error
 
 
@@ -166,8 +167,9 @@ async def abort(context: Aborts, error: StrataError) -> NoReturn:
 # -- inside -----------------------------------------------------------------------------------
 
 _BREAKS: Final = ("Connection reset", "Socket closed", "Broken pipe", "GOAWAY")
-"""How grpc 1.85 words the end or reset of a connection. What it says otherwise (a ping without an
-answer, a host without a route) is a silence; a wording that is new only makes us slower."""
+"""grpc 1.85's texts for the end or reset of a connection. Its other texts (a ping without an answer, a host
+without a route) mean silence. A new text that is missing here only makes the reaction slower.
+"""
 
 
 def _bare(code: grpc.StatusCode, text: str) -> tuple[type[StrataError], str]:
@@ -185,7 +187,7 @@ def _parts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, list[tuple[str, 
 
 
 def _parse(value: object) -> common_pb2.Error | None:
-    """Return the error in a trailer, or None when it is none of ours."""
+    """Return the error in a trailer, or None if it is none of ours."""
     if not isinstance(value, bytes):
         return None
     try:

@@ -1,11 +1,10 @@
 """gRPC streams as links (`strata.session.link.Link`): the only place where a stream meets grpc.
 
-Both ends are alike: one writer task empties a bounded outbox; reading goes straight to grpc, with
-no queue in between. Neither end lets the session's logic be cancelled by the transport: a broken
-stream is an end of `recv`.
+Both ends work the same way: one writer task empties a bounded outbox, and reading goes straight to grpc, with
+no queue in between. At neither end does the transport cancel the session's logic: a broken stream ends `recv`.
 
-What grpc.aio does, tried with 1.85: when the client goes, the server's pending read returns EOF
-and the handler's task is cancelled; when a handler returns, its pending read raises.
+grpc.aio's behaviour, tested with 1.85: when the client disconnects, the server's pending read returns EOF and
+the handler's task is cancelled; when a handler returns, its pending read raises.
 """
 
 from __future__ import annotations
@@ -31,40 +30,40 @@ Out = TypeVar("Out", bound=Message)
 M = TypeVar("M", bound=Message)
 
 OUTBOX_LIMIT: Final = 4096
-"""Messages that one end may owe the other."""
+"""The most messages that may wait for the other side, at either end."""
 OUTBOX_BYTES: Final = 64 << 20
-"""Bytes that the end that dialled may owe the other."""
+"""The most bytes that may wait at the dialling end."""
 SERVED_BYTES: Final = 16 << 20
-"""Bytes that the accepting end may owe: 32 rounds of a barrier with the largest payloads."""
+"""The most bytes that may wait at the accepting end: 32 rounds of a barrier with the largest payloads."""
 MESSAGE_BYTES: Final = 1 << 10
-"""What a message counts besides its own size: the object that holds it, and its place in the queue."""
+"""Bytes counted for a message besides its own size: for its object and its place in the queue."""
 
 FLUSH_S: Final = 1.0
-"""How long an ending stream waits for a silent other side to take what was sent."""
+"""Seconds an ending stream gives a silent other side to take the sent messages."""
 
 Paid = Callable[[], None]
-"""Takes note that a message is owed no more."""
+"""Records that a message no longer waits for the other side."""
 
 
 class Account(Protocol):
-    """What the other side is owed, over all that it has open."""
+    """The bytes that wait for one caller, over all its open streams."""
 
     def check(self) -> None:
-        """Return if more may be owed; else `QuotaExceeded`."""
+        """Raise `QuotaExceeded` if no more bytes may wait for the caller."""
         ...
 
     def owe(self, size_bytes: int) -> Paid:
-        """Count a message, from now until what this returns is called."""
+        """Count a message until the returned function is called."""
         ...
 
 
 class Uncounted:
-    """The account of somebody who is trusted to read."""
+    """The account of a caller that is trusted to read."""
 
     def check(self) -> None:
         pass
 
-    def owe(self, size_bytes: int) -> Paid:  # the protocol's
+    def owe(self, size_bytes: int) -> Paid:  # named by the protocol
         return _nothing
 
 
@@ -74,13 +73,13 @@ def _nothing() -> None:
 
 UNCOUNTED: Final = Uncounted()
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-"""Starts a task that outlives the caller: `TaskGroup.create_task` of whoever owns it."""
+"""Starts a task that outlives the caller: `TaskGroup.create_task` of the task's owner."""
 
 
 class _Outbox(Generic[M]):
     """A bounded queue between senders that never wait and one writer.
 
-    A message is owed from when it is put until its write has returned: then its last byte fitted the window.
+    A message counts from `put` until its write has returned: by then its last byte fitted into the window.
     """
 
     def __init__(self, limit: int, limit_bytes: int, account: Account) -> None:
@@ -96,7 +95,7 @@ class _Outbox(Generic[M]):
         return len(self._queue)
 
     def put(self, message: M) -> bool:
-        """Queue `message`; False when there is no room."""
+        """Queue `message`; return False if the queue is full."""
         size = message.ByteSize() + MESSAGE_BYTES
         if len(self._queue) >= self._limit or self._bytes + size > self._limit_bytes:
             return False
@@ -106,7 +105,7 @@ class _Outbox(Generic[M]):
         return True
 
     def drop(self) -> None:
-        """Forget what the other side did not take."""
+        """Drop the messages that the other side did not take."""
         for _message, _size, paid in self._queue:
             paid()
         self._queue.clear()
@@ -138,7 +137,7 @@ class _Outbox(Generic[M]):
 
 
 class _End(Generic[Out]):
-    """What both ends share: the outbox, its writer and how the stream ends."""
+    """The part that both ends share: the outbox, its writer, and the stream's end."""
 
     def __init__(self, write: Callable[[Out], Awaitable[None]], outbox: _Outbox[Out]) -> None:
         self._write = write
@@ -146,7 +145,7 @@ class _End(Generic[Out]):
         self.ending = asyncio.Event()
         self.error: StrataError | None = None
         self.broke = False
-        """Whether a write failed: then what reading says of it is the better reason."""
+        """Whether a write failed: the reader's error is then the better reason."""
 
     @property
     def backlog(self) -> int:
@@ -168,19 +167,19 @@ class _End(Generic[Out]):
             self.ending.set()
 
     def drop(self) -> None:
-        """Forget what was not written, after the end."""
+        """Drop the messages that were not written, after the end."""
         self._outbox.drop()
 
     async def pump(self) -> None:
-        """Write what is sent until the stream ends."""
+        """Write sent messages until the stream ends."""
         try:
             await self._outbox.empty_into(self._write)
         except (grpc.aio.BaseError, grpc.RpcError, asyncio.InvalidStateError):
-            # the transport is gone; the reader sees it too and says why
+            # the transport is lost; the reader notices it too and raises the reason
             self.broke = True
             self.close(Unavailable("the stream broke"))
         except Exception:
-            # A message that cannot be written is this stream's end, not that of its owner's others.
+            # a message that cannot be written ends this stream, not its owner's other streams
             log.exception("message_not_written")
             self.close(StrataError("internal error", hint="the log has the details"))
         finally:
@@ -218,7 +217,7 @@ class ServerStream(_End[Out], Generic[In, Out]):
         except (grpc.aio.BaseError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelling():
                 raise
-            return None  # the handler has returned: the stream ended from our side
+            return None  # the handler has returned: this side ended the stream
         if message is grpc.aio.EOF or self.ending.is_set():
             return None
         return message
@@ -233,13 +232,13 @@ async def serve_stream(
 ) -> None:
     """Run `serve` on the stream of `context`; return when the stream has ended.
 
-    A servicer's method is this call. `serve` runs in a task of `spawn`, so that a vanished client
-    ends its `recv` instead of cancelling it in the middle of a write; it owns the stream and
-    closes it by returning.
+    A servicer's method consists of this call. `serve` runs in a task of `spawn`, so that a vanished client ends
+    its `recv` instead of cancelling it in the middle of a write. `serve` owns the stream, and closes it by
+    returning.
 
-    What is sent counts in `account` until it is written. gRPC takes no status while a message waits for a window. If
-    the other side opens none, this waits as well, and the message stays owed, until the connection ends: the call
-    would stay otherwise.
+    Messages count in `account` until they are written. gRPC accepts no status while a message waits for a
+    window. If the other side opens no window, this call waits until the connection ends, and the message stays
+    counted until then; otherwise the gRPC call would stay open uncounted.
     """
     link: ServerStream[In, Out] = ServerStream(context, account)
 
@@ -247,7 +246,7 @@ async def serve_stream(
         try:
             await serve(link)
         except Exception:
-            # A bug met by one stream is that stream's end, not that of everybody served here.
+            # a bug met by one stream ends this stream, not the other ones served here
             log.exception("stream_failed")
             link.close(StrataError("internal error", hint="the server's log has the details"))
         finally:
@@ -281,11 +280,11 @@ class ClientCall(Protocol):
         ...
 
     async def done_writing(self) -> None:
-        """Say that no more is written."""
+        """End the writing direction."""
         ...
 
     async def code(self) -> grpc.StatusCode:
-        """Return how the call ended."""
+        """Return the status of the ended call."""
         ...
 
     def cancel(self) -> bool:
@@ -302,11 +301,11 @@ class ClientStream(_End[Out], Generic[In, Out]):
         self._target = target
 
     def check(self) -> None:
-        pass  # nobody who dialled is asked
+        pass  # no quota applies to the dialling end
 
     async def recv(self) -> In | None:
         try:
-            with status.translated(self._target), _breaks_told(self._target):
+            with status.translated(self._target), _raise_transport_broken(self._target):
                 message: Any = await self._call.read()
         except asyncio.CancelledError:
             if _is_cancelling() or not self.ending.is_set():
@@ -319,14 +318,14 @@ class ClientStream(_End[Out], Generic[In, Out]):
         if message is grpc.aio.EOF:
             if self.error is not None and not self.broke:
                 raise self.error
-            return None  # also where a write met the end that reading says was a good one
+            return None  # also if a write failed because the stream had already ended in order
         received: In = message
         return received
 
 
 @asynccontextmanager
 async def dialled(call: ClientCall, target: str) -> AsyncIterator[ClientStream[Any, Any]]:
-    """Have the stream of `call` as a link; at the end it is flushed, then ended.
+    """Open the stream of `call` as a link; at the end of the context it is flushed, then ended.
 
     `target` is the address that errors name.
     """
@@ -348,14 +347,14 @@ async def _end(link: ClientStream[Any, Any], call: ClientCall, writer: asyncio.T
             await call.done_writing()
             await call.code()
     except (TimeoutError, grpc.aio.BaseError):
-        pass  # it is ended below, with whatever is left unsent
+        pass  # the call is ended below, with the unsent messages dropped
     writer.cancel()
     call.cancel()
 
 
 @contextmanager
-def _breaks_told(target: str) -> Iterator[None]:
-    """Raise `TransportBroken` for an established connection that was ended or reset."""
+def _raise_transport_broken(target: str) -> Iterator[None]:
+    """Raise `TransportBroken` if an established connection was ended or reset."""
     try:
         yield
     except grpc.RpcError as error:
@@ -365,6 +364,6 @@ def _breaks_told(target: str) -> Iterator[None]:
 
 
 def _is_cancelling() -> bool:
-    """Tell whether somebody cancels the running task, or the library only says so."""
+    """Return whether the running task is really being cancelled; grpc.aio also raises `CancelledError` by itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

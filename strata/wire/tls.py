@@ -1,4 +1,4 @@
-"""TLS and tokens as gRPC takes them: channels, a server's credentials, and who calls."""
+"""TLS and tokens for gRPC: channels, a server's credentials, and the identity of a caller."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_channel(target: str, *, options: Sequence[tuple[str, int]], pem: Pem | 
 
 
 def shown(credentials: Credentials) -> Metadata:
-    """Return the metadata with our token; nothing when we have none."""
+    """Return the metadata with our token; empty if we have none."""
     token = own_token(credentials)
     return (("authorization", _BEARER + token),) if token else ()
 
@@ -43,8 +43,8 @@ def shown(credentials: Credentials) -> Metadata:
 class ServerTls:
     """The credentials of a server's port, read again for new connections when the files changed.
 
-    `verify_clients`: a caller must show a certificate of our authority. A file that cannot be used
-    leaves what was there before in use, and is said once in the log.
+    With `verify_clients`, a caller must present a certificate of our authority. If a new file cannot be used,
+    the old credentials stay in use, and the problem is logged once.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class ServerTls:
         self._complaint = ""
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return the credentials for `add_secure_port`; `ConfigError` when the files are wrong."""
+        """Return the credentials for `add_secure_port`; `ConfigError` if the files are wrong."""
         self._stamp = stamp_of(self._credentials)
         first = self._configuration()
-        fetch: Any = self._fetch  # None means "no news", which the types do not know
+        fetch: Any = self._fetch  # returns None for "unchanged", which grpc's types do not allow
         return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=self._verify)
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the new configuration, None for the one in use; called before each handshake.
+        """Return the new configuration, or None to keep the present one; called before each handshake.
 
-        Runs in a thread of gRPC's, so nothing may be raised here.
+        Runs in one of gRPC's threads, so it must not raise.
         """
         now = stamp_of(self._credentials)
         if now == self._stamp:
@@ -84,7 +84,7 @@ class ServerTls:
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
         pem = read_pem(self._credentials, self._now())
-        assert pem.key is not None  # a port with TLS has a certificate: CoordinatorConfig
+        assert pem.key is not None  # CoordinatorConfig ensures that a port with TLS has a certificate
         assert pem.cert is not None
         return grpc.ssl_server_certificate_configuration(
             [(pem.key, pem.cert)], root_certificates=pem.ca if self._verify else None
@@ -92,10 +92,10 @@ class ServerTls:
 
 
 class Context(Protocol):
-    """The part of a servicer's context that tells who calls."""
+    """The part of a servicer's context that identifies the caller."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Return what the transport knows of the caller."""
+        """Return the transport's knowledge of the caller."""
         ...
 
     def invocation_metadata(self) -> Any:
@@ -103,24 +103,24 @@ class Context(Protocol):
         ...
 
     def peer(self) -> str:
-        """Return where the caller is: `ipv4:10.0.0.7:40312`."""
+        """Return the caller's address: `ipv4:10.0.0.7:40312`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certified:
-    """What the transport knows of a certificate that its owner has proven: its URIs, and itself in PEM form."""
+    """A certificate that its owner has proven to the transport: its URIs, and its chain in PEM form."""
 
     uris: tuple[str, ...]
     chain: bytes
 
     def identity(self) -> Identity:
-        """Return the identity that it names; `Unauthenticated` if it names none."""
+        """Return the identity that the certificate names; `Unauthenticated` if it names none."""
         return parse_identity(list(self.uris))
 
 
 def certified(context: Context) -> Certified:
-    """Return what the caller's certificate says; all of it is empty where it showed none."""
+    """Return the caller's certificate; all fields are empty if it presented none."""
     known = context.auth_context()
     uris = tuple(uri.decode("utf-8", errors="replace") for uri in known.get("peer_uri", ()))
     parts = dict.fromkeys((*known.get("x509_pem_cert", ()), *known.get("x509_pem_cert_chain", ())))
@@ -133,7 +133,7 @@ def address_of(context: Context) -> str:
 
 
 def bearer(context: Context) -> str:
-    """Return the token that the caller sent; `Unauthenticated` when it sent none."""
+    """Return the token that the caller sent; `Unauthenticated` if it sent none."""
     for key, value in context.invocation_metadata() or ():
         if key == "authorization" and isinstance(value, str):
             if value[: len(_BEARER)].lower() != _BEARER.lower():

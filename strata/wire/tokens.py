@@ -1,4 +1,4 @@
-"""Tokens: what a caller has seen of which cluster."""
+"""Tokens: the cluster and revision that a caller has seen."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from strata.v1 import common_pb2
 
 
 def token(uid: Uid, revision: int) -> common_pb2.Token:
-    """Return the token that says: everything of cluster `uid` up to `revision`."""
+    """Return the token for: seen everything of cluster `uid` up to `revision`."""
     return common_pb2.Token(uid=uid, revision=revision)

@@ -1,4 +1,4 @@
-"""Worlds and jobs."""
+"""Worlds, jobs, stop notices and generations, as messages and records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from strata.wire.enums import PHASES, STOP_ACTIONS, from_wire
 
 
 def world_message(job: JobView, head: WorldHead) -> worlds_pb2.World:
-    """Return the head of a world, with where its restore point lies."""
+    """Return the head of a world, with the path of its restore point."""
     return worlds_pb2.World(
         generation=head.generation,
         size=head.size,
@@ -51,7 +51,7 @@ def place_message(member: Member) -> worlds_pb2.WorldMember:
 
 
 def job_message(job: JobView) -> worlds_pb2.Job:
-    """Return what one revision says of a job as a whole."""
+    """Return a summary of a job, as of one revision."""
     phase, reason = phase_of(job)
     spec, head, latest = job.spec(), job.head(), job.latest()
     standbys = job.view.record(job.keys.standbys, Standbys)
@@ -70,13 +70,13 @@ def job_message(job: JobView) -> worlds_pb2.Job:
 
 
 def phase_of(job: JobView) -> tuple[Phase, str]:
-    """Return where the job stands and why; RUNNING until somebody wrote otherwise."""
+    """Return the job's phase and its reason; RUNNING until another phase is written."""
     record = job.view.record(job.keys.phase, JobPhase)
     return (record.phase, record.reason) if record is not None else (Phase.RUNNING, "")
 
 
 def notice_message(generation: int, notice: StopNotice) -> worlds_pb2.StopNotice:
-    """Return what asks the ranks of `generation`, or one of its members, to stop. A pause alone is one by name."""
+    """Return the stop notice of `generation` as a message. A notice that only pauses has the action PAUSE."""
     alone = notice.pause and notice.action is StopAction.SCALE
     return worlds_pb2.StopNotice(
         generation=generation,
@@ -89,7 +89,7 @@ def notice_message(generation: int, notice: StopNotice) -> worlds_pb2.StopNotice
 
 
 def notice_record(message: worlds_pb2.StopNotice) -> StopNotice:
-    """Return the notice that a message tells of."""
+    """Return the stop notice in a message."""
     action = from_wire(STOP_ACTIONS, message.action)
     pauses = action is StopAction.PAUSE
     return StopNotice(
@@ -102,7 +102,7 @@ def notice_record(message: worlds_pb2.StopNotice) -> StopNotice:
 
 
 def notice_of(job: JobView) -> worlds_pb2.StopNotice | None:
-    """Return what asks the ranks that run at this moment to stop, or None."""
+    """Return the stop notice for the ranks that run now, or None."""
     world = active_world(job) if job.phase() is Phase.RUNNING else None
     entry = None if world is None else job.notice(world.head.generation)
     return None if world is None or entry is None else notice_message(world.head.generation, entry.record)
@@ -111,7 +111,7 @@ def notice_of(job: JobView) -> worlds_pb2.StopNotice | None:
 def stop_message(
     job: str, reason: str, *, grace_s: float, generation: int = 0, leaving: Sequence[str] = ()
 ) -> worlds_pb2.StopJobRequest:
-    """Return the request that the ranks of a generation stop; `leaving`: the members that then leave, none means all.
+    """Return the request to stop the ranks of a generation. Then the members `leaving` leave; none means all of them.
 
     An earlier notice is merged with it. `grace_s` 0: at once, without a save. `generation` 0: the current one.
     """
@@ -129,13 +129,15 @@ def stop_message(
 def asked_to_leave(
     job: JobView, asked: Iterable[Asked], worker: str, incarnation: int
 ) -> worlds_pb2.StopNotice | None:
-    """Return what of `asked` (`stopping.all_asked`) asks this member, which has no place, to leave."""
+    """Return the notice in `asked` (`core.stop.requests.all_asked`) that requests this member, which has no
+    place, to leave; or None.
+    """
     head, notice = job.head(), asked_notice(asked, worker, incarnation)
     return None if head is None or notice is None else notice_message(head.record.generation, notice)
 
 
 def stop_request(message: worlds_pb2.StopJobRequest) -> StopRequest:
-    """Return what a message asks for; its job is beside it."""
+    """Return the stop request in a message; the message also names the job, which is not part of the result."""
     return StopRequest(
         action=from_wire(STOP_ACTIONS, message.action),
         reason=message.reason,
@@ -147,7 +149,7 @@ def stop_request(message: worlds_pb2.StopJobRequest) -> StopRequest:
 
 
 def generation_message(job: JobView, entry: Entry[GenerationRecord]) -> worlds_pb2.Generation:
-    """Return one line of the job's history; of the current generation with what it has committed."""
+    """Return one entry of the job's history; for the current generation, with its newest committed step."""
     record, generation = entry.record, int(entry.name)
     step, latest = record.committed_step, job.latest()
     if step is None and latest is not None:
@@ -180,7 +182,7 @@ def spec_message(spec: JobSpec) -> worlds_pb2.JobSpec:
 
 
 def spec_record(message: worlds_pb2.JobSpec) -> JobSpec:
-    """Return the limits that a message asks for; zero means the default."""
+    """Return the job limits in a message; zero means the default."""
     default = JobSpec()
     least = message.min_workers or default.min_workers
     return JobSpec(
@@ -194,7 +196,7 @@ def spec_record(message: worlds_pb2.JobSpec) -> JobSpec:
 
 
 def _restore(job: JobView, point: RestorePoint) -> worlds_pb2.RestorePoint:
-    """The record may have gone since: the point then still names the attempt."""
+    """Return the restore point. If its record was deleted since, the point still names the attempt, without a path."""
     entry = find(job, point.step, point.attempt)
     return worlds_pb2.RestorePoint(
         step=point.step,

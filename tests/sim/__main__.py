@@ -17,7 +17,7 @@ from tests.sim.run import Result, as_json, run_seed
 from tests.sim.seeds.batch import HASH_SEED, Summary, summary
 
 LONG = 100
-"""From so many seeds on, every class of faults must have taken effect."""
+"""Number of seeds from which on every class of faults must have taken effect."""
 
 
 def main() -> int:
@@ -38,8 +38,8 @@ def _one(seed: int, *, trace: bool) -> int:
     result = run_seed(seed, keep_trace=trace)
     for line in result.trace:
         sys.stdout.write(line + "\n")
-    told = as_json(result)
-    sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    body = as_json(result)
+    sys.stdout.write(json.dumps(body, indent=2) + "\n")
     return 1 if result.violations else 0
 
 

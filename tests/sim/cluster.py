@@ -1,4 +1,4 @@
-"""The whole of one run: three replicas, ten workers, the store and the links, and who watches them."""
+"""The cluster of one run: three replicas, ten workers, the store and the links, and the judges that watch them."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from tests.sim.trace import Trace
 WORKERS = {f"w{number}": 1 if number < 8 else 2 for number in range(10)}
 """The workers and their slots."""
 RESTART_S = 1.0
-"""After which a replica that ended by itself, or a member, is started again, as systemd would."""
+"""Delay after which a replica or a member that ended by itself is restarted, as systemd would."""
 PATROL_S = 0.5
 TROUBLE_S = 20.0
-"""How long after a fault of its own a member's death may be its consequence: the longest that a
-removal may be on its way to etcd, and then some."""
+"""How long after a fault of its own a member's death may be its consequence: longer than a removal may be on its way
+to etcd."""
 GRACE_S = 1.0
-"""From the break of a member's transport to the first thing that its replica may do about it."""
+"""From the break of a member's transport to the earliest moment at which its replica may act on it."""
 ORPHAN_S = 5.0
-"""So long members whose replica has gone have to be handed over."""
+"""Time within which members of a departed replica must be handed over."""
 CLAIM_S = 6.0
-"""How long an instance may believe to lead after its key has gone: the time of a lease."""
+"""How long an instance may believe that it leads after its key was removed: the duration of a lease."""
 
 
 class Cluster:
-    """What the faults act on, and the judges look at."""
+    """The target of the faults and of the judges."""
 
     def __init__(self, seed: int, tasks: asyncio.TaskGroup, trace: Trace) -> None:
         self.seed = seed
@@ -58,13 +58,13 @@ class Cluster:
         """Every run of every worker, by its boot."""
         self.ending = False
         self.stopped: set[str] = set()
-        """Replicas and workers that are down on purpose."""
+        """Replicas and workers that a fault keeps down."""
         self.ready_s: dict[str, float] = {}
-        """Since when each replica is ready without a break."""
+        """Replica -> time since which it has been ready without interruption."""
         self._flaky_s: dict[str, float] = {}
-        """When the line of a replica to etcd last lost or delayed what was sent."""
+        """Replica -> time at which its line to etcd last lost or delayed messages."""
         self._linked: dict[tuple[str, str], tuple[float, float]] = {}
-        """By boot and replica: since when, and when last, the patrol saw a link up at its replica's end."""
+        """(boot, replica) -> since when, and when last, the patrol saw an open link at the replica's end."""
         self._count = 0
         self.judge = Judge(
             keys=self.keys, job=self.keys.job(JOB), trace=trace, mourn=self._mourn, timed_out=self._timed_out
@@ -73,7 +73,7 @@ class Cluster:
         self.store.subscribe(self.judge.seen)
 
     def rng(self, name: str) -> random.Random:
-        """Return a source of chance of its own, so that one part's draws move no other's."""
+        """Return a random source of its own, so that draws of one part do not change those of another."""
         return random.Random(f"{self.seed}/{name}")
 
     # -- replicas
@@ -110,7 +110,7 @@ class Cluster:
             self.start_replica(replica.name)
 
     def ready(self, name: str) -> bool:
-        """Tell whether members may be sent to this replica, as it is in truth."""
+        """Return whether a replica can really take members."""
         replica = self.replicas[name]
         line = self.lines[name]
         return (
@@ -123,7 +123,7 @@ class Cluster:
         )
 
     def leader(self) -> MemoryReplica | None:
-        """Return a replica that runs and holds that it leads."""
+        """Return a running replica that believes that it leads, or None."""
         return next((r for r in self.replicas.values() if r.alive and r.leads), None)
 
     # -- members
@@ -170,7 +170,7 @@ class Cluster:
         self.tasks.create_task(later())
 
     def trouble(self, member: Member) -> None:
-        """Note that something kept a member from its replicas that was no fault of theirs."""
+        """Note that a fault which is not the replicas' kept a member from them."""
         member.troubled_s = self.trace.now_s
 
     # -- judging
@@ -185,7 +185,7 @@ class Cluster:
         return self.history.timed_out(outcome, key)
 
     def _mourn(self, death: Death) -> str | None:
-        """Say whether a member was declared dead that was alive and could have reached a replica."""
+        """Return why a member's removal was wrong (it was alive and could reach a replica), or None."""
         member = self.runs.get(death.record.boot)
         if member is None or not member.process.alive or member.killed:
             self.trace.count("deaths of the dead")
@@ -214,9 +214,9 @@ class Cluster:
         )
 
     def _waits_for_etcd(self, member: Member, death: Death) -> bool:
-        """Tell whether a member has come to a replica whose writes, that of its hand-over too, etcd loses or delays (5.4).
+        """Return whether a member has moved to a replica whose writes, hand-overs too, etcd loses or delays (5.4).
 
-        That replica neither served it before nor leads: the leader spares who has come to it.
+        That replica neither served the member before nor leads: a leader spares members that have connected to it.
         """
         now, others = self.trace.now_s, (death.record.served_by, death.writer)
         return any(
@@ -227,7 +227,7 @@ class Cluster:
         )
 
     def _sent(self, replica: str, call: Call) -> None:
-        """Look at the removals of members as they are sent: whoever was here just now has its grace."""
+        """Judge removals of members when they are sent: a member with a recent link to the replica has its grace."""
         if not isinstance(txn := call.argument, Txn):
             return
         for operation in txn.success:
@@ -264,7 +264,7 @@ class Cluster:
                 self._linked[key] = (since_s if without_break else now), now
 
     async def patrol(self) -> None:
-        """Look every half second at what no write shows."""
+        """Check every half second the states that no write shows."""
         while True:
             await asyncio.sleep(PATROL_S)
             now = self.trace.now_s
@@ -292,10 +292,10 @@ class Cluster:
             if term is None or (term.ended_s is not None and now - term.ended_s > CLAIM_S):
                 self.judge.wrong(f"{replica.name} holds that it leads in epoch {epoch}, which has ended")
 
-    # -- what must be so once all is well
+    # -- the state that must return once faults have ended
 
     def whole(self) -> str | None:
-        """Return why things are not as they should be, or None when they are."""
+        """Return why the cluster is not whole, or None if it is."""
         leaders = [r.name for r in self.replicas.values() if r.alive and r.leads]
         if len(leaders) != 1:
             return f"leaders: {leaders}"
@@ -305,7 +305,7 @@ class Cluster:
             return "there is no world"
         inside = {(m.worker, m.incarnation) for m in world.members}
         alive = {(w.name, w.create_revision) for w in job.workers()}
-        # newcomers stand by while the world holds a member that cannot restart (PROTOCOLS 6.1)
+        # newcomers are on standby while the world holds a member that cannot restart (PROTOCOLS 6.1)
         stands_by = inside < alive and any(
             w.record.cannot_restart for w in job.workers() if (w.name, w.create_revision) in inside
         )

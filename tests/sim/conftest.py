@@ -1,4 +1,4 @@
-"""A process for seeds: every run of one gives the same, however pytest was started."""
+"""A process that runs seeds, so that every run of a seed is the same, however pytest was started."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ Run = Callable[[int], Result]
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """Runs a seed as `python -m tests.sim --seed N` does: in a process whose sets of strings have the same order."""
+    """Run a seed as `python -m tests.sim --seed N` does: in a process with a fixed order of sets of strings."""
     with pool(1, give_way=False) as processes:
         yield lambda seed: processes.submit(run_seed, seed).result()

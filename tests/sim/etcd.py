@@ -1,4 +1,4 @@
-"""The way from each replica to etcd: prompt by nature, and as bad as the faults make it."""
+"""The line from a replica to etcd: prompt by default, and as unreliable as faults make it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strata.testing.network import Call, Fate
 
 
 class Line:
-    """A `Network` of one replica. What is above 0 goes wrong with that probability."""
+    """The `Network` of one replica. A field above 0 is the probability of that failure."""
 
     def __init__(
         self, rng: random.Random, applied: Callable[[Call], None], sent: Callable[[Call], None]
@@ -19,9 +19,9 @@ class Line:
         self.lose_request = 0.0
         self.lose_answer = 0.0
         self.late = 0.0
-        """A call takes up to 12 s to arrive, longer than its caller waits."""
+        """Probability that a call takes up to 12 s to arrive, longer than its caller waits."""
         self.stale_s = 0.0
-        """How late the watch is."""
+        """Largest delay of the watch, in seconds."""
         self.leaderless = False
         self.counts: Counter[str] = Counter()
         self._rng = rng
@@ -30,7 +30,7 @@ class Line:
 
     @property
     def is_flaky(self) -> bool:
-        """Whether some of what is sent is lost or late."""
+        """Whether some messages are lost or late."""
         return bool(self.lose_request or self.lose_answer or self.late)
 
     def fate(self, call: Call) -> Fate:

@@ -1,7 +1,6 @@
-"""What goes wrong: each fault is injected, heals, and says whether it took effect.
+"""The faults of the simulation: each is injected, is healed, and returns whether it took effect.
 
-A fault is a coroutine over the cluster that returns whether anything came of it. Several may be
-under way at once. What it draws, it draws from the chance of its own run.
+A fault is a coroutine over the cluster. Several may run at once. Each draws from its own random source.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Act = Callable[[Cluster, random.Random], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A class of faults, by name. `weight`: how often it is drawn, compared with the others."""
+    """A class of faults, by name. `weight`: how often it is drawn, relative to the others."""
 
     name: str
     act: Act
@@ -42,7 +41,7 @@ def fault(name: str, *, weight: int = 1) -> Callable[[Act], Act]:
 
 
 def _some_replica(c: Cluster, rng: random.Random, *, leader: bool | None = None) -> MemoryReplica | None:
-    """Return a replica that runs and is not frozen; the leader, or none that leads, if asked."""
+    """Return a running replica that is not frozen, or None; `leader` restricts it to the leader or to followers."""
     there = [r for r in c.replicas.values() if r.alive and not r.process.frozen]
     if leader is not None:
         there = [r for r in there if r.leads == leader]
@@ -80,7 +79,7 @@ async def _leader_crash(c: Cluster, rng: random.Random) -> bool:
 
 @fault("replica stop")
 async def _replica_stop(c: Cluster, rng: random.Random) -> bool:
-    """A graceful stop, then a new start: half of a rolling restart."""
+    """Stop a replica gracefully and start it again: half of a rolling restart."""
     replica = _some_replica(c, rng)
     if replica is None:
         return False
@@ -98,7 +97,7 @@ async def _replica_stop(c: Cluster, rng: random.Random) -> bool:
 
 
 @fault("all replicas gone")
-async def _all_gone(c: Cluster, rng: random.Random) -> bool:
+async def _all_down(c: Cluster, rng: random.Random) -> bool:
     down = [r for r in c.replicas.values() if r.alive]
     if not down:
         return False
@@ -134,7 +133,7 @@ async def _follower_pause(c: Cluster, rng: random.Random) -> bool:
 
 @fault("all replicas pause")
 async def _all_pause(c: Cluster, rng: random.Random) -> bool:
-    """Every replica stands still at once, as on one host that swaps; they wake one after the other."""
+    """Freeze every replica at once, as on one host that swaps; thaw them one after another."""
     down = [r for r in c.replicas.values() if r.alive and not r.process.frozen]
     held = sum(r.process.held for r in down)
     for replica in down:
@@ -148,7 +147,7 @@ async def _all_pause(c: Cluster, rng: random.Random) -> bool:
 
 @fault("suspend")
 async def _suspend(c: Cluster, rng: random.Random) -> bool:
-    """The host of one or all replicas slept, with all that is on it: only the boot clock knows."""
+    """Suspend the host of one or all replicas, with everything on it: only the boot clock shows it."""
     there = [r for r in c.replicas.values() if r.alive and not r.process.frozen]
     if not there:
         return False
@@ -160,7 +159,7 @@ async def _suspend(c: Cluster, rng: random.Random) -> bool:
 
 @fault("replica cut off from etcd and peers", weight=2)
 async def _etcd_and_peers_cut(c: Cluster, rng: random.Random) -> bool:
-    """Only its members reach it still, and they reach the others."""
+    """Leave a replica reachable for members only, which also reach the other replicas."""
     replica = _some_replica(c, rng)
     if replica is None:
         return False
@@ -196,7 +195,7 @@ async def _etcd_cut(c: Cluster, rng: random.Random) -> bool:
 
 @fault("replica isolated")
 async def _isolated(c: Cluster, rng: random.Random) -> bool:
-    """A replica reaches etcd, and neither members nor peers, in silence."""
+    """Let a replica reach etcd, but silently neither members nor peers."""
     replica = _some_replica(c, rng)
     if replica is None:
         return False
@@ -218,7 +217,7 @@ def _everybody_else(c: Cluster, name: str) -> list[str]:
 
 @fault("one-way cut")
 async def _one_way(c: Cluster, rng: random.Random) -> bool:
-    """What one replica sends to another, or to a member, goes nowhere."""
+    """Drop all messages from a replica to another, or between a replica and a member in one direction."""
     sender = rng.choice(REPLICAS)
     member = _some_member(c, rng) if rng.random() < 0.5 else None
     if member is not None:
@@ -240,7 +239,7 @@ async def _one_way(c: Cluster, rng: random.Random) -> bool:
 
 @fault("reject between replicas")
 async def _reject(c: Cluster, rng: random.Random) -> bool:
-    """Two replicas reset each other's links and refuse new ones; nobody has died."""
+    """Have two replicas reset each other's links and refuse new ones; neither has died."""
     one, other = rng.sample(REPLICAS, 2)
     broken = c.board.reject(one, f"{other}/peers") + c.board.reject(other, f"{one}/peers")
     await asyncio.sleep(rng.uniform(1, 8))
@@ -251,7 +250,7 @@ async def _reject(c: Cluster, rng: random.Random) -> bool:
 
 @fault("link break", weight=2)
 async def _link_break(c: Cluster, rng: random.Random) -> bool:
-    """Messages are lost with the connections that they were on."""
+    """Break links, which loses the messages on them."""
     broken = 0
     for _ in range(rng.randrange(1, 6)):
         await asyncio.sleep(rng.uniform(0, 0.4))
@@ -274,7 +273,7 @@ async def _link_break(c: Cluster, rng: random.Random) -> bool:
 
 @fault("delay")
 async def _delay(c: Cluster, rng: random.Random) -> bool:
-    """Messages between replicas, and of some members, take long."""
+    """Delay messages of one replica and of some members."""
     chosen = [rng.choice(REPLICAS), *(m.host for m in c.members.values() if rng.random() < 0.3)]
     longest_s = rng.choice((0.02, 0.1, 0.4))
     before, delayed = c.board.lag_s, 0
@@ -322,7 +321,7 @@ async def _lost(c: Cluster, rng: random.Random) -> bool:
 
 
 @fault("writes applied unheard", weight=2)
-async def _unheard(c: Cluster, rng: random.Random) -> bool:
+async def _unanswered(c: Cluster, rng: random.Random) -> bool:
     return await _flaky(c, rng, "lose_answer", "write unanswered")
 
 
@@ -333,7 +332,7 @@ async def _late(c: Cluster, rng: random.Random) -> bool:
 
 @fault("etcd without a leader")
 async def _leaderless(c: Cluster, rng: random.Random) -> bool:
-    """Everybody's calls fail, watches break; leases begin anew with the next leader."""
+    """Fail all calls and break all watches. Lease times start anew with the next leader."""
     c.store.hold_leases()
     lines = list(c.lines.values())
     before = sum(line.counts["leaderless"] for line in lines)
@@ -350,7 +349,7 @@ async def _leaderless(c: Cluster, rng: random.Random) -> bool:
 
 @fault("lease lost")
 async def _lease_lost(c: Cluster, rng: random.Random) -> bool:
-    """A lease ends before its time, the leader's or a replica's; sometimes its keepalives go on."""
+    """End a lease early, the leader's or a replica's; sometimes its keepalives still succeed."""
     keys = [kv for kv in c.judge.view.walk(c.keys.root) if kv.lease]
     if not keys:
         return False
@@ -364,7 +363,7 @@ async def _lease_lost(c: Cluster, rng: random.Random) -> bool:
 
 @fault("compaction")
 async def _compaction(c: Cluster, rng: random.Random) -> bool:
-    """History goes while a replica's watch is away: it has to list again."""
+    """Compact the history while a replica's watch is cut off, so that it has to list again."""
     replica = _some_replica(c, rng)
     if replica is None:
         return False
@@ -408,7 +407,7 @@ async def _member_pause(c: Cluster, rng: random.Random) -> bool:
 
 @fault("member crash", weight=2)
 async def _member_crash(c: Cluster, rng: random.Random) -> bool:
-    """It dies, and comes again as another process: at once, or when it has been missed."""
+    """Kill a member, and start it as another process: at once, or after its replica has noticed."""
     member = _some_member(c, rng)
     if member is None:
         return False
@@ -421,7 +420,7 @@ async def _member_crash(c: Cluster, rng: random.Random) -> bool:
 
 @fault("member leaves")
 async def _member_leaves(c: Cluster, rng: random.Random) -> bool:
-    """It goes for good, and another process comes under its name."""
+    """Have a member leave for good, and start another process with its name."""
     member = _some_member(c, rng)
     if member is None or member.process.task is None:
         return False
@@ -437,7 +436,7 @@ async def _member_leaves(c: Cluster, rng: random.Random) -> bool:
 
 @fault("newcomer for a frozen member")
 async def _newcomer(c: Cluster, rng: random.Random) -> bool:
-    """A second process of a worker's name starts while the first is stopped, and wakes later."""
+    """Start a second process with the name of a frozen member, which is thawed later."""
     member = _some_member(c, rng)
     if member is None:
         return False

@@ -1,4 +1,4 @@
-"""What goes wrong between an agent and the processes of its ranks; `tests.sim.faults` has the classes of faults."""
+"""Faults between an agent and the processes of its ranks; `tests.sim.faults` registers them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sim.programs.ranks import DETECT_S, GRACE_S, RankProcess
 
 
 def some_agent(c: Cluster, rng: random.Random) -> SimulatedAgent | None:
-    """Return an agent that runs, and so do its ranks."""
+    """Return a running agent with running ranks, or None."""
     there = []
     for member in c.members.values():
         agent, runs = member.agent, member.process.alive and not member.process.frozen
@@ -30,7 +30,7 @@ def _some_rank(c: Cluster, rng: random.Random) -> tuple[SimulatedAgent, RankProc
 
 
 async def crash(c: Cluster, rng: random.Random) -> bool:
-    """A rank's process ends: its agent, which waits for it, reports that."""
+    """End a rank's process. Its agent, which waits for it, reports that."""
     if (some := _some_rank(c, rng)) is None:
         return False
     some[1].kill()
@@ -38,7 +38,7 @@ async def crash(c: Cluster, rng: random.Random) -> bool:
 
 
 async def stopped(c: Cluster, rng: random.Random) -> bool:
-    """A rank's process is stopped for less than `detect_s`, and nobody dies; or for longer, and is evicted."""
+    """Stop a rank's process: for less than `detect_s`, so that it lives on, or for longer, so that it is evicted."""
     if (some := _some_rank(c, rng)) is None:
         return False
     _agent, process = some
@@ -52,7 +52,7 @@ async def stopped(c: Cluster, rng: random.Random) -> bool:
 
 
 async def disconnected(c: Cluster, rng: random.Random) -> bool:
-    """A rank's connection ends and its process lives: it attaches again within the grace, or is evicted after it."""
+    """Break a rank's connection while its process lives: it attaches again within the grace, or is evicted after it."""
     if (some := _some_rank(c, rng)) is None:
         return False
     agent, process = some
@@ -66,7 +66,7 @@ async def disconnected(c: Cluster, rng: random.Random) -> bool:
 
 
 async def host_frozen(c: Cluster, rng: random.Random) -> bool:
-    """All processes of a node stop and go on, the agent last and first: so it sees ranks that are stopped at both ends."""
+    """Freeze and thaw all processes of a node, the agent last and first: it sees stopped ranks at both ends."""
     if (agent := some_agent(c, rng)) is None:
         return False
     member, processes = agent.member, _ranks(agent)
@@ -86,7 +86,7 @@ async def host_frozen(c: Cluster, rng: random.Random) -> bool:
 
 
 async def agent_crash(c: Cluster, rng: random.Random) -> bool:
-    """An agent dies, the processes of its ranks live: they end by themselves. Another agent comes under its name.
+    """Kill an agent but not its ranks' processes, which end by themselves. Then start another agent of that name.
 
     Some of the ranks are stopped meanwhile. Sometimes the agent was frozen before, and they had lost their connections.
     """
@@ -114,7 +114,7 @@ async def agent_crash(c: Cluster, rng: random.Random) -> bool:
 
 
 async def rival(c: Cluster, rng: random.Random) -> bool:
-    """Another process attaches as a rank: it is refused while the first lives, and let in once that has ended."""
+    """Have another process attach as a rank: it is refused while the first lives, and admitted once that has ended."""
     if (some := _some_rank(c, rng)) is None:
         return False
     agent, first = some

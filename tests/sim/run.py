@@ -1,4 +1,4 @@
-"""One seed: a minute of faults over a working cluster, then calm, then the judgement."""
+"""One seed: a minute of faults in a working cluster, then a calm time, then the judgement."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tests.sim.trace import Trace
 
 WARM_UP_S = 4.0
 FAULTS_S = 46.0
-"""How long faults are begun."""
+"""How long new faults are begun."""
 RUN_S = 62.0
 CALM_S = 40.0
-"""Within so long after the last fault everything must be whole, and a barrier complete."""
+"""Time after the last fault within which the cluster must be whole and a barrier complete."""
 LEAST_EFFECTIVE = 5
 
 
 @dataclass(slots=True)
 class Result:
-    """What came of one seed."""
+    """The result of one seed."""
 
     seed: int
     violations: list[str] = field(default_factory=list)
@@ -46,11 +46,11 @@ class Result:
 
 
 def run_seed(seed: int, *, keep_trace: bool = False) -> Result:
-    """Run one seed to its end; whatever happened is in the result."""
+    """Run one seed to its end; errors are part of the result."""
     result = Result(seed)
     began = time.process_time()
     logging.getLogger("strata").setLevel(logging.CRITICAL)
-    gc.disable()  # a run is short, and what it leaves is collected at once
+    gc.disable()  # a run is short, and its garbage is collected right after it
     try:
         virtual_time.run(_main(seed, result, keep_trace), seed=seed, limit_s=600)
     except Exception as error:  # noqa: BLE001  # the simulation reports whatever it is
@@ -122,7 +122,7 @@ async def _live(cluster: Cluster, result: Result) -> None:
 
 
 async def _wrong(cluster: Cluster) -> str | None:
-    """Return what is not whole yet; a barrier of the whole world must have been released lately."""
+    """Return why the cluster is not whole yet, or None; a barrier of the whole world must be released meanwhile."""
     why = cluster.whole()
     if why is not None:
         return why
@@ -149,8 +149,8 @@ async def _disturb(cluster: Cluster, result: Result) -> None:
 
     operator = Operator(cluster, cluster.rng("operator"))
     operating = asyncio.create_task(operator.run()) if cluster.judge.operated else None
-    failure_detector = FailureDetector(cluster, cluster.rng("keeper"))
-    keeping = asyncio.create_task(failure_detector.run()) if cluster.judge.kept else None
+    maintainer = FailureDetector(cluster, cluster.rng("keeper"))
+    maintaining = asyncio.create_task(maintainer.run()) if cluster.judge.kept else None
     while trace.now_s < WARM_UP_S + FAULTS_S or (
         sum(result.faults.values()) < LEAST_EFFECTIVE and trace.now_s < 3 * FAULTS_S
     ):
@@ -163,11 +163,11 @@ async def _disturb(cluster: Cluster, result: Result) -> None:
     await asyncio.wait(running)
     for task in running:
         task.result()
-    if keeping is not None:
-        keeping.cancel()
-        await asyncio.wait([keeping])
-        if not keeping.cancelled():
-            keeping.result()
+    if maintaining is not None:
+        maintaining.cancel()
+        await asyncio.wait([maintaining])
+        if not maintaining.cancelled():
+            maintaining.result()
     if operating is not None:
         operating.cancel()
         await asyncio.wait([operating])
@@ -178,7 +178,7 @@ async def _disturb(cluster: Cluster, result: Result) -> None:
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """Return what a summary needs of a result."""
+    """Return the part of a result that a summary needs."""
     return {
         "seed": result.seed,
         "violations": result.violations,

@@ -1,4 +1,4 @@
-"""A run can be repeated: by its seed, in this process and in another one."""
+"""A run can be repeated by its seed, in the same process and in another one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def digest_in_another_process(seed: int, hash_seed: str) -> str:
     )
     child.join(240)
     assert child.log is not None
-    told = json.loads(child.log.read_text())
+    result = json.loads(child.log.read_text())
     child.log.unlink()
-    digest = told["digest"]
+    digest = result["digest"]
     assert isinstance(digest, str)
     return digest
 

@@ -1,4 +1,4 @@
-"""What happened in one run: lines for people, a digest that tells two runs apart, and counts."""
+"""The trace of one run: lines for people, a digest that tells two runs apart, and counts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NOISE = frozenset({"event", "replica"})
 
 
 class Trace:
-    """Takes down what happens; keeps the text only if asked, the digest always."""
+    """Records events. It always feeds the digest, and keeps the text only with `keep`."""
 
     def __init__(self, *, keep: bool) -> None:
         self.lines: list[str] = []
         self.events: Counter[str] = Counter()
         self.bugs: list[str] = []
-        """Exceptions that the shipped code caught and logged because nobody expects them."""
+        """Unexpected exceptions that the shipped code caught and logged."""
         self._keep = keep
         self._digest = hashlib.blake2b(digest_size=16)
         self._began = asyncio.get_running_loop().time()
@@ -32,7 +32,7 @@ class Trace:
         return asyncio.get_running_loop().time() - self._began
 
     def note(self, who: str, what: str) -> None:
-        """Take one thing down."""
+        """Record one event."""
         line = f"{self.now_s:10.6f} {who}: {what}"
         self._digest.update(line.encode())
         if self._keep:
@@ -45,10 +45,10 @@ class Trace:
     def digest(self) -> str:
         return self._digest.hexdigest()
 
-    # -- what the shipped code logs
+    # -- logs of the shipped code
 
     def capture(self) -> None:
-        """Have structlog's events taken down here, and rendered nowhere."""
+        """Record structlog's events here, and render them nowhere."""
 
         def take(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
             name = str(event["event"])

@@ -1,4 +1,4 @@
-"""Where the parts of a system run: on loopback, or each in a network namespace of its own."""
+"""The interface of backends: run the processes of a system on loopback, or each in its own network namespace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Where one part runs: its address, and the command that enters its network."""
+    """The host of one process: its address, and the command prefix that enters its network."""
 
     name: str
     address: str
@@ -27,15 +27,15 @@ class Host:
 
     @property
     def placement(self) -> Placement:
-        """The same for what starts processes."""
+        """This host in the form that `strata.devcluster` takes."""
         return Placement(host=self.address, enter=self.enter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing a host's network does to packets: drop them, or answer that nobody is there.
+    """One packet filter rule of a host: drop matching packets, or answer them with a TCP reset (`reject`).
 
-    `inbound` packets come from `peer`, others go to it. A `port` is the destination's.
+    `inbound` rules match packets from `peer`, other rules packets to it. `port` is the destination port; 0 is any.
     """
 
     host: str
@@ -46,27 +46,27 @@ class Rule:
 
 
 class Network(Protocol):
-    """The network between hosts, where there is one to break."""
+    """The network between hosts, on backends that can break it."""
 
     def cut(self, key: str, rules: Sequence[Rule]) -> None:
-        """Put `rules` in force, under a key that `mend` takes."""
+        """Apply `rules` under a key that `mend` takes."""
         ...
 
     def packets(self, key: str) -> dict[str, int]:
-        """Return how many packets met the rules of `key`, on each host."""
+        """Return the number of packets that matched the rules of `key`, by host."""
         ...
 
     def mend(self, key: str) -> None:
-        """Take the rules of `key` away; nothing if they are gone."""
+        """Remove the rules of `key`; no effect if they are already removed."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What a backend has started. `workers` are the hosts for workloads, in turn.
+    """A started system. Workloads are placed on `workers`, round robin.
 
-    `credentials` are what our own calls show, `etcd_tls` what they show to etcd; `environment` is
-    what makes workloads show theirs.
+    The harness calls coordinators with `credentials` and etcd with `etcd_tls`. `environment` holds the variables from
+    which workloads take their own credentials.
     """
 
     cluster: LocalCluster
@@ -79,29 +79,28 @@ class Site:
 
 
 class Backend(Protocol):
-    """A way to run a system on this machine."""
+    """One way to run a system on this machine."""
 
     @property
     def name(self) -> str:
-        """As `--backend` takes it."""
+        """The value of `--backend` that selects it."""
         ...
 
     @property
     def summary(self) -> str:
-        """What it is, in one sentence."""
+        """One-sentence description."""
         ...
 
     def available(self) -> str:
-        """Return why it cannot be had on this machine; empty when it can."""
+        """Return why this machine cannot run the backend; empty if it can."""
         ...
 
     def running(
         self, topology: Topology, folder: Path, *, workers: int, members: Sequence[str], say: Say
     ) -> AbstractContextManager[Site]:
-        """Have everything running for as long as the context lasts; nothing is left after it.
+        """Run the system while the context lasts; leave nothing behind.
 
-        `workers` is how many hosts for workloads there are, `members` the worker ids that need
-        certificates where there are any.
-        Raises `StrataError` when something does not come up.
+        `workers` is the number of hosts for workloads. `members` are the worker ids that get certificates if the
+        topology uses TLS. Raises `StrataError` if a process does not come up.
         """
         ...

@@ -1,10 +1,10 @@
-"""Certificates for every hop of a run, as `strata certs` makes them: nobody speaks plaintext then.
+"""Certificates for every connection of a run, issued as `strata certs` does. No process uses plaintext then.
 
     ca/  etcd/  observer/  operator/  coordinator-1/ …   one folder each, with cert.pem, key.pem, ca.pem
     barriers-1-0/ …                                      one for each member, by its worker id
 
-Each client process shows the certificate of its own worker (`workloads.program.show_papers`), so that
-a member speaks for itself only, under faults as everywhere.
+Each client process presents the certificate of its own worker (`workloads.program.show_certificates`). So a member
+can act for itself only, as in production.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RunCertificates:
         coordinators: Mapping[str, str],
         members: Sequence[str],
     ) -> RunCertificates:
-        """Make an authority and all that it signs; `coordinators` maps names to hosts."""
+        """Create a certificate authority and issue all certificates; `coordinators` maps names to hosts."""
         now = datetime.now(UTC)
         authority = Authority.create(folder / "ca", cluster="default", now=now, days=DAYS)
 
@@ -61,28 +61,28 @@ class RunCertificates:
 
     @property
     def etcd(self) -> EtcdTls:
-        """What etcd's members show to everybody, and demand."""
+        """Certificate of the etcd members, and the CA they verify clients with."""
         return EtcdTls(cert=self._file("etcd", CERT), key=self._file("etcd", KEY), ca=self._file("etcd", CA))
 
     @property
     def observer(self) -> TlsConfig:
-        """What observer and nemesis show to etcd."""
+        """TLS settings with which the observer and the nemesis connect to etcd."""
         ca, cert, key = (self._file("observer", file) for file in (CA, CERT, KEY))
         return TlsConfig(ca_file=ca, cert_file=cert, key_file=key)
 
     @property
     def operator(self) -> Credentials:
-        """What our own calls show to coordinators."""
+        """Credentials with which the harness calls coordinators."""
         ca, cert, key = (self._file("operator", file) for file in (CA, CERT, KEY))
         return Credentials(ca_file=ca, cert_file=cert, key_file=key)
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What makes workloads find their certificates."""
+        """Environment variable that leads workloads to their certificates."""
         return {CERTIFICATES: str(self.folder)}
 
     def options(self, coordinator: str) -> list[str]:
-        """Return the flags with which a coordinator serves and connects with its certificate."""
+        """Return the flags that make a coordinator serve and connect with its certificate."""
         return [
             f"--tls-ca-file={self._file(coordinator, CA)}",
             f"--tls-cert-file={self._file(coordinator, CERT)}",

@@ -1,15 +1,14 @@
-"""A network namespace for every coordinator, etcd member and host of workers, on one bridge.
+"""The netns backend: a network namespace for every coordinator, etcd member and host of workers, on one bridge.
 
     this machine ── veth ── hub: bridge ──┬── coordinator-1   198.18.n.21
       198.18.n.1                          ├── etcd-1          198.18.n.11
                                           └── host-1          198.18.n.101
 
-The bridge lies in a namespace of its own, so that the machine's firewall and its forwarding have no
-say, and all that is left of a run can be removed by removing namespaces (`sweeper`). 198.18.0.0/15 is
-reserved for tests of networks (RFC 2544).
+The bridge lies in a namespace of its own, so the machine's firewall and forwarding rules do not affect it. Removing
+the namespaces removes everything a run made (`sweeper`). 198.18.0.0/15 is reserved for network tests (RFC 2544).
 
-Packets are dropped or rejected by iptables inside a part's namespace: one chain a fault, whose
-counters tell how many packets met it.
+iptables inside a host's namespace drops or rejects packets. Each fault has one chain, whose counters give the number
+of packets that matched.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _FIRST: Final = {"etcd": 11, "coordinator": 21, "host": 101}
 
 
 class NetnsBackend:
-    """A `Backend`."""
+    """The `Backend` in which every host has a network that faults can cut."""
 
     name: Final = "netns"
     summary: Final = "each part in a network namespace of its own, on one bridge"
@@ -75,7 +74,7 @@ class NetnsBackend:
 
 
 class IptablesNetwork:
-    """A `Network` of namespaces: one chain for each key, on each host that has rules of it."""
+    """The `Network` of the namespaces. Each key has one iptables chain on each host with rules of that key."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._enter = {host.name: host.enter for host in hosts}
@@ -98,10 +97,10 @@ class IptablesNetwork:
     def mend(self, key: str) -> None:
         for host in self._chains.pop(key, []):
             for hook in ("INPUT", "OUTPUT"):
-                with suppress(StrataError):  # a cut that was itself cut short has no such rule
+                with suppress(StrataError):  # an interrupted `cut` may not have added this rule
                     self._iptables(host, "-D", hook, "-j", key)
             for verb in ("-F", "-X"):
-                with suppress(StrataError):  # nor such a chain
+                with suppress(StrataError):  # or not have created this chain
                     self._iptables(host, verb, key)
 
     def _count(self, host: str, key: str) -> int:
@@ -123,10 +122,10 @@ def _match(rule: Rule) -> list[str]:
 
 @contextmanager
 def _guarded() -> Iterator[str]:
-    """Yield the prefix of this process's namespaces, which are gone after it, however it ends."""
+    """Yield the prefix of this process's namespaces. They are removed afterwards, however the process ends."""
     pid = os.getpid()
     prefix = sweeper.prefix_of(pid)
-    # A session of its own: what ends our group or terminal must not end it.
+    # A session of its own: a signal to this process group or terminal must not end the guardian.
     guardian = subprocess.Popen(
         [sys.executable, "-I", "-S", sweeper.__file__, str(pid), prefix],
         stdin=subprocess.DEVNULL,
@@ -181,9 +180,11 @@ def _free_subnet() -> str:
 
 
 def _run(*command: str) -> str:
-    """Run a command and return its output; `ConfigError` with what it said."""
+    """Run a command and return its output; the `ConfigError` of a failure quotes the command's last line."""
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise ConfigError(f"`{' '.join(command)}`: {said[-1] if said else f'exit code {done.returncode}'}")
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise ConfigError(
+            f"`{' '.join(command)}`: {output[-1] if output else f'exit code {done.returncode}'}"
+        )
     return done.stdout

@@ -1,4 +1,4 @@
-"""Everything as processes on loopback: needs nothing, and has no network to break."""
+"""The process backend: all processes on loopback. It has no requirements, and no network to partition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strata_chaos.scenario import Topology
 
 
 class ProcessBackend:
-    """A `Backend`."""
+    """The `Backend` that runs all processes on loopback."""
 
     name: Final = "process"
     summary: Final = "processes on loopback; no partitions"

@@ -1,4 +1,4 @@
-"""Starting what runs on a site: the same for every backend, but for where each part is."""
+"""Start etcd and coordinators on given hosts, for every backend."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from strata_chaos.backends.certificates import RunCertificates
 from strata_chaos.scenario import Topology
 
 PLAINTEXT: Final = Credentials(insecure=True)
-"""Loopback, or the bridge of a run: its own, and gone with it."""
+"""Plaintext is fine on loopback and on a run's own bridge, which is removed with the run."""
 
 
 def part_names(topology: Topology, *, workers: int) -> list[str]:
-    """Return the names of all parts that a topology has, each of which needs a host."""
+    """Return the names of all hosts that a topology needs."""
     return [
         *(f"etcd-{n}" for n in range(1, topology.etcd + 1)),
         *(f"coordinator-{n}" for n in range(1, topology.coordinators + 1)),
@@ -34,7 +34,7 @@ def start(
     members: Sequence[str],
     say: Say,
 ) -> Site:
-    """Start etcd and the coordinators on their hosts, with certificates if the topology wants them."""
+    """Start etcd and the coordinators on their hosts, with certificates if the topology uses TLS."""
     etcd = [host for host in hosts if host.name.startswith("etcd-")]
     coordinators = [host for host in hosts if host.name.startswith("coordinator-")]
     certificates = None
@@ -51,7 +51,7 @@ def start(
         etcd_members=topology.etcd,
         coordinators=topology.coordinators,
         detect_s=topology.detect_s,
-        fsync=False,  # no fault here is a power cut: what the kernel holds, a killed process keeps
+        fsync=False,  # no fault is a power cut, and a killed process loses nothing that it wrote to the kernel
         etcd_placements=[host.placement for host in etcd],
         placements=[host.placement for host in coordinators],
         etcd_tls=certificates.etcd if certificates else None,

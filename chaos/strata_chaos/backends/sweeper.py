@@ -1,11 +1,11 @@
-"""Takes away what a run left of its network: namespaces, with all that lies and runs in them.
+"""Removal of a run's network namespaces, with the processes and links in them.
 
-Everything a run makes hangs from named namespaces, so that this is all there is to take away. A
-name says whose it is: `strata-chaos-<pid>-<start time of that process>-<host>`.
+All network parts of a run belong to named namespaces, so nothing else has to be removed. The name
+`strata-chaos-<pid>-<start time of that process>-<host>` identifies the process that owns the namespace.
 
-Used three ways: at the end of a run; at the beginning of the next, for runs whose process is gone;
-and as a guardian, `python -I -S sweeper.py PID PREFIX`, which waits for the end of that process
-and sweeps when it could not do so itself. Standard library only: the guardian starts in 10 ms.
+Three callers: a run at its end; the next run at its start, for runs whose process has died; and a guardian process,
+`python -I -S sweeper.py PID PREFIX`. The guardian waits until process PID ends and sweeps if PID could not. It uses
+the standard library only and starts in 10 ms.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _POLL_S = 0.02
 
 
 def prefix_of(pid: int) -> str:
-    """Return what the names of a process's namespaces begin with."""
+    """Return the prefix of the names of a process's namespaces."""
     return f"{NAMES}{pid}-{_started(pid)}-"
 
 
 def namespaces(prefix: str = NAMES) -> list[str]:
-    """Return the namespaces whose names begin so."""
+    """Return the names of the namespaces with this prefix."""
     try:
         return sorted(entry.name for entry in FOLDER.iterdir() if entry.name.startswith(prefix))
     except FileNotFoundError:
@@ -39,7 +39,7 @@ def namespaces(prefix: str = NAMES) -> list[str]:
 
 
 def sweep(prefix: str) -> list[str]:
-    """Kill what runs in the namespaces of a prefix, remove them, and return their names."""
+    """Kill the processes in the namespaces with this prefix, remove the namespaces, and return their names."""
     found = namespaces(prefix)
     deadline = time.monotonic() + _BUSY_S
     while (pids := [pid for name in found for pid in _pids(name)]) and time.monotonic() < deadline:
@@ -49,7 +49,7 @@ def sweep(prefix: str) -> list[str]:
         time.sleep(_POLL_S)
     for name in found:
         subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
-        # it would go with the bridge's namespace, a moment later
+        # the kernel removes this link with the bridge's namespace, but a moment later
         subprocess.run(["ip", "link", "delete", link_of(name)], check=False, capture_output=True)
     return found
 
@@ -60,7 +60,7 @@ def link_of(namespace: str) -> str:
 
 
 def sweep_abandoned() -> list[str]:
-    """Sweep after every run whose process is gone; return the names of what was removed."""
+    """Sweep after every run whose process has died; return the names of the removed namespaces."""
     removed = []
     for prefix in {"-".join(name.split("-")[:4]) + "-" for name in namespaces()}:
         pid, started = prefix.split("-")[2:4]
@@ -70,7 +70,7 @@ def sweep_abandoned() -> list[str]:
 
 
 def guard(pid: int, prefix: str) -> None:
-    """Return once process `pid`, the parent, is gone and its namespaces are removed."""
+    """Wait until process `pid`, the parent, has ended, and remove its namespaces."""
     poll = select.poll()
     with contextlib.suppress(ProcessLookupError):
         poll.register(os.pidfd_open(pid), select.POLLIN)
@@ -87,7 +87,7 @@ def _pids(namespace: str) -> list[int]:
 
 
 def _started(pid: int) -> int:
-    """Return when a process was started, in clock ticks since boot; 0 when there is none."""
+    """Return when a process started, in clock ticks since boot; 0 if there is no such process."""
     try:
         text = Path("/proc", str(pid), "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

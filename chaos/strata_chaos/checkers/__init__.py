@@ -1,8 +1,8 @@
-"""Judges: each says of one part of the protocols whether a recorded run kept it.
+"""Checkers: each judges whether a recorded run kept one part of the protocols.
 
-They share no code with Strata (an import contract says so): keys and values are read anew from
-`docs/keyspace.md`, images from `docs/checkpoints.md`. An operation whose outcome is unknown may have
-had its effect or not, so a checker accepts both, and never takes it for a failure.
+They share no code with Strata (an import contract enforces this). They parse keys and values by `docs/keyspace.md`,
+and images by `docs/checkpoints.md`. An operation with unknown outcome may have had its effect or not: a checker
+accepts both, and never treats it as a failure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Barriers: all or none, once, in the current generation, and told to all alike (PROTOCOLS 6.2-6.4).
+"""Checks barriers: all ranks or none, once, in the current generation, same result for all (PROTOCOLS 6.2-6.4).
 
-What clients bring is unique in a run, so a payload names the arrival it came with. That ties an
-outcome in etcd to the clients' own lines: each payload of a release must be of an arrival that had
-begun when the release was seen, and whoever returned must have been told that very release.
+Clients bring payloads that are unique in a run, so a payload identifies its arrival. That ties an outcome in etcd to
+the clients' records. Each payload in a release must belong to an arrival that had begun when the release was seen.
+Each client that returned must have got exactly that release.
 
 Compact on purpose: a release is kept as hashes of its payloads, eight bytes each.
 """
@@ -38,19 +38,19 @@ def _hash(*parts: object) -> int:
 
 
 class Barriers:
-    """See the module."""
+    """The barrier checker; its rules are in `RULES`."""
 
     def __init__(self) -> None:
         self.findings = Findings("barriers", RULES)
         self._ended: set[int] = set()
         """Rounds that have an outcome."""
         self._arrivals: dict[int, tuple[int, float]] = {}
-        """(job, name, generation, rank, payload) -> revision and time of the release it is part of."""
+        """Hash of (job, name, generation, rank, payload) -> revision and time of the release that contains it."""
         self._where: dict[int, Where] = {}
-        """By the release's revision, as long as an arrival of it is not accounted for."""
+        """Revision of a release -> line of its outcome."""
         self._open: Counter[int] = Counter()
         self._releases: dict[int, int] = {}
-        """Payloads as a whole -> revision."""
+        """Hash of all payloads of a release -> revision."""
         self._not_released: Counter[tuple[str, str, int, str]] = Counter()
         self._recorded: set[tuple[str, str]] = set()
         """(job, name) of barriers whose arrivals clients record."""
@@ -60,12 +60,12 @@ class Barriers:
     # -- etcd
 
     def lost(self, end: State) -> None:
-        """A generation that no storage names may come again, and its rounds with it."""
+        """A generation that no storage root names may occur again after a restore, with the same rounds."""
         self._ended.clear()
 
     def change(self, change: Change, before: State) -> None:
         if change.restoring or change.unserved:
-            return  # rounds go with their worlds, and a release that slipped into a snapshot is nobody's
+            return  # rounds end with their worlds; no client sees a release that slipped into a snapshot
         for event in change.events:
             if event.deleted:
                 continue
@@ -165,7 +165,7 @@ class Barriers:
             self._ended_otherwise(record, arrival)
 
     def _began(self, record: Record, arrival: int) -> None:
-        """The first line of an arrival: retries of it come later in the same file."""
+        """Judge the first line of an arrival; lines of its retries come later in the same file."""
         self._begun.add(arrival)
         release = self._arrivals.get(arrival)
         if release is None:
@@ -183,9 +183,9 @@ class Barriers:
         self._open[revision] -= 1
 
     def _returned(self, record: Record, arrival: int) -> None:
-        args, told = record.args, record.result["payloads"]
+        args, delivered = record.args, record.result["payloads"]
         release = self._arrivals.get(arrival)
-        revision = self._releases.get(_whole(args["job"], args["name"], args["generation"], told))
+        revision = self._releases.get(_whole(args["job"], args["name"], args["generation"], delivered))
         self.findings.check(
             "told-alike",
             release is not None and revision == release[0],
@@ -200,8 +200,8 @@ class Barriers:
         )
         self.findings.check(
             "participants",
-            set(told) == {str(rank) for rank in args["ranks"]},
-            f"{record.client} arrived with ranks {args['ranks']} and was released with {sorted(told)}",
+            set(delivered) == {str(rank) for rank in args["ranks"]},
+            f"{record.client} arrived with ranks {args['ranks']} and was released with {sorted(delivered)}",
             record.where,
         )
 

@@ -1,4 +1,4 @@
-"""The catalog: commits that are complete and stay, an order that never goes back (PROTOCOLS 8)."""
+"""Checks the checkpoint catalog: commits are complete and permanent, and `latest` never goes back (PROTOCOLS 8)."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ _NEXT: Final[dict[str | None, frozenset[str | None]]] = {
 
 
 class Catalog:
-    """See the module."""
+    """The catalog checker; its rules are in `RULES`."""
 
     def __init__(self) -> None:
         self.findings = Findings("catalog", RULES)
         self._committed: dict[tuple[str, str], tuple[int, Where]] = {}
         """(job, attempt) -> revision and line of the commit."""
         self._points: dict[tuple[int, str, int], Any] = {}
-        """By life, job and generation."""
+        """(life, job, generation) -> restore point in the head."""
         self._lives = Lives()
         self._saved: dict[tuple[str, int, int, int], set[str]] = defaultdict(set)
-        """(job, generation, step, rank) -> sha256 of what clients saved there."""
-        self._told: dict[tuple[str, str, str], tuple[float, Where]] = {}
-        """(job, attempt, client) -> when that client was first told that it is committed."""
+        """(job, generation, step, rank) -> sha256 of all data that clients saved there."""
+        self._reported: dict[tuple[str, str, str], tuple[float, Where]] = {}
+        """(job, attempt, client) -> when that client first got the report that it is committed."""
         self._restored: list[Record] = []
-        self._heard: dict[tuple[str, int], tuple[int, int]] = {}
+        self._newest: dict[tuple[str, int], tuple[int, int]] = {}
 
     # -- etcd
 
     def lost(self, end: State) -> None:
-        """What was committed stays so: `restores/committed-kept` says whether it is there again."""
+        """Keep all commits: `restores/committed-kept` judges whether they exist again."""
 
     def change(self, change: Change, before: State) -> None:
         self._lives.change(change)
@@ -78,7 +78,7 @@ class Catalog:
                     self._points[change.life, event.key.job, head.get("generation", 0)] = head.get("restore")
 
     def _restored_change(self, change: Change) -> None:
-        """Take what a restore adopts for committed from then on, unless it was so before."""
+        """Count the records that a restore adopts as committed from then on, unless they were committed before."""
         for event in change.of("record"):
             value = event.value or {}
             if value.get("state") == "committed":
@@ -192,38 +192,38 @@ class Catalog:
                 slot = args["job"], args["generation"], args["step"], args["rank"]
                 self._saved[slot].add(args["digest"])
                 if record.outcome is Outcome.OK and record.t1 is not None and record.result.get("committed"):
-                    self._tell(record, record.t1)
+                    self._note_reported(record, record.t1)
             case "checkpoint.restore" if record.outcome is Outcome.OK:
                 self._restored.append(record)
             case "checkpoint.latest" if record.outcome is Outcome.OK:
-                self._latest_told(record)
+                self._latest_reported(record)
 
-    def _latest_told(self, record: Record) -> None:
-        told = record.result["generation"], record.result["step"]
+    def _latest_reported(self, record: Record) -> None:
+        reported = record.result["generation"], record.result["step"]
         reader = record.client, record.process
-        last = self._heard.get(reader, (0, 0))
+        last = self._newest.get(reader, (0, 0))
         self.findings.check(
             "latest-monotonic",
-            told >= last,
-            f"{record.client} heard of {told} as the latest (generation, step), after {last}",
+            reported >= last,
+            f"{record.client} heard of {reported} as the latest (generation, step), after {last}",
             record.where,
         )
-        self._heard[reader] = max(told, last)
-        self._tell(record, record.t0 if record.t1 is None else record.t1)
+        self._newest[reader] = max(reported, last)
+        self._note_reported(record, record.t0 if record.t1 is None else record.t1)
 
-    def _tell(self, record: Record, told_t: float) -> None:
+    def _note_reported(self, record: Record, reported_t: float) -> None:
         key = record.args["job"], record.result["attempt"], record.client
-        if told_t <= self._told.get(key, (told_t, record.where))[0]:
-            self._told[key] = told_t, record.where
+        if reported_t <= self._reported.get(key, (reported_t, record.where))[0]:
+            self._reported[key] = reported_t, record.where
 
-    # -- the whole
+    # -- end of the run
 
     def finish(self, clock: Clock, end: State) -> None:
-        for (job, attempt, client), (told_t, where) in self._told.items():
+        for (job, attempt, client), (reported_t, where) in self._reported.items():
             commit = self._committed.get((job, attempt))
             self.findings.check(
                 "committed-stays",
-                commit is not None and clock.not_before(commit[0]) <= told_t,
+                commit is not None and clock.not_before(commit[0]) <= reported_t,
                 f"{client} was told that attempt {attempt} of {job} is committed; "
                 + ("it never was" if commit is None else f"it was only later, at revision {commit[0]}"),
                 where,
@@ -231,19 +231,19 @@ class Catalog:
             )
         for record in self._restored:
             self._restore(record)
-        told = {(job, attempt) for job, attempt, _client in self._told}
+        reported = {(job, attempt) for job, attempt, _client in self._reported}
         for key, held in end.all("record"):
-            self._disk(key.job, held, told)
+            self._disk(key.job, held, reported)
 
     def _restore(self, record: Record) -> None:
         args, point = record.args, record.args["point"]
         key = self._lives.of(args.get("uid")), args["job"], args["generation"]
         if key in self._points:
-            wanted = self._points[key]
+            expected = self._points[key]
             self.findings.check(
                 "restore-point",
-                wanted == point,
-                f"{record.client} restored {point} in generation {args['generation']}, whose head says {wanted}",
+                expected == point,
+                f"{record.client} restored {point} in generation {args['generation']}, whose head says {expected}",
                 record.where,
             )
         if point is None:
@@ -251,7 +251,7 @@ class Catalog:
         slot = args["job"], point["record_generation"], point["step"], args["rank"]
         saved = self._saved.get(slot)
         if saved is None:
-            return  # a rank that the saving world did not have, or that recorded nothing
+            return  # the world that saved it had no such rank, or the rank recorded nothing
         self.findings.check(
             "restore-exact",
             record.result["digest"] in saved,
@@ -260,14 +260,14 @@ class Catalog:
             record.where,
         )
 
-    def _disk(self, job: str, held: Held, told: set[tuple[str, str]]) -> None:
+    def _disk(self, job: str, held: Held, reported: set[tuple[str, str]]) -> None:
         value = held.value or {}
         path = urlsplit(str(value.get("path", "")))
         folder = Path(unquote(path.path))
         if value.get("state") != "committed" or path.scheme != "file" or not folder.parent.is_dir():
-            return  # not there to be looked at: another machine's, or an object store's
+            return  # not visible here: on another machine, or in an object store
         attempt = str(value.get("attempt"))
-        problem = problem_of(folder, str(value.get("manifest_digest")), marked=(job, attempt) in told)
+        problem = problem_of(folder, str(value.get("manifest_digest")), marked=(job, attempt) in reported)
         commit = self._committed.get((job, attempt))
         self.findings.check(
             "on-disk",

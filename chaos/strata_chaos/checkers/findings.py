@@ -1,4 +1,4 @@
-"""What a checker says: which rules it judged how often, and which were broken, with the evidence."""
+"""The interface of checkers, and their findings: how often each rule was judged and broken, with the evidence."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from strata_chaos.checkers.truth import Change, Clock, State
 from strata_chaos.history import Record, Where
 
 MOST: Final = 20
-"""Violations of one rule that are kept; the others are counted."""
+"""Violations of one rule that are kept; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One broken promise, in a sentence, and the lines that show it."""
+    """One violation of a rule: a sentence, and the history lines that show it."""
 
     checker: str
     rule: str
@@ -25,7 +25,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Findings:
-    """Of one checker; `rules` has each rule's promise by its name."""
+    """Findings of one checker. `rules` maps a rule's name to its promise."""
 
     checker: str
     rules: dict[str, str]
@@ -35,7 +35,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
     def check(self, rule: str, holds: bool, message: str, *evidence: Where) -> bool:
-        """Count that the rule was judged; unless it holds, keep the violation. Returns `holds`."""
+        """Count one judgement of the rule, keep the violation if it does not hold, and return `holds`."""
         assert rule in self.rules, rule
         self.judged[rule] += 1
         if not holds:
@@ -48,25 +48,25 @@ class Findings:
 
 
 class Checker(Protocol):
-    """Judges one part of the protocols. Fed with all of etcd's changes first, then all else.
+    """Judges one part of the protocols. It gets all changes of etcd first, then all other records.
 
-    It keeps no line: what it needs of one it keeps in a compact form, so that a long run fits.
+    It keeps no records, only facts from them in a compact form, so that a long run fits into memory.
     """
 
     findings: Findings
 
     def change(self, change: Change, before: State) -> None:
-        """Judge one transaction of etcd; `before` is the state that it changed."""
+        """Judge one transaction of etcd; `before` is the state before it."""
         ...
 
     def lost(self, end: State) -> None:
-        """Learn that etcd was lost when it held `end`: the changes that follow are of its next life."""
+        """Note that etcd was lost while it held `end`: the following changes are of its next life."""
         ...
 
     def record(self, record: Record) -> None:
-        """Judge one line of a client, a workload or the nemesis; in no order across files."""
+        """Judge one record of a client, a workload or the nemesis. Records of different files come in any order."""
         ...
 
     def finish(self, clock: Clock, end: State) -> None:
-        """Judge what needs the whole; `end` is the last state."""
+        """Judge the rules that need the whole run; `end` is the last state."""
         ...

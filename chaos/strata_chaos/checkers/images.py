@@ -1,8 +1,8 @@
-"""Looks whether a committed checkpoint is on disk, byte for byte, without Strata's own reader.
+"""Verifies a committed checkpoint on disk byte for byte, without Strata's own reader.
 
-The layout and what the digests cover are those of docs/checkpoints.md, "On disk": the catalog's
-record has the digest of manifest.json, which has those of the ranks' manifests, which have those of
-every chunk (8 MiB, beginning anew at each tensor) of the images.
+The layout and the coverage of the digests are in docs/checkpoints.md, "On disk". The catalog's record holds the digest
+of manifest.json, which holds the digests of the ranks' manifests. A rank's manifest holds the digest of every chunk of
+its image (8 MiB, starting anew at each tensor).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ ALGORITHM: Final = "xxh3-128"
 
 
 def problem_of(folder: Path, manifest_digest: str, *, marked: bool) -> str:
-    """Return what is wrong with a checkpoint's folder, in words; empty when all is as recorded.
+    """Return the problem of a checkpoint's folder, in words; empty if everything matches the digests.
 
-    `marked`: somebody was told that it is committed, so the marker has to be there.
+    `marked`: a client got the report that the checkpoint is committed, so the COMMIT marker must exist.
     """
     try:
         manifest = _document(folder / "manifest.json", manifest_digest)

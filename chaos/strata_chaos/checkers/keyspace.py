@@ -1,7 +1,7 @@
-"""Keys and values as `docs/keyspace.md` describes them, read without Strata's own code.
+"""Parser of keys and values by `docs/keyspace.md`, without Strata's own code.
 
-A judge that parsed with the code it judges would share its mistakes. So this is a second, smaller
-reading of the same page: a key becomes its kind, its job and its numbers; a value becomes a dict.
+A checker that parsed with the code it judges would share its mistakes. This is a second, smaller implementation of
+that page: a key becomes its kind, its job and its numbers; a value becomes a dict.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ROOT: Final = "/strata/v1/"
 
 
 class Key(NamedTuple):
-    """`kind` as in the tables below; `ids` are the parts that vary, numbers as integers."""
+    """A parsed key. `kind` as in the tables below; `ids` are the variable parts, numbers as integers."""
 
     kind: str
     job: str
@@ -29,7 +29,7 @@ _CLUSTER_SINGLES: Final = frozenset({"uid", "leader", "ops-floor", "backup", "re
 
 
 def parse_key(text: str) -> Key:
-    """Return what a key is of; kind "unknown" when `docs/keyspace.md` has no such key."""
+    """Return the parsed key; its kind is "unknown" if `docs/keyspace.md` has no such key."""
     parts = text.split("/")
     if not text.startswith(ROOT) or len(parts) < 5:
         return Key(UNKNOWN, "", (text,))
@@ -117,7 +117,7 @@ def _checkpoint(step: int, generation: int, rest: list[str]) -> tuple[str, tuple
 
 
 def parse_value(text: str | None) -> dict[str, Any] | None:
-    """Return the record of a value; None when it is none of schema 1."""
+    """Return the record in a value; None if it is not of schema 1."""
     if text is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Leadership: one instance an epoch, epochs that grow, and no write of a leader that has ended.
+"""Checks leadership: one instance per epoch, growing epochs, and no write of a leader after its epoch.
 
-A *leader's write* is one that only a controller makes: it names an epoch, in its value or its key.
-The epoch of a moment is the create_revision that the leader key has then (PROTOCOLS 4).
+A *leader's write* is one that only a controller makes: its value or its key names an epoch. The current epoch is the
+create_revision of the leader key (PROTOCOLS 4).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLEARED_BY_LEADER: Final = frozenset(
 
 
 class Leadership:
-    """See the module."""
+    """The leadership checker; its rules are in `RULES`."""
 
     def __init__(self) -> None:
         self.findings = Findings("leadership", RULES)
@@ -40,7 +40,7 @@ class Leadership:
         self._last_revision = 0
         self._since: list[int] = [0]
         self._epochs: list[int] = [0]
-        self._gone_t: float | None = None
+        self._removed_t: float | None = None
         self._gaps_s: list[float] = []
         self._samples: list[tuple[int, int, Record]] = []
 
@@ -61,8 +61,10 @@ class Leadership:
         if kind == "leader":
             self._leader(change, event)
         elif change.restoring:
-            return  # no leader's: `restores/alone` judges what may be written then
-        elif not event.deleted and (kind in _EPOCH_IN_VALUE or kind == "chunk") and not _asked_for(event):
+            return  # not a leader's write: `restores/alone` judges which keys a restore may write
+        elif (
+            not event.deleted and (kind in _EPOCH_IN_VALUE or kind == "chunk") and not _needs_no_leader(event)
+        ):
             named = event.key.ids[1] if kind == "chunk" else (event.value or {}).get("epoch", 0)
             check(
                 "fenced",
@@ -81,7 +83,7 @@ class Leadership:
 
     def _leader(self, change: Change, event: Event) -> None:
         if event.deleted:
-            self._gone_t = change.t
+            self._removed_t = change.t
             self._note(change.revision, 0)
             return
         check = self.findings.check
@@ -100,9 +102,9 @@ class Leadership:
             f"epoch {event.create_revision} follows epoch {self._last_epoch}",
             event.where,
         )
-        if self._gone_t is not None:
-            self._gaps_s.append(change.t - self._gone_t)
-            self._gone_t = None
+        if self._removed_t is not None:
+            self._gaps_s.append(change.t - self._removed_t)
+            self._removed_t = None
         self._last_epoch = event.create_revision
         self._note(change.revision, event.create_revision)
 
@@ -118,30 +120,30 @@ class Leadership:
             self._note(0, record.result["create_revision"])
 
     def lost(self, end: State) -> None:
-        """Epochs are revisions: those of the next life are compared with each other alone."""
+        """Start anew: epochs are revisions, which are comparable only within one life of etcd."""
         self._judge_samples()
         self._samples.clear()
         self._last_epoch = self._last_revision = 0
         self._since, self._epochs = [0], [0]
-        self._gone_t = None
+        self._removed_t = None
 
     def finish(self, clock: Clock, end: State) -> None:
         self._judge_samples()
-        self._tell_gaps()
+        self._note_gaps()
 
     def _judge_samples(self) -> None:
         for revision, epoch, record in self._samples:
             if revision > self._last_revision:
-                continue  # the events of that revision were not recorded any more
-            told = self._epochs[bisect_right(self._since, revision) - 1]
+                continue  # the record ends before that revision
+            expected = self._epochs[bisect_right(self._since, revision) - 1]
             self.findings.check(
                 "samples-agree",
-                told == epoch,
-                f"a read at revision {revision} saw epoch {epoch}, the events tell of {told}",
+                expected == epoch,
+                f"a read at revision {revision} saw epoch {epoch}, the events tell of {expected}",
                 record.where,
             )
 
-    def _tell_gaps(self) -> None:
+    def _note_gaps(self) -> None:
         if self._gaps_s:
             gaps = sorted(self._gaps_s)
             self.findings.notes.append(
@@ -150,8 +152,8 @@ class Leadership:
             )
 
 
-def _asked_for(event: Event) -> bool:
-    """Tell whether a finished or paused job was taken up again, or one paused at once: that needs no leader."""
+def _needs_no_leader(event: Event) -> bool:
+    """Return whether a job was resumed, or paused at once, by request: these writes need no leader."""
     value = event.value or {}
     return event.key.kind == "phase" and (
         value.get("phase") == "running" or (value.get("phase") == "paused" and not value.get("epoch"))

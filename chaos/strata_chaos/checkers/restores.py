@@ -1,9 +1,11 @@
-"""Restores: etcd was lost, and what was acknowledged is there again (PROTOCOLS 9).
+"""Checks restores: after a loss of etcd, everything acknowledged exists again (PROTOCOLS 9).
 
-Judged at the transaction that ends a restore, against what etcd held when it was lost. A client that was told of a commit
-before that end must find it committed after it. A commit that nobody was told of may be missing: its marker may not have
-been on disk yet. Generations, epochs and revisions are of one uid; a restore knows of a generation only what a backup or
-storage names. So a job that saves nothing may number anew, and one that saves must not.
+The transaction that ends a restore is compared with the last state of the lost etcd. If a client got the report of a
+commit before that transaction, the commit must exist after it. A commit that no client knows may be missing, because
+its marker may not have been on disk yet.
+
+Generations, epochs and revisions belong to one uid. A restore knows a generation only if a backup or storage names it.
+So a job without saves may number its generations anew, and a job with saves must not.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ _PROCESSES: Final = frozenset(
     {"leader", "replica", "worker", "chunk", "outcome", "arrived", "payloads", "floor", "standbys"}
     | {"coordinator", "failed", "done", "stopped", "held", "notice", "reshape", "reader", "rewind"}
 )
-"""What speaks of processes, which a restore takes away and nobody else may write until it has ended."""
+"""Keys about processes. A restore removes them, and no other writer may write them until it has ended."""
 
 
 _LOSSES: Final = ("restore-", "rebuild-")
-"""What the names of faults begin with that lose etcd."""
+"""Prefixes of the names of faults that lose etcd."""
 
 
 class Loss(NamedTuple):
-    """A checkpoint that was committed when etcd was lost, and is not after the restore; `t` is the restore's end."""
+    """A checkpoint that was committed when etcd was lost, and not after the restore, which ended at `t`."""
 
     job: str
     attempt: str
@@ -46,7 +48,7 @@ class Loss(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """The world that a restore gave a job."""
+    """The world that a restore gave to a job."""
 
     job: str
     generation: int
@@ -56,35 +58,35 @@ class Begun(NamedTuple):
 
 
 class Restores:
-    """See the module."""
+    """The checker of restores; its rules are in `RULES`."""
 
     def __init__(self) -> None:
         self.findings = Findings("restores", RULES)
         self._life = 1
         self._serving = True
         self._snapshot = False
-        """Whether this life began from an older snapshot, and no restore has begun."""
+        """Whether this life began from an older snapshot, and no restore has begun yet."""
         self._slipped = 0
         self._committed: dict[tuple[str, str], int] = {}
-        """(job, attempt) -> step, as etcd held them when it was lost."""
+        """(job, attempt) -> step, of the commits that etcd held when it was lost."""
         self._uids: set[str] = set()
         self._lost_uid = ""
         self._kept: list[tuple[str, str, float]] = []
         self._losses: list[Loss] = []
         self._begun: list[Begun] = []
         self._generations: dict[tuple[str, str], int] = {}
-        """(job, attempt) -> generation of each commit there ever was."""
-        self._told: dict[tuple[str, str], tuple[float, Where]] = {}
+        """(job, attempt) -> generation, of all commits of the run."""
+        self._reported: dict[tuple[str, str], tuple[float, Where]] = {}
         self._ended = 0
         self._faults: dict[object, tuple[float, float]] = {}
         self._strangers: list[Record] = []
-        """Lines of clients that were told of another cluster."""
+        """Records of clients that got `ClusterReplaced`."""
 
     # -- etcd
 
     def lost(self, end: State) -> None:
         self._life += 1
-        if self._serving:  # else etcd was lost again before it was restored
+        if self._serving:  # otherwise etcd was lost again before it was restored
             self._committed = _committed(end)
             self._lost_uid = str((end.value("uid") or {}).get("uid", ""))
         self._serving = self._snapshot = False
@@ -103,7 +105,7 @@ class Restores:
         self._snapshot = self._snapshot and not change.restoring
         for event in change.events:
             if self._snapshot and event.key.kind not in {"uid", "leader"}:
-                self._slipped += 1  # its answer is of an older revision, which its replica refuses
+                self._slipped += 1  # its replica rejects the answer, which has an older revision
             elif not event.deleted:
                 self.findings.check(
                     "alone",
@@ -123,7 +125,7 @@ class Restores:
             self._end(change, before, str((ends[0].value or {}).get("uid")), ends[0].where)
 
     def _end(self, change: Change, before: State, uid: str, where: Where) -> None:
-        """A restore has ended: `before` has all that it wrote below the jobs."""
+        """Judge the end of a restore; `before` holds everything that it wrote below the jobs."""
         self.findings.check(
             "lineage",
             uid not in self._uids and uid.partition(".")[0] == self._lost_uid.partition(".")[0],
@@ -155,16 +157,16 @@ class Restores:
             self.findings.judged["told-restored"] += 1
         elif record.error is not None and record.error.type == "ClusterReplaced":
             self._strangers.append(record)
-        told = record.op in {"checkpoint.save", "checkpoint.latest"} and record.outcome is Outcome.OK
-        if told and record.t1 is not None and record.result.get("attempt"):
+        reported = record.op in {"checkpoint.save", "checkpoint.latest"} and record.outcome is Outcome.OK
+        if reported and record.t1 is not None and record.result.get("attempt"):
             if record.op == "checkpoint.save" and not record.result.get("committed"):
                 return
             key = record.args["job"], str(record.result["attempt"])
-            if record.t1 < self._told.get(key, (float("inf"), record.where))[0]:
-                self._told[key] = record.t1, record.where
+            if record.t1 < self._reported.get(key, (float("inf"), record.where))[0]:
+                self._reported[key] = record.t1, record.where
 
     def _fault(self, record: Record) -> None:
-        """Keep from when to when etcd may have been lost and not restored."""
+        """Note the time in which etcd may have been lost and not restored."""
         number, ended_t = record.args.get("id"), record.t0 if record.t1 is None else record.t1
         if not str(record.args.get("fault", "")).startswith(_LOSSES):
             return
@@ -173,16 +175,16 @@ class Restores:
         elif record.op == "fault.heal" and number in self._faults:
             self._faults[number] = self._faults[number][0], ended_t
 
-    # -- the whole
+    # -- end of the run
 
     def finish(self, clock: Clock, end: State) -> None:
         pending_errors = 0
         for job, attempt, ended_t in self._kept:
-            if self._told.get((job, attempt), (float("inf"), None))[0] <= ended_t:
+            if self._reported.get((job, attempt), (float("inf"), None))[0] <= ended_t:
                 self.findings.judged["committed-kept"] += 1
         for loss in self._losses:
-            told_t, where = self._told.get((loss.job, loss.attempt), (float("inf"), loss.where))
-            if told_t > loss.t:
+            reported_t, where = self._reported.get((loss.job, loss.attempt), (float("inf"), loss.where))
+            if reported_t > loss.t:
                 pending_errors += 1
                 continue
             self.findings.check(
@@ -196,11 +198,11 @@ class Restores:
         for begun in self._begun:
             self._rises(begun)
         for record in self._strangers:
-            told_t = record.t0 if record.t1 is None else record.t1
+            reported_t = record.t0 if record.t1 is None else record.t1
             assert record.error is not None
             self.findings.check(
                 "told-restored",
-                any(begin <= told_t and record.t0 <= until for begin, until in self._faults.values()),
+                any(begin <= reported_t and record.t0 <= until for begin, until in self._faults.values()),
                 f"{record.client} was told at {record.op}, and etcd was there: {record.error.message}",
                 record.where,
             )
@@ -212,12 +214,12 @@ class Restores:
             )
 
     def _rises(self, begun: Begun) -> None:
-        told = [
+        reported = [
             (self._generations.get((job, attempt), 0), where)
-            for (job, attempt), (told_t, where) in self._told.items()
-            if job == begun.job and told_t <= begun.t
+            for (job, attempt), (reported_t, where) in self._reported.items()
+            if job == begun.job and reported_t <= begun.t
         ]
-        most, where = max(told, default=(0, begun.where), key=lambda each: each[0])
+        most, where = max(reported, default=(0, begun.where), key=lambda each: each[0])
         floor = max(most, begun.before)
         self.findings.check(
             "generations-rise",

@@ -1,8 +1,8 @@
-"""Samples: what a training has used up to a commit is every sample of an epoch, once (PROTOCOLS 7).
+"""Checks samples: up to a commit, a training used every sample of an epoch exactly once (PROTOCOLS 7).
 
-A rank tells which samples it used in which step before it saves that step. A world that begins again does some steps
-again, with the same samples. So a sample belongs to one step of its epoch, whichever world does it, and the steps up to
-the last commit that a client was told of have used all samples of every epoch that ended in them.
+A rank records the samples of a step before it saves that step. A world that starts from a checkpoint repeats the steps
+after it, with the same samples. So a sample belongs to one step of its epoch in every world. The steps up to the last
+commit that a client knows have used all samples of every epoch that ended in them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RULES: Final = {
 
 
 class Samples:
-    """See the module."""
+    """The sample checker; its rules are in `RULES`."""
 
     def __init__(self) -> None:
         self.findings = Findings("samples", RULES)
@@ -29,16 +29,16 @@ class Samples:
         self._ranks: dict[tuple[str, str, int, int, int, int], int] = {}
         """(job, uid, generation, epoch, step, sample) -> the rank that used it."""
         self._used: dict[tuple[str, int], set[int]] = {}
-        """By job and epoch."""
+        """(job, epoch) -> samples used."""
         self._last: dict[tuple[str, int], tuple[int, int, Where]] = {}
-        """By job and epoch: its last step, its length, and where that step is told of."""
+        """(job, epoch) -> its last step, its length, and the line of that step."""
         self._committed: dict[str, int] = {}
 
     def change(self, change: Change, before: State) -> None:
-        """Nothing of this is in etcd."""
+        """Ignore it: etcd holds nothing about samples."""
 
     def lost(self, end: State) -> None:
-        """Samples are counted on across all lives."""
+        """Keep all counts: samples count across all lives of etcd."""
 
     def record(self, record: Record) -> None:
         args = record.args
@@ -70,7 +70,7 @@ class Samples:
         ended = dict(sorted(self._last))
         for (job, epoch), (step, length, where) in self._last.items():
             if epoch == ended[job] or step > self._committed.get(job, 0):
-                continue  # not over yet, or nobody was told of a commit that has it
+                continue  # the epoch is not over, or no client knows a commit that includes its end
             used = len(self._used[job, epoch])
             self.findings.check(
                 "none-lost",

@@ -1,8 +1,8 @@
-"""etcd's side of a run: transactions in order, the state before each, and when they happened.
+"""etcd's side of a run: transactions in order, the state before each, and when they were committed.
 
-A run may see several *lives* of etcd: each begins with empty disks, or with a snapshot, and ends with the loss of all
-of it. Revisions tell of one life only, and so does whatever is made of them: epochs and incarnations. `life_of` a uid
-says in which life a client was told of that cluster.
+A run may have several *lives* of etcd. A life begins with empty disks or with a snapshot, and ends with the loss of
+all members. Revisions, epochs and incarnations are comparable only within one life. `Lives.of` maps a cluster's uid to
+its life.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strata_chaos.history import Record, Where
 
 
 class Held(NamedTuple):
-    """A key as it is at some revision."""
+    """A key at some revision."""
 
     create_revision: int
     mod_revision: int
@@ -25,7 +25,7 @@ class Held(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One key put or deleted. `before` is what it was; `raw` is the value as text."""
+    """One put or delete of a key. `before` is the previous state of the key; `raw` is the value as text."""
 
     key: Key
     name: str
@@ -38,14 +38,15 @@ class Event(NamedTuple):
 
 
 LIFE: Final = 10**12
-"""More revisions than an etcd has in one life."""
+"""More than the number of revisions in any life."""
 
 
 class Change(NamedTuple):
     """All events of one revision, which is one transaction; `t` is when the observer saw it.
 
-    `restoring`: somebody restored the control plane then, who may write what no replica may. `unserved`: etcd had been lost,
-    and no restore had ended yet. A transaction that was under way may then hold in an older snapshot; nobody hears of it.
+    `restoring`: a restore was in progress, which may write keys that no replica may. `unserved`: etcd had been lost,
+    and no restore had ended yet. A transaction in flight may then take effect in an older snapshot; no client gets
+    its result.
     """
 
     revision: int
@@ -57,7 +58,7 @@ class Change(NamedTuple):
 
     @property
     def at(self) -> int:
-        """The revision, told apart from those of other lives; in the first one it is the revision itself."""
+        """The revision made unique across lives; in the first life it is the revision itself."""
         return at(self.life, self.revision)
 
     def of(self, kind: str, *, deleted: bool = False) -> Iterator[Event]:
@@ -66,12 +67,12 @@ class Change(NamedTuple):
 
 
 def at(life: int, revision: int) -> int:
-    """Return a revision told apart from those of other lives."""
+    """Return a revision made unique across lives."""
     return (life - 1) * LIFE + revision
 
 
 class Lives:
-    """In which life of etcd a uid was first there. A uid that a snapshot brings back is still of the life before."""
+    """The life of etcd in which each uid first occurred. A uid in a snapshot belongs to the earlier life."""
 
     def __init__(self) -> None:
         self._of: dict[str, int] = {}
@@ -81,12 +82,12 @@ class Lives:
             self._of.setdefault(str((event.value or {}).get("uid")), change.life)
 
     def of(self, uid: object) -> int:
-        """Return the life; the first one for a client that does not say its uid."""
+        """Return the life of a uid; the first one for a client that records no uid."""
         return self._of.get(str(uid), 1)
 
 
 class State:
-    """What is there, by parsed key, as of the last change applied."""
+    """The keyspace after the last applied change, by parsed key."""
 
     def __init__(self) -> None:
         self.held: dict[Key, Held] = {}
@@ -99,7 +100,7 @@ class State:
         return found.value if found is not None else None
 
     def all(self, kind: str, job: str | None = None) -> Iterator[tuple[Key, Held]]:
-        """Yield every key of a kind: a walk over everything, for rare questions."""
+        """Yield every key of a kind. This walks over all keys: for rare use."""
         return (
             (key, held)
             for key, held in self.held.items()
@@ -116,14 +117,14 @@ class State:
 
 @dataclass(slots=True)
 class Clock:
-    """When revisions were committed, as tightly as the observer's samples tell."""
+    """When revisions were committed, as exactly as the observer's samples show."""
 
     _revisions: list[int] = field(default_factory=list)
     _begun: list[float] = field(default_factory=list)
     life: int = 1
 
     def sample(self, revision: int, t0: float) -> None:
-        """A linearizable read in this life that began at `t0` returned `revision`."""
+        """Note that a linearizable read in this life, begun at `t0`, returned `revision`."""
         revision = at(self.life, revision)
         if not self._revisions or revision > self._revisions[-1]:
             self._revisions.append(revision)
@@ -132,15 +133,15 @@ class Clock:
             self._begun[-1] = max(self._begun[-1], t0)
 
     def not_before(self, revision: int) -> float:
-        """Return a time before which `revision`, a `Change.at`, was not committed."""
+        """Return a time before which `revision`, a `Change.at`, was certainly not committed."""
         index = bisect_left(self._revisions, revision) - 1
         return self._begun[index] if index >= 0 else float("-inf")
 
 
 def changes(records: Iterable[Record], state: State, life: int = 1) -> Iterator[Change | Record]:
-    """Yield whole transactions of a life, `state` being what was before each, and the observer's other lines.
+    """Yield the transactions of one life, and the observer's other records unchanged. `state` is the state before each.
 
-    The caller applies a change to `state` before it takes the next.
+    The caller applies a change to `state` before it takes the next one.
     """
     pending: list[Record] = []
     make = _Changes(life)
@@ -160,7 +161,7 @@ def changes(records: Iterable[Record], state: State, life: int = 1) -> Iterator[
 
 
 class _Changes:
-    """Makes the changes of one life, and knows whether it is served."""
+    """Builds the changes of one life, and tracks whether a restore has ended in it."""
 
     def __init__(self, life: int) -> None:
         self._life = life
@@ -200,7 +201,7 @@ def _events(records: list[Record], state: State) -> tuple[Event, ...]:
 
 
 def listed(record: Record) -> tuple[Key, Held]:
-    """Return the key that an `etcd.listed` line tells of."""
+    """Return the key in an `etcd.listed` record."""
     result = record.result
     return parse_key(result["key"]), Held(
         result["create_revision"], result["revision"], parse_value(result["value"])

@@ -1,13 +1,12 @@
-"""Relayed watches: exactly etcd's events, in order, once, across every resume (PROTOCOLS 3.2-3.4).
+"""Checks relayed watches: exactly etcd's events, in order, once, across every resume (PROTOCOLS 3.2-3.4).
 
-A reader's stream is compared event by event with etcd's own between its position and the revision
-that each message reaches. A message marked `resync` begins a whole state, which must be that of the
-revision it reaches; a stream without a token must begin with one.
+A reader's stream is compared event by event with etcd's, from the stream's position to the revision that each message
+reaches. A message marked `resync` begins a whole state, which must be that of the revision it reaches. A stream without
+a resume token must begin with a resync.
 
-A stream that falls silent tells nothing wrong. So it is asked for what it owes: what etcd held must
-have come within `SILENT_S`, not counting the time in which a fault was in force or had been shortly
-before. That it says something else meanwhile, a mark of progress that does not reach so far, is no
-excuse: so does a replica whose own watch of etcd is stuck.
+A silent stream delivers nothing wrong, so silence has its own rule. An event in etcd must arrive within `SILENT_S`, not
+counting time in which a fault was in force or had been shortly before. A progress message that does not reach the event
+does not satisfy the rule, because a replica whose own watch of etcd is stuck sends those too.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ RULES: Final = {
 }
 
 SILENT_S: Final = 10.0
-"""How long a stream may keep to itself what it owes: far above any delivery without a fault."""
+"""How long a stream may withhold an event: far above any delivery time without a fault."""
 CALM_S: Final = 10.0
-"""How long after a fault was healed a stream may still suffer from it: detection, a new connection."""
+"""How long after healing a fault may still delay a stream: detection, a new connection."""
 NOTICED_S: Final = 5.0
-"""Within this time a parent notices the end of its child: so long before, the child may have been dead."""
+"""A parent notices the end of its child within this time, so the child may have been dead for that long."""
 
 Told = tuple[str, int, str | None]
 """A key below the job, the revision, and the digest of its value; None for a deletion."""
@@ -45,7 +44,7 @@ Told = tuple[str, int, str | None]
 
 @dataclass(slots=True)
 class JobLog:
-    """All events of one job, compactly: 28 bytes an event."""
+    """All events of one job in compact form: 28 bytes an event."""
 
     revisions: array[int] = field(default_factory=lambda: array("q"))
     times: array[float] = field(default_factory=lambda: array("d"))
@@ -54,7 +53,7 @@ class JobLog:
     names: list[str] = field(default_factory=list)
     ids: dict[str, int] = field(default_factory=dict)
     deleted: set[int] = field(default_factory=set)
-    """Positions of deletions."""
+    """Indices of deletions."""
 
     def add(self, name: str, revision: int, seen_t: float, digest: str | None) -> None:
         key = self.ids.get(name)
@@ -73,7 +72,7 @@ class JobLog:
         return self.names[self.keys[index]], self.revisions[index], digest
 
     def next(self, revision: int, prefix: str, until_t: float) -> int | None:
-        """Return the index of the first event above `revision`; None if none was seen by `until_t`."""
+        """Return the index of the first event above `revision` that was seen by `until_t`, or None."""
         for index in range(bisect_right(self.revisions, revision), len(self.revisions)):
             if self.times[index] > until_t:
                 return None
@@ -82,7 +81,7 @@ class JobLog:
         return None
 
     def after(self, index: int, revision: int, prefix: str) -> tuple[list[Told], int]:
-        """Return the events from `index` on up to `revision`, and the index behind them."""
+        """Return the events from `index` up to `revision`, and the index after them."""
         found = []
         while index < len(self.revisions) and self.revisions[index] <= revision:
             if self.names[self.keys[index]].startswith(prefix):
@@ -91,7 +90,7 @@ class JobLog:
         return found, index
 
     def state(self, revision: int, prefix: str) -> tuple[dict[str, tuple[int, str | None]], int]:
-        """Return every key at `revision`, and the index behind it."""
+        """Return every key at `revision`, and the index of the first event after it."""
         held: dict[str, tuple[int, str | None]] = {}
         events, index = self.after(0, revision, prefix)
         for name, mod_revision, digest in events:
@@ -104,7 +103,7 @@ class JobLog:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A stream owed something, from then until then, and that is longer than `SILENT_S`."""
+    """A period, longer than `SILENT_S`, in which a stream withheld an event or its first message."""
 
     since_t: float
     until_t: float
@@ -113,7 +112,7 @@ class Silence:
 
 @dataclass(slots=True)
 class Stream:
-    """What one stream of a reader has told so far."""
+    """The deliveries of one stream of a reader so far."""
 
     job: str
     prefix: str
@@ -122,7 +121,7 @@ class Stream:
     begun: Where
     opened_t: float
     life: int = 0
-    """In which life of etcd the cluster is that it tells of; 0: it has not told yet."""
+    """Life of etcd that the stream's cluster belongs to; 0: not known before the first message."""
     index: int = 0
     silences: list[Silence] = field(default_factory=list)
     resyncing: bool = False
@@ -131,23 +130,23 @@ class Stream:
 
 
 class Watches:
-    """See the module."""
+    """The watch checker; its rules are in `RULES`."""
 
     def __init__(self) -> None:
         self.findings = Findings("watches", RULES)
         self._logs: dict[tuple[int, str], JobLog] = defaultdict(JobLog)
-        """By life and job."""
+        """(life, job) -> events."""
         self._lives = Lives()
         self._life = 1
         self._listed: list[Record] = []
         self._streams: dict[tuple[str, int, int], Stream] = {}
         self._last: dict[int, int] = {}
-        """By life."""
+        """Life -> last revision."""
         self._closed: list[tuple[str, Stream]] = []
-        """Streams that lasted long enough to be called silent."""
+        """Streams that lasted long enough to be judged for silence."""
         self._faults: dict[object, tuple[float, float]] = {}
         self._died: dict[int, float] = {}
-        """By process: from when on it may have been dead."""
+        """Process -> time from which it may have been dead."""
         self._end_t = float("inf")
 
     def lost(self, end: State) -> None:
@@ -166,7 +165,7 @@ class Watches:
         self._logs[self._life, job].add(name, revision, seen_t, digest)
 
     def _began(self) -> None:
-        """Take what a snapshot brought for the life's first events, in the order of their revisions."""
+        """Log the keys of a snapshot as the first events of the life, in the order of their revisions."""
         for record in sorted(self._listed, key=lambda record: int(record.result["revision"])):
             key, result = parse_key(record.result["key"]), record.result
             if key.job:
@@ -210,7 +209,7 @@ class Watches:
             self._nemesis(record)
 
     def _nemesis(self, record: Record) -> None:
-        """Keep when anything was broken, and when the run was told to end."""
+        """Note when a fault was in force, and when the end of the run began."""
         number = record.args.get("id")
         if record.op == "fault.inject":
             self._faults[number] = record.t0, float("inf")
@@ -223,7 +222,7 @@ class Watches:
             self._end_t = record.t0
 
     def _owed(self, stream: Stream, until_t: float) -> None:
-        """Note how long a stream that now speaks, or ends, had kept something to itself."""
+        """Note how long a stream that delivers a message, or ends, withheld an event before."""
         since_t, owed = stream.opened_t, "a first message"
         if stream.position is not None:
             log = self._logs[stream.life, stream.job]
@@ -242,41 +241,43 @@ class Watches:
 
     def _message(self, record: Record, stream: Stream) -> None:
         check = self.findings.check
-        told: dict[str, Any] = dict(record.result)
+        delivered: dict[str, Any] = dict(record.result)
         stream.messages += 1
         if stream.messages == 1 and stream.position is None:
             check(
                 "resync-marked",
-                told["resync"],
+                delivered["resync"],
                 f"{record.client} resumed nowhere, and its first message is no resync",
                 record.where,
             )
-        if told["resync"]:
+        if delivered["resync"]:
             stream.resyncing, stream.pending = True, []
-        stream.pending += [(key, revision, digest) for key, revision, _created, digest in told["events"]]
-        revision = told["revision"]
+        stream.pending += [(key, revision, digest) for key, revision, _created, digest in delivered["events"]]
+        revision = delivered["revision"]
         if revision is None:
-            return  # more of it follows
+            return  # the next message continues this one
         check(
             "never-back",
-            revision >= (stream.position or 0) and told["uid"] == (stream.uid or told["uid"]),
+            revision >= (stream.position or 0) and delivered["uid"] == (stream.uid or delivered["uid"]),
             f"{record.client} was at revision {stream.position} of {stream.uid or 'no cluster'} and was told"
-            f" {revision} of {told['uid']}",
+            f" {revision} of {delivered['uid']}",
             record.where,
         )
-        stream.life = stream.life or self._lives.of(told["uid"])
+        stream.life = stream.life or self._lives.of(delivered["uid"])
         if revision <= self._last.get(stream.life, 0):
             if stream.resyncing:
                 self._resynced(record.client, record.where, stream, revision)
             elif stream.position is not None:
                 self._events(record.client, record.where, stream, revision)
         stream.resyncing, stream.pending = False, []
-        stream.position, stream.uid = max(revision, stream.position or 0), told["uid"]
+        stream.position, stream.uid = max(revision, stream.position or 0), delivered["uid"]
 
     def _resynced(self, client: str, where: Where, stream: Stream, revision: int) -> None:
         state, stream.index = self._logs[stream.life, stream.job].state(revision, stream.prefix)
-        told = {key: (mod_revision, digest) for key, mod_revision, digest in stream.pending}
-        differing = sorted(key for key in state.keys() | told.keys() if state.get(key) != told.get(key))
+        delivered = {key: (mod_revision, digest) for key, mod_revision, digest in stream.pending}
+        differing = sorted(
+            key for key in state.keys() | delivered.keys() if state.get(key) != delivered.get(key)
+        )
         self.findings.check(
             "resync-state",
             not differing,
@@ -299,7 +300,7 @@ class Watches:
     def finish(self, clock: Clock, end: State) -> None:
         """Judge the silences, now that all faults are known.
 
-        A stream that never ended did so with its process, or with the run.
+        A stream without a recorded end ended with its process, or with the run.
         """
         for (client, process, _stream), stream in self._streams.items():
             ended_t = min(self._end_t, self._died.get(process, self._end_t))
@@ -317,7 +318,7 @@ class Watches:
             )
 
     def _calm_s(self, silence: Silence) -> float:
-        """Return the longest time of a silence in which no fault may have kept the stream from being heard."""
+        """Return the longest part of a silence in which no fault may have delayed the stream."""
         until_t = min(silence.until_t, self._end_t)
         at_t, longest_s = silence.since_t, 0.0
         for begin_t, healed_t in sorted(self._faults.values()):
@@ -326,13 +327,13 @@ class Watches:
         return max(longest_s, until_t - at_t)
 
 
-def _differ(told: list[Told], expected: list[Told]) -> str:
-    missing = [event for event in expected if event not in told]
-    extra = [event for event in told if event not in expected]
+def _differ(delivered: list[Told], expected: list[Told]) -> str:
+    missing = [event for event in expected if event not in delivered]
+    extra = [event for event in delivered if event not in expected]
     if missing:
-        return f"{len(told)} events, and not {missing[0][0]} of revision {missing[0][1]}"
+        return f"{len(delivered)} events, and not {missing[0][0]} of revision {missing[0][1]}"
     if extra:
         return f"{extra[0][0]} of revision {extra[0][1]}, which etcd does not have there"
-    if len(told) != len(expected):
+    if len(delivered) != len(expected):
         return "an event twice"
     return "events in another order than etcd's"

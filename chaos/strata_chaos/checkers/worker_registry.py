@@ -1,12 +1,11 @@
-"""The registry: whose key goes, and why; incarnations that mean what they say (PROTOCOLS 5).
+"""Checks the registry of workers: keys are deleted for a reason, and incarnations are right (PROTOCOLS 5).
 
-A deletion needs a reason that the histories give: the member left, its process was killed or ended,
-its path or its process was under a fault, or it was replaced. That a process had *not* ended is only
-known where it recorded something later. So a deletion is a violation when the process was alive
-after it, had not asked to leave, and no fault touched it.
+A deletion needs a reason in the histories: the member left, its process was killed or ended, a fault hit its path or
+its process, or it was replaced. A process is known to have lived only if it recorded something later. So a deletion is
+a violation if the process was alive after it, had not announced its departure, and no fault touched it.
 
-Members that live by heartbeats are known dead by their silence, which a slow call is too; of them
-only the rest is judged.
+Members that register by unary calls and heartbeats die by missing heartbeats, which a slow call also causes. For them
+only the other rules are judged.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ RULES: Final = {
 }
 
 WINDOW_S: Final = 20.0
-"""How long before a deletion a fault of the member may have been healed: detection, grace, orphans."""
+"""How long before a deletion a fault that explains it may have been healed: detection, grace, orphans."""
 NOTICED_S: Final = 5.0
-"""Within this time a parent notices the end of its child; before, the child was alive."""
+"""A parent notices the end of its child within this time; earlier than that, the child was alive."""
 WITHDRAWN_S: Final = 1.0
-"""How long after a join was given up the deletion of its key may be seen."""
+"""How long after an abandoned join the deletion of its key may be seen."""
 _ENDS: Final = frozenset({"process.kill", "process.ending", "process.asked_to_stop", "process.ended"})
 _TOUCHING: Final = ("member", "rank", "supervisor", "worker", "client", "host")
-"""Faults whose name says that they touch members or their path; others must remove nobody."""
+"""Words in names of faults that touch members or their path; other faults must remove no member."""
 
 
 class Deletion(NamedTuple):
-    """A worker key that went."""
+    """One deletion of a worker key."""
 
     job: str
     worker: str
@@ -50,35 +49,35 @@ class Deletion(NamedTuple):
 
 
 class Registry:
-    """See the module."""
+    """The worker registry checker; its rules are in `RULES`."""
 
     def __init__(self) -> None:
         self.findings = Findings("registry", RULES)
         self._deletions: list[Deletion] = []
         self._pids: dict[tuple[int, str, str, int], int] = {}
-        """By life, job, worker and incarnation."""
+        """(life, job, worker, incarnation) -> pid."""
         self._lives = Lives()
         self._leaving: dict[tuple[int, str], float] = {}
         self._given_up: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
-        """By process and worker: during which joins, and shortly after, its key may go."""
+        """(process, worker) -> periods of abandoned joins, and shortly after, in which its key may be deleted."""
         self._killed: dict[int, float] = {}
         self._alive_until: dict[int, tuple[float, Where]] = {}
         self._unary: set[int] = set()
         self._faults: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-        """By fault and target: from when to when."""
+        """(fault, target) -> periods in force."""
         self._hosts: dict[str, str] = {}
-        """Where all processes of a job run; empty in runs that do not tell."""
+        """Job -> host of all its processes; empty in runs that do not record it."""
         self._told: list[tuple[Record, int]] = []
 
     # -- etcd
 
     def lost(self, end: State) -> None:
-        """Incarnations are told apart by the life of etcd."""
+        """Do nothing: incarnations are kept by life of etcd."""
 
     def change(self, change: Change, before: State) -> None:
         self._lives.change(change)
         if change.restoring or change.unserved:
-            return  # a restore removes all members: they come back by themselves
+            return  # a restore removes all members, which then register again
         for event in change.events:
             kind = event.key.kind
             if kind == "worker":
@@ -158,7 +157,7 @@ class Registry:
             self._lived(args["pid"], record.t0 - NOTICED_S, record.where)
 
     def _gave_up(self, record: Record) -> None:
-        """Keep a join that ended without a place: what it had registered, it took back."""
+        """Note a join that ended without a place: it withdraws its registration."""
         if record.outcome is not Outcome.OK and record.t1 is not None:
             key = record.process, record.args["worker"]
             self._given_up[key].append((record.t0, record.t1 + WITHDRAWN_S))
@@ -168,19 +167,21 @@ class Registry:
             self._alive_until[pid] = until, where
 
     def _incarnation(self, record: Record) -> None:
-        args, told = record.args, record.result.get("incarnation")
+        args, reported = record.args, record.result.get("incarnation")
         life = self._lives.of(record.result.get("uid"))
-        pid = self._pids.get((life, args["job"], args["worker"], told if isinstance(told, int) else 0))
+        pid = self._pids.get(
+            (life, args["job"], args["worker"], reported if isinstance(reported, int) else 0)
+        )
         self.findings.check(
             "told-incarnation",
             pid == record.process,
-            f"process {record.process} was told that it is incarnation {told} of {args['worker']}, whose key"
+            f"process {record.process} was told that it is incarnation {reported} of {args['worker']}, whose key"
             f" names process {pid}",
             record.where,
         )
 
     def _fault(self, record: Record) -> None:
-        """Keep when a fault touched members: from its injection until it was healed."""
+        """Note when a fault touched members: from its injection until it was healed."""
         if record.op == "job.placed":
             self._hosts[record.args["job"]] = record.args["host"]
             return
@@ -194,63 +195,63 @@ class Registry:
             elif record.op == "fault.heal" and windows:
                 windows[-1] = windows[-1][0], record.t0 if record.t1 is None else record.t1
 
-    def _under_fault(self, gone: Deletion) -> bool:
-        """Tell whether a fault of this very process, or of its host, may explain it."""
+    def _under_fault(self, deletion: Deletion) -> bool:
+        """Return whether a fault of this process or of its host may explain the deletion."""
         return any(
-            begin <= gone.seen_t and until >= gone.seen_t - WINDOW_S
+            begin <= deletion.seen_t and until >= deletion.seen_t - WINDOW_S
             for (_fault, target), windows in self._faults.items()
-            if self._hits(target, gone)
+            if self._hits(target, deletion)
             for begin, until in windows
         )
 
-    def _hits(self, target: str, gone: Deletion) -> bool:
+    def _hits(self, target: str, deletion: Deletion) -> bool:
         if (pid := _process_of(target)) is not None:
-            return pid == gone.pid
-        return self._hosts.get(gone.job, target) == target
+            return pid == deletion.pid
+        return self._hosts.get(deletion.job, target) == target
 
-    # -- the whole
+    # -- end of the run
 
     def finish(self, clock: Clock, end: State) -> None:
         reasons: dict[str, int] = defaultdict(int)
-        for gone in self._deletions:
-            reason = self._reason(gone)
+        for deletion in self._deletions:
+            reason = self._reason(deletion)
             reasons[reason or "no reason"] += 1
-            life = self._alive_until.get(gone.pid)
-            evidence = (gone.where,) if life is None else (gone.where, life[1])
+            life = self._alive_until.get(deletion.pid)
+            evidence = (deletion.where,) if life is None else (deletion.where, life[1])
             self.findings.check(
                 "deleted-for-a-reason",
                 bool(reason),
-                f"{gone.worker} of {gone.job} (incarnation {gone.incarnation}, process {gone.pid}) was removed"
-                f" at revision {gone.revision}, though its process lived on, had not left, and no fault"
-                f" touched it" + ("; the replica that served it was gone" if gone.orphan else ""),
+                f"{deletion.worker} of {deletion.job} (incarnation {deletion.incarnation}, process {deletion.pid}) was removed"
+                f" at revision {deletion.revision}, though its process lived on, had not left, and no fault"
+                f" touched it" + ("; the replica that served it was gone" if deletion.orphan else ""),
                 *evidence,
             )
         if reasons:
-            told = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-            self.findings.notes.append(f"members removed: {told}")
+            reported = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+            self.findings.notes.append(f"members removed: {reported}")
 
-    def _reason(self, gone: Deletion) -> str:
-        """Return what the histories give as the reason; empty when they exclude every one."""
-        left = self._leaving.get((gone.pid, gone.worker))
-        if left is not None and left <= gone.seen_t:
+    def _reason(self, deletion: Deletion) -> str:
+        """Return the reason for a deletion in the histories; empty if they exclude every reason."""
+        left = self._leaving.get((deletion.pid, deletion.worker))
+        if left is not None and left <= deletion.seen_t:
             return "left"
-        killed = self._killed.get(gone.pid)
-        if killed is not None and killed <= gone.seen_t:
+        killed = self._killed.get(deletion.pid)
+        if killed is not None and killed <= deletion.seen_t:
             return "ended"
-        joins = self._given_up.get((gone.pid, gone.worker), ())
-        if any(begin <= gone.seen_t <= until for begin, until in joins):
+        joins = self._given_up.get((deletion.pid, deletion.worker), ())
+        if any(begin <= deletion.seen_t <= until for begin, until in joins):
             return "given up by its join"
-        if self._under_fault(gone):
+        if self._under_fault(deletion):
             return "under a fault"
-        if gone.pid in self._unary:
+        if deletion.pid in self._unary:
             return "silent"
-        life = self._alive_until.get(gone.pid)
-        if life is None or life[0] <= gone.seen_t:
+        life = self._alive_until.get(deletion.pid)
+        if life is None or life[0] <= deletion.seen_t:
             return "not heard of again"
         return ""
 
 
 def _process_of(target: str) -> int | None:
-    """Return the process that a target like "member:4711" names; None where it names a host, say."""
+    """Return the pid in a target such as "member:4711"; None if it names a host or another part."""
     _role, _, pid = target.rpartition(":")
     return int(pid) if pid.isdigit() else None

@@ -1,7 +1,7 @@
-"""Worlds: generations one by one, each described once and consistently, survivors in their places.
+"""Checks worlds: generations rise one by one, each is described once and consistently, survivors keep their places.
 
-PROTOCOLS 6.1. The head is judged in the transaction that writes it; clients' own accounts of their
-places are compared with the chunks.
+See PROTOCOLS 6.1. Each head is judged in the transaction that writes it. The places that clients record are compared
+with the chunks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RULES: Final = {
 
 
 Who = tuple[str, int]
-"""Worker and incarnation. Two workers that registered in one transaction share the number."""
+"""Worker and incarnation. Two workers that registered in one transaction have the same incarnation."""
 
 
 class Place(NamedTuple):
@@ -39,26 +39,28 @@ class Place(NamedTuple):
 
 
 class Worlds:
-    """See the module."""
+    """The world checker; its rules are in `RULES`."""
 
     def __init__(self) -> None:
         self.findings = Findings("worlds", RULES)
         self._born: set[tuple[str, str, int]] = set()
         self._worlds: dict[tuple[int, str, int], dict[Who, Place]] = {}
-        """By life, job and generation."""
+        """(life, job, generation) -> members."""
         self._sizes: dict[tuple[int, str, int], int] = {}
         self._lives = Lives()
         self._heads: dict[str, tuple[int, tuple[Place, ...]]] = {}
 
     def lost(self, end: State) -> None:
-        """Worlds begin anew. `restores/generations-rise` says above which generation."""
+        """Start anew. `restores/generations-rise` judges the first generation after the restore."""
         self._born.clear()
         self._heads.clear()
 
     def change(self, change: Change, before: State) -> None:
         self._lives.change(change)
         if change.restoring or change.unserved:
-            for event in change.of("world"):  # a forming world, which ends all of the past
+            for event in change.of(
+                "world"
+            ):  # a restore writes a forming world, which ends all earlier worlds
                 self._heads[event.key.job] = (event.value or {}).get("generation", 0), ()
             return
         for event in change.events:
@@ -109,12 +111,12 @@ class Worlds:
             for m in (found[index] or {}).get("members", ())
         )
         size = sum(member.slots for member in members)
-        said = (head.get("chunks", 0), head.get("members"), head.get("size"))
+        stated = (head.get("chunks", 0), head.get("members"), head.get("size"))
         check(
             "whole",
-            said == (len(found), len(members), size),
-            f"the head of {job} generation {generation} says {said[0]} chunks, {said[1]} members,"
-            f" {said[2]} ranks; there are {len(found)}, {len(members)} and {size}",
+            stated == (len(found), len(members), size),
+            f"the head of {job} generation {generation} says {stated[0]} chunks, {stated[1]} members,"
+            f" {stated[2]} ranks; there are {len(found)}, {len(members)} and {size}",
             event.where,
         )
         self._places(job, generation, members, event.where)
@@ -172,11 +174,11 @@ class Worlds:
         latest = [e.value or {} for e in change.of("latest") if e.key.job == job]
         if point is None and not restored and not latest:
             return
-        wanted = [] if point is None else [(generation, point["step"], point["attempt"])]
+        expected = [] if point is None else [(generation, point["step"], point["attempt"])]
         got = [(one.get("generation"), one.get("step"), one.get("attempt")) for one in latest]
         self.findings.check(
             "restore-named",
-            wanted == got and restored == [step for _generation, step, _attempt in wanted],
+            expected == got and restored == [step for _generation, step, _attempt in expected],
             f"the head of {job} generation {generation} restores {point}; its transaction wrote"
             f" restored {restored} and latest {got}",
             event.where,
@@ -185,17 +187,17 @@ class Worlds:
     def record(self, record: Record) -> None:
         if record.op not in {"member.join", "member.rejoin"} or record.outcome is not Outcome.OK:
             return
-        told = record.result
-        key = self._lives.of(told.get("uid")), record.args["job"], told["generation"]
-        place = self._worlds.get(key, {}).get((record.args["worker"], told["incarnation"]))
+        reported = record.result
+        key = self._lives.of(reported.get("uid")), record.args["job"], reported["generation"]
+        place = self._worlds.get(key, {}).get((record.args["worker"], reported["incarnation"]))
         at = (place.first_rank, self._sizes[key]) if place is not None else None
         self.findings.check(
             "told-places",
-            at == (told["rank"], told["world_size"]),
-            f"{record.client} was told rank {told['rank']} of {told['world_size']} in generation"
-            f" {told['generation']} as incarnation {told['incarnation']}; the world says {place}",
+            at == (reported["rank"], reported["world_size"]),
+            f"{record.client} was told rank {reported['rank']} of {reported['world_size']} in generation"
+            f" {reported['generation']} as incarnation {reported['incarnation']}; the world says {place}",
             record.where,
         )
 
     def finish(self, clock: Clock, end: State) -> None:
-        """Nothing is left to judge."""
+        """Do nothing: every rule is judged on the way."""

@@ -10,8 +10,8 @@ from strata_chaos.exits import Exit
 
 
 def main() -> None:
-    """Run the command line and end the process with one of `strata_chaos.exits`."""
-    # grpc reads it once, at import: the workloads' programs are started by forks of this one
+    """Run the command line and exit with a code of `strata_chaos.exits`."""
+    # grpc reads this variable once, at import; the workload programs are forked from this process
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         from strata_chaos.cli.app import run  # noqa: PLC0415  # after the line above
@@ -19,6 +19,6 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(Exit.UNKNOWN)
-    except Exception:  # noqa: BLE001 - Python's own exit code is 1: here, that Strata broke a promise
+    except Exception:  # noqa: BLE001 - Python's own exit code is 1, which here means a violation
         traceback.print_exc()
         sys.exit(Exit.INFRASTRUCTURE)

@@ -1,4 +1,4 @@
-"""The command line, assembled from its commands."""
+"""The typer application of `strata-chaos`, with its commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app.command("check")(check.check)
 
 
 def run() -> None:
-    """Run the command line; an error becomes a message, a hint and exit code 3."""
+    """Run the command line; an error becomes a message with a hint, and exit code 3."""
     try:
         app()
     except StrataError as error:

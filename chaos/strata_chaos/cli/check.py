@@ -1,4 +1,4 @@
-"""`strata-chaos check`: a saved run judged again."""
+"""`strata-chaos check`: judge a saved run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`strata-chaos list`: what there is to run, and what this machine can do."""
+"""`strata-chaos list`: the scenarios, faults and backends, and which of them this machine can run."""
 
 from __future__ import annotations
 

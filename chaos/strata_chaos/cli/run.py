@@ -1,4 +1,4 @@
-"""`strata-chaos run`: break it, and say what held."""
+"""`strata-chaos run`: run a scenario with its faults, and report the verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OUT = Path(".strata/chaos")
 LONGEST_S = 1e6
-"""More than eleven days: whoever asks for more means something else."""
+"""Upper limit of `--duration`, more than eleven days: a larger value is a mistake."""
 MOST_SEEDS = 100_000
 
 
@@ -78,7 +78,7 @@ def run(
     summary = out / f"{chosen.name}-{where}-{seeds or f'{seed}-{seed + rounds - 1}'}"
     for wish in wishes:
         results.append(_one(wish, out, keep=keep, quiet=as_json))
-        if len(wishes) > 1:  # after each round: an hour of them may be cut short
+        if len(wishes) > 1:  # after each round, because many rounds may be interrupted
             summary.with_suffix(".txt").write_text(all_rounds.text(results))
             summary.with_suffix(".json").write_text(json.dumps(all_rounds.body(results), indent=1) + "\n")
         if results[-1].cut_short:
@@ -95,7 +95,7 @@ def run(
 
 
 def _one(wish: Wish, out: Path, *, keep: bool, quiet: bool) -> Result:
-    """Run one wish in a new folder, and say how it goes on."""
+    """Run one wish in a new folder, and print its progress."""
     from strata_chaos.run import runner  # noqa: PLC0415
     from strata_chaos.run.folder import RunFolder  # noqa: PLC0415
 
@@ -105,7 +105,7 @@ def _one(wish: Wish, out: Path, *, keep: bool, quiet: bool) -> Result:
     def say(line: str) -> None:
         console.print(f"{time.monotonic() - begin:7.1f} s  {line}", markup=False)
 
-    wish.plan()  # what is refused, is refused before there is a folder
+    wish.plan()  # raises for an impossible wish before a folder is made
     name = f"{wish.scenario.name}-{wish.seed}-{wish.backend}"
     folder = RunFolder.create(out, name)
     console.print(f"{wish.scenario.name}: {wish.scenario.title}", markup=False)
@@ -123,18 +123,18 @@ def _first_backend(names: tuple[str, ...]) -> str:
     for name, why_not in reasons.items():
         if not why_not:
             return name
-    said = "; ".join(f"{name}: {why_not}" for name, why_not in reasons.items())
-    raise ConfigError(f"none of the scenario's backends can be had here: {said}")
+    listing = "; ".join(f"{name}: {why_not}" for name, why_not in reasons.items())
+    raise ConfigError(f"none of the scenario's backends can be had here: {listing}")
 
 
-def _duration(asked_s: float, own_s: float) -> float:
-    """Return how long faults go on; 0 asks for the scenario's own time."""
-    if asked_s and not 1 <= asked_s <= LONGEST_S:  # not a number neither
+def _duration(requested_s: float, own_s: float) -> float:
+    """Return the seconds of faults; `asked_s` 0 takes the scenario's own duration."""
+    if requested_s and not 1 <= requested_s <= LONGEST_S:  # NaN fails this too
         raise ConfigError(
-            f"--duration: {asked_s:g} s is not between 1 s and {LONGEST_S:g} s",
+            f"--duration: {requested_s:g} s is not between 1 s and {LONGEST_S:g} s",
             hint=f"the scenario's own duration is {own_s:g} s",
         )
-    return asked_s or own_s
+    return requested_s or own_s
 
 
 def _seeds(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Every fault there is; `ALL` by name, in the order in which they are listed."""
+"""All faults: `ALL` maps names to faults, in listing order."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from strata_chaos.faults.base import Effect, Fault, NoTarget, Wound
 _EACH: Final[tuple[Fault, ...]] = (*processes.FAULTS, *partitions.FAULTS, *etcd.FAULTS, *restores.FAULTS)
 ALL: Final[Mapping[str, Fault]] = {fault.name: fault for fault in _EACH}
 LOSSES: Final = frozenset(fault.name for fault in restores.FAULTS)
-"""Those that lose etcd."""
+"""Names of the faults that lose etcd's data."""
 
 
 def usable(backend: str) -> list[str]:
-    """Return the names of the faults that can be had on a backend."""
+    """Return the names of the faults that a backend supports."""
     return [name for name, fault in ALL.items() if not fault.available(backend)]
 
 

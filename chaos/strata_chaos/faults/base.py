@@ -1,7 +1,7 @@
-"""What a fault is: a name, whether it can be had, how it is done, that it took effect, how it ends.
+"""The interface of faults: name, availability, injection, proof of effect, healing.
 
-A fault is stateless; what one injection did is its `Wound`. Whether it took effect is never
-assumed from the absence of an error: `took_effect` looks, and says what it saw.
+A fault is stateless; a `Wound` holds the state of one injection. A missing error is never taken as proof of an effect:
+`took_effect` checks it and returns the evidence.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from strata_chaos.run.system import System
 
 
 class NoTarget(Exception):
-    """Nothing that this fault breaks is whole at this moment: all of it is broken already, or gone."""
+    """No part that this fault breaks is whole now: each is already broken, or has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wound:
-    """One injection: what was hit, by name, and what its fault needs to look and to heal."""
+    """One injection: the names of its targets, and the state that the fault needs to check and to heal it."""
 
     targets: tuple[str, ...]
     memory: Any = field(default=None, repr=False)
@@ -27,7 +27,7 @@ class Wound:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Whether a fault had an effect, and what shows it."""
+    """Whether a fault had an effect, and the evidence."""
 
     effective: bool
     evidence: str
@@ -38,30 +38,30 @@ class Fault(Protocol):
 
     @property
     def name(self) -> str:
-        """As scenarios name it: `kill-leader`."""
+        """Name in scenarios, such as `kill-leader`."""
         ...
 
     @property
     def summary(self) -> str:
-        """What it does, in one sentence."""
+        """One-sentence description."""
         ...
 
     def available(self, backend: str) -> str:
-        """Return why it cannot be had on this backend; empty when it can."""
+        """Return why this backend does not support the fault; empty if it does."""
         ...
 
     async def inject(self, system: System, rng: random.Random) -> Wound:
-        """Break it, and return what was broken; `NoTarget` when there is nothing to break.
+        """Inject the fault and return the wound; raise `NoTarget` if there is nothing to break.
 
-        Chance comes from `rng` alone. Targets are claimed from `system`, so that two faults never
+        Random choices come from `rng` alone. The fault claims its targets from `system`, so that two faults never
         share one.
         """
         ...
 
     async def took_effect(self, system: System, wound: Wound) -> Effect:
-        """Look whether it had an effect; asked after the injection and again before healing."""
+        """Check whether the fault had an effect; called after the injection and again before healing."""
         ...
 
     async def heal(self, system: System, wound: Wound) -> None:
-        """Put right what was broken, and return without waiting until all is well."""
+        """Undo the fault, without waiting until the system is healthy."""
         ...

@@ -1,4 +1,4 @@
-"""Faults of etcd that leave all its processes alone."""
+"""Faults of etcd that leave its processes running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strata_chaos.run.system import System, chosen
 
 
 class LeaderChange:
-    """Hands etcd's leadership to another member (`MoveLeader`), under whatever load there is."""
+    """Moves etcd's leadership to another member (`MoveLeader`), under the present load."""
 
     name: Final = "etcd-leader-change"
     summary: Final = "etcd's leader hands over to another member (MoveLeader)"
@@ -30,14 +30,14 @@ class LeaderChange:
         try:
             await asyncio.to_thread(system.etcd[old].hand_over, system.etcd[new])
         except Unavailable as error:
-            # another fault came between; `took_effect` says whether the leader changed all the same
+            # another fault interfered; `took_effect` checks whether the leader changed nevertheless
             return Wound(targets=(old,), memory=(old, error.message))
         return Wound(targets=(old,), memory=(old, f"etcd moved its leader from {old} to {new}"))
 
     async def took_effect(self, system: System, wound: Wound) -> Effect:
-        old, said = wound.memory
+        old, action = wound.memory
         now = await system.etcd_leader()
-        return Effect(now is not None and now != old, f"{said}; {now or 'nobody'} leads now")
+        return Effect(now is not None and now != old, f"{action}; {now or 'nobody'} leads now")
 
     async def heal(self, system: System, wound: Wound) -> None:
         """Nothing is broken."""

@@ -1,7 +1,7 @@
-"""Carries out a plan: injects each fault at its time, looks whether it took effect, heals it.
+"""The nemesis carries out a plan: it injects each fault at its time, checks its effect, and heals it.
 
-Every fault is a task of its own, so that they may overlap. However a task ends, cancelled or not,
-what it broke is healed. Each injection and each healing is a line of the history `nemesis.jsonl`.
+Each fault has its own task, so faults may overlap. A fault is healed however its task ends, also if cancelled. Each
+injection and each healing is a record of the history `nemesis.jsonl`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from strata_chaos.run.system import System
 
 CLIENT: Final = "nemesis"
 GRACE_S: Final = 5.0
-"""How long a fault of the script waits for something to break."""
+"""How long a scripted fault waits for a target."""
 _LOOK_S: Final = 0.02
 _RELEASES: Final = 2
-"""The first release after an injection may be of a round that was complete before it."""
+"""Releases that prove progress: the first after an injection may be of a round that was complete before it."""
 
 Say = Callable[[str], None]
 _T = TypeVar("_T")
 
 
 class _Look(NamedTuple):
-    """How things stood at one moment."""
+    """State of the system at one moment."""
 
     at_s: float
     epoch: int
     releases: Mapping[str, int]
-    """How many barriers of each job had been released."""
+    """Number of barrier releases of each job."""
 
 
 class Nemesis:
@@ -70,17 +70,17 @@ class Nemesis:
         self.findings: list[Finding] = []
 
     def phase(self, name: str) -> None:
-        """Record that a part of the run begins."""
+        """Record that a phase of the run begins."""
         now = self._clock()
         self._line("run.phase", now, {"phase": name}, {})
 
     def placed(self, job: str, host: str) -> None:
-        """Record where the processes of a job run: what befalls a host befalls them alone."""
+        """Record on which host the processes of a job run: a fault of that host affects only them."""
         now = self._clock()
         self._line("job.placed", now, {"job": job, "host": host}, {})
 
     async def run(self, plan: Sequence[PlannedFault]) -> None:
-        """Return once every fault of the plan has been healed, and looked after."""
+        """Carry out the plan; return once every fault is healed and its recovery measured."""
         begin_s = self._clock()
         async with asyncio.TaskGroup() as tasks:
             for planned in plan:
@@ -128,9 +128,9 @@ class Nemesis:
             await asyncio.wait({watching})
 
     async def _wound(self, fault: Fault, planned: PlannedFault) -> tuple[Wound, _Look]:
-        """Inject, and return what was broken and how things stood before.
+        """Inject a fault; return its wound and the state before it.
 
-        A fault of the script waits a while for its target: etcd may be electing, say.
+        A scripted fault waits up to `GRACE_S` for its target, for example while etcd elects a leader.
         """
         limit_s = self._clock() + (GRACE_S if planned.required else 0.0)
         while True:
@@ -143,7 +143,7 @@ class Nemesis:
             await asyncio.sleep(_LOOK_S)
 
     async def _injected(self, fault: Fault, planned: PlannedFault) -> Wound:
-        """Inject; if we are told to stop meanwhile, heal before that is obeyed."""
+        """Inject a fault. If cancelled meanwhile, heal it before raising the cancellation."""
         task = asyncio.create_task(fault.inject(self._system, random.Random(planned.choice)))
         try:
             await asyncio.wait((task,))
@@ -172,11 +172,11 @@ class Nemesis:
         self._say(f"{fault.name}: healed; {injury.evidence}")
 
     def _note(self, injury: Injury, effect: Effect) -> None:
-        """The last look counts, but an effect that was seen once was there."""
+        """Note the newest result of `took_effect`, but never replace an effect once seen by none."""
         if effect.effective or not injury.effective:
             injury.effective, injury.evidence = effect.effective, effect.evidence
 
-    # -- how long until it goes on
+    # -- recovery times
 
     def _look(self) -> _Look:
         monitor = self._system.monitor
@@ -184,7 +184,7 @@ class Nemesis:
         return _Look(self._clock(), monitor.epoch(), releases)
 
     async def _watch(self, injury: Injury, before: _Look) -> None:
-        """Note when a new leader, and when the next barriers, were seen while the fault was there."""
+        """Note when a new leader and the next barrier releases are seen while the fault is in force."""
         while injury.leader_s is None or injury.barrier_s is None:
             passed_s = self._clock() - before.at_s
             if injury.leader_s is None and self._system.monitor.epoch() not in {0, before.epoch}:
@@ -194,13 +194,13 @@ class Nemesis:
             await asyncio.sleep(_LOOK_S)
 
     def _released(self, before: _Look) -> bool:
-        """Whether every job with barriers has gone on since; never where there is none."""
+        """Whether every job with barriers has made progress since `before`; False if there is no such job."""
         return bool(before.releases) and all(
             self._system.monitor.releases(job) >= count + _RELEASES for job, count in before.releases.items()
         )
 
     async def _recover(self, injury: Injury) -> None:
-        """Note when all was well again, unless other faults are in force or come meanwhile."""
+        """Note when the system is healthy again, unless another fault is in force or starts meanwhile."""
         if self._in_force:
             return
         healed = self._look()
@@ -223,12 +223,12 @@ class Nemesis:
             injury.whole_s = took_s
             return
         planned = injury.planned
-        said = f"not well {took_s:.0f} s after {planned.fault} ({planned.number}): {'; '.join(wrong)}"
-        self.findings.append(Finding(checker="recovery", message=said, evidence=(injury.evidence,)))
-        self._say(said)
+        problem = f"not well {took_s:.0f} s after {planned.fault} ({planned.number}): {'; '.join(wrong)}"
+        self.findings.append(Finding(checker="recovery", message=problem, evidence=(injury.evidence,)))
+        self._say(problem)
 
     def _disturbed(self) -> None:
-        """A fault has come: who was waiting for all to be well waits in vain."""
+        """A fault was injected: stop waiting for a healthy system after earlier faults."""
         for waiting in self._calm:
             waiting.cancel()
 
@@ -258,12 +258,12 @@ class Nemesis:
 
 
 async def _finished(work: Coroutine[Any, Any, _T]) -> _T:
-    """Return what `work` returns; a cancellation that comes meanwhile is raised once it is done."""
+    """Return the result of `work`; a cancellation meanwhile is raised only after `work` is done."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait((task,))
     except asyncio.CancelledError:
         await asyncio.wait((task,))
-        task.cancelled() or task.exception()  # told to nobody: what comes first is told
+        task.cancelled() or task.exception()  # mark its error as retrieved: only the cancellation is raised
         raise
     return task.result()

@@ -1,7 +1,7 @@
-"""Faults of the network between hosts: packets dropped, or answered with a reset by nobody.
+"""Network faults between hosts: packets are dropped, or answered with a TCP reset.
 
-They need a backend whose hosts have networks of their own. Our own connections (observer, health
-checks) come from an address that no rule names, so what we see does not depend on what is cut.
+They need a backend whose hosts have their own networks. The harness's connections (observer, health checks) come from
+an address that no rule names, so a cut does not affect them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _keys = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Puts the rules in force that `draw` returns, for the hosts it names."""
+    """Applies the rules that `draw` returns, on the hosts they name."""
 
     name: str
     summary: str
@@ -47,8 +47,8 @@ class Partition:
 
     async def took_effect(self, system: System, wound: Wound) -> Effect:
         packets = await asyncio.to_thread(_network(system).packets, wound.memory)
-        said = ", ".join(f"{count} on {host}" for host, count in packets.items())
-        return Effect(any(packets.values()), f"packets met by the rules: {said}")
+        counts = ", ".join(f"{count} on {host}" for host, count in packets.items())
+        return Effect(any(packets.values()), f"packets met by the rules: {counts}")
 
     async def heal(self, system: System, wound: Wound) -> None:
         try:
@@ -141,7 +141,7 @@ async def _rejecting_leader(system: System, rng: random.Random) -> tuple[tuple[s
 
 
 def _rejections(system: System, one: str, two: str) -> list[Rule]:
-    """Reject on the way out, on both: a rule on the way in would swallow the resets themselves."""
+    """Reject outgoing packets on both hosts: a rule for incoming packets would also drop the resets."""
     return [
         Rule(host=host, peer=system.host(peer).address, inbound=False, reject=True)
         for host, peer in ((one, two), (two, one))

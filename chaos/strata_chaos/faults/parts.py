@@ -1,6 +1,6 @@
-"""What a fault may kill or freeze: a coordinator, an etcd member, a process of a workload.
+"""The processes that a fault may kill or freeze: a coordinator, an etcd member, a process of a workload.
 
-The methods block for as long as the kernel takes; faults call them in threads.
+The methods block until the kernel has acted; faults call them in threads.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from strata.devcluster.polling import until
 from strata.processes.children import Child
 from strata_chaos.run.roster import Target, stat_of
 
-_GONE_S = 5.0
+_END_S = 5.0
 _POLL_S = 0.01
 
 
 class Part(Protocol):
-    """Something that a fault holds."""
+    """A process that a fault kills or freezes."""
 
     @property
     def name(self) -> str: ...
 
     def kill(self) -> None:
-        """SIGKILL it, and return once it is gone."""
+        """Send SIGKILL, and return once the process has ended."""
         ...
 
     def freeze(self) -> None:
-        """SIGSTOP it, and return once it stands."""
+        """Send SIGSTOP, and return once the process is stopped."""
         ...
 
     def thaw(self) -> None:
-        """SIGCONT it."""
+        """Send SIGCONT."""
         ...
 
     def revive(self) -> None:
-        """Start it again after a kill, if that is ours to do."""
+        """Restart the process after a kill, unless its workload does that."""
         ...
 
     def killed(self) -> tuple[bool, str]:
-        """Say whether SIGKILL ended it, and what shows it."""
+        """Return whether SIGKILL ended it, and the evidence."""
         ...
 
     def frozen(self) -> tuple[bool, str]:
-        """Say whether it stands, and what shows it."""
+        """Return whether it is stopped, and the evidence."""
         ...
 
 
 class CoordinatorPart:
-    """A coordinator; as a service manager would, `revive` starts it again."""
+    """A coordinator. `revive` restarts it, as a service manager would."""
 
     def __init__(self, coordinator: LocalCoordinator) -> None:
         self.name = coordinator.name
@@ -62,7 +62,7 @@ class CoordinatorPart:
 
     def kill(self) -> None:
         self._hit.kill()
-        self._hit.join(_GONE_S)
+        self._hit.join(_END_S)
 
     def freeze(self) -> None:
         self._hit.pause()
@@ -81,7 +81,7 @@ class CoordinatorPart:
 
 
 class EtcdPart:
-    """An etcd member; `revive` starts it on the data it has."""
+    """An etcd member. `revive` restarts it on its data."""
 
     def __init__(self, member: EtcdMember) -> None:
         self.name = member.name
@@ -108,51 +108,51 @@ class EtcdPart:
 
 
 class WorkloadPart:
-    """A process of a workload, which starts another one itself."""
+    """A process of a workload, which restarts such processes itself."""
 
     def __init__(self, target: Target) -> None:
         self.name = target.name
         self._target = target
-        self._was_ours = False
+        self._killed_by_us = False
 
     def kill(self) -> None:
-        self._was_ours = self._signal(signal.SIGKILL)
+        self._killed_by_us = self._signal(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             fd = os.pidfd_open(self._target.pid)
             try:
                 poll = select.poll()
                 poll.register(fd, select.POLLIN)
-                poll.poll(_GONE_S * 1000)
+                poll.poll(_END_S * 1000)
             finally:
                 os.close(fd)
 
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
-        until(lambda: not self._target.alive or self.frozen()[0], _GONE_S, every_s=_POLL_S)
+        until(lambda: not self._target.alive or self.frozen()[0], _END_S, every_s=_POLL_S)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
     def revive(self) -> None:
-        """Nothing: its workload does that."""
+        """Do nothing: the workload restarts it."""
 
     def killed(self) -> tuple[bool, str]:
         if self._target.alive:
             return False, f"{self.name} lives"
-        said = "was sent SIGKILL while it lived, and is gone" if self._was_ours else "had ended before"
-        return self._was_ours, f"{self.name} {said}"
+        fate = "was sent SIGKILL while it lived, and is gone" if self._killed_by_us else "had ended before"
+        return self._killed_by_us, f"{self.name} {fate}"
 
     def frozen(self) -> tuple[bool, str]:
         return _stands(self.name, self._target.pid)
 
     def _signal(self, number: int) -> bool:
-        """Send a signal to exactly this process; False when it is gone."""
+        """Send a signal to exactly this process; False if it has ended."""
         try:
             fd = os.pidfd_open(self._target.pid)
         except ProcessLookupError:
             return False
         try:
-            if not self._target.alive:  # the pid is somebody else's by now
+            if not self._target.alive:  # another process has this pid by now
                 return False
             signal.pidfd_send_signal(fd, number)
         except ProcessLookupError:

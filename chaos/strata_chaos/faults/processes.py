@@ -1,8 +1,7 @@
-"""Faults of processes: SIGKILL and SIGSTOP, of every kind of process there is.
+"""Process faults: SIGKILL and SIGSTOP of each kind of process.
 
-What was killed is started again when the fault is healed: coordinators and etcd members by us, as a
-service manager would, on the data they have; processes of workloads by their workload. What was
-frozen goes on.
+Healing restarts killed processes: the harness restarts coordinators and etcd members on their data, as a service
+manager would, and a workload restarts its own processes. Frozen processes get SIGCONT.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Choose = Callable[[System, random.Random], Awaitable[list[Part]]]
 
 
 class Action(Enum):
-    """What is done to a process."""
+    """The signal sent to a process."""
 
     KILL = "kill"
     FREEZE = "freeze"
@@ -37,7 +36,7 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFault:
-    """Kills or freezes what `choose` finds; a `Fault`."""
+    """The `Fault` that kills or freezes the processes that `choose` returns."""
 
     action: Action
     whom: str
@@ -67,7 +66,7 @@ class ProcessFault:
     async def took_effect(self, system: System, wound: Wound) -> Effect:
         memory: _Memory = wound.memory
         looks = [p.killed() if self.action is Action.KILL else p.frozen() for p in memory.parts]
-        evidence = "; ".join(said for _, said in looks)
+        evidence = "; ".join(shown for _, shown in looks)
         if memory.led and system.monitor.epoch() != memory.epoch:
             evidence += f"; epoch {memory.epoch} ended, {system.leader() or 'nobody'} leads"
         return Effect(all(done for done, _ in looks), evidence)
@@ -81,7 +80,7 @@ class ProcessFault:
             system.release(*wound.targets)
 
 
-# -- whom
+# -- targets
 
 
 def _coordinators(system: System, names: Sequence[str]) -> list[Part]:

@@ -1,4 +1,4 @@
-"""What became of each planned fault: the nemesis's account, which the report is made from."""
+"""Injuries: the nemesis's record of the planned faults and their effects. The report is made from them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from strata_chaos.faults.schedule import PlannedFault
 
 @dataclass(slots=True, kw_only=True)
 class Injury:
-    """One planned fault and what became of it. Times are in seconds.
+    """One planned fault, its effect and the recovery from it. Times are in seconds.
 
-    `leader_s`: from the injection to a new leader's epoch, where there was one. `barrier_s`: to the
-    next barriers released in every job, from the injection, or from healing if that had to come
-    first (`barrier_needed_healing`). `whole_s`: from healing until all was well again, unless the
-    next fault came before.
+    `leader_s`: from the injection to a new leader's epoch, if there was one. `barrier_s`: until every job had its next
+    barrier releases, from the injection, or from healing if those needed it (`barrier_needed_healing`). `whole_s`: from
+    healing until the system was healthy again, unless the next fault started before.
     """
 
     planned: PlannedFault
@@ -24,7 +23,7 @@ class Injury:
     injected: bool = False
     effective: bool = False
     evidence: str = ""
-    """What shows the effect; of one that was not injected, why not."""
+    """Evidence of the effect, or the reason why the fault was not injected."""
     held_s: float = 0.0
     leader_s: float | None = None
     barrier_s: float | None = None
@@ -32,7 +31,7 @@ class Injury:
     whole_s: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for report.json."""
+        """Return the entry of report.json."""
         planned = self.planned
         return {
             "number": planned.number,
@@ -54,7 +53,7 @@ class Injury:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Injury:
-        """Return what `as_json` made a document of."""
+        """Return the injury of an entry of report.json."""
         ours = dict(body)
         planned = PlannedFault(
             **{key: ours.pop(key) for key in ("number", "fault", "at_s", "hold_s", "choice", "required")}

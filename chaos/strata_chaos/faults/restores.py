@@ -1,10 +1,10 @@
-"""Faults that lose etcd, and are healed by the command that brings the control plane back (PROTOCOLS 9).
+"""Faults that lose etcd's data and are healed by a restore command (PROTOCOLS 9).
 
-    backup → more is committed → etcd is lost → the time that the fault is held → the command
+    backup → more commits → etcd is lost → the fault is held → the restore command
 
-Coordinators, agents and clients run all the time. The coordinators stand still for the moment before the loss: until the
-observer has recorded all that etcd holds. Without that, what was acknowledged last would be in no record, and nobody
-could ask for it.
+Agents and clients run all the time. Coordinators are paused just before the loss, until the observer has recorded
+everything that etcd holds. Otherwise the last acknowledged writes would be in no record, and no checker could demand
+them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from strata_chaos.faults.base import Effect, NoTarget, Wound
 from strata_chaos.run.system import System
 
 MORE: Final = 2
-"""How many checkpoints are to be committed after the backup."""
+"""How many checkpoints should be committed after the backup."""
 MORE_S: Final = 8.0
-"""How long that may take; then what is there has to do."""
+"""How long those commits may take; then fewer must do."""
 COMMAND_S: Final = 60.0
 _SETTLE_S: Final = 0.5
-"""From when the coordinators stand until what they had sent has reached etcd."""
+"""From pausing the coordinators until their last requests have reached etcd."""
 _LOOK_S: Final = 0.1
 
 
 class Loss(Enum):
-    """How etcd is lost."""
+    """How etcd's data is lost."""
 
     WIPED = "every etcd member loses its disk"
     OLDER = "an older snapshot is put under every etcd member"
@@ -53,14 +53,14 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreFault:
-    """Loses etcd, and runs `command` with all storage roots at the end; a `Fault`."""
+    """The `Fault` that loses etcd's data, and heals it by `command`, with all storage roots."""
 
     name: str
     summary: str
     loss: Loss
     command: str
     adopts: bool = True
-    """Whether the command is told of the storage roots. If not, the harm is planted: a checker has to find it."""
+    """Whether the command gets the storage roots. If not, the harm is planted: a checker has to find it."""
 
     def available(self, backend: str) -> str:
         return ""
@@ -126,9 +126,9 @@ class RestoreFault:
     async def heal(self, system: System, wound: Wound) -> None:
         memory: _Memory = wound.memory
         try:
-            said = await _strata(system, *memory.command)
+            output = await _strata(system, *memory.command)
             with (system.folder / "logs" / "restores.log").open("a") as log:
-                log.write(f"$ strata controlplane {' '.join(memory.command)}\n{said}\n")
+                log.write(f"$ strata controlplane {' '.join(memory.command)}\n{output}\n")
         finally:
             system.monitor.look_again()
             system.release(*sorted(system.etcd), *sorted(system.coordinators))
@@ -145,7 +145,7 @@ def _snapshot(place: Path) -> Path:
 
 
 def _revision_of(system: System, snapshot: Path) -> int:
-    """Return the last revision that a snapshot holds, as etcd's own tool says it."""
+    """Return the last revision in a snapshot, as etcdutl reports it."""
     tool = system.cluster.etcd.binary.tool("etcdutl")
     words = [str(tool), "snapshot", "status", str(snapshot), "--write-out=json"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
@@ -153,7 +153,7 @@ def _revision_of(system: System, snapshot: Path) -> int:
 
 
 async def _more(system: System) -> None:
-    """Return once more checkpoints are committed than there were, or after a while."""
+    """Wait until `MORE` further checkpoints are committed, or `MORE_S` have passed."""
     before = _committed(system)
     for _ in range(int(MORE_S / _LOOK_S)):
         if len(_committed(system) - before) >= MORE:
@@ -166,7 +166,7 @@ def _committed(system: System) -> set[str]:
 
 
 async def _strata(system: System, *words: str) -> str:
-    """Run a command of `strata controlplane`; return what it said. `Unavailable` if it fails."""
+    """Run a command of `strata controlplane` and return its output; raise `Unavailable` if it fails."""
     etcd = ",".join(system.cluster.etcd.endpoints)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "strata", "controlplane", *words, "--etcd", etcd),
@@ -182,10 +182,10 @@ async def _strata(system: System, *words: str) -> str:
         process.kill()
         await process.wait()
         raise Unavailable(f"strata controlplane {words[0]} took more than {COMMAND_S:g} s") from None
-    said = out.decode(errors="replace")
+    output = out.decode(errors="replace")
     if process.returncode:
-        raise Unavailable(f"strata controlplane {words[0]} ended with {process.returncode}: {said.strip()}")
-    return said
+        raise Unavailable(f"strata controlplane {words[0]} ended with {process.returncode}: {output.strip()}")
+    return output
 
 
 FAULTS: Final = (

@@ -1,8 +1,8 @@
-"""When which fault begins, and for how long: all of it drawn before the first one, from one seed.
+"""The plan of a run: start and duration of each fault, all drawn from one seed before the first fault.
 
-The plan names kinds, not processes: "the leader" is found when the time comes. What is left to
-chance then (which follower, which pair) is decided by the entry's `choice`, a number of the same
-seed. So a seed gives the same plan on every machine, and a run of it aims at the same roles.
+The plan names kinds of processes, not processes: the nemesis looks up "the leader" when the time comes. Other choices
+at that time (which follower, which pair) follow from the entry's `choice`, a number from the same seed. So a seed
+gives the same plan on every machine, and its runs aim at the same roles.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from strata_chaos.scenario import RandomFaults, Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """One fault of a plan; times are from the plan's begin.
+    """One fault of a plan. Times count from the start of the plan.
 
-    One that the script wants must take effect; one that was drawn may find nothing to break.
+    A scripted fault is `required`: it must take effect. A drawn fault may find nothing to break.
     """
 
     number: int
@@ -31,30 +31,30 @@ class PlannedFault:
 
     @property
     def end_s(self) -> float:
-        """When it is healed."""
+        """When the fault is healed."""
         return round(self.at_s + self.hold_s, 1)
 
 
 def plan(
     scenario: Scenario, *, rng: random.Random, duration_s: float, usable: Collection[str]
 ) -> tuple[PlannedFault, ...]:
-    """Return the faults of one run, by time: each is healed again before `duration_s` is over.
+    """Return the faults of one run, by time. Each is healed before `duration_s` is over.
 
-    Faults that are not in `usable` are never drawn; a script that names one is refused, and so is
-    a time in which none of the scenario's faults has room.
+    Faults outside `usable` are never drawn. Raises `ConfigError` if the script names such a fault, or if no fault of
+    the scenario fits into the duration.
     """
     for entry in scenario.script:
         if entry.name not in usable:
             raise ConfigError(f"scenario {scenario.name}: the fault {entry.name} cannot be had here")
-    wanted = [*_scripted(scenario, duration_s)]
+    faults = [*_scripted(scenario, duration_s)]
     if scenario.random is not None:
-        wanted += _drawn(scenario.random, rng, duration_s, usable, tuple(wanted))
-    if scenario.fault_names and not wanted:
+        faults += _drawn(scenario.random, rng, duration_s, usable, tuple(faults))
+    if scenario.fault_names and not faults:
         raise ConfigError(
             f"scenario {scenario.name}: no fault has room in {duration_s:g} s, or none can be had here",
             hint=f"give it more time; its own duration is {scenario.duration_s:g} s",
         )
-    wanted.sort(key=lambda item: item[0])  # stable: of two at one time the script's comes first
+    faults.sort(key=lambda item: item[0])  # stable: at equal times the scripted fault comes first
     return tuple(
         PlannedFault(
             number=number,
@@ -64,14 +64,14 @@ def plan(
             choice=rng.getrandbits(32),
             required=required,
         )
-        for number, (at_s, hold_s, fault, required) in enumerate(wanted, 1)
+        for number, (at_s, hold_s, fault, required) in enumerate(faults, 1)
     )
 
 
-_Wanted = tuple[float, float, str, bool]
+_Entry = tuple[float, float, str, bool]
 
 
-def _scripted(scenario: Scenario, duration_s: float) -> Iterator[_Wanted]:
+def _scripted(scenario: Scenario, duration_s: float) -> Iterator[_Entry]:
     for entry in scenario.script:
         at_s = entry.at_s
         while at_s + entry.hold_s <= duration_s:
@@ -86,9 +86,9 @@ def _drawn(
     rng: random.Random,
     duration_s: float,
     usable: Collection[str],
-    scripted: Collection[_Wanted],
-) -> Iterator[_Wanted]:
-    """Yield drawn faults; those of the script count as being in force, so that none loses its target."""
+    scripted: Collection[_Entry],
+) -> Iterator[_Entry]:
+    """Yield drawn faults. Scripted faults count towards `overlap`, so that no drawn fault takes their target."""
     weights = {name: weight for name, weight in spec.weights.items() if name in usable and weight > 0}
     if not weights:
         return

@@ -1,7 +1,7 @@
-"""What a scenario expects beyond safety, judged from the histories: nobody dies, no new generation.
+"""Expectations of a scenario beyond safety, judged from the histories: no member dies, no new generation, and so on.
 
-Looked at is the time from the first fault to the end of the run. As everywhere in a judgement, only
-what was recorded counts, so that a saved run is judged the same.
+They cover the time from the first fault to the end of the run. Only recorded facts count, so a saved run is judged the
+same again.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from strata_chaos.scenario import Expectations
 
 CHECKER: Final = "expectation"
 SHORT_BARRIER: Final = "hurry"
-"""Barriers of this name are given too little time on purpose (`workloads.barriers`)."""
+"""Barriers of this name get too little time on purpose (`workloads.barriers`)."""
 
 
 SAVE_S: Final = 30.0
-"""A save that has not ended after so long has failed: the library's own limits are shorter."""
+"""A save that has not ended after this time has failed: the library's own limits are shorter."""
 
 
 def judge(folder: Path, expect: Expectations) -> list[Finding]:
-    """Return what was not as the scenario expects."""
-    wanted: list[tuple[bool, str, Callable[[Record], str]]] = [
+    """Return the violated expectations."""
+    checks: list[tuple[bool, str, Callable[[Record], str]]] = [
         (expect.no_member_dies, "no_member_dies", _death),
         (expect.no_new_generation, "no_new_generation", _generation),
         (expect.no_barrier_fails, "no_barrier_fails", _barrier),
         (expect.no_save_fails, "no_save_fails", _save),
     ]
-    looks = [(name, look) for active, name, look in wanted if active]
+    looks = [(name, look) for active, name, look in checks if active]
     if not looks:
         return []
     history = History(folder)
@@ -47,8 +47,8 @@ def judge(folder: Path, expect: Expectations) -> list[Finding]:
         if record.t1 is None or not begin <= record.t1 <= end:
             continue
         for name, look in looks:
-            if said := look(record):
-                found.append(_finding(name, said, record))
+            if reason := look(record):
+                found.append(_finding(name, reason, record))
     if expect.no_save_fails and end < float("inf"):
         found += [
             _finding("no_save_fails", f"{_whose(save)} had not ended after {end - save.t0:.0f} s", save)
@@ -58,12 +58,12 @@ def judge(folder: Path, expect: Expectations) -> list[Finding]:
     return found
 
 
-def _finding(name: str, said: str, record: Record) -> Finding:
-    return Finding(checker=CHECKER, message=f"{name}: {said}", evidence=(str(record.where),))
+def _finding(name: str, reason: str, record: Record) -> Finding:
+    return Finding(checker=CHECKER, message=f"{name}: {reason}", evidence=(str(record.where),))
 
 
 def _window(history: History) -> tuple[float, float]:
-    """Return when the faults began and when the run ended."""
+    """Return when the faults began and when the end of the run began."""
     begin, end = float("inf"), float("inf")
     for record in _nemesis(history):
         if record.op == "run.phase" and record.args["phase"] == "faults":
@@ -80,7 +80,7 @@ def _nemesis(history: History) -> Iterator[Record]:
 
 
 def _parts(record: Record) -> list[str]:
-    """Return the components of the key below the cluster's root; none for what is no event of etcd."""
+    """Return the components of an event's key below the cluster's root; none for other records."""
     if record.op != "etcd.event":
         return []
     return str(record.result["key"]).split("/")[4:]
@@ -111,7 +111,7 @@ def _barrier(record: Record) -> str:
 
 
 def _save(record: Record) -> str:
-    """A save fails when etcd holds it as aborted, or when a member is told anything but its commit."""
+    """Return why a save failed: etcd holds it as aborted, or a member got any result but its commit."""
     if record.op == "checkpoint.save" and record.error is not None:
         return f"{_whose(record)} ended in {record.error.type}: {record.error.message}"
     if record.op == "checkpoint.save" and not record.result.get("committed"):

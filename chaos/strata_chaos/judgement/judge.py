@@ -3,12 +3,12 @@
     verdict = judge(Path("runs/7"))
     print(verdict.summary())
 
-Two passes, both streams. First etcd's own events, which set up what the checkers know; then all the
-other lines, judged one by one. What is kept grows with the run by a few dozen bytes an event, so an
-hour fits; `tests/unit/chaos/judgement/test_judge.py` measures it.
+It makes two streaming passes: etcd's own events, from which the checkers build their state, then all other records one
+by one. Memory grows by a few dozen bytes an event, so an hour-long run fits;
+`tests/unit/chaos/judgement/test_judge.py` measures it.
 
-A verdict is *unknown* where the ground truth has a gap, ends early or is missing, or a file is no history:
-then nothing is claimed, and what seems to be wrong is shown all the same. A rule that had nothing to judge is said to have judged nothing.
+A verdict is *unknown* if the observer's record has a gap, ends early or is missing, or if a file is not a history. Then
+nothing is claimed, but apparent violations are still shown. The report names rules that had nothing to judge.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from strata_chaos.history import NOWHERE, History, HistoryError, Record, Where
 
 OBSERVER: Final = "observer"
 QUOTED_CHARS: Final = 1_000
-"""Of a line, as evidence: a value may have 64 KiB, and the place says where the rest is."""
+"""Longest quote of a line as evidence: a value may have 64 KiB, and the place names the whole line."""
 
 
 class Result(StrEnum):
-    """What a run shows."""
+    """The result of judging a run."""
 
     PASS = "pass"  # noqa: S105  # no password
     VIOLATION = "violation"
@@ -39,7 +39,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One broken promise: which checker's which rule, in a sentence, with the lines that show it."""
+    """One violation: its checker and rule, a sentence, and the history lines that show it."""
 
     checker: str
     rule: str
@@ -53,7 +53,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleCoverage:
-    """One rule: its promise, how often it was judged, how often broken."""
+    """One rule: its promise, and how often it was judged and broken."""
 
     checker: str
     rule: str
@@ -64,7 +64,7 @@ class RuleCoverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What `judge` found. `operations` counts ended ones by (op, outcome); `doubts` make it unknown."""
+    """The verdict of `judge`. `operations` counts ended ones by (op, outcome); any doubt makes it unknown."""
 
     result: Result
     violations: tuple[Violation, ...]
@@ -78,7 +78,7 @@ class Verdict:
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """The rules that had nothing to judge."""
+        """Rules that had nothing to judge."""
         return tuple(f"{each.checker}/{each.rule}" for each in self.coverage if not each.judged)
 
     def summary(self) -> str:
@@ -105,7 +105,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Trial:
-    """What one run of the judge gathers."""
+    """The state of one call of `judge`."""
 
     history: History
     checkers: list[Checker]
@@ -114,14 +114,14 @@ class _Trial:
     doubts: list[str] = field(default_factory=list)
     operations: Counter[tuple[str, str]] = field(default_factory=Counter)
     open: dict[str, str] = field(default_factory=dict)
-    """Announced operations that have not ended yet: id -> op."""
+    """Announced operations without an end so far: id -> op."""
     life: int = 0
     complete: bool = True
-    """Whether each observer caught up at its end; a killed one says nothing."""
+    """Whether each observer caught up at its end; a killed observer does not record that."""
     lines: int = 0
     events: int = 0
     at: Where = NOWHERE
-    """The line that was read last."""
+    """The line read last."""
 
     def counted(self, records: Iterator[Record]) -> Iterator[Record]:
         for record in records:
@@ -130,7 +130,7 @@ class _Trial:
             yield record
 
     def truth(self, files: list[Path]) -> None:
-        """Judge etcd's changes, in order, one life of etcd after the other."""
+        """Judge etcd's changes in order, one life after the other."""
         for file in files:
             complete, self.complete = self.complete, False
             self.life += 1
@@ -167,7 +167,7 @@ class _Trial:
             checker.record(record)
 
     def clients(self, files: list[Path]) -> None:
-        """Judge all other lines, file by file, and count what ended how."""
+        """Judge all other records, file by file, and count the outcomes of operations."""
         for file in files:
             for record in self.counted(self.history.of(file)):
                 if record.begun:
@@ -177,12 +177,12 @@ class _Trial:
                     self.operations[record.op, record.outcome.value] += 1
                 for checker in self.checkers:
                     checker.record(record)
-        for op in self.open.values():  # whoever did it died before it heard
+        for op in self.open.values():  # their processes died before the operations ended
             self.operations[op, "unknown"] += 1
 
 
 def judge(folder: Path) -> Verdict:
-    """Return the verdict on the run in `folder`, from all `*.jsonl` below it."""
+    """Return the verdict on the run in `folder`, from all `*.jsonl` files below it."""
     history = History(folder)
     trial = _Trial(history, [make() for make in ALL])
     try:
@@ -210,7 +210,7 @@ def judge(folder: Path) -> Verdict:
 
 
 def _life_of(history: History, file: Path) -> int:
-    """Return which life of etcd a file is the record of; 0 if it is not an observer's."""
+    """Return the life of etcd that a file records; 0 if no observer wrote it."""
     first = next(iter(history.of(file)), None)
     if first is None or first.client != OBSERVER:
         return 0
@@ -231,7 +231,7 @@ def _verdict(trial: _Trial) -> Verdict:
         for each in found
     )
     doubts, result = list(trial.doubts), Result.VIOLATION if violations else Result.PASS
-    if doubts:  # what seems wrong may be an event that is missing here
+    if doubts:  # an apparent violation may come from an event missing here
         result = Result.UNKNOWN
         doubts += [f"unproven: {violation}" for violation in violations]
         violations = ()

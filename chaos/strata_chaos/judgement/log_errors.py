@@ -1,7 +1,7 @@
-"""What coordinators said of themselves: an error in their logs is a finding, whatever was in force.
+"""Errors in the logs of coordinators: each is a finding, whatever fault was in force.
 
-A coordinator logs as an *error* only what must never be: an exception that nobody expects, a view that
-differs from etcd. What faults bring about are warnings. So the record of a run need not show the harm.
+A coordinator logs only impossible events as an *error*: an unexpected exception, a view that differs from etcd.
+Consequences of faults are logged as warnings. So an error is a finding even if the histories show no harm.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _QUOTED_CHARS: Final = 1_500
 
 
 SUSPENDED: Final = frozenset({"replica_suspended"})
-"""What a coordinator has to log as an error once etcd is lost."""
+"""Errors that a coordinator must log once etcd is lost."""
 
 
 def complaints(logs: Path, *, expected: Collection[str] = ()) -> list[Finding]:
     """Return one finding for each event that a coordinator logged as an error, with its first lines.
 
-    Events in `expected` are what the faults of the run must bring about.
+    Events in `expected` are consequences of the run's faults, and give no finding.
     """
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for file in sorted(logs.glob("coordinator-*.log")):
@@ -40,15 +40,15 @@ def complaints(logs: Path, *, expected: Collection[str] = ()) -> list[Finding]:
     return [
         Finding(
             checker=CHECKER,
-            message=f"{coordinator} logged {event} as an error, {len(said)} times",
-            evidence=tuple(said[:_QUOTED]),
+            message=f"{coordinator} logged {event} as an error, {len(quotes)} times",
+            evidence=tuple(quotes[:_QUOTED]),
         )
-        for (coordinator, event), said in found.items()
+        for (coordinator, event), quotes in found.items()
     ]
 
 
 def _error(line: str) -> str:
-    """Return the event of a line that is an error; nothing for any other, also a torn one."""
+    """Return the event of a line logged as an error; empty for any other line, also a torn one."""
     if line.startswith(_BARE):
         return "a traceback"
     try:

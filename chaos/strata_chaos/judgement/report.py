@@ -1,4 +1,4 @@
-"""The report of a run, or of many: for people as text, for programs as JSON; both say the same."""
+"""The report of one run or of many: as text for people and as JSON for programs, with the same contents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strata_chaos.run.folder import SCHEMA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a run came to. `trouble` is what kept it from saying more: exits 2 and 3."""
+    """The result of a run. `broken`, `cut_short` and `doubts` tell why it proves less: exit codes 2 and 3."""
 
     scenario: str
     seed: int
@@ -28,28 +28,28 @@ class Result:
     backend: str
     folder: Path
     asked: str = ""
-    """What `--scenario` finds it by, where that is not its name."""
+    """The value of `--scenario` that finds the scenario, if that is not its name."""
     injuries: Sequence[Injury] = ()
     findings: Sequence[Finding] = ()
     operations: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """How often each operation of a client ended how."""
+    """Operation of a client -> outcome -> count."""
     rules: Sequence[RuleCoverage] = ()
-    """How often each rule of the checkers was judged."""
+    """How often each rule of the checkers was judged and broken."""
     doubts: Sequence[str] = ()
-    """Why nothing can be said."""
+    """Why the verdict is unknown."""
     restarts: int = 0
     broken: str = ""
-    """Why the run itself broke down."""
+    """Why the run itself failed."""
     cut_short: bool = False
 
     @property
     def idle(self) -> list[Injury]:
-        """The faults of the script that had no effect."""
+        """Scripted faults that had no effect."""
         return [injury for injury in self.injuries if injury.planned.required and not injury.effective]
 
     @property
     def exit(self) -> Exit:
-        """The verdict: a violation outweighs all else, then what broke the run."""
+        """The verdict: violations outweigh everything, then a failed run."""
         if self.findings:
             return Exit.VIOLATION
         if self.broken:
@@ -76,14 +76,14 @@ class Result:
 
     @property
     def replay(self) -> str:
-        """The command that does the same again."""
+        """The command that repeats the run."""
         options = f"--seed {self.seed} --duration {self.duration_s:g} --backend {self.backend}"
         return f"strata-chaos run --scenario {shlex.quote(self.asked or self.scenario)} {options}"
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median and maximum of some times."""
+    """Median, maximum and number of some times."""
 
     p50_s: float
     max_s: float
@@ -91,7 +91,7 @@ class Spread:
 
     @classmethod
     def of(cls, times: Iterable[float | None]) -> Spread | None:
-        """Return the spread of those that are known; None when none is."""
+        """Return the spread of the times that are not None; None if there are none."""
         known = [value for value in times if value is not None]
         return cls(statistics.median(known), max(known), len(known)) if known else None
 
@@ -112,7 +112,7 @@ class FaultRow:
     whole: Spread | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for report.json."""
+        """Return the entry of report.json."""
         spreads = {
             name: None
             if spread is None
@@ -128,7 +128,7 @@ class FaultRow:
 
 
 def rows(injuries: Iterable[Injury]) -> list[FaultRow]:
-    """Return one row a fault, by name."""
+    """Return one row for each fault, sorted by name."""
     by_fault: dict[str, list[Injury]] = defaultdict(list)
     for injury in injuries:
         by_fault[injury.planned.fault].append(injury)
@@ -212,7 +212,7 @@ def body(result: Result) -> dict[str, Any]:
 
 
 def fault_table(injuries: Iterable[Injury]) -> list[str]:
-    """Return the lines of the table of faults, with recovery times as median / maximum."""
+    """Return the lines of the fault table, with recovery times as median / maximum."""
     cells: list[tuple[str, ...]] = [
         ("fault", "injected", "effective", "new leader", "next barrier", "after healing", "all well")
     ]
@@ -239,7 +239,7 @@ def operation_table(operations: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def rule_table(rules: Iterable[RuleCoverage]) -> list[str]:
-    """Return the lines of the table of rules: how often each was judged, and broken; then the idle."""
+    """Return the lines of the rule table, how often each was judged and broken, then the rules without judgements."""
     cells: list[tuple[str, ...]] = [("rule", "judged", "broken")]
     cells += [(f"{r.checker}/{r.rule}", str(r.judged), str(r.broken)) for r in rules if r.judged]
     idle = [f"{r.checker}/{r.rule}" for r in rules if not r.judged]
@@ -250,7 +250,7 @@ def rule_table(rules: Iterable[RuleCoverage]) -> list[str]:
 
 
 def columns(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines with their cells under each other, the first to the left, others to the right."""
+    """Return lines with aligned cells, the first column to the left, others to the right."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(

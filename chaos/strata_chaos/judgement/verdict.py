@@ -1,4 +1,4 @@
-"""What a judgement finds: one shape for checkers, expectations and the run itself."""
+"""Findings of a judgement: one shape for checkers, expectations and the run itself."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that must hold and did not, with what shows it."""
+    """One property that must hold and did not, with the evidence."""
 
     checker: str
     message: str
     evidence: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for report.json."""
+        """Return the entry of report.json."""
         return {"checker": self.checker, "message": self.message, "evidence": list(self.evidence)}

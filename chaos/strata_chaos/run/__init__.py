@@ -1,1 +1,1 @@
-"""One run: the programs that it starts, the site that it breaks, and the folder that it records. Begin with `runner`."""
+"""One run: its programs, the site that it breaks, and the folder that it records. Begin with `runner`."""

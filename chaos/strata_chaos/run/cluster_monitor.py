@@ -1,7 +1,6 @@
-"""What is going on right now, for aiming faults and measuring recovery: the keyspace, as it changes.
+"""The present keyspace of the cluster, for aiming faults and measuring recovery.
 
-It uses the replicas' own mirror of etcd. Nothing here judges: the observer keeps a record of its own,
-which the checkers read.
+It uses the same mirror of etcd as the replicas. Checkers do not read it: they read the observer's record.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ Again = Callable[[], AbstractAsyncContextManager[Store]]
 class ClusterMonitor:
     """Follows one cluster. `run` feeds it until cancelled.
 
-    A fault that takes etcd away calls `look_away` before and `look_again` once a cluster is there: then it is followed
-    through a store of its own, which `again` opens. In between, what was seen last stands.
+    A fault that replaces etcd calls `look_away` before, and `look_again` once the new cluster is up. The monitor then
+    follows the new cluster through a store that `again` opens. In between, it keeps the last state it saw.
     """
 
     def __init__(self, store: Store, keys: ClusterKeys, *, again: Again | None = None) -> None:
@@ -34,19 +33,21 @@ class ClusterMonitor:
         self._releases: Counter[str] = Counter()
         self._mirror = self._new_mirror(store)
         self._following: asyncio.Task[None] | None = None
-        self._wanted = asyncio.Event()
-        self._wanted.set()
+        self._attached = asyncio.Event()
+        self._attached.set()
 
     def _new_mirror(self, store: Store) -> Mirror:
-        mirror = Mirror(store, self.keys, new_uid="never-used")  # coordinators, or a restore, have made one
-        mirror.subscribe(self._look)
+        mirror = Mirror(
+            store, self.keys, new_uid="never-used"
+        )  # a coordinator or a restore has already made one
+        mirror.subscribe(self._count_releases)
         return mirror
 
     async def run(self) -> None:
         """Follow until cancelled."""
         await self._follow()
         while True:
-            await self._wanted.wait()
+            await self._attached.wait()
             assert self._again is not None
             async with self._again() as store:
                 self._mirror = self._new_mirror(store)
@@ -58,25 +59,25 @@ class ClusterMonitor:
         try:
             await asyncio.wait({self._following})
             if not self._following.cancelled():
-                self._following.result()  # raises: a mirror never ends by itself
+                self._following.result()  # raises, because a mirror never ends by itself
         finally:
             self._following.cancel()
 
     def look_away(self) -> None:
-        """Let go of etcd: it is about to be another one."""
-        self._wanted.clear()
+        """Stop following etcd: a fault is about to replace it."""
+        self._attached.clear()
         if self._following is not None:
             self._following.cancel()
 
     def look_again(self) -> None:
-        """Follow what etcd has now."""
-        self._wanted.set()
+        """Follow the present etcd."""
+        self._attached.set()
 
     async def started(self) -> None:
-        """Return once the keyspace is known."""
+        """Wait until the keyspace is known."""
         await self._mirror.started()
 
-    # -- who leads
+    # -- leader
 
     def leader(self) -> str | None:
         """Return the coordinator that holds the leader key, or None."""
@@ -84,12 +85,12 @@ class ClusterMonitor:
         return held.replica if held is not None else None
 
     def holds_lead(self) -> bool:
-        """Whether the instance that the leader key names is registered, so that it may be alive."""
+        """Whether the instance that the leader key names is registered, and may therefore be alive."""
         held = self._leader()
         return held is not None and held.instance in self.replicas().values()
 
     def epoch(self) -> int:
-        """Return the create revision of the leader key; 0 while there is none."""
+        """Return the create revision of the leader key; 0 if there is none."""
         kv = self._mirror.view.get(self.keys.leader)
         return kv.create_revision if kv is not None else 0
 
@@ -100,12 +101,12 @@ class ClusterMonitor:
             return None
 
     def replicas(self) -> dict[str, str]:
-        """Return the instance of every coordinator that is registered, by name."""
+        """Return the instance of every registered coordinator, by name."""
         folder = self._mirror.view.entries(self.keys.replicas, Replica)
         return {entry.name: entry.record.instance for entry in folder}
 
     def serving(self) -> Counter[str]:
-        """Return how many members each coordinator serves, by its name."""
+        """Return the number of members that each coordinator serves, by its name."""
         names = {instance: name for name, instance in self.replicas().items()}
         return Counter(
             names[worker.record.served_by]
@@ -121,10 +122,10 @@ class ClusterMonitor:
         return JobView(self._mirror.view, self.keys.job(name))
 
     def releases(self, job: str) -> int:
-        """Return how many barriers of a job were seen released."""
+        """Return how many barrier releases of a job the monitor has seen."""
         return self._releases[job]
 
-    def _look(self, batch: WatchBatch) -> None:
+    def _count_releases(self, batch: WatchBatch) -> None:
         for event in batch.events:
             match self.keys.parts(event.kv.key):
                 case ("jobs", job, "barriers", _, _, _, "outcome") if not event.deleted:

@@ -1,9 +1,9 @@
-"""The folder of a run: what it was, what was recorded, what came of it.
+"""The folder of a run: its inputs, its histories and its reports.
 
-run.json      the scenario, the seed, the plan, versions: enough to do it again
-*.jsonl       the histories: observer, nemesis, each workload and its clients
-report.txt    for people, report.json the same for programs
-logs/         of every process
+run.json      the scenario, the seed, the plan, versions: enough to repeat the run
+*.jsonl       the histories of observer, nemesis, each workload and its clients
+report.txt    the report for people; report.json holds the same for programs
+logs/         the logs of every process
 cluster/      etcd's data and the cluster's logs; removed after a run that passed, unless kept
 """
 
@@ -28,14 +28,14 @@ _RUN, _REPORT, _TEXT = "run.json", "report.json", "report.txt"
 
 
 class RunFolder:
-    """One folder; `create` makes it, `open` reads one that a run has left."""
+    """One folder. `create` makes it, `open` opens the folder of an earlier run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, base: Path, name: str) -> RunFolder:
-        """Return a new folder below `base`; `ConfigError` when it cannot be made."""
+        """Return a new folder below `base`; raise `ConfigError` if it cannot be made."""
         for number in range(1, 1000):
             path = base / (name if number == 1 else f"{name}.{number}")
             try:
@@ -51,7 +51,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Return the folder of a run; `ConfigError` when it is not one."""
+        """Return the folder of a run; raise `ConfigError` if `path` is not one."""
         if not (path / _RUN).is_file():
             raise ConfigError(
                 f"{path} is not the folder of a run: it has no {_RUN}",
@@ -61,7 +61,7 @@ class RunFolder:
 
     @property
     def cluster(self) -> Path:
-        """Where etcd and the coordinators keep theirs."""
+        """Data and logs of etcd and the coordinators."""
         return self.path / "cluster"
 
     # -- run.json
@@ -76,7 +76,7 @@ class RunFolder:
         backend: str,
         started: str,
     ) -> None:
-        """Write what this run is, before it begins."""
+        """Write run.json before the run begins."""
         body = {
             "schema": SCHEMA,
             "scenario": scenario.name,
@@ -99,11 +99,11 @@ class RunFolder:
         self._write(_RUN, json.dumps(body, indent=1) + "\n")
 
     def run(self) -> Mapping[str, Any]:
-        """Return run.json."""
+        """Return the contents of run.json."""
         return self._read(_RUN)
 
     def scenario(self) -> Scenario:
-        """Return the scenario as it was when the run was made."""
+        """Return the scenario as it was at the time of the run."""
         run = self.run()
         return parse(run["source"], name=run["scenario"], path=run.get("path", ""))
 
@@ -115,11 +115,11 @@ class RunFolder:
         self._write(_REPORT, json.dumps(body, indent=1) + "\n")
 
     def report(self) -> Mapping[str, Any]:
-        """Return report.json; nothing where a run ended before it wrote one."""
+        """Return the contents of report.json; empty if the run ended before writing it."""
         return self._read(_REPORT) if (self.path / _REPORT).is_file() else {}
 
     def injuries(self) -> list[Injury]:
-        """Return what became of each fault, as the report has it."""
+        """Return the injuries in report.json: the effect of each fault."""
         return [Injury.from_json(body) for body in self.report().get("injuries", [])]
 
     def drop_cluster(self) -> None:

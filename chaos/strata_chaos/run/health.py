@@ -1,4 +1,4 @@
-"""Whether everything is as it should be: asked before the first fault, and after each is healed."""
+"""Health check of the whole system, before the first fault and after each fault is healed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANSWER_S = 1.0
 
 
 class Health:
-    """Looks at one system. `workloads` are those that run, by job."""
+    """Checks one system. `workloads` are the running ones, by job."""
 
     def __init__(
         self,
@@ -39,10 +39,9 @@ class Health:
             client.close()
 
     async def wait_whole(self, limit_s: float) -> tuple[float, list[str]]:
-        """Return how long it took until all was well, or `limit_s` and what was still wrong.
+        """Wait until the system is healthy, at most `limit_s`; return the seconds waited and the remaining problems.
 
-        All is well when nothing is to complain of, and every job that goes through barriers has
-        been released from one since this call.
+        Healthy means: no complaints, and every job with barriers was released from at least one since this call.
         """
         begin_s = self._clock()
         before = {job: self._system.monitor.releases(job) for job in self._barrier_jobs()}
@@ -59,15 +58,17 @@ class Health:
             await asyncio.sleep(_LOOK_S)
 
     async def complaints(self) -> list[str]:
-        """Return what is not as it should be at this moment, in words."""
+        """Return the problems at this moment, in words."""
         etcd, coordinators = await asyncio.gather(
             asyncio.gather(*(asyncio.to_thread(m.healthy) for m in self._system.etcd.values())),
-            asyncio.gather(*(asyncio.to_thread(self._ask, c) for c in self._system.coordinators.values())),
+            asyncio.gather(
+                *(asyncio.to_thread(self._problem_of, c) for c in self._system.coordinators.values())
+            ),
         )
         wrong = [
             f"{name} is not healthy" for name, fine in zip(self._system.etcd, etcd, strict=True) if not fine
         ]
-        wrong += [said for said in coordinators if said]
+        wrong += [problem for problem in coordinators if problem]
         leader = self._system.leader()
         if leader is None:
             wrong.append("no coordinator leads")
@@ -77,8 +78,8 @@ class Health:
             wrong += self._job(job, workload)
         return wrong
 
-    def _ask(self, coordinator: LocalCoordinator) -> str:
-        """Return what is wrong with a coordinator, by its own account; empty when nothing is."""
+    def _problem_of(self, coordinator: LocalCoordinator) -> str:
+        """Return the problem that a coordinator has or reports; empty if there is none."""
         if coordinator.child.poll() is not None:
             return f"{coordinator.name} {coordinator.child.describe()}"
         client = self._clients.get(coordinator.name)
@@ -90,7 +91,7 @@ class Health:
         try:
             replicas = client.status().replicas
         except StrataError as error:
-            # a client that has failed waits longer before its next try than we give it
+            # after a failure this client would wait longer before its next try than this check allows
             self._clients.pop(coordinator.name).close()
             return f"{coordinator.name} does not answer: {error.message}"
         for replica in replicas:

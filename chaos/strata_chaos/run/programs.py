@@ -15,22 +15,22 @@ from strata_chaos.backends.base import Site
 from strata_chaos.scenario import Scenario, Workload
 
 STOP_S: Final = 30.0
-"""How long a workload may take to end its clients in good order."""
+"""How long a workload may take to end its clients in order."""
 START_S: Final = 60.0
-"""How long a program may take until it records: starting Python takes seconds on a busy machine."""
+"""How long a program may take to its first record: starting Python takes seconds on a busy machine."""
 LOOK_S: Final = 0.05
 OBSERVER: Final = "observer"
 READERS: Final = 4
-"""The most clients beyond its members that a workload has."""
+"""The most clients that a workload has besides its members."""
 
 
 def jobs_of(scenario: Scenario) -> dict[str, Workload]:
-    """Return the workloads of a scenario by the names of their jobs."""
+    """Return the workloads of a scenario by job name."""
     return {f"{workload.name}-{n}": workload for n, workload in enumerate(scenario.workloads, 1)}
 
 
 def members_of(scenario: Scenario) -> list[str]:
-    """Return the worker ids under which the workloads of a scenario may register."""
+    """Return the worker ids that the workloads of a scenario may register under."""
     return [
         f"{job}-{who}"
         for job, workload in jobs_of(scenario).items()
@@ -39,14 +39,17 @@ def members_of(scenario: Scenario) -> list[str]:
 
 
 class Programs:
-    """Started by `start`, ended by `stop`; `ended` names those that ended by themselves."""
+    """Observer and workloads of one run: `start` starts them, `stop_workloads` and `stop_observer` end them.
+
+    `ended` names a program that ended by itself.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._workloads: dict[str, Child] = {}
         self._observer: Child | None = None
         self._observing: list[str] = []
-        """How an observer is started, but for its history."""
+        """Command of an observer, without its history file."""
         self._lives = 1
 
     def start(self, site: Site, jobs: Mapping[str, Workload], *, seed: int) -> dict[str, str]:
@@ -71,12 +74,12 @@ class Programs:
         return placed
 
     async def end_life(self) -> str:
-        """End the observer of this etcd once it has recorded all; return what was not as it should be."""
-        observer, self._observer = self._observer, None  # its end is no news to `ended`
+        """End the observer of this etcd once it has recorded everything; return the problems, in words."""
+        observer, self._observer = self._observer, None  # so that `ended` does not report its end
         return "; ".join(await _stopped({OBSERVER: observer} if observer else {}, STOP_S))
 
     async def begin_life(self, *, listed_at: int) -> None:
-        """Start an observer of an etcd that began anew; return once it records."""
+        """Start an observer of the new etcd, and wait until it records."""
         self._lives += 1
         name = f"{OBSERVER}-{self._lives}"
         words = [*self._observing, *self._history(name), "--life", str(self._lives)]
@@ -87,7 +90,7 @@ class Programs:
             raise Unavailable(late)
 
     async def running(self) -> str:
-        """Return "" once all have begun to record, from when on they end when asked; else who has not."""
+        """Return "" once all programs record, from when on they also end on request; else name the others."""
         return await self._begun([OBSERVER, *self._workloads])
 
     async def _begun(self, waiting: list[str]) -> str:
@@ -102,7 +105,7 @@ class Programs:
             return f"{', '.join(waiting)} recorded nothing within {START_S:g} s"
 
     def ended(self) -> str:
-        """Return which program has ended by itself, and how; empty while all run."""
+        """Return which program ended by itself, and how; empty while all run."""
         children = [*self._workloads.items()]
         if self._observer is not None:
             children.append((OBSERVER, self._observer))
@@ -112,15 +115,15 @@ class Programs:
         return ""
 
     async def stop_workloads(self) -> list[str]:
-        """End the workloads in good order; return what was not as it should be."""
+        """End the workloads in order; return the problems, in words."""
         return await _stopped(self._workloads, STOP_S)
 
     async def stop_observer(self) -> list[str]:
-        """End the observer; return what was not as it should be."""
+        """End the observer; return the problems, in words."""
         return await _stopped({OBSERVER: self._observer} if self._observer else {}, STOP_S)
 
     def kill(self) -> None:
-        """End everything at once."""
+        """Kill all programs."""
         for child in (*self._workloads.values(), *((self._observer,) if self._observer else ())):
             child.kill()
 

@@ -1,7 +1,7 @@
-"""A service manager for the run: starts coordinators and etcd members again that end by themselves.
+"""The service manager of a run: restarts coordinators and etcd members that ended by themselves.
 
-A coordinator that meets no etcd for long ends, as it should, and is started again in production. Any
-other end that no fault explains is a finding.
+A coordinator that cannot reach etcd for long exits, as designed, and production restarts it. Any other exit without a
+fault that explains it is a finding.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from strata_chaos.run.system import System
 _LOOK_S: Final = 0.25
 _PAUSE_S: Final = 1.0
 _UNAVAILABLE: Final = 3
-"""The exit code of a coordinator that could not reach etcd (DESIGN section 10)."""
+"""Exit code of a coordinator that could not reach etcd (DESIGN section 10)."""
 
 
 class Restarter:
-    """Keeps one system running. `restarts` counts, `findings` says which ends nobody can explain."""
+    """Keeps one system running. `restarts` counts restarts, `findings` lists the unexplained exits."""
 
     def __init__(self, system: System, *, say: Callable[[str], None]) -> None:
         self._system = system
@@ -28,7 +28,7 @@ class Restarter:
         self.findings: list[str] = []
 
     async def run(self) -> None:
-        """Look and start again until cancelled."""
+        """Restart ended processes until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             for name in self._system.whole(self._system.coordinators):
@@ -41,10 +41,10 @@ class Restarter:
         code = coordinator.child.poll()
         if code is None:
             return
-        said = f"{name} (pid {coordinator.child.pid}) {coordinator.child.describe()} by itself"
+        ending = f"{name} (pid {coordinator.child.pid}) {coordinator.child.describe()} by itself"
         if code != _UNAVAILABLE:
-            self.findings.append(f"{said}:\n{coordinator.child.tail(20)}")
-        self._say(f"{said}; it is started again")
+            self.findings.append(f"{ending}:\n{coordinator.child.tail(20)}")
+        self._say(f"{ending}; it is started again")
         await asyncio.sleep(_PAUSE_S)
         if name not in self._system.claimed:
             self.restarts += 1
@@ -54,9 +54,9 @@ class Restarter:
         member = self._system.etcd[name]
         if member.running:
             return
-        said = f"{name} (pid {member.pid}) {member.child.describe()} by itself"
-        self.findings.append(f"{said}:\n{member.child.tail(20)}")
-        self._say(f"{said}; it is started again")
+        ending = f"{name} (pid {member.pid}) {member.child.describe()} by itself"
+        self.findings.append(f"{ending}:\n{member.child.tail(20)}")
+        self._say(f"{ending}; it is started again")
         await asyncio.sleep(_PAUSE_S)
         if name not in self._system.claimed:
             self.restarts += 1

@@ -1,7 +1,7 @@
-"""The processes of workloads that may be hit, as they name themselves in their histories.
+"""The processes of workloads that faults may hit, read from the workloads' histories.
 
-A workload writes a line `process.started` with pid and role for each process that a fault may
-kill or freeze. Those lines are read as they come; a process that has ended is passed over.
+A workload writes a record `process.started` with pid and role for each process that a fault may kill or freeze. The
+roster reads new records on demand and skips processes that have ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _STARTED = b'"process.started"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A process with the start time that tells it from a later one of the same pid."""
+    """A process. Its start time tells it from a later process with the same pid."""
 
     pid: int
     role: str
@@ -24,26 +24,26 @@ class Target:
 
     @property
     def name(self) -> str:
-        """As reports name it."""
+        """Name in reports."""
         return f"{self.role}:{self.pid}"
 
     @property
     def alive(self) -> bool:
-        """Whether it runs: a zombie does not, a frozen one does."""
+        """Whether the process exists and has not ended. A zombie counts as ended, a frozen process as alive."""
         found = stat_of(self.pid)
         return found is not None and found.started == self.started and found.state not in "ZX"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stat:
-    """What `/proc/<pid>/stat` says: one letter of state, and when it was started in clock ticks."""
+    """Fields of `/proc/<pid>/stat`: the state as one letter, and the start time in clock ticks."""
 
     state: str
     started: int
 
 
 def stat_of(pid: int) -> Stat | None:
-    """Return what the kernel says of a process; None when there is none."""
+    """Return the kernel's entry of a process; None if there is no such process."""
     try:
         text = Path("/proc", str(pid), "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -53,7 +53,7 @@ def stat_of(pid: int) -> Stat | None:
 
 
 class Roster:
-    """Reads the histories in a folder; `of` returns who lives."""
+    """Reads the histories in a folder; `of` returns the living processes of a role."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Many runs of one scenario under different seeds, and what they came to together."""
+"""Many runs of one scenario under different seeds: their common verdict and summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strata_chaos.run.folder import SCHEMA
 
 
 def worst(results: Sequence[Result]) -> Exit:
-    """Return the verdict of all together: a violation outweighs all else."""
+    """Return the verdict of all runs together. A violation outweighs everything else."""
     found = {result.exit for result in results}
     for verdict in (Exit.VIOLATION, Exit.INFRASTRUCTURE, Exit.UNKNOWN):
         if verdict in found:

@@ -1,4 +1,4 @@
-"""One run from nothing to its report, and the judgement of one that was saved."""
+"""One run from start to report, and the judgement of a saved run. Begin reading here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What to run."""
+    """The parameters of one run."""
 
     scenario: Scenario
     seed: int
@@ -38,9 +38,9 @@ class Wish:
     backend: str
 
     def plan(self) -> tuple[PlannedFault, ...]:
-        """Return the faults that seed, duration and backend make of the scenario.
+        """Return the faults that follow from scenario, seed, duration and backend.
 
-        `ConfigError` when the scenario does not run on that backend, or no fault has room.
+        Raises `ConfigError` if the scenario does not run on that backend, or no fault fits into the duration.
         """
         if self.backend not in self.scenario.backends:
             raise ConfigError(
@@ -61,9 +61,9 @@ class Wish:
 
 
 def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) -> Result:
-    """Run it, judge it, and return what it came to; the folder holds the report then.
+    """Run a wish, judge it and write the report into the folder; return the result.
 
-    An error of the system's start is a result too. `ConfigError` only for what can never run.
+    A system that does not start is a result too. `ConfigError` is only for a run that can never start.
     """
     planned = wish.plan()
     backend = backends.ALL[wish.backend]
@@ -118,8 +118,8 @@ def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) ->
     except (StrataError, OSError) as error:
         result = replace(result, broken=f"the system did not start: {error}")
     lost = any(each.injected and each.planned.fault in faults.LOSSES for each in result.injuries)
-    said = complaints(folder.cluster / "logs", expected=SUSPENDED if lost else ())
-    result = judged(replace(result, findings=(*result.findings, *said)), folder, wish.scenario)
+    logged = complaints(folder.cluster / "logs", expected=SUSPENDED if lost else ())
+    result = judged(replace(result, findings=(*result.findings, *logged)), folder, wish.scenario)
     folder.write_report(report.text(result), report.body(result))
     if not keep and result.exit == 0:
         folder.drop_cluster()
@@ -128,7 +128,7 @@ def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) ->
 
 @contextlib.contextmanager
 def _logs_to(path: Path) -> Iterator[None]:
-    """Keep what Strata's code logs in this process off the terminal while the body runs."""
+    """Write the logs of Strata's code in this process to a file instead of the terminal while the body runs."""
     path.parent.mkdir(exist_ok=True)
     with path.open("a") as stream:
         configure(fmt="json", stream=stream)
@@ -139,7 +139,7 @@ def _logs_to(path: Path) -> Iterator[None]:
 
 
 def check(folder: RunFolder) -> Result:
-    """Judge a saved run again, by its histories; what the run itself saw counts as it did then."""
+    """Judge the histories of a saved run again. Findings that the run itself made are kept."""
     run, scenario, before = folder.run(), folder.scenario(), folder.report()
     result = Result(
         scenario=scenario.name,
@@ -162,11 +162,11 @@ def check(folder: RunFolder) -> Result:
 
 
 OBSERVED = ("recovery", "processes", COMPLAINTS)
-"""Findings that a run makes while it lasts: the histories do not hold them."""
+"""Checkers whose findings come from the run itself; the histories do not contain them."""
 
 
 def judged(result: Result, folder: RunFolder, scenario: Scenario) -> Result:
-    """Return the result with what checkers and expectations find in the histories."""
+    """Return the result with the findings of checkers and expectations in the histories added."""
     verdict = judge(folder.path)
     found = [
         Finding(checker=f"{v.checker}/{v.rule}", message=v.message, evidence=v.evidence)
@@ -183,7 +183,7 @@ def judged(result: Result, folder: RunFolder, scenario: Scenario) -> Result:
 
 
 def by_operation(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    """Return counts by operation and outcome, the operations of clients only."""
+    """Return counts by operation and outcome, for operations of clients only."""
     found: dict[str, dict[str, int]] = {}
     for (op, outcome), count in counts.items():
         if op.partition(".")[0] not in {"fault", "job", "run", "process", "workload"}:
@@ -192,5 +192,5 @@ def by_operation(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, i
 
 
 def boot_time_s() -> float:
-    """Return the machine's time, which goes on while a process is frozen."""
+    """Return CLOCK_BOOTTIME in seconds, which advances while a process is frozen."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,8 +1,8 @@
-"""The life of one run on a site that is up: workloads, faults, health before and after, the end.
+"""The life of one run on a started site: workloads, health before, faults, health after, end.
 
-    observer and workloads start → all is well → faults → all is well again → workloads end → observer
+    observer and workloads start → healthy → faults → healthy again → workloads end → observer ends
 
-What it finds on the way is in the `Account`, which is whole whenever the run ends early.
+Results are collected in the `Account`, which is valid even if the run ends early.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from strata_chaos.run.system import System
 from strata_chaos.scenario import Scenario
 
 BASELINE_S: Final = 90.0
-"""How long everything may take to be well before the first fault."""
+"""How long the system may take to be healthy before the first fault."""
 SETTLE_S: Final = 1.0
-"""From the last client's end to the observer's: etcd's events reach it within milliseconds."""
+"""Wait between the end of the last client and of the observer: etcd's events reach it within milliseconds."""
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_S: Final = 0.25
 
@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Account:
-    """What happened so far."""
+    """The results of the run so far."""
 
     injuries: list[Injury] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Session:
         self.account = Account()
 
     async def run(self) -> None:
-        """Return once the run is over; a signal ends it early, in good order."""
+        """Return once the run is over. A signal ends it early, with all faults healed."""
         with _on_signals(self._cut_short):
             try:
                 await self._guarded()
@@ -108,7 +108,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[EtcdStore]:
-        """Have a store that knows nothing of what etcd held before."""
+        """Open a store without state of an earlier etcd."""
         endpoints = self._site.cluster.etcd.endpoints
         async with await EtcdStore.connect(endpoints, tls=self._site.etcd_tls) as store:
             yield store
@@ -157,7 +157,7 @@ class Session:
             self.account.restarts = restarter.restarts
             self.account.findings += nemesis.findings
             self.account.findings += [
-                Finding(checker="processes", message=said) for said in restarter.findings
+                Finding(checker="processes", message=problem) for problem in restarter.findings
             ]
 
     async def _faults(self, nemesis: Nemesis, health: Health) -> None:
@@ -173,30 +173,30 @@ class Session:
         nemesis.phase("recovery")
         took_s, wrong = await health.wait_whole(self._scenario.recovery_s)
         if wrong:
-            said = f"not well {took_s:.0f} s after the last fault: {'; '.join(wrong)}"
-            self.account.findings.append(Finding(checker="recovery", message=said))
-            self._say(said)
+            problem = f"not well {took_s:.0f} s after the last fault: {'; '.join(wrong)}"
+            self.account.findings.append(Finding(checker="recovery", message=problem))
+            self._say(problem)
         else:
             self._say(f"all is well {took_s:.1f} s after the end of the faults")
 
     async def _end(self, nemesis: Nemesis) -> None:
         nemesis.phase("end")
-        trouble = await self._programs.stop_workloads()
+        problems = await self._programs.stop_workloads()
         await asyncio.sleep(SETTLE_S)
-        trouble += await self._programs.stop_observer()
-        if trouble:
-            raise _Broken("; ".join(trouble))
+        problems += await self._programs.stop_observer()
+        if problems:
+            raise _Broken("; ".join(problems))
 
     async def _watch_programs(self) -> None:
-        """Raise when a program that runs beside the system ends by itself."""
+        """Raise if a program beside the system ends by itself."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            if said := self._programs.ended():
-                raise _Broken(f"a program of the run ended by itself: {said}")
+            if problem := self._programs.ended():
+                raise _Broken(f"a program of the run ended by itself: {problem}")
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    """Return the first error of a group of groups."""
+    """Return the first error of a nested exception group."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -205,7 +205,7 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
 
 @contextlib.asynccontextmanager
 async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work` for as long as the body does; the failure of one ends the body."""
+    """Run `work` while the body runs; a failure of one coroutine ends the body."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(part) for part in work]
         yield
@@ -214,20 +214,20 @@ async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def _on_signals(tell: Callable[[], None]) -> Iterator[None]:
-    """At a signal call `tell` and cancel the task that entered; at a second one end at once.
+def _on_signals(notify: Callable[[], None]) -> Iterator[None]:
+    """On the first signal call `tell` and cancel the task that entered; on the second exit at once.
 
-    Then the guardians end what we started, as after SIGKILL.
+    After such an exit the guardian processes end all children, as after SIGKILL.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    came: list[int] = []
+    received: list[int] = []
 
     def on_signal(number: int) -> None:
-        came.append(number)
-        if len(came) > 1:
+        received.append(number)
+        if len(received) > 1:
             os._exit(Exit.UNKNOWN)
-        tell()
+        notify()
         task.cancel()
 
     for number in SIGNALS:

@@ -1,7 +1,7 @@
-"""The system under test as faults and health checks see it: its parts by name, and who broke which.
+"""The system under test, for faults and health checks: its parts by name, and which parts a fault has claimed.
 
-Names: `coordinator-1…`, `etcd-1…`, and the processes of workloads as `rank:4711`. A part that a
-fault holds is claimed, so that no second fault takes it for whole.
+Names: `coordinator-1…`, `etcd-1…`, and processes of workloads such as `rank:4711`. A fault claims the parts that it
+breaks, so that no second fault takes them for whole.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from strata_chaos.run.roster import Roster
 
 
 class Recording(Protocol):
-    """The record of what etcd did. Each life of etcd, from empty disks or from a snapshot to its loss, has its own."""
+    """The record of one life of etcd: from empty disks or a snapshot to the loss of etcd."""
 
     async def end_life(self) -> str:
-        """End the record once it has all that etcd holds; return what was not as it should be."""
+        """End the record once it has all that etcd holds; return the problems, in words."""
         ...
 
     async def begin_life(self, *, listed_at: int) -> None:
-        """Begin the record of an etcd that began anew, from its first revision, or from a list of `listed_at` on."""
+        """Begin the record of a new etcd, from its first revision, or from a list of the keys at `listed_at`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What runs. `network` is None where hosts have no network of their own. `folder` is the run's."""
+    """The running system. `network` is None if hosts have no network of their own; `folder` is the run's."""
 
     cluster: LocalCluster
     monitor: ClusterMonitor
@@ -48,16 +48,16 @@ class System:
     # -- claims
 
     def whole(self, names: Iterable[str]) -> list[str]:
-        """Return those that no fault holds."""
+        """Return the names that no fault has claimed."""
         return [name for name in names if name not in self.claimed]
 
     def claim(self, *names: str) -> None:
-        """Hold parts for a fault, until `release`."""
+        """Claim parts for a fault, until `release`."""
         assert not self.claimed & set(names), f"{self.claimed & set(names)} is broken already"
         self.claimed.update(names)
 
     def release(self, *names: str) -> None:
-        """Let parts go that a fault has healed."""
+        """Release parts that a fault has healed."""
         self.claimed.difference_update(names)
 
     # -- coordinators
@@ -72,7 +72,7 @@ class System:
         return self.monitor.leader()
 
     def running(self) -> list[str]:
-        """Return the coordinators that run and are whole."""
+        """Return the coordinators that run and are unclaimed."""
         alive = [name for name, c in self.coordinators.items() if c.child.poll() is None]
         return self.whole(alive)
 
@@ -92,13 +92,13 @@ class System:
         return member.name if member is not None else None
 
     def running_etcd(self) -> list[str]:
-        """Return the etcd members that run and are whole."""
+        """Return the etcd members that run and are unclaimed."""
         return self.whole(name for name, m in self.etcd.items() if m.running and not m.paused)
 
     # -- addresses
 
     def host(self, name: str) -> Host:
-        """Return where a part runs; `LookupError` when it is not a part with a host."""
+        """Return the host of a part; raise `LookupError` if no host has that name."""
         for host in self.hosts:
             if host.name == name:
                 return host
@@ -106,5 +106,5 @@ class System:
 
 
 def chosen(rng: random.Random, names: Sequence[str]) -> str:
-    """Return one of `names`, which are put in order first, so that chance alone decides."""
+    """Return a random one of `names`. They are sorted first, so that the result depends on `rng` alone."""
     return rng.choice(sorted(names))

@@ -1,1 +1,1 @@
-"""Programs that use Strata as its users do, and record what they did and what they were told."""
+"""Workloads: programs that use Strata as its users do, and record their operations and the results."""

@@ -1,8 +1,8 @@
-"""Barriers: a world of K members that holds one round after the other, with payloads.
+"""The barriers workload: K members of a world pass one barrier round after another, with payloads.
 
-All ranks of a generation follow one plan, which seed and generation decide: rounds of everybody,
-rounds of a subset, rounds with a slow member, and rounds whose time is too short for it. A payload
-says whose it is and for which step of the plan, so that it occurs once in the whole run.
+All ranks of a generation follow one plan, determined by seed and generation: rounds of all ranks, rounds of a subset,
+rounds with a slow member, and rounds whose deadline is too short for it. A payload names its rank and its step of the
+plan, so it is unique in the whole run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from strata_chaos.workloads.recording import Recorder
 PAUSE_S: Final = 0.02
 SLOW_S: Final = 0.4
 SHORTENED_DEADLINE_S: Final = 0.25
-"""The time of a round that its slow member is bound to miss."""
+"""Deadline of a round that its slow member is bound to miss."""
 GRACE_S: Final = 20.0
 BROKEN_WAIT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One round of the plan: the same in every rank."""
+    """One round of the plan, the same in every rank."""
 
     name: str
     ranks: tuple[int, ...]
@@ -38,7 +38,7 @@ class Step:
 
 
 def step_of(options: Options, generation: int, index: int, world_size: int) -> Step:
-    """Return what all ranks of this generation do next."""
+    """Return step `index` of this generation's plan."""
     rng = options.rng("step", generation, index)
     everybody = tuple(range(world_size))
     kind = rng.random()
@@ -54,7 +54,7 @@ def step_of(options: Options, generation: int, index: int, world_size: int) -> S
 
 
 def client(options: Options, recorder: Recorder, stop: Stop) -> None:
-    """Join, and hold the rounds of one generation after the other."""
+    """Join, and pass the rounds of one generation after another."""
     while not stop.is_set():
         rank = joining.join(options, recorder, stop)
         if rank is None:
@@ -66,11 +66,11 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
             except StaleGeneration:
                 going = joining.rejoin(options, recorder, stop, rank)
             except StrataError:
-                going = False  # its session is over for good: a new one begins
+                going = False  # the session has ended for good: start a new one
 
 
 def hold_rounds(options: Options, recorder: Recorder, stop: Stop, rank: RankClient) -> None:
-    """Hold the rounds of this generation, until it is stale or the session is over."""
+    """Pass the rounds of this generation until it is stale or the session has ended."""
     index = 0
     while not stop.wait(PAUSE_S):
         index += 1
@@ -94,7 +94,7 @@ def hold(
     index: int,
     payload: bytes,
 ) -> bool | None:
-    """Arrive until an outcome is known: released, not released, or (None) broken by a death."""
+    """Arrive until the outcome is known: released (True), timed out (False), or broken by a death (None)."""
     while not stop.is_set():
         try:
             with recorder.operation(
@@ -121,12 +121,12 @@ def hold(
         except BarrierBroken:
             return None
         except Unavailable:
-            rank.check()  # the same round once more, unless all is over
+            rank.check()  # raises if the generation or session has ended; otherwise retry the same round
     return False
 
 
 def await_newer_world(stop: Stop, rank: RankClient) -> None:
-    """Return after a while, or raise what has become of this generation."""
+    """Wait for a while; raise the error of this generation once it has one."""
     for _ in range(int(BROKEN_WAIT_S / PAUSE_S)):
         rank.check()
         if stop.wait(PAUSE_S):

@@ -1,7 +1,7 @@
-"""Checkpoints: K members that save real files together, restore them, and a reader of `latest`.
+"""The checkpoints workload: K members save real files together and restore them; readers poll `latest`.
 
-What a rank saves says whose it is and for which step, followed by bytes that seed, generation, step,
-rank and process decide; the history keeps its sha256. A restore is compared by that digest alone.
+The data of a save name its rank and step, followed by bytes that depend on seed, generation, step, rank and process.
+The history holds their sha256, by which alone a restore is compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEEP: Final = 3
 
 
 def client(options: Options, recorder: Recorder, stop: Stop) -> None:
-    """Save and restore as a member; numbers beyond the members read `latest`."""
+    """Save and restore as a member. Clients beyond the members read `latest`."""
     if not options.is_member:
         read(options, recorder, stop)
         return
@@ -49,7 +49,7 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
 
 
 def newer(stop: Stop, rank: RankClient) -> bool:
-    """Wait for the end of a generation that can save no more; False when the session has ended."""
+    """Wait for the end of a generation that can save no more; False if the session has ended instead."""
     while not stop.wait(PAUSE_S):
         try:
             rank.check()
@@ -61,7 +61,7 @@ def newer(stop: Stop, rank: RankClient) -> bool:
 
 
 def train(options: Options, recorder: Recorder, stop: Stop, rank: RankClient) -> None:
-    """Restore what this generation begins from, then save one step after the other."""
+    """Restore the checkpoint that this generation starts from, then save one step after another."""
     with managed(options, rank) as manager:
         step, _data = restore(options, recorder, manager, rank)
         while not stop.wait(PAUSE_S):
@@ -72,7 +72,7 @@ def train(options: Options, recorder: Recorder, stop: Stop, rank: RankClient) ->
 
 @contextlib.contextmanager
 def managed(options: Options, rank: RankClient) -> Iterator[CheckpointManager]:
-    """Have a manager; what its last saves failed of is in the history already."""
+    """Open a manager; errors of its last saves are in the history already."""
     manager = CheckpointManager(
         options.storage,
         client=rank,
@@ -84,14 +84,14 @@ def managed(options: Options, rank: RankClient) -> Iterator[CheckpointManager]:
     try:
         yield manager
     finally:
-        with contextlib.suppress(StrataError):  # told by the save itself
+        with contextlib.suppress(StrataError):  # the save itself has recorded it
             manager.close()
 
 
 def restore(
     options: Options, recorder: Recorder, manager: CheckpointManager, rank: RankClient
 ) -> tuple[int, bytes]:
-    """Load where this world begins; return its step and what this rank saved, 0 and nothing for nothing."""
+    """Load this world's starting point; return its step and the data of this rank, or 0 and b"" if there is none."""
     point = rank.restore_point
     begin = None
     if point is not None:
@@ -121,7 +121,7 @@ def restore(
 
 
 def content(options: Options, rank: RankClient, step: int, **more: int) -> bytes:
-    """Return what this rank saves at this step; its first line is a document, with `more` in it."""
+    """Return the data of this rank at this step. The first line is a JSON document that includes `more`."""
     head = {"job": options.job, "worker": options.worker, "pid": os.getpid(), "step": step}
     head |= {"generation": rank.generation, "rank": rank.rank, **more}
     rng = options.rng("content", rank.generation, step, rank.rank, os.getpid())
@@ -141,7 +141,7 @@ def save(
     step: int,
     **more: int,
 ) -> None:
-    """Save one step, with `more` in it; whatever becomes of it, it is recorded and the next one follows."""
+    """Save one step, with `more` in its document; record every result, and raise only `StaleGeneration`."""
     data = content(options, rank, step, **more)
     try:
         with recorder.operation(
@@ -174,7 +174,7 @@ def save(
 
 
 def read(options: Options, recorder: Recorder, stop: Stop) -> None:
-    """Ask for the latest checkpoint, again and again: it never goes back."""
+    """Read the latest checkpoint repeatedly: it must never go back."""
     with CoordinatorClient.connect(options.endpoints, job=options.job, timeout_s=5.0) as cluster:
         while not stop.wait(READ_S):
             try:

@@ -1,9 +1,8 @@
-"""Registry churn: members that join, leave, die, come back, and meet another one of their name.
+"""The churn workload: members join, leave, die, return, and meet a second process with their worker id.
 
-Even numbers are sessions (`strata.connect`), odd ones live by heartbeats (`CoordinatorClient`). The
-parent ends some by SIGKILL and lets some leave; each comes back as a new process, which is a new boot.
-Now and then it starts a *twin*: another process with the id of one that is alive, which must be
-refused as long as that one lives.
+Even clients hold sessions (`strata.connect`), odd ones send heartbeats (`CoordinatorClient`). The parent kills some by
+SIGKILL and lets some leave. Each returns as a new process, which is a new boot. Now and then the parent starts a
+*twin*: another process with the id of a living member. Coordinators must refuse it as long as that member lives.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from strata_chaos.workloads.recording import Recorder
 CHECK_S: Final = 0.25
 HEARTBEAT_S: Final = 0.4
 CHANGE_S: Final = (1.5, 5.0)
-"""How far apart the parent's own changes are."""
+"""Range of the time between two changes by the parent."""
 TWIN_S: Final = 8.0
 TWIN_LIFE: Final = 1_000_000
-"""From this life on a process is a twin."""
+"""Lives from this number on are twins."""
 
 
 def min_workers(clients: int) -> int:
-    """Return how many of them make a world: the others may be away."""
+    """Return how many members make a world: the others may be absent."""
     return max(1, clients // 2)
 
 
 def client(options: Options, recorder: Recorder, stop: Stop) -> None:
-    """Be a member until SIGTERM, of the kind that this number is."""
+    """Be a member until SIGTERM, with a session or with heartbeats."""
     if options.client is not None and options.client % 2:
         live_by_heartbeats(options, recorder, stop)
     else:
@@ -68,7 +67,7 @@ def live_by_session(options: Options, recorder: Recorder, stop: Stop) -> None:
 
 
 def live_by_heartbeats(options: Options, recorder: Recorder, stop: Stop) -> None:
-    """Register, and send heartbeats; leave at the end."""
+    """Register and send heartbeats; leave at the end."""
     twin = options.life >= TWIN_LIFE
     with CoordinatorClient.connect(options.endpoints, job=options.job, timeout_s=5.0) as cluster:
         if not register(options, recorder, stop, cluster, once=twin):
@@ -80,7 +79,7 @@ def live_by_heartbeats(options: Options, recorder: Recorder, stop: Stop) -> None
                 ) as running:
                     running.result["generation"] = cluster.heartbeat(worker_id=options.worker).generation
             except (StaleIncarnation, Conflict):
-                return  # somebody else has this name now: this process is over
+                return  # another process has this worker id now
             except StrataError:
                 continue
         with recorder.operation(
@@ -110,7 +109,7 @@ def register(
 
 
 class Changes:
-    """What the parent does to its clients, by the seed's choice."""
+    """The parent's random changes to its clients: kills, requests to stop, twins."""
 
     def __init__(self) -> None:
         self._due = 0.0

@@ -1,4 +1,4 @@
-"""A client as a standalone process: it joins, and joins again after whatever ended its session."""
+"""Joining as a standalone process: a client joins, and joins again whenever its session ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAUSE_S: Final = 0.2
 
 
 def placed(client: RankClient) -> dict[str, object]:
-    """Return which place this client has, as histories say it."""
+    """Return this client's place, in the form of histories."""
     return {
         "incarnation": client.incarnation,
         "generation": client.generation,
@@ -30,10 +30,10 @@ def placed(client: RankClient) -> dict[str, object]:
 def join(
     options: Options, recorder: Recorder, stop: Stop, *, once: bool = False, min_workers: int | None = None
 ) -> RankClient | None:
-    """Return a client with a place in a world, however long that takes; None when told to stop.
+    """Join until the client has a place in a world, and return it; None if `stop` is set before.
 
-    `once`: also None when it is refused, because another process of this name lives. `min_workers` is for a job that a
-    rebuild could not know of; by default as many as there are clients.
+    `once`: also return None if the join is refused because another process with this id lives. `min_workers` is for a
+    job that a rebuild could not know; the default is the number of clients.
     """
     while not stop.is_set():
         try:
@@ -60,7 +60,7 @@ def join(
 
 
 def rejoin(options: Options, recorder: Recorder, stop: Stop, client: RankClient) -> bool:
-    """Wait until this client has a place in a newer world; False when its session is over instead."""
+    """Wait for a place in a newer world and return True; False if the session ends instead."""
     while not stop.is_set():
         try:
             with recorder.operation(
@@ -77,7 +77,7 @@ def rejoin(options: Options, recorder: Recorder, stop: Stop, client: RankClient)
 
 
 def leave(options: Options, recorder: Recorder, client: RankClient) -> None:
-    """End the membership on purpose, which ends the generation for the others."""
+    """Leave on purpose, which ends the generation for the other members."""
     with recorder.operation(
         "member.leave",
         announce=True,

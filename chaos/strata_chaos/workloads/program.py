@@ -1,9 +1,9 @@
-"""What every workload program does: parse its arguments, keep its clients running, end in good order.
+"""The common part of workload programs: parse the arguments, keep clients running, end in order.
 
-A workload is one program with two parts. The *parent* starts the client processes and starts a dead
-one again (after a pause, as a new process: a new boot with its own history file), until SIGTERM. A
-*client* is the same program with `--client N --life M`; it uses the public library and records.
-Killing clients is a fault like any other: they ask for it by their `process.started` lines.
+A workload is one program with two parts. The *parent* starts the client processes and, until SIGTERM, restarts a dead
+one after a pause. The new process is a new boot with its own history file. A *client* is the same program with
+`--client N --life M`; it uses the public library and records. Clients offer themselves to faults that kill or freeze
+processes by their `process.started` records.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ CERTIFICATES: Final = "STRATA_CHAOS_PAPERS"
 POLL_S: Final = 0.1
 LOOK_S: Final = 0.05
 STOP_S: Final = 15.0
-"""How long the clients may take to end in good order."""
+"""How long the clients may take to end in order."""
 NEVER: Final = 1_000_000
 
 
 def boottime_s() -> float:
-    """Return the machine's time, which goes on while a process is frozen."""
+    """Return CLOCK_BOOTTIME in seconds, which advances while a process is frozen."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -56,7 +56,7 @@ class Options:
 
     @property
     def worker(self) -> str:
-        """The id of this client as a member; that of a rank's supervisor is in its environment."""
+        """Worker id of this client as a member; ranks get their agent's id from the environment."""
         return os.environ.get("STRATA_WORKER_ID") or f"{self.job}-{self.client}"
 
     @property
@@ -65,7 +65,7 @@ class Options:
         return self.client is not None and self.client < self.clients
 
     def rng(self, *parts: object) -> random.Random:
-        """Return the random source that this seed and these parts decide, the same in every process."""
+        """Return a random source that depends only on the seed and `parts`, the same in every process."""
         return random.Random("/".join(map(str, (self.seed, *parts))))
 
     def file(self, name: str) -> Path:
@@ -75,12 +75,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One program: its name, how many clients it has, and what each does.
+    """One program: its name, its number of clients, and the work of each.
 
-    `client` runs in a client process until `Stop` is set; what it raises ends the process, and the
-    parent starts another. With `min_workers` the job is created first. Numbers from `clients` on are
-    `extra` processes that are no members, readers say. `role` is what the nemesis knows a client as.
-    `upkeep` runs in the parent, now and then.
+    `client` runs in a client process until `Stop` is set. An error ends the process, and the parent starts another one.
+    With `min_workers` the parent creates the job first. `extra` clients, numbered from `clients` on, are not members:
+    readers, for example. `role` is the client's role for the nemesis. The parent calls `upkeep` regularly.
     """
 
     name: str
@@ -93,10 +92,10 @@ class Workload:
 
 
 class Stop:
-    """Set by SIGTERM; then `at_end`'s call is made, from the main thread.
+    """A flag that SIGTERM sets; the main thread then makes the call registered with `at_end`.
 
-    A plain flag that is looked at often, because a signal handler must not take a lock: one that
-    calls `threading.Event.set` waits for ever if it interrupted a `wait` of the same thread.
+    It is a plain flag that waiters poll, because a signal handler must not take a lock. A handler that calls
+    `threading.Event.set` would deadlock if it interrupted a `wait` of the same thread.
     """
 
     def __init__(self) -> None:
@@ -110,25 +109,25 @@ class Stop:
         return self._set
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait so long, or until it is set; return whether it is."""
+        """Wait until the flag is set, at most `timeout_s`; return whether it is set."""
         deadline = time.monotonic() + timeout_s
         while not self._set and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_S))
         return self._set
 
     def at_end(self, call: Callable[[], None] | None) -> None:
-        """Have `call`, in the place of an earlier one, end what the client's thread waits for."""
+        """Register `call`, replacing an earlier one, to end the wait of the client's thread."""
         self._end = call
 
     def end(self) -> None:
-        """Make the call, if there is one."""
+        """Make the registered call, if any."""
         if self._end is not None:
-            with contextlib.suppress(StrataError):  # nobody to tell; the process ends anyway
+            with contextlib.suppress(StrataError):  # the process ends in any case
                 self._end()
 
 
 def parse(workload: Workload, argv: Sequence[str]) -> Options:
-    """Return the options of a command line; exits with 2 when it is wrong."""
+    """Return the options of a command line; exit with 2 if it is invalid."""
     parser = argparse.ArgumentParser(prog=f"strata_chaos.workloads.{workload.name}")
     parser.add_argument("--endpoints", required=True, help="the coordinators: a:50051,b:50051")
     parser.add_argument("--job", required=True)
@@ -153,7 +152,7 @@ def parse(workload: Workload, argv: Sequence[str]) -> Options:
 
 
 def main(workload: Workload, argv: Sequence[str] | None = None) -> int:
-    """Run the parent or a client, as the arguments say; return the exit code."""
+    """Run the parent, or the client if `--client` is given; return the exit code."""
     options = parse(workload, sys.argv[1:] if argv is None else argv)
     show_certificates(options)
     stop = Stop()
@@ -167,9 +166,9 @@ def main(workload: Workload, argv: Sequence[str] | None = None) -> int:
 
 
 def show_certificates(options: Options) -> None:
-    """Show the certificate of our own worker, where the run has certificates.
+    """Present the certificate of this process's own worker, if the run has certificates.
 
-    `STRATA_CHAOS_PAPERS` names a folder with one folder a worker. The parent is the founder.
+    `STRATA_CHAOS_PAPERS` names a folder with one folder for each worker. The parent is the founder.
     """
     if (folder := os.environ.get(CERTIFICATES)) is None:
         return
@@ -182,7 +181,7 @@ def show_certificates(options: Options) -> None:
 
 
 def _client(workload: Workload, options: Options, stop: Stop) -> int:
-    """Run one client in a thread of its own, so that SIGTERM finds the main thread free."""
+    """Run one client in its own thread, so that the main thread is free for SIGTERM."""
     name = f"{options.client}-{options.life}"
     codes: list[int] = []
     with HistoryWriter(options.file(name)) as writer:
@@ -243,7 +242,7 @@ class Fleet:
         return 0
 
     def start(self, number: int, *, life: int | None = None) -> Child:
-        """Start a process of client `number`."""
+        """Start a process of client `number`, and keep it running."""
         life = self._lives.get(number, 0) + 1 if life is None else life
         self._lives[number] = max(life, self._lives.get(number, 0))
         child = self.spawn(number, life)
@@ -251,7 +250,7 @@ class Fleet:
         return child
 
     def spawn(self, number: int, life: int) -> Child:
-        """Return a new process of client `number` that nobody keeps running."""
+        """Start a process of client `number` that is not restarted when it ends."""
         options = self.options
         argv = [sys.executable, "-m", f"strata_chaos.workloads.{self.workload.name}"]
         argv += ["--endpoints", options.endpoints, "--job", options.job, "--history", str(options.history)]
@@ -261,7 +260,7 @@ class Fleet:
         return Child.start(argv, name=f"{self.workload.name}-{number}", log=log)
 
     def next_life(self, number: int) -> int:
-        """Return a number for another process of this client, used once."""
+        """Return an unused life number for another process of this client."""
         self._lives[number] = self._lives.get(number, 0) + 1
         return self._lives[number]
 
@@ -291,10 +290,10 @@ class Fleet:
 
 
 def found_job(options: Options, recorder: Recorder, stop: Stop, min_workers: int) -> bool:
-    """Create the job with limits that faults cannot exhaust; False when told to stop before.
+    """Create the job with limits that faults cannot exhaust; False if `stop` is set before.
 
-    A job ends after three generations in a row that failed without a checkpoint, which is what a
-    chaos run does all day. So a member that only brings the spec comes first, and leaves.
+    A job ends after three failed generations in a row without a checkpoint, and in a chaos run generations fail all
+    the time. So a founder registers first with a spec that raises that limit, and leaves.
     """
     spec = JobSpec(
         min_workers=min_workers,
@@ -318,7 +317,7 @@ def found_job(options: Options, recorder: Recorder, stop: Stop, min_workers: int
                     client.leave(worker_id=worker)
                 return True
             except NotFound:
-                return True  # a try before this one did it
+                return True  # an earlier attempt has done it
             except Unavailable:
                 continue
     return False

@@ -1,4 +1,4 @@
-"""How a client records what it does, and which errors leave an outcome open."""
+"""Recorder of a client's operations, and the mapping from errors to outcomes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ DEFINITE: Final = (
     NotFound,
     QuotaExceeded,
 )
-"""Errors that say how it ended. After any other the operation may have had its effect."""
+"""Errors that prove that the operation had no effect. After any other error it may have had its effect."""
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """Return what an error says of the operation that raised it."""
+    """Return the outcome of an operation that raised this error: fail or unknown."""
     return Outcome.FAIL if isinstance(error, DEFINITE) else Outcome.UNKNOWN
 
 
 @dataclass(slots=True)
 class Operation:
-    """One that runs; what is put into `result` is recorded with its end."""
+    """A running operation. The contents of `result` are recorded when it ends."""
 
     args: dict[str, Any]
     result: dict[str, Any] = field(default_factory=dict)
@@ -59,20 +59,20 @@ class Recorder:
         self._numbers = itertools.count(1)
 
     def note(self, op: str, *, result: dict[str, Any] | None = None, **args: Any) -> None:
-        """Record something that happens at this instant."""
+        """Record an event of this instant."""
         now = self.clock()
         self._write(op, now, now, args, Outcome.OK, result or {})
 
     def started(self, role: str, **args: Any) -> None:
-        """Tell the nemesis that this process is there, and what may be done to it."""
+        """Report this process and its role to the nemesis, which may then kill or freeze it."""
         self.note("process.started", pid=self._pid, role=role, **args)
 
     @contextlib.contextmanager
     def operation(self, op: str, *, announce: bool = False, **args: Any) -> Iterator[Operation]:
-        """Record what the body does, and how it ends; its error goes on to the caller.
+        """Record the operation in the body and its outcome; an error is re-raised.
 
-        `announce` also records its beginning: for what may have an effect although this process
-        dies before it hears of it.
+        `announce` also records the start. It is for operations that may have an effect even if this process dies
+        before they return.
         """
         running = Operation(args)
         identity = f"{self.client}.{self._pid}.{next(self._numbers)}"

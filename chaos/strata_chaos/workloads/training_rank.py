@@ -1,4 +1,4 @@
-"""One rank of `training`: restores, meets the others at every step, saves every few steps."""
+"""One rank of the training workload: restores, meets the other ranks at every step, saves every few steps."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from strata_chaos.workloads.program import Options, Stop, boottime_s
 from strata_chaos.workloads.recording import Recorder
 
 HISTORY: Final = "CHAOS_HISTORY"
-"""The variable that names the file of a node's history."""
+"""Environment variable with the path of the node's history file."""
 STEP_S: Final = 0.05
 TIMEOUT_S: Final = 20.0
 EPOCH: Final = 192
-"""Samples in an epoch: as many whole batches."""
+"""Samples in an epoch, a multiple of `BATCH`."""
 BATCH: Final = 8
 """Samples in a step, over all ranks."""
 
 
 def train(options: Options, recorder: Recorder, rank: RankClient) -> None:
-    """Train for ever: the supervisor ends this process when its generation is over."""
+    """Train for ever: the agent ends this process when its generation is over."""
     stop = Stop()
     with checkpoints.managed(options, rank) as manager:
         step, data = checkpoints.restore(options, recorder, manager, rank)
@@ -47,7 +47,7 @@ def train(options: Options, recorder: Recorder, rank: RankClient) -> None:
 
 
 def take(options: Options, recorder: Recorder, rank: RankClient, step: int, used: int) -> int:
-    """Use this rank's samples of a step, the next after the first `used` of all; return how many are used then."""
+    """Record this rank's samples of the step after `used` samples; return how many are used after it."""
     sampler = ElasticSampler(EPOCH, global_batch=BATCH, seed=options.seed)
     epoch, done = divmod(used, EPOCH)
     samples = next(sampler.indices(epoch, rank.rank, rank.world_size, done=done))
@@ -66,7 +66,7 @@ def take(options: Options, recorder: Recorder, rank: RankClient, step: int, used
 
 
 def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> None:
-    """Hold the step's barrier: the same round again while its outcome is unknown, else a new one."""
+    """Pass the step's barrier: retry the round while its outcome is unknown, and start a new one after a timeout."""
     tries = 1
     while True:
         payload = f"{rank.uid}/{rank.generation}/{step}/{rank.rank}/{os.getpid()}/{tries}".encode()
@@ -93,11 +93,11 @@ def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> N
         except Unavailable:
             continue
         except BarrierTimeout:
-            tries += 1  # that round is over: what comes next is another arrival
+            tries += 1  # that round is over: the next call is another arrival
 
 
 def main() -> int:
-    """Run as the rank that the environment names; any error of Strata ends it with 1."""
+    """Run as the rank that the environment names; exit code 1 on any error of Strata."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", required=True, type=Path)
     parser.add_argument("--seed", required=True, type=int)

@@ -1,7 +1,7 @@
-"""Relayed watches: readers that follow a job's keys through the replicas, and resume elsewhere.
+"""The watches workload: readers follow a job's keys through the replicas, and resume at other replicas.
 
-The members hold barriers, so that there is something to see. A reader opens a watch at one replica
-after the other, each time from its last token, and records every message as it came.
+The members pass barriers, so that keys change. A reader opens a watch at one replica after another, each time from its
+last token, and records every message as it arrived.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from strata_chaos.workloads.recording import Recorder
 
 PAUSE_S: Final = 0.1
 STAY_S: Final = (2.0, 25.0)
-"""How long a reader stays at one replica before it moves on by itself."""
+"""Range of the time that a reader stays at one replica."""
 PREFIXES: Final = ("", "barriers/", "w")
 
 
 def client(options: Options, recorder: Recorder, stop: Stop) -> None:
-    """Hold barriers as a member; numbers beyond the members watch."""
+    """Pass barriers as a member; watch as a client beyond the members."""
     if options.is_member:
         barriers.client(options, recorder, stop)
     else:
@@ -42,7 +42,7 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
 
 
 async def follow(options: Options, recorder: Recorder, stop: Stop) -> None:
-    """Watch at one replica after the other until told to stop."""
+    """Watch at one replica after another until `stop` is set."""
     rng = options.rng("watch", options.client, options.life)
     prefix = PREFIXES[(options.client or 0) % len(PREFIXES)]
     credentials = Credentials.load(env=os.environ)
@@ -81,7 +81,7 @@ async def watch(
     stream: int,
     rng: random.Random,
 ) -> None:
-    """Record one stream, and keep its token, until it breaks, it is time to move on, or all ends."""
+    """Record one stream and keep its token, until the stream breaks, its time is over, or `stop` is set."""
     async with line as connection:
         stub: Any = WatchStub(connection.channel)
         with translated("a coordinator"):
@@ -103,7 +103,7 @@ async def watch(
 
 
 def record(recorder: Recorder, response: WatchResponse, stream: int) -> None:
-    """Write one message down; of values only the digest."""
+    """Record one message, with only the digests of values."""
     events = [
         [
             event.key,
@@ -113,11 +113,11 @@ def record(recorder: Recorder, response: WatchResponse, stream: int) -> None:
         ]
         for event in response.events
     ]
-    told = response.token.revision if response.HasField("token") else None
+    reached = response.token.revision if response.HasField("token") else None
     recorder.note(
         "watch.message",
         stream=stream,
-        result={"resync": response.resync, "events": events, "revision": told, "uid": response.token.uid},
+        result={"resync": response.resync, "events": events, "revision": reached, "uid": response.token.uid},
     )
 
 

@@ -1,4 +1,4 @@
-"""An agent's watch over its ranks and devices: liveness, stacks, NCCL's flight recorder, NVML.
+"""Health of an agent's ranks and devices: liveness, stacks, NCCL's flight recorder, NVML.
 
 Begin with `rank_watch`.
 """

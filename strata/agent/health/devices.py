@@ -1,7 +1,7 @@
-"""The supervisor's watch over its node's accelerators: telemetry upward, and a drain when one fails for good.
+"""The agent's watch over its node's accelerators: telemetry to the coordinators, and a drain when one fails for good.
 
-A driver may hang for minutes over a dying device, so everything that asks it runs in a thread of its
-own which the event loop never waits for without a limit, and which does not keep the process alive.
+A driver may hang for minutes over a dying device. So all calls into the driver run in one thread of their own.
+The event loop never waits for that thread without a limit, and the thread does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ log = get_logger()
 T = TypeVar("T")
 
 OPEN_S: Final = 10.0
-"""How long a driver may take to answer at the start: this node waits for it before it joins."""
+"""How long a driver may take to answer at the start: this node does not join before."""
 EVENTS_S: Final = 1.0
-"""How often XIDs are asked for: a fatal one is acted on within this."""
+"""How often the watch polls for XIDs, and so the delay after which it acts on a fatal one."""
 SILENT_S: Final = 60.0
-"""A driver that has not answered for so long is told of."""
+"""A driver that has not answered for this long is logged."""
 
 
 class DeviceThread:
-    """One daemon thread for calls that may block for long, made one after the other."""
+    """One daemon thread that makes calls that may block for long, one after the other."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="strata-devices", daemon=True).start()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Return `function()`, called in the thread. Cancelling stops the waiting, not the call."""
+        """Return `function()`, called in the thread. Cancelling ends the wait, not the call."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
@@ -58,16 +58,16 @@ class DeviceThread:
             failure: BaseException | None = None
             try:
                 result = function()
-            except BaseException as error:  # noqa: BLE001 - raised again where it was asked for
+            except BaseException as error:  # noqa: BLE001 - raised again where it was awaited
                 failure = error
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
                 loop.call_soon_threadsafe(settle, result, failure)
 
         self._calls.put(call)
         return await answer
 
     def stop(self) -> None:
-        """Let the thread end after the calls under way; does not wait."""
+        """End the thread after the calls already queued; does not wait."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -77,7 +77,7 @@ class DeviceThread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDevices:
-    """The devices of this node, and the thread that may ask them."""
+    """The devices of this node, and the thread that may call their driver."""
 
     reader: NvmlReader
     thread: DeviceThread
@@ -85,14 +85,14 @@ class OpenDevices:
 
 
 async def open_devices(cuda_visible_devices: str | None) -> OpenDevices | None:
-    """Return this node's devices; None, with a line in the log, where there are none to watch."""
+    """Return this node's devices; None, with a line in the log, if there are none to watch."""
     thread = DeviceThread()
     try:
         async with asyncio.timeout(OPEN_S):
             reader = await thread.call(lambda: NvmlReader(load_library(), cuda_visible_devices))
     except NoDevicesError as why:
         thread.stop()
-        # where there is hardware and no way to it, people want to know; elsewhere nobody asks
+        # devices that cannot be read deserve a warning; a node without devices does not
         (log.warning if _has_hardware() else log.debug)("devices.none", reason=str(why))
         return None
     except TimeoutError:
@@ -108,7 +108,7 @@ def _has_hardware() -> bool:
 
 
 class DeviceWatch:
-    """Tells what devices are like, and says once of each that it has failed for good."""
+    """Reports the state of devices, and reports once for each device that it has failed for good."""
 
     def __init__(
         self,
@@ -128,18 +128,18 @@ class DeviceWatch:
         self._failed: set[int] = set()
 
     async def run(self) -> None:
-        """Read devices every `telemetry_s`, and at once when one reports an error, until cancelled."""
+        """Read devices every `telemetry_s`, and at once if one reports an error, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            self._take(await self._asked(self._devices.reader.read))
+            self._take(await self._call_driver(self._devices.reader.read))
             due_s = loop.time() + self._telemetry_s
             while (left_s := due_s - loop.time()) > 0:
                 await asyncio.sleep(min(EVENTS_S, left_s))
-                if await self._asked(self._devices.reader.take_events):
+                if await self._call_driver(self._devices.reader.take_events):
                     break
 
-    async def _asked(self, function: Callable[[], T]) -> T:
-        """Return the driver's answer, however long that takes; say so when it takes long."""
+    async def _call_driver(self, function: Callable[[], T]) -> T:
+        """Return the driver's answer, however long that takes; log a warning if it takes long."""
         silence = asyncio.get_running_loop().call_later(
             SILENT_S, lambda: log.warning("devices.silent", reason=f"no answer for {SILENT_S:g} s")
         )
@@ -149,15 +149,15 @@ class DeviceWatch:
             silence.cancel()
 
     def _take(self, readings: Sequence[DeviceReading]) -> None:
-        told, news = [], []
+        statuses, failures = [], []
         for reading in readings:
             first = self._first.setdefault(reading.index, reading)
             why = fault(first, reading, ignored=self._ignored)
-            told.append(device_message(reading, why))
+            statuses.append(device_message(reading, why))
             if why and reading.index not in self._failed:
                 self._failed.add(reading.index)
                 log.error("device.failed", device=reading.index, uuid=reading.uuid, reason=why)
-                news.append(f"device {reading.index}: {why}")
-        self._tell(told)
-        if news:
-            self._on_fault("; ".join(news))
+                failures.append(f"device {reading.index}: {why}")
+        self._tell(statuses)
+        if failures:
+            self._on_fault("; ".join(failures))

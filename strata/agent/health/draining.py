@@ -1,8 +1,8 @@
-"""Takes this member out of its job when one of its devices has failed for good.
+"""Drains this member from its job when one of its devices has failed for good.
 
-The ranks of the generation are asked to agree on a step and to save it; then this member leaves,
-with the exit code that tells a scheduler to requeue it elsewhere, and the others go on without it. One that has
-no rank (it stands by, or no world is there) cannot be drained: it leaves by itself, before it gets a place.
+A stop notice makes the ranks of the generation agree on a step and save it. Then this member leaves, with
+the exit code that tells a scheduler to requeue it elsewhere, and the other members go on without it. A member that
+has no rank (it is a standby, or there is no world) cannot be drained: it leaves by itself before it gets a place.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ log = get_logger()
 
 ASK_S: Final = 30.0
 AGAIN_S: Final = 15.0
-"""A generation has one notice. When another one holds, or nobody answered, it is asked for again."""
+"""How often the drain is requested again: a generation has one notice, so another one may be in force, or no
+coordinator may have answered."""
 
 
 class Upstream(Protocol):
-    """What this needs of the session with the coordinators."""
+    """The part of the session with the coordinators that the drain needs."""
 
     def devices(self, devices: Sequence[DeviceStatus]) -> None:
-        """Tell what this member's accelerators are like."""
+        """Report the state of this member's accelerators."""
         ...
 
     def call(self, request: Message, *, timeout_s: float | None) -> Awaitable[Any]:
-        """Return the response to one of the requests that a session carries."""
+        """Return the response to `request`, which must be of a kind that a session carries."""
         ...
 
 
 async def prepare_devices(
     config: HealthConfig, job: str, environment: MutableMapping[str, str]
 ) -> OpenDevices | None:
-    """Return this node's devices, None where there are none or nobody wants to know.
+    """Return this node's devices; None if there are none, or the configuration does not want them watched.
 
-    Where there are, ranks will record their communication: `environment` is what they inherit.
-    `Refused` when one of them has failed already, so that this node does not join to be drained.
+    If there are devices, ranks will record their communication: `environment`, which they inherit, is changed for it.
+    `Refused` if a device has failed already, so that this node does not join only to be drained.
     """
     if not config.devices:
         return None
@@ -71,7 +72,7 @@ async def prepare_devices(
 
 
 def _made(traces: str, job: str) -> Path:
-    """Return the folder of a job's recordings, which is there now."""
+    """Make and return the folder of a job's recordings."""
     folder = Path(traces, job).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -88,9 +89,9 @@ async def watching_devices(
     grace_s: float,
     on_unfit: Callable[[str], None],
 ) -> AsyncIterator[None]:
-    """Tell of the devices inside the block, and drain this member when one fails.
+    """Report the devices inside the block, and drain this member when one fails.
 
-    The ranks have `grace_s` for their save. `on_unfit` is told why this member is not to get a place any more.
+    The ranks have `grace_s` for their save. `on_unfit` gets the reason why this member must not get a place any more.
     """
     if devices is None:
         yield
@@ -121,7 +122,7 @@ async def watching_devices(
 
 
 async def _drain(upstream: Upstream, request: StopJobRequest) -> None:
-    """Ask for this member to be drained until it is: then the supervisor ends, and this with it."""
+    """Request the drain of this member again and again, until the agent ends, which cancels this."""
     while True:
         try:
             await upstream.call(request, timeout_s=ASK_S)

@@ -1,8 +1,8 @@
-"""The watch over the processes of this agent's ranks: whether they are frozen or dump core (`core.members.rank_liveness`).
+"""Liveness of this agent's rank processes: detects processes that are frozen or dump core.
 
-The agent reads /proc/<pid>/status: for eight ranks, 0.2 % of a core. No rank takes part, so a rank that holds the GIL is
-judged as any other. A process that ended is watched no longer, and not reported:
-`strata run` and torchrun wait for the processes that they started.
+The agent reads /proc/<pid>/status, which for eight ranks takes 0.2 % of a core. No rank takes part, so a rank that
+holds the GIL is judged like any other (`core.members.rank_liveness` has the rules). A process that ended is not
+watched any longer and not reported: `strata run` and torchrun wait for the processes that they started.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = get_logger()
 
 _SWITCHES: Final = re.compile(rb"ctxt_switches:\t(\d+)")
 _MAX_BYTES: Final = 1 << 16
-"""More than a status has: a process may be in thousands of groups, which stand before `CoreDumping`."""
+"""More than a status file has: a process may be in thousands of groups, which are listed before `CoreDumping`."""
 
 
 class Process(Protocol):
-    """A rank's process, which no other process can be mistaken for (a pidfd sees to that)."""
+    """A rank's process. It is held by a pidfd, so that no other process can be mistaken for it."""
 
     @property
     def pid(self) -> int: ...
@@ -43,12 +43,12 @@ OfRank = Callable[[int, int, str], None]
 @dataclass(frozen=True, slots=True)
 class _Watched:
     status: int
-    """An open /proc/<pid>/status: it stays this process's, even if another process is given the pid."""
+    """An open /proc/<pid>/status, which stays this process's even if another process gets the pid."""
     count: StopCount
 
 
 class Liveness:
-    """Calls `on_frozen` or `on_core_dump` once for a watched process, and watches that process no longer."""
+    """Calls `on_frozen` or `on_core_dump` once for a watched process, and then stops watching it."""
 
     def __init__(self, *, detect_s: float, on_frozen: OfRank, on_core_dump: OfRank) -> None:
         self._sampling = Sampling.derive(detect_s)
@@ -58,21 +58,21 @@ class Liveness:
         """By generation and rank."""
 
     def watch(self, rank: int, generation: int, process: Process) -> None:
-        """Watch `process` as this rank, in place of any process that was this rank before."""
+        """Watch `process` as this rank's, in place of any earlier process of this rank."""
         self._drop(generation, rank)
         try:
             status = os.open(f"/proc/{process.pid}/status", os.O_RDONLY)
-        except OSError as error:  # it has ended, /proc hides it, or no descriptor is left
+        except OSError as error:  # the process has ended, /proc hides it, or no descriptor is left
             if process.alive:
                 log.warning("rank.not_watched", rank=rank, pid=process.pid, reason=error.strerror)
             return
-        if process.alive:  # after the open: so the pid was still its own
+        if process.alive:  # checked after the open, so the pid was still this process's
             self._watched[generation, rank] = _Watched(status, StopCount(self._sampling))
         else:
             os.close(status)
 
     def forget(self, generation: int | None = None) -> None:
-        """Watch the ranks of this generation no longer; None: no rank at all."""
+        """Stop watching the ranks of this generation; None: all ranks."""
         for its_generation, rank in list(self._watched):
             if generation in {None, its_generation}:
                 self._drop(its_generation, rank)
@@ -122,7 +122,7 @@ class Liveness:
                 case Verdict.DUMPS_CORE:
                     found.append((self._on_core_dump, rank, generation, self._sampling.dumps_core))
             self._drop(generation, rank)
-        for report, rank, generation, reason in found:  # not above: a report may change what is watched
+        for report, rank, generation, reason in found:  # after the loop: a report may change `_watched`
             report(rank, generation, reason)
         return due_s
 
@@ -132,5 +132,5 @@ class Liveness:
 
 
 def _state(status: bytes) -> str:
-    """Return the kernel's letter for what a process does. The kernel escapes a line break in the program's name."""
+    """Return the kernel's state letter of a process. The kernel escapes a line break in the program's name."""
     return status.partition(b"\nState:\t")[2][:1].decode()

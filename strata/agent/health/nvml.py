@@ -1,8 +1,8 @@
-"""This host's NVIDIA devices as their driver tells of them: one thread's blocking calls into NVML.
+"""NVML: reads this host's NVIDIA devices from their driver, with blocking calls from one thread.
 
-The library is given (`pynvml`, of the distribution nvidia-ml-py, or a module with the same functions).
-What a device does not offer is None in its reading; a device that is lost or wants a reset says so
-with every call, which is how that is known. XIDs come as events: those since the reader was made.
+The caller gives the library (`pynvml`, of the distribution nvidia-ml-py, or a module with the same functions). A value
+that a device does not offer is None in its reading. A device that is lost or needs a reset fails every call with that
+error, from which the reader knows it. XIDs come as events, and only those since the reader was made.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, Final
 from strata.core.health.devices import MAX_XIDS, DeviceReading, throttle_reason, visible
 
 MAX_EVENTS: Final = 1000
-"""Taken at once: a device that reports without end must not hold up what is told of it."""
+"""XIDs taken at once: a device that reports without end must not delay the report about it."""
 
 
 class NoDevicesError(Exception):
-    """There is nothing to read here; the message says why."""
+    """No device can be read on this host; the message says why."""
 
 
 def load_library() -> Any:
-    """Return the module pynvml; `NoDevicesError` where it is not installed."""
+    """Return the module pynvml; `NoDevicesError` if it is not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:
@@ -32,10 +32,10 @@ def load_library() -> Any:
 
 
 class NvmlReader:
-    """Reads the devices that a process with this CUDA_VISIBLE_DEVICES uses. All calls in one thread."""
+    """Reads the devices that a process with this CUDA_VISIBLE_DEVICES uses. Make all calls in one thread."""
 
     def __init__(self, library: Any, cuda_visible_devices: str | None) -> None:
-        """`NoDevicesError` where there is no driver or no device."""
+        """`NoDevicesError` if there is no driver or no device."""
         self._library = library
         try:
             library.nvmlInit()
@@ -46,7 +46,7 @@ class NvmlReader:
         self._named: dict[int, DeviceReading] = {}
         found = [self._find(index) for index in range(count)]
         chosen, self.remark = visible(found, cuda_visible_devices)
-        """What was not understood of CUDA_VISIBLE_DEVICES."""
+        """The part of CUDA_VISIBLE_DEVICES that was not understood."""
         if not chosen:
             raise NoDevicesError("no NVIDIA device is visible here")
         self._chosen = [each.index for each in chosen]
@@ -56,16 +56,16 @@ class NvmlReader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the devices are called, in their order."""
+        """The devices' product names, in their order."""
         return tuple(self._named[index].name or f"device {index}" for index in self._chosen)
 
     def read(self) -> tuple[DeviceReading, ...]:
-        """Return what each device is like at this moment."""
+        """Return the current reading of each device."""
         self.take_events()
         return tuple(self._read(index) for index in self._chosen)
 
     def take_events(self) -> bool:
-        """Take note of the XIDs since the last time; tell whether there were any, or a device's throttling changed."""
+        """Take the XIDs since the last call; tell whether there were any, or a device's throttling changed."""
         throttled = {index: self._throttle(index) for index in self._chosen if index in self._handles}
         came, self._throttled = throttled != self._throttled, throttled
         for index, xid in self._new_xids():
@@ -85,12 +85,12 @@ class NvmlReader:
             self._named[index] = DeviceReading(index=index, lost=lost)
             return self._named[index]
         self._handles[index] = handle
-        asked = _Asked(library, handle)
+        calls = _DeviceCalls(library, handle)
         self._named[index] = DeviceReading(
             index=index,
-            name=_text(asked("nvmlDeviceGetName")),
-            uuid=_text(asked("nvmlDeviceGetUUID")),
-            lost=asked.lost,
+            name=_text(calls("nvmlDeviceGetName")),
+            uuid=_text(calls("nvmlDeviceGetUUID")),
+            lost=calls.lost,
         )
         return self._named[index]
 
@@ -99,7 +99,7 @@ class NvmlReader:
         if index not in self._handles:
             return known
         library = self._library
-        ask = _Asked(library, self._handles[index])
+        ask = _DeviceCalls(library, self._handles[index])
         busy = ask("nvmlDeviceGetUtilizationRates")
         memory = ask("nvmlDeviceGetMemoryInfo")
         rows = ask("nvmlDeviceGetRemappedRows")
@@ -127,39 +127,39 @@ class NvmlReader:
 
     def _throttle(self, index: int) -> str:
         """Return why a device runs slower than it could; "" if it does not."""
-        ask = _Asked(self._library, self._handles[index])
+        ask = _DeviceCalls(self._library, self._handles[index])
         reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
-        if reasons is None:  # its name until driver 535
+        if reasons is None:  # the function's name until driver 535
             reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         return throttle_reason(reasons)
 
     # -- events
 
     def _listen(self) -> Any:
-        """Have XIDs told; return the set that they come in, None where no device tells them."""
+        """Subscribe to XIDs; return the event set, or None if no device reports XIDs."""
         library = self._library
         try:
             events = library.nvmlEventSetCreate()
         except library.NVMLError:
             return None
-        heard = False
+        subscribed = False
         for index in self._chosen:
             try:
                 handle = self._handles[index]
                 library.nvmlDeviceRegisterEvents(handle, library.nvmlEventTypeXidCriticalError, events)
-                heard = True
+                subscribed = True
             except (library.NVMLError, KeyError):
-                pass  # it does not offer that; its other readings still tell much
-        return events if heard else None
+                pass  # it does not report XIDs; its other readings are still useful
+        return events if subscribed else None
 
     def _new_xids(self) -> Iterator[tuple[int, int]]:
-        """Yield each XID with the index of its device, -1 when that cannot be told."""
+        """Yield each XID with the index of its device, or -1 if the device is unknown."""
         library = self._library
         for _ in range(MAX_EVENTS if self._events is not None else 0):
             try:
                 event = library.nvmlEventSetWait_v2(self._events, 0)
             except library.NVMLError:
-                return  # nothing more for now, or a lost device: its readings say that
+                return  # no more events for now, or a lost device, which its readings show
             if event.eventType == library.nvmlEventTypeXidCriticalError:
                 yield self._index_of(event.device), int(event.eventData)
 
@@ -168,8 +168,8 @@ class NvmlReader:
         return next((i for i, handle in self._handles.items() if _address(handle) == address), -1)
 
 
-class _Asked:
-    """The calls about one device, and what their failures say of it."""
+class _DeviceCalls:
+    """Calls NVML functions on one device, and records which failures say that it is lost or needs a reset."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library = library
@@ -178,8 +178,8 @@ class _Asked:
         self.needs_reset = False
 
     def __call__(self, function: str, *arguments: Any) -> Any:
-        """Return what the function says of the device, None where it does not offer that."""
-        if not hasattr(self._library, function):  # an older binding
+        """Return the function's result for the device, or None if the device does not offer it."""
+        if not hasattr(self._library, function):  # an older pynvml
             return None
         try:
             return getattr(self._library, function)(self._handle, *arguments)
@@ -190,14 +190,14 @@ class _Asked:
 
 
 def _text(value: Any) -> str:
-    """Return a name; older bindings give bytes."""
+    """Return a name as text; older versions of pynvml return bytes."""
     if value is None:
         return ""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _address(handle: Any) -> Any:
-    """Return what two handles of one device have in common: a pointer's target."""
+    """Return the address of a device, which is equal for two handles of the same device."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value
     except (ctypes.ArgumentError, TypeError):

@@ -1,4 +1,4 @@
-"""What a supervisor watches beside its ranks' lives: whether they move."""
+"""The agent's watch over its ranks' progress: detects ranks that stall, collects stacks and traces, may evict them."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from strata.v1.worlds_pb2 import GetJobRequest, GetJobResponse
 log = get_logger()
 
 BLAME_S: Final = 5.0
-"""How long coordinators have to say whose fault a standstill is."""
+"""How long coordinators have to answer which ranks cause a stall."""
 
 
 class Upstream(Protocol):
-    """What this needs of the session with the coordinators."""
+    """The part of the session with the coordinators that the watch needs."""
 
     def progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
-        """Tell how far ranks are."""
+        """Report the progress of ranks."""
         ...
 
     async def call(self, request: Message, *, timeout_s: float | None) -> Any:
-        """Return the response to one of the requests that a session carries."""
+        """Return the response to `request`, which must be of a kind that a session carries."""
         ...
 
 
 class Ranks(Protocol):
-    """What this needs of the supervisor."""
+    """The methods that the watch needs of the agent."""
 
     def evict(self, rank: int, generation: int, reason: str) -> None:
-        """Kill a rank of this generation for a reason that its exit carries."""
+        """Kill a rank of this generation; its exit report carries the reason."""
         ...
 
     async def stack(self, rank: int) -> str | None:
-        """Return where a rank's threads stand; None when it does not run here or cannot tell."""
+        """Return the stacks of a rank's threads; None if it does not run here or does not answer."""
         ...
 
     def process(self, rank: int) -> str:
-        """Return the state of a rank's process; "" when it does not run here or cannot tell."""
+        """Return the state of a rank's process; "" if it does not run here or cannot be read."""
         ...
 
 
 class Health:
-    """The watch over one supervisor's ranks."""
+    """The watch over the progress of one agent's ranks."""
 
     def __init__(self, config: HealthConfig, upstream: Upstream, ranks: Ranks, *, detect_s: float) -> None:
         self._upstream = upstream
@@ -77,7 +77,7 @@ class Health:
         )
 
     def set_place(self, place: Place | None) -> None:
-        """Watch the ranks of `place` from now on; None: nobody."""
+        """Watch the ranks of `place` from now on; None watches no rank."""
         self.stalls.watch(place.generation if place is not None else 0)
 
     @asynccontextmanager
@@ -91,7 +91,7 @@ class Health:
             await asyncio.gather(watch, return_exceptions=True)
 
     async def _blame(self) -> Collection[int] | None:
-        """Return the ranks that the coordinators blame for a standstill; None when none answers."""
+        """Return the ranks that the coordinators blame for a stall; None if no coordinator answers."""
         try:
             response: GetJobResponse = await self._upstream.call(GetJobRequest(), timeout_s=BLAME_S)
         except StrataError as error:

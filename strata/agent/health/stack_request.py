@@ -1,10 +1,9 @@
-"""Asks a rank's process where its threads are.
+"""Requests the Python stacks of a rank's process (SIGUSR2, faulthandler).
 
-A rank that uses the library, or that began as a warm process, has told Python's faulthandler to
-write the stacks of all its threads into a file of ours on SIGUSR2. The handler is C code: it
-answers also when the main thread is stuck in a collective or somebody holds the GIL. Nobody else
-may be sent that signal, for by default it ends a process; so the file, which is there once the
-handler is, and the kernel's word that the signal is caught are looked at first.
+A rank that uses the library, or that began as a warm process, registers Python's faulthandler for SIGUSR2: it writes
+the stacks of all threads into a file of ours. The handler is C code, so it answers even if the main thread is stuck
+in a collective or a thread holds the GIL. By default that signal ends a process. So it is sent only if the file is
+there, which the rank creates after the handler, and the kernel says that the process catches the signal.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from typing import Final, Protocol
 
 SIGNAL = signal.SIGUSR2
 LIMIT_S = 2.0
-"""How long a process may take to answer: a stopped one never does."""
+"""How long a process may take to answer; a stopped process never does."""
 _STEP_S = 0.02
 _QUIET_STEPS = 5
-"""A dump has no end mark: it is whole when nothing was added for so long."""
+"""A dump has no end mark: it is complete when nothing was added during so many steps."""
 
 
 class Process(Protocol):
-    """A process that can be sent a signal: a `Child`, or another program's."""
+    """A process that can be sent a signal: a `Child`, or one that another program started."""
 
     @property
     def pid(self) -> int: ...
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal; nothing happens when it has ended."""
+        """Send a signal to the process; does nothing if it has ended."""
         ...
 
 
 async def dump_stacks(child: Process, file: Path, *, limit_s: float = LIMIT_S) -> str | None:
-    """Return the Python stacks of all threads of `child`; None if it has none to tell or is stopped."""
-    if not _asked(child, file):
+    """Return the Python stacks of all threads of `child`; None if it has no handler or is stopped."""
+    if not _request_dump(child, file):
         return None
     size, quiet = 0, 0
     try:
@@ -46,14 +45,14 @@ async def dump_stacks(child: Process, file: Path, *, limit_s: float = LIMIT_S) -
                 before, size = size, _size(file)
                 quiet = quiet + 1 if size == before else 0
     except (TimeoutError, FileNotFoundError):  # removed when the process ended
-        pass  # what there is of it is better than nothing
+        pass  # a part of the dump is better than nothing
     return _read(file)
 
 
-def _asked(child: Process, file: Path) -> bool:
+def _request_dump(child: Process, file: Path) -> bool:
     if not file.exists() or not catches(child.pid, SIGNAL):
         return False
-    os.truncate(file, 0)  # it is opened for appending on the other side
+    os.truncate(file, 0)  # the process has opened it for appending
     child.send_signal(SIGNAL)
     return True
 
@@ -73,19 +72,19 @@ _STATES: Final = {"R": "running", "S": "sleeping", "D": "blocked", "T": "stopped
 
 
 def process_state(pid: int | None) -> str:
-    """Return what a process does, as the kernel knows it: running, sleeping, blocked, stopped; "" if unknown."""
+    """Return a process's state by the kernel: running, sleeping, blocked, stopped; "" if unknown."""
     if pid is None:
         return ""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return ""
-    # the name of the program, in parentheses, may have anything in it
+    # the name of the program, in parentheses, may contain any character
     return _STATES.get(stat.rpartition(")")[2].strip()[:1], "")
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Tell whether the process has a handler for the signal, as the kernel knows it."""
+    """Tell whether the process has a handler for the signal, by the kernel's record."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

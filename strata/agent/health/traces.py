@@ -1,9 +1,9 @@
-"""NCCL's flight recorder: what a rank's communication did last, written when it stands still.
+"""NCCL's flight recorder: the last collectives of a rank, written to a file when the rank stalls.
 
-torch keeps the last collectives of each process group in a ring, and writes it to a file when its
-own watchdog gives up, or at any time when something is written into a named pipe of the rank. Both
-are named by environment variables and end in the rank's number. What is written stays on its host:
-it may be large, and is a pickle that Strata never reads; people use `torchfrtrace` on it.
+torch keeps the last collectives of each process group in a ring. It writes them to a file when its own watchdog gives
+up, or at any time after a write to a named pipe of the rank. Environment variables name both; the names end in the
+rank's number. The file stays on its host: it may be large, and is a pickle that Strata never reads. People read it
+with `torchfrtrace`.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ PIPE_VARIABLE: Final = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _SIZE_VARIABLES: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_VARIABLE: Final = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 ENTRIES: Final = "2000"
-"""Collectives that are remembered: torch's own recommendation, a few MB a process."""
+"""Number of collectives that are remembered: torch's own recommendation, a few MB a process."""
 
 LIMIT_S: Final = 5.0
-"""How long to wait for the file after the pipe was written: torch looks at it once a second or so."""
+"""How long to wait for the file after the write to the pipe: torch polls the pipe about once a second."""
 _STEP_S: Final = 0.1
 _QUIET_STEPS: Final = 3
 
 
 def trace_environment(folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return what ranks need in their environment to record; what a user has set stays as it is."""
+    """Return the variables that make ranks record; variables that the user has set stay as they are."""
     chosen = next((inherited[name] for name in FILE_VARIABLES if inherited.get(name)), "")
     stem = chosen or str(folder / "nccl_trace_rank_")
-    wanted = dict.fromkeys(FILE_VARIABLES, stem)
-    wanted |= dict.fromkeys(_SIZE_VARIABLES, ENTRIES)
-    wanted |= {PIPE_VARIABLE: str(folder / "nccl_pipe_rank_"), _DUMP_VARIABLE: "1"}
-    return {name: value for name, value in wanted.items() if not inherited.get(name)}
+    variables = dict.fromkeys(FILE_VARIABLES, stem)
+    variables |= dict.fromkeys(_SIZE_VARIABLES, ENTRIES)
+    variables |= {PIPE_VARIABLE: str(folder / "nccl_pipe_rank_"), _DUMP_VARIABLE: "1"}
+    return {name: value for name, value in variables.items() if not inherited.get(name)}
 
 
 async def collect_trace(
     environment: Mapping[str, str], rank: int, *, limit_s: float = LIMIT_S
 ) -> tuple[Path, int] | None:
-    """Have a rank write what it recorded; return the file and its size, or None when there is none.
+    """Have a rank write its recording; return the file and its size, or None if there is none.
 
-    A file that the rank has written by itself before, when torch's watchdog gave up, will do.
+    A file that the rank wrote earlier, when torch's watchdog gave up, is accepted too.
     """
     stem = next((environment[name] for name in FILE_VARIABLES if environment.get(name)), "")
     if not stem:
         return None
     file = Path(f"{stem}{rank}")
     before = _stamp(file)
-    if _asked(Path(f"{environment.get(PIPE_VARIABLE, '')}{rank}.pipe")):
+    if _request_dump(Path(f"{environment.get(PIPE_VARIABLE, '')}{rank}.pipe")):
         quiet, last = 0, before
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
@@ -64,15 +64,15 @@ async def collect_trace(
     return (file, found[1]) if found is not None and found[1] > 0 else None
 
 
-def _asked(pipe: Path) -> bool:
-    """Write into the pipe if somebody reads it; never wait, and never make a plain file of it."""
+def _request_dump(pipe: Path) -> bool:
+    """Write into the pipe if a process reads it; never block, and never create a plain file."""
     try:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # no such pipe, or nobody has it open
+    except OSError:  # no such pipe, or no process has it open
         return False
     try:
         os.write(descriptor, b"1")
-    except OSError:  # full: it was asked and does not listen
+    except OSError:  # full: an earlier request was not read
         return False
     finally:
         os.close(descriptor)
@@ -80,7 +80,7 @@ def _asked(pipe: Path) -> bool:
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
-    """Return when the file was last written and how large it is; None when there is none."""
+    """Return when the file was last written and its size; None if there is no file."""
     try:
         stat = file.stat()
     except OSError:

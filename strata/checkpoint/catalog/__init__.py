@@ -1,5 +1,5 @@
-"""The catalog: which checkpoints there are, and when one is committed.
+"""The catalog: which checkpoints exist, and when one is committed.
 
-`protocol` is what a saver needs of any catalog. `local` keeps one without coordinators; the coordinators' is in
-`strata.client.checkpoints.catalog`.
+`protocol` is what a saver needs from any catalog. `local` is a catalog without coordinators; the coordinators' one
+is in `strata.client.checkpoints.catalog`.
 """

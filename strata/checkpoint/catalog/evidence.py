@@ -1,8 +1,7 @@
-"""What storage alone proves of an attempt's folder: a checkpoint, a corrupt one, or none.
+"""Evidence from storage alone about an attempt's folder: a checkpoint, a corrupt one, or none.
 
-Of two storages the nearest copy that proves whole speaks for both.
-A copy that has a marker and does not prove whole never makes a checkpoint disappear: either another
-one stands for it, and that is said, or it is CORRUPT.
+With two storages, the nearest copy that is proven whole counts for both. A copy that has a marker but is damaged
+never makes a checkpoint disappear: either another copy replaces it, which is logged, or the checkpoint is CORRUPT.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """An attempt's folder, and what its name says."""
+    """An attempt's folder, and the fields of its name."""
 
     name: str
     step: int
@@ -40,7 +39,7 @@ class Folder:
     @staticmethod
     @functools.lru_cache(maxsize=4096)  # a save lists its root several times
     def parse(name: str) -> Folder | None:
-        """Return what the name says; None when it is no attempt's."""
+        """Return the fields of the name, or None if it is not an attempt's folder."""
         match = _NAME.match(name)
         if match is None:
             return None
@@ -52,14 +51,14 @@ class Folder:
 
 
 def folders(names: Iterable[str]) -> list[Folder]:
-    """Return the attempts' folders among what lies in a storage root."""
+    """Return the attempts' folders among the names in a storage root."""
     return [found for name in names if (found := Folder.parse(name)) is not None]
 
 
 def newer_unknown(storage: Storage, folder: str, known: Collection[str], *, most: int = 10) -> list[Folder]:
-    """Return the whole checkpoints beside `folder` that are newer, and whose attempts are not among `known`.
+    """Return the newer whole checkpoints beside `folder` whose attempts are not in `known`.
 
-    The newest `most`, in order: a catalog that lost them has all that came after it.
+    At most `most` of them, the newest, in order: a catalog that was rolled back lacks the newest ones.
     """
     parent, _, name = folder.rpartition("/")
     this = Folder.parse(name)
@@ -81,9 +80,9 @@ def _is_whole(storage: Storage, folder: str) -> bool:
 
 
 def examine(storage: Storage, folder: Folder) -> CheckpointMetadata | None:
-    """Return what a copy proves: COMMITTED; else CORRUPT if one is damaged; else None: no copy has a marker.
+    """Return what the copies prove: COMMITTED; else CORRUPT if one is damaged; else None, if none has a marker.
 
-    A damaged copy that another stands for is named in the log.
+    If another copy replaces a damaged one, the log names the damaged one.
     """
     found = CheckpointMetadata(
         id=folder.attempt,

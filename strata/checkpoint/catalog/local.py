@@ -1,24 +1,23 @@
-"""A catalog without coordinators: one process at a time, and storage is the truth.
+"""A catalog without coordinators: one process at a time, and storage is the source of truth.
 
-A checkpoint is committed by its COMMIT marker and by nothing else. Each process that saves takes a
-generation of its own, a number made once in the root, so that what it saves counts as newer than
-what earlier processes saved beyond the step it went back to; two processes that save into one root
-by mistake never share a slot. A process holds its generation's claim while it lives, so that nobody
-takes a save that is under way for one that was left over.
+A checkpoint is committed by its COMMIT marker and by nothing else. Each process that saves takes a generation of its
+own, a number created once in the root. So its checkpoints are newer than those that earlier processes saved beyond
+the step to which it went back, and two processes that save into one root by mistake never share a slot. A process
+holds its generation's claim while it lives, so that no other process treats its running save as a leftover.
 
-An Incremental says in its folder whose images it uses (`uses.json`) before it looks once more that
-its base is the newest checkpoint; whoever deletes one, which is never the newest, looks at all that
-is said. So what an Incremental uses outlives it, also when two processes meet in one root.
+An Incremental (1.) records in its folder the images to which it refers (`uses.json`), then (2.) checks once more that
+its base is the newest checkpoint. A process that deletes a checkpoint, which is never the newest, reads all these
+records. So the images exist as long as the Incremental, even if two processes meet in one root.
 
-What storage proved of a committed checkpoint is remembered: a save looks at names and at what is new, so
-its cost does not depend on how many checkpoints are kept. Which there are is listed afresh each time, since
-another process may add or delete some. Proven afresh is what a process begins from, builds on, or lists for
-its user; and, at each deletion, the newest checkpoint, which makes an older one needless.
+What storage has proven of a committed checkpoint is cached: a save looks at names and at new folders only, so its
+cost does not depend on how many checkpoints are retained. The folders are listed anew each time, since another
+process may add or delete some. Proven anew are the checkpoints from which a process begins, on which it builds, or
+which it lists for its user; and, at each deletion, the newest checkpoint, which makes an older one dispensable.
 
-Within a process one thread saves while another deletes, where a second storage is. A save has its
-slot before anything is in its folder, and what is left over is looked for before the slots are. What
-is about to be deleted is said before anybody looks who uses it, and a begin looks at that after it
-has said what it uses. Each way round, one of the two sees the other; no storage is asked under the lock.
+With a second storage, one thread of a process saves while another deletes. A save takes its slot before anything is
+in its folder, and the search for leftovers lists the folders before it reads the slots. A deletion records its
+folder before it looks for references to it; a begin records its references before it looks at these deletions. In
+each case, at least one of the two sees the other. No storage request is made under the lock.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _CLAIM: Final = re.compile(r"[0-9]{6,18}\Z")
 
 _Found = TypeVar("_Found")
 Look = Callable[[Storage, Folder], CheckpointMetadata | None]
-"""Returns what is known of an attempt: a checkpoint, a corrupt one, or None: it has no marker."""
+"""Returns what is known of an attempt: a checkpoint, a corrupt one, or None if it has no marker."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -56,8 +55,8 @@ log: Final = logging.getLogger("strata.checkpoint")
 class LocalCatalog:
     """The checkpoints in the root of `storage`, as the only rank of a world of one.
 
-    With a larger `world_size` it is that of rank 0, who seals when each of the others has told it that its part is durable.
-    `new_id` returns a new random attempt id, `now_unix_ms` the time.
+    With a larger `world_size` this is rank 0's catalog: rank 0 seals once every other rank has reported to it that
+    its part is durable. `new_id` returns a new random attempt id, `now_unix_ms` the time.
     """
 
     rank = 0
@@ -77,12 +76,12 @@ class LocalCatalog:
         self._now_unix_ms = now_unix_ms
         self._generation = 0
         self._lock = Lock()
-        """Of the two below."""
+        """Guards the two below."""
         self._slots: dict[tuple[int, int], CheckpointMetadata] = {}
-        self._going: set[str] = set()
+        self._deleting: set[str] = set()
         self._uses: dict[str, frozenset[str]] = {}
         self._proven: dict[str, CheckpointMetadata | None] = {}
-        """By folder: the committed checkpoints that storage has proven to this process; None: it proved damage."""
+        """By folder: checkpoints that storage has proven committed to this process; None if it proved damage."""
 
     # -- saving
 
@@ -156,9 +155,9 @@ class LocalCatalog:
         return held
 
     def go_back(self) -> None:
-        """Hold no generation, and take a new one with the next save.
+        """Release the generation, and take a new one with the next save.
 
-        For when an older step was restored meanwhile, or nothing is saved any more.
+        Called when an older step was restored, or when nothing is saved any more.
         """
         if self._generation:
             self._storage.let_go(_claim(self._generation))
@@ -167,27 +166,27 @@ class LocalCatalog:
     # -- reading
 
     def all(self) -> list[CheckpointMetadata]:
-        """Return what storage proves: COMMITTED, or CORRUPT with the reason.
+        """Return all checkpoints as storage proves them: COMMITTED, or CORRUPT with the reason.
 
         An attempt without a marker is no checkpoint and is left out.
         """
         return self._each(self._prove)
 
     def kept(self) -> list[CheckpointMetadata]:
-        """Return the same for retention: each that is listed now, as it was when it was proven first."""
+        """Return the same for retention: all that are listed now, each as it was first proven."""
         return self._each(self._recall)
 
     def latest(self) -> CheckpointMetadata | None:
-        """Return the newest one; what this process saved is newer than anything a far storage has.
+        """Return the newest checkpoint; this process's own are newer than any in a far storage.
 
-        One that was proven to this process before is not proven again.
+        A checkpoint proven to this process before is not proven again.
         """
         return self._latest(self._recall)
 
     def _latest(self, look: Look) -> CheckpointMetadata | None:
         own = any(_is_whole(c) and c.generation == self._generation for c in self._known())
         if own and isinstance(self._storage, TieredStorage):
-            # no save waits for the far storage; another process may have saved here as well
+            # a save must not wait for the far storage; another process may have saved in the near one, too
             near = self._newest(self._storage.near, look)
             if near is not None:
                 return near
@@ -196,7 +195,7 @@ class LocalCatalog:
     def _newest(
         self, storage: Storage, look: Look, corrupt: list[CheckpointMetadata] | None = None
     ) -> CheckpointMetadata | None:
-        """Return the newest that a training may begin from; add to `corrupt` what is passed over."""
+        """Return the newest checkpoint from which a training may begin; add skipped corrupt ones to `corrupt`."""
 
         def newest(there: Sequence[Folder]) -> CheckpointMetadata | None:
             if corrupt is not None:
@@ -222,7 +221,7 @@ class LocalCatalog:
     # -- evidence
 
     def _prove(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
-        """Return what a storage proves of an attempt now; remember it if it is committed."""
+        """Return what a storage proves of an attempt now; cache it if it is committed."""
         found = examine(storage, folder)
         if found is None:
             self._proven.pop(folder.name, None)
@@ -239,7 +238,7 @@ class LocalCatalog:
         return known or self._prove(storage, folder)
 
     def _own(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
-        """Return an attempt that this process committed, by the marker that it left; None: it did not, or not whole."""
+        """Return an attempt that this process committed, if its marker is in place; else None."""
         with self._lock:
             held = self._slots.get((folder.step, folder.generation))
         if held is None or held.id != folder.attempt or held.state is not CheckpointState.COMMITTED:
@@ -254,15 +253,15 @@ class LocalCatalog:
         return held
 
     def _forget(self, there: Collection[str]) -> None:
-        """Remember nothing of a folder that is not there any more: none of that name comes again."""
-        for name in list(self._proven):  # another thread may take one up meanwhile
+        """Drop removed folders from the cache: no later attempt has the same name."""
+        for name in list(self._proven):  # another thread may add to it meanwhile
             if name not in there:
                 self._proven.pop(name, None)
 
     def restore_point(self) -> CheckpointMetadata | None:
-        """Return the newest, saying which newer ones are corrupt; None when there never was any.
+        """Return the newest good checkpoint, and log newer corrupt ones; None if there never was a checkpoint.
 
-        `CheckpointCorrupt` when there are some and none is good: that is no new beginning.
+        `CheckpointCorrupt` if there are checkpoints but no good one: a run must not begin from nothing then.
         """
         corrupt: list[CheckpointMetadata] = []
         found = self._newest(self._storage, self._prove, corrupt)
@@ -287,12 +286,12 @@ class LocalCatalog:
     def delete(self, checkpoint: CheckpointMetadata) -> None:
         folder = self.folder(checkpoint)
         with self._lock:
-            self._going.add(folder)
+            self._deleting.add(folder)
         try:
             self._check_unneeded(checkpoint, folder)
         except BaseException:
             with self._lock:
-                self._going.discard(folder)
+                self._deleting.discard(folder)
             raise
 
     def _check_unneeded(self, checkpoint: CheckpointMetadata, folder: str) -> None:
@@ -317,16 +316,16 @@ class LocalCatalog:
     def deleted(self, checkpoint: CheckpointMetadata) -> None:
         slot = checkpoint.step, checkpoint.generation
         with self._lock:
-            self._going.discard(self.folder(checkpoint))
+            self._deleting.discard(self.folder(checkpoint))
             if slot in self._slots and self._slots[slot].id == checkpoint.id:
                 del self._slots[slot]
 
     def leftovers(self) -> list[str]:
-        """Return the folders of attempts that ended without a marker, those of this process too.
+        """Return the folders of attempts that ended without a marker, including this process's.
 
-        Not those whose images a checkpoint uses: a copy of it brought them along. Those of a later
-        generation, and of one that is held, may be saved right now: a process holds its generation
-        before it makes a folder, so it is looked for after the folders are listed.
+        Excluded are folders to whose images a checkpoint refers: a copy of it brought them along. Excluded, too, are
+        those of a later generation and of a held one, which may be saving right now. A process holds its generation
+        before it makes a folder, so the hold is checked after the folders are listed.
         """
         newest = self._generation or self._newest_generation()
         there = folders(self._storage.list())
@@ -342,35 +341,35 @@ class LocalCatalog:
             )
             and not self._storage.exists(f"{folder.name}/{MARKER}")
         ]
-        # a fork has of an earlier attempt the image alone: that is in use, though no checkpoint
+        # a fork has only the images of an earlier attempt: they are in use, though they are no checkpoint
         return [name for name in left if self._is_unused(name)]
 
     # -- inside
 
     def _known(self) -> list[CheckpointMetadata]:
-        """Return what this process saved or saves."""
+        """Return the saves of this process, finished or not."""
         with self._lock:
             return list(self._slots.values())
 
     def _refer(self, folder: str, request: SaveRequest) -> None:
-        """Say what the attempt in `folder` uses; `Refused` unless its base is the newest checkpoint.
+        """Record the references of the attempt in `folder`; `Refused` unless its base is the newest checkpoint.
 
-        Whoever commits a newer one after this look, and deletes the base then, sees what was said.
+        A process that commits a newer one after this check, and then deletes the base, sees the record.
         """
         write_uses(self._storage, folder, request.uses)
         newest = self._latest(self._prove)
         with self._lock:
-            going = self._going & request.uses
-        if newest is None or newest.id != request.base_attempt or going:
+            deleting = self._deleting & request.uses
+        if newest is None or newest.id != request.base_attempt or deleting:
             forget_uses(self._storage, folder)
             raise Refused(
-                f"what it would use is being deleted: {min(going)}"
-                if going
+                f"what it would use is being deleted: {min(deleting)}"
+                if deleting
                 else f"attempt {request.base_attempt} is not the newest checkpoint any more"
             )
 
     def _user_of(self, folder: str) -> str | None:
-        """Return an attempt that uses images in `folder`, or None; `Refused` when that is not known."""
+        """Return an attempt that refers to images in `folder`, or None; `Refused` if that is unknown."""
         for name in [other.name for other in folders(self._storage.list()) if other.name != folder]:
             if name not in self._uses:
                 try:
@@ -378,7 +377,7 @@ class LocalCatalog:
                 except CheckpointCorrupt as error:
                     raise Refused(f"what {name} uses is not known: {error.message}") from error
                 if not uses and not self._storage.exists(f"{name}/{MARKER}"):
-                    continue  # it may still say it
+                    continue  # it may still record its references
                 self._uses[name] = uses
             if folder in self._uses[name]:
                 return name
@@ -415,10 +414,10 @@ class LocalCatalog:
 
 
 def _in_listing(storage: Storage, find: Callable[[Sequence[Folder]], _Found]) -> _Found:
-    """Return what is found among the folders of a storage.
+    """Return the result of `find` on the folders of a storage.
 
-    Nothing found says nothing if the folders have changed meanwhile: another process may have committed a newer
-    checkpoint, and removed the older one that was listed.
+    An empty result proves nothing if the folders have changed meanwhile: another process may have committed a newer
+    checkpoint, and removed the older one that was listed. Then `find` is repeated.
     """
     there = folders(storage.list())
     while not (found := find(there)):
@@ -443,7 +442,7 @@ def _with_marks(storage: Storage, found: list[CheckpointMetadata]) -> list[Check
 
 
 def _is_whole(checkpoint: CheckpointMetadata) -> bool:
-    """Whether a training may begin from it."""
+    """Return whether a training may begin from it."""
     return checkpoint.state is CheckpointState.COMMITTED and checkpoint.checkpoint_type in RESTORABLE_TYPES
 
 

@@ -2,10 +2,10 @@
 
     pins/<attempt>  who pinned it, and why        tags/<name>  the attempt that has this name
 
-What has either is not deleted. A tag that names an attempt which is gone counts for nothing; so that none
-does by a flipped bit, it holds a digest of itself. One that
-cannot be read may name any of them, so nothing is deleted until it is taken away or set anew; it keeps
-no checkpoint from being listed or restored. What no tag can be called, and a folder, is none.
+A checkpoint with a pin or a tag is not deleted. A tag that names a removed attempt has no effect; a tag contains
+its own digest, so that a flipped bit is not mistaken for that. A damaged tag may name any attempt, so nothing is
+deleted until it is removed or set again; listing and restoring still work. Folders, and objects whose names no tag
+can have, are not tags.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MARKABLE: Final = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT
 
 
 def pin(storage: Storage, checkpoint: CheckpointMetadata, *, who: str, why: str) -> None:
-    """Protect a checkpoint from deletion; `Conflict` when another pinned it for another reason."""
+    """Protect a checkpoint from deletion; `Conflict` if it has a pin with another owner or reason."""
     _check_markable(checkpoint)
     name, body = f"{_PINS}/{checkpoint.id}", {"who": who, "why": why}
     data = json.dumps(body).encode()
@@ -47,7 +47,7 @@ def pin(storage: Storage, checkpoint: CheckpointMetadata, *, who: str, why: str)
 
 
 def unpin(storage: Storage, checkpoint: CheckpointMetadata) -> None:
-    """End the protection of a checkpoint; harmless when there is none."""
+    """Remove a checkpoint's pin; harmless if there is none."""
     storage.delete(f"{_PINS}/{checkpoint.id}")
 
 
@@ -61,7 +61,7 @@ def tag(storage: Storage, checkpoint: CheckpointMetadata, name: str) -> None:
 
 
 def untag(storage: Storage, name: str) -> None:
-    """Take a name away; harmless when there is none."""
+    """Remove a tag; harmless if there is none."""
     storage.delete(f"{_TAGS}/{checked_id('tag', name)}")
 
 
@@ -72,21 +72,21 @@ def pins(storage: Storage) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The names of each attempt that has any, and why each of the others cannot be read."""
+    """The tags of each attempt that has any, and for each damaged tag the reason why it cannot be read."""
 
     of: Mapping[str, tuple[str, ...]]
     broken: Mapping[str, str]
 
 
 def tags(storage: Storage) -> Tags:
-    """Return all tags of the root; one that is damaged hides no other."""
+    """Return all tags of the root; a damaged one hides no other."""
     found: dict[str, tuple[str, ...]] = {}
     broken: dict[str, str] = {}
     for name in storage.list(_TAGS):
         try:
             checked_id("tag", name)
             attempt = str(unsealed(storage.read(f"{_TAGS}/{name}"), NOTE, what=f"{_TAGS}/{name}")["attempt"])
-        except (ObjectMissing, InvalidArgument, NotAnObject):  # taken away just now, or somebody else's
+        except (ObjectMissing, InvalidArgument, NotAnObject):  # removed just now, or not a tag
             continue
         except CheckpointCorrupt as error:
             broken[name] = error.message
@@ -96,7 +96,7 @@ def tags(storage: Storage) -> Tags:
 
 
 def forget(storage: Storage, checkpoint: CheckpointMetadata) -> None:
-    """Remove what marks a checkpoint that is gone."""
+    """Remove the pin and the tags of a removed checkpoint."""
     unpin(storage, checkpoint)
     for name in checkpoint.tags:
         untag(storage, name)

@@ -1,7 +1,7 @@
-"""The `Catalog` protocol: which checkpoints there are, and when one is committed.
+"""The `Catalog` protocol: which checkpoints exist, and when one is committed.
 
-Two implementations: `LocalCatalog` over a storage root of its own, and the one in `strata.client`
-over the coordinators. Both may be used from any thread; calls block.
+Two implementations: `LocalCatalog` over a storage root of its own, and the one in `strata.client` over the
+coordinators. Both may be used from any thread; calls block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from strata.core.kv.records import CheckpointState, CheckpointType
 class CheckpointMetadata:
     """One checkpoint as the catalog knows it. `id` names the attempt, `path` is a URI.
 
-    The first eight describe it; what follows is what a catalog adds.
+    The first eight fields describe the checkpoint; the catalog adds the others.
     """
 
     id: str
@@ -45,7 +45,7 @@ class CheckpointMetadata:
 
     @property
     def order(self) -> tuple[int, int]:
-        """What tells a newer checkpoint from an older one."""
+        """The sort key by which a newer checkpoint is greater than an older one."""
         return self.generation, self.step
 
     @property
@@ -56,7 +56,7 @@ class CheckpointMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePhase:
-    """What one phase of one rank's save took; for metrics alone.
+    """The duration of one phase of one rank's save; only for metrics.
 
     `phase`: "snapshot", "write" or "copy". `backend`: the scheme of the storage that took the bytes.
     """
@@ -69,7 +69,7 @@ class SavePhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointAck:
-    """One rank's part is durable: the digest of its manifest, the bytes of its image, and what that took."""
+    """One rank's part is durable: its manifest's digest, its image's size, and the phases' durations."""
 
     digest: str
     size_bytes: int
@@ -88,9 +88,9 @@ class CheckpointSeal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
-    """What a save is. `replaces` is the attempt at the same step that this rank saw fail.
+    """The parameters of a save. `replaces` is the attempt at the same step that this rank saw fail.
 
-    An Incremental names the attempt it builds on, and the folders of all whose images it uses.
+    An Incremental names the attempt it builds on, and the folders of all attempts to whose images it refers.
     """
 
     step: int
@@ -104,7 +104,7 @@ class SaveRequest:
 
 
 class Catalog(Protocol):
-    """What one rank may ask. Errors are `StrataError`; all changes may be repeated."""
+    """The requests of one rank. Errors are `StrataError`; every change may be repeated."""
 
     @property
     def rank(self) -> int: ...
@@ -114,7 +114,7 @@ class Catalog(Protocol):
 
     @property
     def by_marker(self) -> bool:
-        """Whether the marker in storage alone says what is committed, and no record does."""
+        """Whether only the marker in storage proves a commit, since there are no coordinators' records."""
         ...
 
     def folder(self, checkpoint: CheckpointMetadata) -> str:
@@ -124,25 +124,25 @@ class Catalog(Protocol):
     def begin(self, request: SaveRequest) -> CheckpointMetadata:
         """Open the step's slot or join the attempt that holds it, whatever its state.
 
-        The images that an Incremental uses are there as long as it is. `Refused` or
-        `CheckpointNotFound` when that cannot be promised, because its base is not committed (any
-        more) or uses too many others; a Full may be begun then.
+        The images to which an Incremental refers exist as long as it does. `Refused` or `CheckpointNotFound` if
+        that cannot be guaranteed, because its base is not committed (any more) or refers to too many others; then
+        the rank may begin a Full.
         """
         ...
 
     def ack(self, checkpoint: CheckpointMetadata, ack: CheckpointAck) -> CheckpointMetadata:
-        """Say that this rank's part is durable."""
+        """Record that this rank's part is durable."""
         ...
 
     def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
-        """Say that the global manifest is durable; every rank has acked.
+        """Record that the global manifest is durable; every rank has acked.
 
-        `Conflict` when it names another part than its rank acked.
+        `Conflict` if it names another part than its rank acked.
         """
         ...
 
     def abort(self, checkpoint: CheckpointMetadata, reason: str) -> CheckpointMetadata:
-        """Give the attempt up for all ranks; return it as it ended, which may be COMMITTED."""
+        """Abort the attempt for all ranks; return its final record, which may be COMMITTED."""
         ...
 
     def wait(
@@ -155,13 +155,12 @@ class Catalog(Protocol):
     ) -> CheckpointMetadata:
         """Return the record once `until` holds for it.
 
-        `CheckpointAborted` when the attempt is given up or `cancelled` is set, `Unavailable` after
-        `timeout_s`.
+        `CheckpointAborted` if the attempt is aborted or `cancelled` is set, `Unavailable` after `timeout_s`.
         """
         ...
 
     def all(self) -> list[CheckpointMetadata]:
-        """Return all checkpoints in their order, those not committed included."""
+        """Return all checkpoints in their order, including uncommitted ones."""
         ...
 
     def latest(self) -> CheckpointMetadata | None:
@@ -173,13 +172,13 @@ class Catalog(Protocol):
         ...
 
     def before(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata | None:
-        """Return the newest good one that holds a whole state and counts less than this one; None: there is none."""
+        """Return the newest good one before this one that holds a whole state, or None."""
         ...
 
     def is_gone(self, checkpoint: CheckpointMetadata) -> bool:
-        """Tell whether a checkpoint that was found is deleted, or being deleted."""
+        """Return whether a checkpoint that was found is deleted, or being deleted."""
         ...
 
     def delete(self, checkpoint: CheckpointMetadata) -> None:
-        """Forbid its use, so that its objects may be removed; `Refused` while it is needed."""
+        """Forbid further use of it, so that its objects may be removed; `Refused` while it is needed."""
         ...

@@ -1,9 +1,9 @@
-"""A checkpoint's tensors as one file that other programs read: safetensors, NumPy's or torch's.
+"""Exporting a checkpoint's tensors as one file of another program: safetensors, NumPy's or torch's.
 
-What is written was verified chunk by chunk on its way. The file appears under its name whole or not
-at all. A safetensors file of a whole state also keeps the state's tree, so that an import brings
-the same state back; one of a part (`only="model"`) has the names that the part itself uses, as
-`model.load_state_dict(load_file(path))` wants them. Random generators are never in it.
+Every chunk is verified on its way. The file appears under its name whole or not at all. A safetensors file of a whole
+state also contains the state's tree, so that an import restores the same state. A file of a part (`only="model"`)
+has the names that the part itself uses, as `model.load_state_dict(load_file(path))` needs them. States of random
+generators are never exported.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ FORMATS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What is exported of a checkpoint: one rank's tree, or a part of it, and its tensors.
+    """The exported part of a checkpoint: one rank's tree, or a part of it, and its tensors.
 
-    `tensors` has the image's name of each under its name in the file; `parted` are those that ranks
-    have saved parts of, under their names in the images.
+    `tensors` has each tensor's name in the image by its name in the file. `parted` has the tensors saved in parts by
+    several ranks, by their names in the images.
     """
 
     manifests: Sequence[RankManifest]
@@ -70,9 +70,9 @@ class Part:
 
 
 def choose(manifests: Sequence[RankManifest], *, rank: int | None, only: str | None) -> Part:
-    """Return what to export: of `rank`, or what all ranks have alike; below the key `only`, or all.
+    """Return the part to export: of `rank`, or what is equal on all ranks; below the key `only`, or all.
 
-    `Refused`, naming the path, where the ranks differ and no `rank` is told, or where there is no such rank or key.
+    `Refused`, naming the path, if the ranks differ and `rank` is None, or if there is no such rank or key.
     """
     if rank is not None and not 0 <= rank < len(manifests):
         raise Refused(f"the checkpoint has no rank {rank}, only 0 to {len(manifests) - 1}")
@@ -102,12 +102,12 @@ def choose(manifests: Sequence[RankManifest], *, rank: int | None, only: str | N
     )
 
 
-def format_of(path: Path, told: str | None) -> str:
-    """Return the format that is told, else the one of the path's suffix."""
-    if told is not None:
-        if told not in {*FORMATS.values(), "bytes"}:
-            raise ConfigError(f"there is no format {told!r}", hint="safetensors, numpy, torch, or bytes")
-        return told
+def format_of(path: Path, requested: str | None) -> str:
+    """Return the given format, or else the format of the path's suffix."""
+    if requested is not None:
+        if requested not in {*FORMATS.values(), "bytes"}:
+            raise ConfigError(f"there is no format {requested!r}", hint="safetensors, numpy, torch, or bytes")
+        return requested
     if path.suffix not in FORMATS:
         raise ConfigError(
             f"nothing says in which format {path} is to be written",
@@ -126,10 +126,9 @@ def export(
     replace: bool,
     on_bytes: OnBytes,
 ) -> int:
-    """Write the file and return its size; `Refused` where there is one, unless it may be replaced.
+    """Write the file and return its size; `Refused` if it exists, unless `replace`.
 
-    `CheckpointCorrupt`, naming file and tensor, when a byte differs from what was saved: then there
-    is no file.
+    `CheckpointCorrupt`, naming file and tensor, if a byte differs from the saved one: then there is no file.
     """
     if not replace and path.exists():
         raise Refused(f"{path} exists already", hint="--force replaces it")
@@ -161,7 +160,7 @@ class _Reading:
         self._places = chunk_places(folder, part.manifests, part.rank)
 
     def chunks(self, name: str) -> Iterator[memoryview]:
-        """Yield the tensor's bytes in pieces; each is good until the next is asked for."""
+        """Yield the tensor's bytes in pieces; each is valid until the next is requested."""
         image_name = self.part.tensors[name]
         parted = self.part.parted.get(image_name)
         if parted is not None:
@@ -236,7 +235,7 @@ def _array(name: str, spec: TensorSpec, data: memoryview) -> Any:
 
 def _write_torch(reading: _Reading, file: IO[bytes]) -> None:
     torch, part = _imported("torch"), reading.part
-    # what a planner of DCP made of plain values
+    # bytes in which a planner of DCP encoded plain values
     made: dict[str, Any] = {
         image_name: bytes(reading.whole(name))
         for name, image_name in part.tensors.items()
@@ -245,7 +244,7 @@ def _write_torch(reading: _Reading, file: IO[bytes]) -> None:
     in_file = {image_name: name for name, image_name in part.tensors.items()}
 
     def leaf(image_name: str) -> Any:
-        if image_name not in made:  # once for all who share its memory
+        if image_name not in made:  # once for all tensors that share its memory
             name = in_file[image_name]
             spec = part.spec(name)
             spec = spec if spec.kind == "bytes" else dataclasses.replace(spec, kind="torch")
@@ -278,7 +277,7 @@ def _is_below(path: str, key: str) -> bool:
 
 
 def _part_of(tree: Json, only: str) -> Json:
-    """Return the part of a state under a key, which may be a path; its steps may have dots in them."""
+    """Return the part of a state at `only`, a key or a path; keys on it may contain dots."""
     for name, part in children(tree) or ():
         if str(name) == only:
             return part

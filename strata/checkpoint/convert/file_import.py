@@ -1,9 +1,8 @@
-"""Tensors of other programs' files as a state that can be saved: safetensors and torch's.
+"""Importing tensors of other programs' files, safetensors and torch's, as a state that can be saved.
 
-Nothing of such a file is believed: its header is checked before any byte of data is read, and of a
-torch file the pickled part is read by a machine that can make mappings, lists, plain values and
-descriptions of tensors, and nothing else (`torch_file`). Neither NumPy nor torch is needed. The
-data is read when it is saved, straight into the memory that it is saved from.
+Such a file is not trusted: its header is validated before any byte of data is read. The pickle of a torch file runs on
+a machine that can make mappings, lists, plain values and descriptions of tensors, and nothing else (`torch_file`).
+Neither NumPy nor torch is needed. The data is read during the save, straight into the memory of the snapshot.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from strata.documents.reading import NotADocument, open_regular
 from strata.errors import CheckpointError, ConfigError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""As the safetensors library has it."""
+"""The limit of the safetensors library."""
 STATE_KEY: Final = "strata.state"
-"""Where an export keeps the tree of its state, so that an import is the same state again."""
+"""The metadata key of the state's tree in an export, by which an import restores the same state."""
 DEFAULT_KEY: Final = "model"
 
 _BY_SAFETENSORS: Final = {d.safetensors: name for name, d in DTYPES.items() if not d.trailing}
@@ -34,7 +33,7 @@ _ZIP: Final = b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A state read of a file, and the names of its tensors in the order of the file."""
+    """A state read from a file, and the names of its tensors in the order of the file."""
 
     state: dict[str, Any]
     tensors: Mapping[str, TensorSpec]
@@ -45,12 +44,11 @@ class Imported:
 
 
 def read_file(path: Path, *, key: str | None = None) -> Imported:
-    """Return what is in a safetensors file or a torch file as a state to save.
+    """Return the contents of a safetensors file or a torch file as a state to save.
 
-    Tensors that lie at the top of the file come under `key` ("model" unless told); what a torch
-    file keeps in mappings of its own stays as it is, unless a `key` is told. What Strata exported
-    whole comes back as the state it was. `CheckpointError`, naming what, for a file that is
-    neither, or not whole.
+    Tensors at the top of the file come under `key` (by default "model"). Mappings in a torch file stay as they
+    are, unless `key` is given. A whole state that Strata exported becomes the same state again.
+    `CheckpointError`, with the reason, for a file that is neither, or not complete.
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file:
@@ -125,16 +123,16 @@ def _stored(path: Path, name: str, entry: Any, data_begin: int, data_bytes: int)
 
 
 def _as_exported(path: Path, exported: str, tensors: Mapping[str, StoredTensor]) -> Imported:
-    """Return the state whose tree an export has kept, its tensors of the kinds they were."""
+    """Return the state whose tree an export contains, with the tensors' original kinds."""
     try:
-        told = json_object(exported, PLAIN)
-        check_tree(told["tree"])
-        own = {name: _own_spec(tensors[name].spec, *kind) for name, kind in told["kinds"].items()}
+        document = json_object(exported, PLAIN)
+        check_tree(document["tree"])
+        own = {name: _own_spec(tensors[name].spec, *kind) for name, kind in document["kinds"].items()}
         stored = {
             name: StoredTensor(spec=own.get(name, tensor.spec), read_into=tensor.read_into)
             for name, tensor in tensors.items()
         }
-        state = unflatten(told["tree"], lambda name: stored[name])
+        state = unflatten(document["tree"], lambda name: stored[name])
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path}: the tree of its state cannot be read: {error}",
@@ -146,7 +144,7 @@ def _as_exported(path: Path, exported: str, tensors: Mapping[str, StoredTensor])
 
 
 def _own_spec(found: TensorSpec, kind: str, dtype: str) -> TensorSpec:
-    """Return what a tensor was that safetensors has no name for: 128-bit complex, opaque bytes."""
+    """Return the original spec of a tensor without a safetensors dtype: 128-bit complex, opaque bytes."""
     trailing = DTYPES[dtype].trailing
     shape = found.shape[: len(found.shape) - len(trailing)]
     spec = TensorSpec(kind=kind, dtype=dtype, shape=shape)

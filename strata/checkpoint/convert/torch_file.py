@@ -1,9 +1,9 @@
-"""What `torch.save` wrote, read without torch and without trust.
+"""Reading files of `torch.save` without torch and without trusting them.
 
-A torch file is a zip archive: `data.pkl` has the structure, pickled, and each storage of tensors is
-a member of its own, stored as it lies in memory. A pickle is a program. Here it may make mappings,
-lists, tuples and plain values, and call what `_Machine` has: each of these returns a description
-of a tensor and touches nothing. Whatever else it names is refused before it could run.
+A torch file is a zip archive: `data.pkl` has the structure, pickled, and each storage of tensors is a member of its
+own, stored as it is in memory. A pickle is a program. Here it may make mappings, lists, tuples and plain values, and
+call the functions of `_Machine`: each of these returns a description of a tensor and has no side effect. Any other
+name in the pickle is rejected before it could run.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ ReadInto = Callable[[memoryview], None]
 
 
 def read_torch_file(path: Path) -> tuple[dict[str, Any], dict[str, TensorSpec]]:
-    """Return the state in a torch file, and what tensors there are, in the order they were met.
+    """Return the state in a torch file, and the specs of its tensors in the order in which they occur.
 
-    `CheckpointError` for a file that is not whole, or that holds something else than tensors,
-    mappings, lists and plain values.
+    `CheckpointError` for a file that is not complete, or that contains anything else than tensors, mappings, lists
+    and plain values.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -90,7 +90,7 @@ def read_torch_file(path: Path) -> tuple[dict[str, Any], dict[str, TensorSpec]]:
 
 
 def _tensors(value: object, key: str, seen: set[int]) -> Iterator[tuple[str, TensorSpec]]:
-    """Yield the names of the tensors in `value`, and what they are; each container is looked into once."""
+    """Yield the names and specs of the tensors in `value`; each container is visited once."""
     if isinstance(value, StoredTensor):
         yield key, value.spec
     elif isinstance(value, dict | list | tuple) and id(value) not in seen:
@@ -102,7 +102,7 @@ def _tensors(value: object, key: str, seen: set[int]) -> Iterator[tuple[str, Ten
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """One storage: where its bytes begin in the file, and how many there are."""
+    """One storage: the offset of its bytes in the file, and their number."""
 
     key: str
     dtype: str
@@ -111,7 +111,7 @@ class _Storage:
 
 
 class _Machine(pickle.Unpickler):
-    """The machine that a torch file's pickle runs on."""
+    """The restricted machine that runs a torch file's pickle."""
 
     def __init__(self, program: bytes, path: Path, members: Mapping[str, zipfile.ZipInfo]) -> None:
         super().__init__(BytesIO(program))
@@ -150,7 +150,7 @@ class _Machine(pickle.Unpickler):
         return _Storage(key, storage_type, self._data_offset(info), info.file_size)
 
     def _data_offset(self, info: zipfile.ZipInfo) -> int:
-        """Return where a member's bytes begin: after its header, a name and a field that vary."""
+        """Return the offset of a member's bytes: after its header, a name and a field of variable lengths."""
         with self._path.open("rb") as file:
             file.seek(info.header_offset)
             header = file.read(_LOCAL_HEADER_BYTES)
@@ -179,7 +179,7 @@ class _Machine(pickle.Unpickler):
     def _make(
         self, storage: Any, dtype: str, offset: Any, shape: tuple[Any, ...], strides: tuple[Any, ...]
     ) -> StoredTensor:
-        """Return the tensor, the same one for two names of the same memory."""
+        """Return the tensor; the same object for two names of the same memory."""
         numbers = (offset, *shape, *strides)
         if not isinstance(storage, _Storage) or dtype not in DTYPES or len(shape) != len(strides):
             raise CheckpointError(f"{self._path} describes a tensor wrongly")
@@ -218,7 +218,7 @@ def span_reader(path: Path, offset: int) -> ReadInto:
 
 
 def _is_plain(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Tell whether the tensor lies row after row, without gaps."""
+    """Return whether the tensor lies row after row, without gaps."""
     expected = 1
     for count, stride in zip(reversed(shape), reversed(strides), strict=True):
         if count != 1 and stride != expected:
@@ -230,7 +230,7 @@ def _is_plain(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 def _gathering(
     read: ReadInto, span_bytes: int, item_bytes: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> ReadInto:
-    """Return a reader of a tensor whose rows do not lie one after the other (a transposed one)."""
+    """Return a reader of a tensor whose rows are not consecutive (a transposed one)."""
     if item_bytes not in _FORMATS:  # 16 bytes: pairs of 8
         shape, strides, item_bytes = (*shape, 2), (*(2 * s for s in strides), 1), 8
 

@@ -1,14 +1,14 @@
-"""Carrying committed checkpoints from the near storage to the far one, in a thread of its own.
+"""Copying committed checkpoints from the near storage to the far one, in a thread of its own.
 
-Each rank copies its own files, and those of a larger world's ranks are shared out; rank 0 copies the
-global manifest too. Whoever finds the far copy whole marks it: with every manifest and image there,
-the marker says the same as the near one. So of several ranks the last one to finish marks, and no
-message passes between them but the note of one that cannot.
+Each rank copies its own files; the files of a larger world's ranks are divided among the ranks. Rank 0 copies the
+global manifest, too. The rank that finds the far copy whole marks it: with every manifest and image in place, its
+marker equals the near one. So the last of several ranks to finish marks the copy, and ranks exchange no messages
+except the note of a rank that cannot copy its part.
 
-A far storage that is away is tried again and again; nothing of a training waits for it. What cannot be
-copied, because it is corrupt here or for a reason that nobody foresaw, is told, and the next one is
-copied, and nothing is built on what is corrupt. What an earlier process left behind is carried on with the
-first save.
+If the far storage is not reachable, the copy is tried again and again; training never waits for it. A checkpoint that
+cannot be copied, because its near copy is corrupt or for an unforeseen reason, is reported, and the next one is
+copied. No save builds on a corrupt one. Copies that an earlier process left unfinished are continued at the first
+save.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from strata.errors import (
 )
 
 RETRY_S: Final = (1.0, 5.0, 15.0, 60.0)
-"""How long to wait after each failure in a row; the last one from then on."""
+"""The pauses after consecutive failures; the last one repeats."""
 LOOK_S: Final = 2.0
-"""How often to look whether the other ranks are done."""
+"""The interval at which a rank checks whether the other ranks are done."""
 OTHERS_S: Final = 600.0
-"""How long `wait` waits for other ranks none of whose parts comes; they may only be slow."""
+"""How long `wait` waits while no part of any other rank arrives; the others may only be slow."""
 CLOSE_S: Final = 5.0
 _HINT: Final = "they are committed in the near storage; the next save goes on with them"
 
@@ -54,9 +54,9 @@ log: Final = logging.getLogger("strata.checkpoint")
 class Replicator:
     """Copies the share of one of `ranks` ranks in each checkpoint from `near` to `far`, in their order.
 
-    `missing` is asked once, in the thread, what earlier processes left to be copied; `afterwards` is called
-    there after each turn: what else has to ask the far storage, so that no save waits for it. `world`
-    names these ranks. What it finds damaged is `doubted`.
+    `missing` is called once, in the thread; it returns what earlier processes left to be copied. `afterwards` is
+    called there after each turn, for other work that needs the far storage, so that no save waits for it. `world`
+    names these ranks. Checkpoints found damaged are added to `doubted`.
     """
 
     def __init__(
@@ -89,27 +89,27 @@ class Replicator:
         self._changed = threading.Condition()
         self._queue: collections.deque[Replica] = collections.deque()
         self._copied: dict[Replica, str] = {}
-        """What this rank's part of lies there, and what the whole lacks yet."""
+        """Checkpoints whose files this rank has copied, with what the whole copy still lacks."""
         self._news_s = 0.0
-        """When that changed last, or the far storage was away: the others may find it away as well."""
+        """The time of the last change of these, or failure of the far storage, which the others may see as well."""
         self._marked: set[str] = set()
         self._infos: list[CheckpointInfo] = []
         self._error: StrataError | None = None
-        self._lost: list[StrataError] = []
+        self._failures: list[StrataError] = []
         self._closed = False
         self._thread: threading.Thread | None = None
-        # now, so that it comes after the saves that the process still waits for at its end
+        # now, so that it runs after the exit handler that waits for the last saves
         atexit.register(self._at_exit)
 
     def add(self, replica: Replica) -> None:
-        """Copy it, soon."""
+        """Queue a checkpoint for copying."""
         with self._changed:
             self._queue.append(replica)
             self._changed.notify_all()
         self._start()
 
     def follow(self, info: CheckpointInfo) -> None:
-        """Tell `info` when its checkpoint is there."""
+        """Set `info.replicated` once its checkpoint is copied."""
         self._start()
         with self._changed:
             if info.record is not None and info.record.id in self._marked:
@@ -125,26 +125,26 @@ class Replicator:
             thread = threading.Thread(target=self._run, name="strata-replicator", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the process is ending: a later one goes on with it
+            except RuntimeError:  # the process is exiting: a later one continues
                 return
             self._thread = thread
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return once all is there; raise what it fails of, `StorageError`, after `timeout_s`.
+        """Return once all is copied; raise the error of a copy, or `StorageError` after `timeout_s`.
 
-        Also when the parts of other ranks do not come any more. What cannot be copied is raised once.
+        `StorageError`, too, if no more parts of other ranks arrive. An error that prevents a copy is raised once.
         """
         begun_s = time.monotonic()
         with self._changed:
-            if self._left():  # who has saved nothing leaves what is left to the next who saves
+            if self._left():  # a process that saved nothing does not continue an earlier one's copies
                 self._start()
             if self._thread is None and self._left():
                 raise StorageError(
                     f"steps {self._left()} are not in {self._far.uri} yet: no thread can be started",
                     hint=_HINT,
                 )
-            self._changed.wait_for(lambda: not self._queue and self._waits_in_vain(begun_s), timeout_s)
-            self._raise_lost()
+            self._changed.wait_for(lambda: not self._queue and self._no_progress(begun_s), timeout_s)
+            self._raise_failures()
             left = self._left()
             if not left:
                 return
@@ -159,16 +159,16 @@ class Replicator:
         ) from error
 
     def check(self) -> None:
-        """Raise, once, what a checkpoint could not be copied for."""
+        """Raise the error that prevented a checkpoint's copy, once."""
         with self._changed:
-            self._raise_lost()
+            self._raise_failures()
 
     def close(self) -> None:
-        """Stop, whatever is left; it stays in the near storage, and a later process goes on with it."""
+        """Stop; uncopied checkpoints stay in the near storage, and a later process continues."""
         self._stop()
         with self._changed:
-            lost, self._lost = self._lost, []
-        for error in lost:
+            failures, self._failures = self._failures, []
+        for error in failures:
             log.error("nobody was told of a copy that failed: %s", error.message)
 
     def _stop(self) -> None:
@@ -177,69 +177,69 @@ class Replicator:
             self._changed.notify_all()
         atexit.unregister(self._at_exit)
         if self._thread is not None:
-            self._thread.join(CLOSE_S)  # a request that hangs is left to the end of the process
+            self._thread.join(CLOSE_S)  # a request that hangs ends with the process
 
     def _left(self) -> list[int]:
-        """Return the steps that are not there yet."""
+        """Return the steps that are not copied yet."""
         return sorted({replica.step for replica in (*self._copied, *self._queue)})
 
-    def _raise_lost(self) -> None:
-        """Raise the first of what is lost, with the others as its notes."""
-        if self._lost:
-            lost, self._lost = self._lost, []
-            for other in lost[1:]:
-                lost[0].add_note(f"and: {other.message}")
-            raise lost[0]
+    def _raise_failures(self) -> None:
+        """Raise the first error of a failed copy, with the others as notes."""
+        if self._failures:
+            failures, self._failures = self._failures, []
+            for other in failures[1:]:
+                failures[0].add_note(f"and: {other.message}")
+            raise failures[0]
 
-    def _waits_in_vain(self, begun_s: float) -> bool:
-        """Whether nothing came, since `begun_s`, of what is waited for; so also when nothing is."""
+    def _no_progress(self, begun_s: float) -> bool:
+        """Return whether no awaited copy has made progress since `begun_s` for long; True if none is awaited."""
         late = max(self._news_s, begun_s) < time.monotonic() - self._others_s
         return all(lacks and late for lacks in self._copied.values())
 
     def _at_exit(self) -> None:
-        """Stop; say what is not copied, for nobody waited for it."""
+        """Stop; print which steps are not copied, because no caller waited for them."""
         self._stop()
         left = self._left()
-        told = [str(error) for error in self._lost]
+        lines = [str(error) for error in self._failures]
         if left:
             why = f": {self._error}" if self._error is not None else ""
-            told.append(
+            lines.append(
                 f"steps {left} are not in {self._far.uri} yet, the next process that saves goes on{why}"
             )
-        for line in told:
+        for line in lines:
             tell_on_stderr(line)
 
     # -- the thread
 
     def _run(self) -> None:
         failures = 0
-        asked = False
+        looked_back = False
         while True:
             with self._changed:
                 if failures:
                     after_s = self._retry_s[min(failures, len(self._retry_s)) - 1]
                     self._changed.wait_for(lambda: self._closed, after_s)
-                elif asked:
+                elif looked_back:
                     look_s = self._look_s if self._copied else None
                     self._changed.wait_for(lambda: self._closed or self._queue, look_s)
                 if self._closed:
                     return
             try:
-                if not asked:
+                if not looked_back:
                     self._look_back()
-                    asked = True
+                    looked_back = True
                 self._turn()
-                with self._losing("what is kept is not looked through", StrataError):
+                with self._collecting_errors("what is kept is not looked through", StrataError):
                     self._afterwards()
             except StrataError as error:
                 failures += 1
-                self._say_why(error)
+                self._record_failure(error)
             except Closed:
                 return
             else:
                 failures, self._error = 0, None
 
-    def _say_why(self, error: StrataError) -> None:
+    def _record_failure(self, error: StrataError) -> None:
         log.warning("the copy to %s waits: %s", self._far.uri, error.message)
         with self._changed:
             self._error = error
@@ -247,53 +247,53 @@ class Replicator:
             self._changed.notify_all()
 
     def _look_back(self) -> None:
-        """Take up what earlier processes left."""
-        with self._losing("what earlier processes left is not copied"):
+        """Queue the copies that earlier processes left unfinished."""
+        with self._collecting_errors("what earlier processes left is not copied"):
             found = self._missing()
             with self._changed:
                 known = {replica.folder for replica in self._queue}
                 self._queue.extendleft(reversed([r for r in found if r.folder not in known]))
 
     @contextlib.contextmanager
-    def _losing(self, what: str, *told: type[StrataError]) -> Iterator[None]:
-        """Keep, for whoever asks, an error of these types, and one that nobody foresaw: `what` says what it means.
+    def _collecting_errors(self, what: str, *collected: type[StrataError]) -> Iterator[None]:
+        """Collect errors of these types, and unforeseen ones, for the next caller; `what` describes the result.
 
         Any other `StrataError` is raised: the turn is tried again.
         """
         try:
             yield
-        except told as error:
-            self._lose(error)
+        except collected as error:
+            self._collect(error)
         except (StrataError, Closed):
             raise
-        except Exception as error:  # noqa: BLE001  # told to whoever asks next
-            self._lose(self._unforeseen(what, error))
+        except Exception as error:  # noqa: BLE001  # raised to the next caller
+            self._collect(self._unforeseen(what, error))
 
     def _unforeseen(self, what: str, error: Exception) -> StorageError:
-        lost = StorageError(
+        failure = StorageError(
             f"{what} to {self._far.uri}: {type(error).__name__}: {error}",
             hint="it is whole in the near storage; the next process that saves goes on with it",
         )
-        lost.__cause__ = error
-        return lost
+        failure.__cause__ = error
+        return failure
 
-    def _lose(self, error: StrataError) -> None:
-        """Keep an error for whoever asks; the same is kept once."""
+    def _collect(self, error: StrataError) -> None:
+        """Collect an error for the next caller; equal errors only once."""
         log.error("of the copy to %s: %s", self._far.uri, error.message)
         with self._changed:
-            if all(error.message != other.message for other in self._lost):
-                self._lost.append(error)
+            if all(error.message != other.message for other in self._failures):
+                self._failures.append(error)
             self._changed.notify_all()
 
     def _turn(self) -> None:
-        """Copy one checkpoint, if any waits, and mark those that are whole."""
+        """Copy one queued checkpoint, if any, and mark the copies that are whole."""
         if self._queue:
             replica = self._queue[0]
             try:
                 copied = self._try(replica)
             except (StrataError, Closed):
                 with self._changed:
-                    self._queue.rotate(-1)  # it keeps no other waiting
+                    self._queue.rotate(-1)  # so that it does not block the others
                 raise
             with self._changed:
                 self._queue.popleft()
@@ -310,10 +310,10 @@ class Replicator:
                     self._copied[waiting] = lacks
                 else:
                     del self._copied[waiting]
-                self._changed.notify_all()  # whoever waits looks how long it is that nothing comes
+                self._changed.notify_all()  # `wait` checks again how long there was no progress
 
     def _try(self, replica: Replica) -> bool:
-        """Copy this rank's files; False when they are gone here, or cannot be copied."""
+        """Copy this rank's files; return False if the near ones are removed, or cannot be copied."""
         try:
             self._copy.copy(replica)
         except (Refused, CheckpointNotFound) as error:
@@ -321,44 +321,45 @@ class Replicator:
             return False
         except CheckpointCorrupt as error:
             if self._is_here(replica):
-                self._doubted.note(replica.folder, error.message)  # first: whoever is told may save at once
+                # first, because the caller may save right after it learns the error
+                self._doubted.note(replica.folder, error.message)
                 self._give_up(replica, error)
             return False
-        except CheckpointError as error:  # the coordinators will not have it
+        except CheckpointError as error:  # the coordinators reject the copy
             self._give_up(replica, error, for_all=True)
             return False
         except (StrataError, Closed):
             raise
-        except Exception as error:  # noqa: BLE001  # told to whoever asks next
+        except Exception as error:  # noqa: BLE001  # raised to the next caller
             self._give_up(replica, self._unforeseen(f"step {replica.step} is not copied", error))
             return False
         return True
 
     def _give_up(self, replica: Replica, error: StrataError, *, for_all: bool = False) -> None:
-        self._lose(error)
+        self._collect(error)
         self._copy.give_up(replica, error.message, for_all=for_all)
 
     def _lacking(self, replica: Replica) -> str:
-        """Return what the copy lacks; "" once it is marked, or never will be."""
+        """Return what the copy lacks; "" once it is marked, or if it cannot be completed."""
         lacks = ""
-        with self._losing(f"step {replica.step} is not copied", CheckpointError, PartLost):
+        with self._collecting_errors(f"step {replica.step} is not copied", CheckpointError, PartLost):
             if self._is_here(replica) and not (lacks := self._copy.mark(replica)):
-                self._tell(replica)
+                self._set_replicated(replica)
                 log.info("step %d is in %s", replica.step, self._far.uri)
         return lacks
 
     def _is_here(self, replica: Replica) -> bool:
-        """Tell whether retention was not faster: it takes the marker, then the manifest, then what that names.
+        """Return whether the near checkpoint still exists: retention removes marker, manifest, then the rest.
 
-        The marker may be missing, too, where the storage refused it and the catalog has the commit. Then the near
-        manifest tells; the far one may be of a copy that is half made.
+        The marker may also be missing because the storage refused it; then the catalog has the commit, and the near
+        manifest decides. The far manifest may belong to an unfinished copy.
         """
         near, *_far = tiers_of(self._near)
         return self._near.exists(f"{replica.folder}/{MARKER}") or near.exists(
             f"{replica.folder}/{GLOBAL_NAME}"
         )
 
-    def _tell(self, replica: Replica) -> None:
+    def _set_replicated(self, replica: Replica) -> None:
         with self._changed:
             self._marked.add(replica.attempt)
             for info in self._infos:

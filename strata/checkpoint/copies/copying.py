@@ -1,8 +1,8 @@
-"""A checkpoint copied into another storage, each byte of it from a source that proves it, the marker last.
+"""Copying a checkpoint into another storage: each byte verified at its source, the marker last.
 
-Of several sources each document and each chunk is taken from the first that has it as it was saved: two damaged
-copies make a whole one if they are not damaged in the same place. The copy is read back and verified before the
-marker is written: until then it is no checkpoint. What it needs of earlier attempts' images comes with it.
+Each document and each chunk is taken from the first source that has the saved bytes. So two damaged copies make a
+whole one if they are not damaged in the same place. The copy is read back and verified before the marker is written;
+until then it is no checkpoint. The images of earlier attempts to which it refers are copied, too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def copy_checkpoint(
     *,
     on_bytes: OnBytes = unobserved,
 ) -> Manifest:
-    """Return the manifest once the checkpoint in `folder` is one of `target`, too; may be repeated after a crash.
+    """Return the manifest once `target` has the checkpoint in `folder`, too; may be repeated after a crash.
 
-    `manifest_digest` is what the catalog says; "" takes the word of a source's marker. `CheckpointCorrupt` when
-    something differs from what was saved in each source: then `target` has no such checkpoint.
+    `manifest_digest` comes from the catalog; if "", a source's marker is used. `CheckpointCorrupt` if some bytes
+    differ from the saved ones in every source: then `target` has no such checkpoint.
     """
     found = manifest_digest or _first(sources, lambda source: _marked(source, folder))
     documents: dict[str, bytes] = {}
@@ -52,13 +52,13 @@ def copy_checkpoint(
         RankManifest.from_bytes(document(part.manifest, part.digest), what=f"{folder}/{part.manifest}")
         for part in manifest.parts
     ]
-    if manifest.uses:  # said first, so that nobody takes the images for what a save left over
+    if manifest.uses:  # recorded first, so that no process treats the images as leftovers of a save
         target.delete(f"{folder}/{USES}")
         write_uses(target, folder, manifest.uses)
     for name, (size_bytes, known) in sorted(_images(folder, ranks).items()):
-        target.delete(name)  # what an interrupted copy left
+        target.delete(name)  # the remains of an interrupted copy
         copy_image(sources, target, name, size_bytes, known, on_bytes)
-    for name, data in reversed(documents.items()):  # the ranks' before the one that names them
+    for name, data in reversed(documents.items()):  # the ranks' manifests before the one that names them
         target.delete(name)
         put(target, name, data)
     copied = verify(target, folder, manifest_digest=found)
@@ -69,7 +69,7 @@ def copy_checkpoint(
 
 
 def _first(sources: Sequence[Storage], read: Callable[[Storage], _T]) -> _T:
-    """Return what the first source has that proves to be what was saved; else raise what the last error was."""
+    """Return what the first source has, verified; if none has it, raise the last source's error."""
     for source in sources[:-1]:
         try:
             return read(source)
@@ -86,7 +86,7 @@ def _marked(source: Storage, folder: str) -> str:
 
 
 def _images(folder: str, ranks: Sequence[RankManifest]) -> dict[str, tuple[int, dict[int, Piece]]]:
-    """Return the size of each image, and the pieces of it that the checkpoint has."""
+    """Return, for each image, its size and the pieces of it that the checkpoint needs."""
     found: dict[str, tuple[int, dict[int, Piece]]] = {}
     for rank in ranks:
         for number, image in enumerate(images_of(folder, rank)):
@@ -100,14 +100,14 @@ def _images(folder: str, ranks: Sequence[RankManifest]) -> dict[str, tuple[int, 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes `[start, end)` of an image, and their digest; empty for what the checkpoint does not have."""
+    """Bytes `[start, end)` of an image, and their digest; "" for bytes that the checkpoint does not need."""
 
     start: int
     end: int
     digest: str = ""
 
     def read(self, source: Source, name: str) -> memoryview:
-        """Return these bytes of the image `name`; `CheckpointCorrupt` when they are not what was saved."""
+        """Return these bytes of the image `name`; `CheckpointCorrupt` if they differ from the saved ones."""
         chunk = memoryview(bytearray(self.end - self.start))
         count = source.read_into(self.start, chunk)
         if count != len(chunk):
@@ -118,7 +118,7 @@ class Piece:
 
 
 def known_pieces(manifest: RankManifest, number: int) -> dict[int, Piece]:
-    """Return what a rank's manifest has in image `number`, by where it begins."""
+    """Return the pieces of image `number` in a rank's manifest, by their start."""
     known = {}
     if number == OWN and manifest.header_bytes:
         known[0] = Piece(0, manifest.header_bytes, manifest.header_digest)
@@ -137,7 +137,7 @@ def copy_image(
     known: Mapping[int, Piece],
     on_bytes: OnBytes,
 ) -> None:
-    """Copy an image, each piece of it from the first source that has it as it was saved."""
+    """Copy an image, each piece from the first source that has the saved bytes."""
     sink = target.sink(name)
     opened: dict[int, Source] = {}
 
@@ -160,7 +160,7 @@ def copy_image(
 
 
 def _pieces(size_bytes: int, known: Mapping[int, Piece]) -> Iterator[Piece]:
-    """Yield an image in pieces, in order, none larger than a chunk or a header: those known, and all between."""
+    """Yield all pieces of an image in order, none larger than a chunk or a header: known ones and the gaps."""
     at = 0
     for start, piece in sorted(known.items()):
         if start < at:

@@ -1,12 +1,11 @@
-"""Copying one checkpoint to another storage so that no byte is published there unproven.
+"""Copying one checkpoint to another storage so that no unverified byte is published there.
 
-Every chunk that the copy's manifests speak of is proven against its digest on its way, in the images
-of earlier attempts as well. What lies there already, because an earlier copy was cut or because
-an Incremental took its base along, is read back unless this process proved it, or it is a base's with a marker
-beside it. Manifests are proven by what names them. The marker comes last, made by whoever
-finds all of it whole.
+Every chunk in the copy's manifests is verified against its digest on its way, including chunks in images of earlier
+attempts. Bytes may be in the far storage already, because an earlier copy was interrupted or an Incremental brought
+its base along. They are read back, unless this process has verified them or they belong to a base with a marker.
+Manifests are verified by the digest that names them. The marker comes last, from the rank that finds the copy whole.
 
-A rank that cannot copy its part leaves a note beside it, so that the others do not wait for it.
+A rank that cannot copy its part leaves a note beside it, so that the other ranks do not wait for it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, Storag
 
 _HINT: Final = "remove the damaged object there; the next process that saves copies it again"
 _NOTE: Final = ".not-copied-by-"
-"""What a rank leaves, with its reason, that cannot copy its part."""
+"""The name of the note, with the reason, of a rank that cannot copy its part."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -53,9 +52,9 @@ class Replica:
 
 
 class Report(Protocol):
-    """Told how far a copy is. `Refused` and `CheckpointNotFound`: it shall not be made any more.
+    """Receives the progress of a copy. It raises `Refused` or `CheckpointNotFound` if the copy is not needed any more.
 
-    Another `CheckpointError`: it cannot be, and somebody should know.
+    It raises another `CheckpointError` if the copy cannot be made, which the user must learn.
     """
 
     def __call__(
@@ -68,21 +67,21 @@ class Report(Protocol):
         sealed: bool = False,
         phase: SavePhase | None = None,
     ) -> None:
-        """`begun`: something of it may lie there from now on. `digest`: the part of that rank lies there, whose
-        manifest it names, and `phase` is what that took. `sealed`: all of it does, and the marker; `digest` names the manifest.
+        """`begun`: the far storage may have files of it from now on. `digest`: that rank's part is copied; it names
+        its manifest, and `phase` has the duration. `sealed`: all of it and the marker are copied; `digest` names the
+        global manifest.
         """
         ...
 
 
 class Closed(Exception):
-    """The copying was ended in the middle."""
+    """The copier was closed during a copy."""
 
 
 class FarCopy:
     """The share of one of `ranks` ranks in checkpoints copied from `near` to `far`, in one thread.
 
-    `world` names these ranks, unlike any that come after them. `closed` tells whether to leave off;
-    then `Closed` is raised.
+    `world` names these ranks and no later ones. If `closed` returns True, the copy stops and `Closed` is raised.
     """
 
     def __init__(
@@ -104,12 +103,12 @@ class FarCopy:
         self._report = report
         self._closed = closed
         self._proven: dict[str, set[Piece]] = {}
-        """What this process knows to lie there as it was saved, by image, until a marker stands beside it."""
+        """By image, the pieces in the far storage that this process has verified, until the marker is written."""
 
     # -- one rank's share
 
     def copy(self, replica: Replica) -> None:
-        """Return once this rank's files lie there; `CheckpointCorrupt` when they are not what was saved."""
+        """Return once this rank's files are copied; `CheckpointCorrupt` if they differ from the saved ones."""
         folder = replica.folder
         manifest = read_manifest(self._near, folder, replica.manifest_digest)
         self._report(replica, begun=True)
@@ -131,10 +130,10 @@ class FarCopy:
                     self._copy_small(folder, name, expected)
 
     def give_up(self, replica: Replica, reason: str, *, for_all: bool = False) -> None:
-        """Tell the other ranks that this one's part will not come, as well as it can be done.
+        """Try to report to the other ranks that this rank's part will not come.
 
-        `for_all`: nobody's will, and whoever has not begun hears it as this one did. Where nobody has, nothing is
-        written that nobody would remove.
+        `for_all`: no rank's part will come, and each rank that has not begun learns so itself, as this one did. If
+        no rank has begun, nothing is written, since no rank would remove it.
         """
         if self._ranks == 1 or (for_all and not self._far.list(replica.folder)):
             return
@@ -145,10 +144,10 @@ class FarCopy:
             log.warning("the other ranks are not told that step %d fails: %s", replica.step, error.message)
 
     def _copy_part(self, folder: str, part: Part) -> int:
-        """Return how many bytes of images were carried: what lies there already is not."""
+        """Copy one part; return the bytes of images transferred, without those that were there already."""
         carried = 0
         manifest = read_rank_manifest(self._near, folder, part)
-        for number, image in reversed(list(enumerate(images_of(folder, manifest)))):  # its own comes last
+        for number, image in reversed(list(enumerate(images_of(folder, manifest)))):  # the own image last
             known = known_pieces(manifest, number)
             name, size_bytes = object_name(folder, image), image.size_bytes
             if self._copy_image(name, size_bytes, known, own=number == OWN):
@@ -159,7 +158,7 @@ class FarCopy:
     # -- objects
 
     def _copy_image(self, name: str, size_bytes: int, known: Mapping[int, Piece], *, own: bool) -> bool:
-        """Return whether its bytes were carried: False if it lay there already, as it was saved."""
+        """Copy an image; return False if the far storage had it already with the saved bytes."""
         there = self._is_there(name, size_bytes)
         if there and not own and self._far.exists(f"{name.rpartition('/')[0]}/{MARKER}"):
             return False
@@ -173,7 +172,7 @@ class FarCopy:
         return not there
 
     def _prove(self, name: str, unproven: Sequence[Piece]) -> None:
-        """Read back what lies there already."""
+        """Read back and verify pieces that are in the far storage already."""
         if not unproven:
             return
         with contextlib.closing(self._far.source(name)) as source:
@@ -189,7 +188,7 @@ class FarCopy:
             raise Closed
 
     def _copy_small(self, folder: str, name: str, expected: str) -> None:
-        """Copy a document; `expected` names it, unless it holds a digest of itself."""
+        """Copy a document; `expected` is its digest, or "" if it contains its own."""
         name = f"{folder}/{name}"
         data = read_named(self._near, name, expected) if expected else self._near.read(name)
         try:
@@ -201,9 +200,9 @@ class FarCopy:
                 raise CheckpointCorrupt(f"{name} in {self._far.uri} differs from the one here", hint=_HINT)
 
     def _is_there(self, name: str, size_bytes: int) -> bool:
-        """Tell whether the far storage has it; `CheckpointCorrupt` when it has less, or more.
+        """Return whether the far storage has the object; `CheckpointCorrupt` if its size differs.
 
-        A torn upload is no object: what has another size was whole once, and nothing there is replaced.
+        A torn upload creates no object. So an object of another size was complete once, and is never replaced.
         """
         try:
             found = self._far.size(name)
@@ -220,7 +219,7 @@ class FarCopy:
     def mark(self, replica: Replica) -> str:
         """Mark the far copy if it is whole, and return ""; else return what it lacks.
 
-        `StorageError` when a rank has said that its part will not come, `CheckpointError` when it counts for nobody.
+        `StorageError` if a rank has noted that its part will not come; `CheckpointError` if the copy was rejected.
         """
         try:
             manifest = read_manifest(self._far, replica.folder, replica.manifest_digest)
@@ -228,11 +227,11 @@ class FarCopy:
         except CheckpointCorrupt as error:
             return self._lacking(replica) or error.message
         write_marker(self._far, replica.folder, manifest, replica.manifest_digest)
-        with contextlib.suppress(Refused, CheckpointNotFound):  # it is to go; whoever removes it finds all
+        with contextlib.suppress(Refused, CheckpointNotFound):  # it is being removed, with all of these files
             self._report(replica, sealed=True, digest=replica.manifest_digest)
         for part in manifest.parts:
             self._proven.pop(f"{replica.folder}/{part.image}", None)
-        for name in self._far.list(replica.folder):  # of earlier worlds
+        for name in self._far.list(replica.folder):  # notes of earlier worlds
             if _NOTE in name:
                 self._far.delete(f"{replica.folder}/{name}")
         return ""

@@ -1,12 +1,11 @@
-"""Two storages as one: a near one that is written, and a far one that outlives the host.
+"""Two storages as one: a near one that saves write to, and a far one that outlives the host.
 
-What is read is taken from the near one, and from the far one when the near one lacks it or fails.
-Either may be trusted as little as the other: the reader proves every byte. Where the near copy of a
-checkpoint proves corrupt, `copies` gives the reader the far storage alone. Of two that are both damaged
-`strata checkpoints repair` makes a whole one.
+An object is read from the near storage, and from the far one if the near one lacks it or fails. Neither is trusted:
+the reader verifies every byte. If the near copy of a checkpoint is corrupt, `copies` gives the reader the far storage
+alone. If both are damaged, `strata checkpoints repair` combines them into a whole one.
 
-A checkpoint is written to the near storage, and committed there; the replicator carries it on. What the near one
-refuses for a while goes to the far one at once (`save_retry`): a save asks `tiers_of` for the two.
+A checkpoint is written to the near storage and committed there; the copier copies it to the far one. During a
+transient failure of the near storage, a save writes to the far one at once (`save.retry`); `tiers_of` returns both.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _T = TypeVar("_T")
 
 
 class FarAway(StorageError):
-    """The far storage could not be asked; what is near may be all there is, or not."""
+    """The far storage could not be reached, so it is unknown whether it has more than the near one."""
 
     code = "FAR_AWAY"
 
 
 @contextlib.contextmanager
 def from_afar() -> Iterator[None]:
-    """Name what fails of the far storage."""
+    """Turn errors of the far storage into `FarAway`."""
     try:
         yield
     except (ObjectMissing, NotAnObject):
@@ -89,15 +88,15 @@ class TieredStorage:
             return self.far.exists(name)
 
     def list(self, folder: str = "") -> list[str]:
-        """Return what either has. One that cannot be asked is an error: half a list would be a lie."""
+        """Return the names in either storage. An unreachable one is an error: a partial list would mislead."""
         here = self.near.list(folder)
         with from_afar():
             return sorted({*here, *self.far.list(folder)})
 
-    # -- holding
+    # -- holds
 
     def hold(self, name: str) -> None:
-        """Hold it in both; the far one tells other hosts, as well as it can be reached."""
+        """Hold the object in both; other hosts see the far hold, if the far storage can be reached."""
         self.near.hold(name)
         try:
             self.far.create_once(name, self.near.read(name))
@@ -107,7 +106,7 @@ class TieredStorage:
 
     def let_go(self, name: str) -> None:
         self.near.let_go(name)
-        with contextlib.suppress(StorageError):  # then it ends by itself, later
+        with contextlib.suppress(StorageError):  # then the hold expires later
             self.far.let_go(name)
 
     def is_held(self, name: str) -> bool:
@@ -118,7 +117,7 @@ class TieredStorage:
 
 
 class TieredSource:
-    """One object being read from the near storage, and for good from the far one after a failure."""
+    """One object being read from the near storage; after a failure, only from the far one."""
 
     def __init__(self, near: Storage, far: Storage, name: str) -> None:
         self._far_storage = far
@@ -142,7 +141,7 @@ class TieredSource:
             if self._far is not None:
                 return
             if not isinstance(error, ObjectMissing):
-                _say(self._name, self._near_uri, self._far_storage, error)
+                _log_fallback(self._name, self._near_uri, self._far_storage, error)
             try:
                 with from_afar():
                     self._far = self._far_storage.source(self._name)
@@ -156,12 +155,12 @@ class TieredSource:
 
 
 def nearest(near: Storage, far: Storage, read: Callable[[Storage], _T], name: str) -> _T:
-    """Return what `read` finds in the near storage, or in the far one where that fails."""
+    """Return the result of `read` for the near storage, or for the far one if that fails."""
     try:
         return read(near)
     except StorageError as error:
         if not isinstance(error, ObjectMissing):
-            _say(name, near.uri, far, error)
+            _log_fallback(name, near.uri, far, error)
         try:
             with from_afar():
                 return read(far)
@@ -169,15 +168,15 @@ def nearest(near: Storage, far: Storage, read: Callable[[Storage], _T], name: st
             raise error from None
 
 
-def _say(name: str, near_uri: str, far: Storage, error: StorageError) -> None:
+def _log_fallback(name: str, near_uri: str, far: Storage, error: StorageError) -> None:
     log.warning("%s of %s is read from %s: %s", name, near_uri, far.uri, error.message)
 
 
 def tiers_of(storage: Storage) -> list[Storage]:
-    """Return the storages that are written, the near one first."""
+    """Return the storages to which saves write, the near one first."""
     return [storage.near, storage.far] if isinstance(storage, TieredStorage) else [storage]
 
 
 def copies(storage: Storage) -> list[Storage]:
-    """Return what to read a checkpoint from, in the order to try: the nearest of each file, then all from afar."""
+    """Return the storages to read a checkpoint from, in order: the nearest of each file, then all from far."""
     return [storage, storage.far] if isinstance(storage, TieredStorage) else [storage]

@@ -1,8 +1,8 @@
-"""Where each chunk of a rank's tensors lies, whoever wrote it.
+"""The place of each chunk of a rank's tensors, in its own image or another one.
 
-A chunk is in the rank's own image, in one of an earlier attempt (an Incremental), or in that of
-another rank of the same save (a replicated tensor, which is written once). All attempts of a job
-lie side by side in one folder, so an image is named by its attempt's folder and its file.
+A chunk is in the rank's own image, in an image of an earlier attempt (an Incremental), or in another rank's image
+of the same save (a replicated tensor, which is written once). All attempts of a job lie side by side in one
+folder, so an image is named by its attempt's folder and its file.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from strata.checkpoint.format.manifest import RankManifest
 from strata.errors import CheckpointCorrupt
 
 _OBJECT: Final = re.compile(r"step-[^/\s]+/(?:rank-\d+\.(?:safetensors|json)|manifest\.json)")
-"""How complaints name what differs; of one that reads otherwise nothing is known but the checkpoint."""
+"""The form in which complaints name objects; a complaint without a match points at the checkpoint only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPlace:
-    """One chunk: the image it lies in, from which byte on, how long it is, and its digest."""
+    """One chunk: its image, its first byte there, its size, and its digest."""
 
     image: ImageRef
     offset: int
@@ -31,24 +31,24 @@ class ChunkPlace:
 
 
 def images_of(folder: str, manifest: RankManifest) -> tuple[ImageRef, ...]:
-    """Return the images that the numbers of `manifest`'s runs mean, the rank's own first."""
+    """Return the images by the file numbers of `manifest`'s runs, the rank's own first."""
     own = ImageRef(folder=folder.rpartition("/")[2], image=manifest.image, size_bytes=manifest.image_bytes)
     return (own, *manifest.files)
 
 
 def object_name(folder: str, image: ImageRef) -> str:
-    """Return the name in the storage of an image that a checkpoint in `folder` has chunks in."""
+    """Return the name in storage of an image to which a checkpoint in `folder` refers."""
     above = folder.rpartition("/")[0]
     return f"{above}/{image.folder}/{image.image}" if above else f"{image.folder}/{image.image}"
 
 
 def objects_in(complaint: str) -> list[str]:
-    """Return the objects that a complaint names, as "folder/file"; none where it names none."""
+    """Return the objects that a complaint names, as "folder/file"; may be none."""
     return sorted(set(_OBJECT.findall(complaint)))
 
 
 def known_places(folder: str, manifest: RankManifest) -> dict[str, dict[int, ChunkPlace]]:
-    """Return where the chunks lie that one rank's manifest locates, by tensor and number."""
+    """Return the places of the chunks that one rank's manifest locates, by tensor and number."""
     images = images_of(folder, manifest)
     return {
         tensor: {
@@ -67,10 +67,10 @@ def known_places(folder: str, manifest: RankManifest) -> dict[str, dict[int, Chu
 def chunk_places(
     folder: str, manifests: Sequence[RankManifest], rank: int
 ) -> dict[str, tuple[ChunkPlace, ...]]:
-    """Return where the chunks of each tensor of `rank` lie, in their order.
+    """Return the places of the chunks of each tensor of `rank`, in their order.
 
-    `manifests` are those of all ranks of the checkpoint in `folder`. `CheckpointCorrupt`, naming
-    the tensor, when no rank has a chunk of a replicated one, or not all have the same values.
+    `manifests` are those of all ranks of the checkpoint in `folder`. `CheckpointCorrupt`, naming the tensor, if no
+    rank has some chunk of a replicated tensor, or if ranks have different values of it.
     """
     manifest = manifests[rank]
     places = known_places(folder, manifest)
@@ -89,7 +89,7 @@ def _add_shares(
     rank: int,
     places: dict[str, dict[int, ChunkPlace]],
 ) -> None:
-    """Add to `places` what other ranks wrote of the tensors that are replicated."""
+    """Add to `places` the chunks of replicated tensors that other ranks wrote."""
     mine = manifests[rank].tensors
     for other, manifest in enumerate(manifests):
         if other == rank:

@@ -1,6 +1,6 @@
-"""How bytes are fingerprinted: xxh3-128 over chunks of 8 MiB that begin anew at each tensor.
+"""The checksum of stored bytes: xxh3-128 over chunks of 8 MiB; each tensor begins a new chunk.
 
-The digest finds accidents (a flipped bit, a torn write, a mixed-up file), not forgery.
+The digest detects accidents (a flipped bit, a torn write, a mixed-up file), not forgery.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Bytes = bytes | bytearray | memoryview
 
 
 def digest(data: Bytes) -> str:
-    """Return the digest of `data` in hexadecimal; what holds it names the algorithm."""
+    """Return the digest of `data` in hexadecimal; the document that contains it names the algorithm."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def named_digest(data: Bytes) -> str:
-    """Return the digest of `data` with its algorithm: how documents are named in the catalog."""
+    """Return the digest of `data` with its algorithm, as the catalog names documents."""
     return f"{ALGORITHM}:{digest(data)}"
 
 

@@ -1,13 +1,12 @@
-"""One tensor in a rank's manifest: what it is, the digest of each chunk, and where the chunks lie.
+"""One tensor in a rank's manifest: its type and shape, the digest of each chunk, and the chunks' places.
 
-A tensor lies in one of three ways:
+A tensor is stored in one of three ways:
 
 * whole, as the bytes `[start, end)` of the rank's own image;
-* in `runs` of consecutive chunks, each in the rank's own image or in one of an earlier attempt,
-  which the manifest's `files` name: an Incremental. Every chunk is in one run, so that a restore
-  never replays a chain;
-* `replicated`: as in runs, but the chunks of no run lie in the images of other ranks, whose
-  manifests have the tensor under the same name and with the same digests.
+* in `runs` of consecutive chunks, each in the rank's own image or in an image of an earlier attempt, which the
+  manifest's `files` name: an Incremental. Every chunk is in one run, so a restore never replays a chain;
+* `replicated`: as in runs, but chunks in no run are in the images of other ranks, whose manifests have the
+  tensor under the same name and with the same digests.
 
 A tensor with a `shard` is a part of a larger one, cut out at `offsets`.
 """
@@ -24,16 +23,16 @@ from strata.documents.parsing import MAX_INTEGER, shown, text, whole
 
 KINDS: Final = frozenset({"torch", "numpy", "bytes"})
 MAX_DIMENSIONS: Final = 64
-"""No library has tensors of more; JAX, torch and NumPy stop there."""
+"""The limit of JAX, torch and NumPy."""
 OWN: Final = 0
-"""The number of a rank's own image; `n` is the n-th of its manifest's `files`, from 1 on."""
+"""The file number of a rank's own image; `n` from 1 on is the n-th of its manifest's `files`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Where a tensor lies in the larger one that it is a part of.
+    """The place of a tensor in the larger one that it is a part of.
 
-    That one is called `tensor`, or like the part where this is empty: a rank may hold several parts.
+    `tensor` names the larger one; if it is empty, both have the same name. A rank may hold several parts.
     """
 
     global_shape: tuple[int, ...]
@@ -43,7 +42,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """`count` chunks of a tensor from number `first` on, without gaps from `offset` of `file`."""
+    """`count` chunks of a tensor from number `first` on, consecutive from byte `offset` of `file` on."""
 
     first: int
     count: int
@@ -52,13 +51,13 @@ class Run:
 
     @property
     def end(self) -> int:
-        """The number after that of the last chunk."""
+        """The last chunk's number plus 1."""
         return self.first + self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRef:
-    """An image of an earlier attempt: its folder, which lies beside this one's, and its size."""
+    """An image of an earlier attempt: its folder, which lies beside this attempt's, and its size."""
 
     folder: str
     image: str
@@ -67,7 +66,7 @@ class ImageRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """A tensor, the digest of each chunk, and where they lie: `[start, end)` unless in `runs`."""
+    """A tensor, the digest of each chunk, and the chunks' places: `[start, end)`, or `runs` if set."""
 
     spec: TensorSpec
     chunks: tuple[str, ...]
@@ -78,12 +77,12 @@ class TensorEntry:
     shard: Shard | None = None
 
     def chunk_bytes(self, number: int) -> int:
-        """Return the size of that chunk: the last may be shorter."""
+        """Return the size of chunk `number`; the last one may be shorter."""
         return min(CHUNK_BYTES, self.spec.size_bytes - number * CHUNK_BYTES)
 
     @property
     def located_bytes(self) -> int:
-        """How many bytes of it this rank's manifest locates."""
+        """The number of the tensor's bytes that this rank's manifest locates."""
         if self.runs is None:
             return self.end - self.start
         return sum(self._run_bytes(run) for run in self.runs)
@@ -123,7 +122,7 @@ class TensorEntry:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], *, sizes: Sequence[int]) -> TensorEntry:
-        """Return the entry; `sizes` are those of the files its runs may name. `ValueError`."""
+        """Return the entry; `sizes` are those of the files that its runs may name. `ValueError` if invalid."""
         spec = TensorSpec(kind=body["kind"], dtype=body["dtype"], shape=_dimensions(body["shape"]))
         if spec.kind not in KINDS:
             raise ValueError(f"a tensor of {shown(spec.kind)} is unknown")
@@ -182,7 +181,7 @@ def _run(body: Sequence[int]) -> Run:
 
 
 def _dimensions(body: Sequence[int]) -> tuple[int, ...]:
-    """Return lengths or offsets in so many dimensions as a tensor can have; `ValueError` for anything else."""
+    """Return lengths or offsets of at most `MAX_DIMENSIONS` dimensions; `ValueError` for anything else."""
     found = tuple(body)
     if len(found) > MAX_DIMENSIONS:
         raise ValueError(f"a tensor has {len(found)} dimensions")

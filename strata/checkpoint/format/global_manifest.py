@@ -1,4 +1,4 @@
-"""The global manifest, composed from the parts of all ranks once each has acked its own."""
+"""The global manifest, composed from the manifests of all ranks once each has acked its part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strata.errors import CheckpointError, StorageError
 
 
 def identity_of(record: CheckpointMetadata) -> Identity:
-    """Return which save the manifests of `record` belong to."""
+    """Return the identity that the manifests of `record` carry."""
     return Identity(
         step=record.step,
         generation=record.generation,
@@ -42,9 +42,10 @@ def compose(
 ) -> Manifest:
     """Return the global manifest of the parts that all ranks have saved in `folder`.
 
-    `acked` has the digests of the parts that are known here; the catalog compares all of them when it
-    is sealed. `written` has, by digest, what this process wrote: it is read back, and not parsed again. `StorageError` for one that reads otherwise. `CheckpointError`, naming the tensor, when
-    what several ranks hold of it does not fit together.
+    `acked` has the digests of acked parts that are known here; the catalog compares all digests at the seal.
+    `written` has, by digest, the manifests that this process wrote: they are read back but not parsed again.
+    `StorageError` if the storage returns other bytes than acked. `CheckpointError`, naming the tensor, if the
+    ranks' parts of a tensor do not fit together.
     """
     parts: list[Part] = []
     manifests: list[RankManifest] = []
@@ -86,7 +87,7 @@ def compose(
 
 
 def seal_of(manifest: Manifest, data: bytes) -> CheckpointSeal:
-    """Return what the catalog is told of a global manifest whose bytes are `data`."""
+    """Return the seal that the catalog records for a global manifest whose bytes are `data`."""
     return CheckpointSeal(
         manifest_digest=named_digest(data),
         size_bytes=manifest.size_bytes,

@@ -1,11 +1,11 @@
-"""One rank's tensors as a safetensors file: where each lies, and the header that says so.
+"""One rank's tensors as a safetensors file: the layout, and the header that describes it.
 
-The header is padded to a multiple of 4096 bytes, so that data begins where direct I/O can write
-it; the file ends with its last tensor. Tensors lie without gaps, those of larger items first, so
-that each is aligned to its items.
+The header is padded to a multiple of 4096 bytes, so that the data begins at an offset that direct I/O can write;
+the file ends with its last tensor. Tensors lie without gaps, those of larger items first, so that each is aligned
+to its items.
 
-A tensor of which the image has only some chunks stands there as plain bytes, one U8 tensor for
-each row of consecutive chunks, named `weights[3:5]` for the chunks 3 and 4.
+A tensor of which the image has only some chunks is stored as plain bytes: one U8 tensor for each run of
+consecutive chunks, named `weights[3:5]` for the chunks 3 and 4.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """The bytes `[start, end)` in the file of some chunks of a tensor, from number `first` on."""
+    """The bytes `[start, end)` in the file of consecutive chunks of a tensor, from number `first` on."""
 
     tensor: str
     first: int
@@ -48,7 +48,7 @@ class Piece:
 class Layout:
     """A whole image: the bytes of its header, and its tensors in the order of the file.
 
-    `places` are the tensors that are whole in it, `pieces` what it has of others.
+    `places` are the tensors that are whole in it, `pieces` the parts of other tensors.
     """
 
     header: bytes
@@ -60,9 +60,9 @@ class Layout:
 def lay_out(
     specs: Mapping[str, TensorSpec], *, partly: Mapping[str, Sequence[range]] | None = None
 ) -> Layout:
-    """Return where the tensors of `specs` lie in their image.
+    """Return the layout of an image of the tensors of `specs`.
 
-    Of those in `partly` it has the chunks in these ranges of numbers only, which may be none.
+    For a tensor in `partly`, the image has only the chunks in these ranges of numbers, which may be none.
     """
     partly = partly or {}
     items = [_Item(tensor=name, spec=spec) for name, spec in specs.items() if name not in partly]
@@ -90,7 +90,7 @@ def lay_out(
 
 
 def header_of(entries: Mapping[str, object]) -> bytes:
-    """Return the beginning of a safetensors file, padded so that data begins where direct I/O can write it."""
+    """Return the header of a safetensors file, padded so that direct I/O can write the data after it."""
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     padding = -(8 + len(text)) % ALIGNMENT
     return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
@@ -98,7 +98,7 @@ def header_of(entries: Mapping[str, object]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Item:
-    """One tensor of the file: a whole one, or `chunks` of one."""
+    """One tensor of the file: a whole tensor, or some `chunks` of a tensor."""
 
     tensor: str
     spec: TensorSpec
@@ -121,7 +121,7 @@ class _Item:
 
 
 def _free_name(item: _Item, specs: Mapping[str, TensorSpec]) -> str:
-    """Return the name of a piece, or a variation when a tensor is called so."""
+    """Return the name of a piece, varied if a tensor has that name."""
     assert item.chunks is not None
     name = f"{item.tensor}[{item.chunks.start}:{item.chunks.stop}]"
     while name in specs:

@@ -1,10 +1,10 @@
-"""Values that the text of a tree holds by itself, for what has no image beside it: plain values of DCP.
+"""Values that the JSON text of a tree holds itself, for plain values of DCP, which have no image beside them.
 
     {"x": base64}  bytes         {"e": […]}  set            {"n": ["dtype", "float32"]}     torch.dtype
     {"i": base64}  BytesIO       {"g": […]}  frozenset      {"n": ["device", "cuda:0"]}     torch.device
     {"a": [kind, dtype, shape, base64]}  tensor or array    {"n": ["Size", [2, 3]]}         torch.Size
 
-Nothing is pickled. A tensor comes back on the CPU.
+Nothing is pickled. A restored tensor is on the CPU.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from strata.errors import CheckpointCorrupt, CheckpointError
 Json = Any
 
 MAX_BYTES: Final = 64 << 20
-"""How large bytes or a tensor may be that stand in a text: it takes several times their memory."""
+"""The largest bytes object or tensor in a text: reading it takes several times its size in memory."""
 
 _SETS: Final[dict[str, type]] = {"e": set, "g": frozenset}
 KINDS: Final = frozenset({"x", "i", "a", "n", *_SETS})
 
 
 def to_tree(key: str, value: object, add: Callable[[str, object], Json]) -> Json:
-    """Return the tree of such a value, or None for any other; `add` returns those of a set's members.
+    """Return the tree of such a value, or None for any other; `add` returns the tree of a set's member.
 
-    `CheckpointError`, naming the key, for what is too large.
+    `CheckpointError`, naming the key, for a value that is too large.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return {"x": _text(key, bytes(value))}
@@ -55,9 +55,9 @@ def to_tree(key: str, value: object, add: Callable[[str, object], Json]) -> Json
 
 
 def value_of(kind: str, body: Json, value: Callable[[Json], Any]) -> Any:
-    """Return what a tree of one of `KINDS` describes; `value` returns what a set's members' trees do.
+    """Return the value that a tree of one of `KINDS` describes; `value` does so for the members of a set.
 
-    `CheckpointCorrupt` for what no `to_tree` returned.
+    `CheckpointCorrupt` for a tree that `to_tree` does not produce.
     """
     try:
         if kind == "x":
@@ -74,7 +74,7 @@ def value_of(kind: str, body: Json, value: Callable[[Json], Any]) -> Any:
 
 
 def is_array(tree: Json) -> bool:
-    """Tell whether a tree is that of a tensor, or of an array, which stands in the text."""
+    """Return whether a tree is a tensor or an array stored in the text."""
     return isinstance(tree, dict) and "a" in tree
 
 

@@ -1,10 +1,10 @@
-"""The JSON beside the images: what each file holds, and the digests that prove it.
+"""The manifests: JSON beside the images that lists the contents of each file and the digests that prove it.
 
-A rank's manifest lists its tensors with the digest of every chunk, its header's digest and the
-tree of its state. The global manifest lists the ranks' manifests by digest, so that its own digest
-(in the catalog's record and in the COMMIT marker) stands for every byte of the checkpoint.
+A rank's manifest lists its tensors with the digest of every chunk, its header's digest and the tree of its state.
+The global manifest lists the ranks' manifests by digest. So its own digest (in the catalog's record and in the
+COMMIT marker) stands for every byte of the checkpoint.
 
-Readers ignore fields they do not know, and refuse a newer `version` than theirs.
+Readers ignore fields they do not know, and reject a newer `version` than theirs.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ __all__ = [
 ]
 
 VERSION: Final = 1
-"""That of every document: a newer one is of a newer release."""
+"""The version of every document; a newer one comes from a newer release."""
 _LIMITS: Final[Mapping[str, parsing.Limits]] = {
     "strata-rank-manifest": parsing.MANIFEST,
     "strata-manifest": parsing.MANIFEST,
     "strata-uses": parsing.LIST,
 }
-"""Of the others it is `NOTE`."""
+"""The parsing limits of each kind of document; other kinds have `NOTE`."""
 GLOBAL_NAME: Final = "manifest.json"
 MAX_RANKS: Final = 1_000_000
 _MAX_HEADER_BYTES: Final = 8 + parsing.HEADER.size_bytes
-"""What safetensors reads of a file at most before its tensors: the header's length, and the header."""
+"""The most that safetensors reads of a file before its tensors: the header's length, and the header."""
 
 
 def image_name(rank: int) -> str:
@@ -72,7 +72,7 @@ def rank_manifest_name(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Which save a manifest belongs to."""
+    """The save to which a manifest belongs."""
 
     step: int
     generation: int
@@ -84,10 +84,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankManifest:
-    """What one rank saved.
+    """The contents of one rank's part.
 
-    `files` are the images of earlier attempts that tensors have chunks in. `mesh` is the rank's
-    place in the partitioning: (index, size) by the name of each dimension, such as dp, tp, pp.
+    `files` are the images of earlier attempts to which tensors refer. `mesh` is the rank's place in the
+    partitioning: (index, size) by the name of each dimension, such as dp, tp, pp.
     """
 
     identity: Identity
@@ -135,7 +135,7 @@ class RankManifest:
             tensors = {
                 name: TensorEntry.from_json(entry, sizes=sizes) for name, entry in body["tensors"].items()
             }
-            _check_room(tensors, sizes)
+            _check_no_overlap(tensors, sizes)
             for tree in (body["tree"], body["rng"]):
                 check_tree(tree)
             return cls(
@@ -166,9 +166,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A whole checkpoint. `predecessor` is (step, generation, attempt) of the one before it.
+    """A whole checkpoint. `predecessor` is (step, generation, attempt) of the previous one.
 
-    `uses` are the folders, beside this one, of the attempts whose images have chunks of it.
+    `uses` are the folders, beside this one, of the attempts to whose images it refers.
     """
 
     identity: Identity
@@ -214,7 +214,7 @@ class Manifest:
         body = read_document("strata-manifest", data, what=what)
         with as_corrupt(what):
             identity = _identity(body)
-            # what says a world of 10^12 has to name as many
+            # allocates nothing for a claimed world of 10^12: the document must list as many ranks
             if len(body["ranks"]) != identity.world_size:
                 raise ValueError(f"it is of {identity.world_size} ranks, and names {len(body['ranks'])}")
             return cls(
@@ -229,11 +229,11 @@ class Manifest:
 
 
 def model_hash(manifests: Sequence[RankManifest]) -> str:
-    """Return a fingerprint of the weights: equal for equal tensors, whenever they were saved.
+    """Return a fingerprint of the weights: equal for equal tensors, no matter when they were saved.
 
-    It covers the tensors below the key `model`; when there is none, every tensor of the state. Of
-    the tensors that each rank has to itself those of rank 0 count; of sharded ones every part does,
-    so that another partitioning has another fingerprint.
+    It covers the tensors below the key `model`, or every tensor of the state if there are none. Of tensors that
+    each rank has to itself, only those of rank 0 count. Of sharded tensors every part counts, so another
+    partitioning has another fingerprint.
     """
     found = {name: entry for name, entry in manifests[0].tensors.items() if entry.shard is None}
     for manifest in manifests:
@@ -254,9 +254,9 @@ def model_hash(manifests: Sequence[RankManifest]) -> str:
 
 
 def read_document(kind: str, data: bytes, *, what: str) -> dict[str, Any]:
-    """Return the JSON object of this kind; `CheckpointCorrupt` when it is none.
+    """Return the JSON object if it is a document of this kind; else `CheckpointCorrupt`.
 
-    `CheckpointError` when a newer version of Strata wrote it.
+    `CheckpointError` if a newer version of Strata wrote it.
     """
     with as_corrupt(what):
         body = parsing.json_object(data, _LIMITS.get(kind, parsing.NOTE))
@@ -272,12 +272,12 @@ def read_document(kind: str, data: bytes, *, what: str) -> dict[str, Any]:
 
 
 def sealed(body: Mapping[str, Json]) -> bytes:
-    """Return a document that holds its own digest, as nothing else holds one of it."""
+    """Return a document that contains its own digest, for documents whose digest is recorded nowhere else."""
     return json.dumps({**body, "self": digest(json.dumps(body).encode())}).encode()
 
 
 def unsealed(data: bytes, limits: parsing.Limits, *, what: str) -> dict[str, Any]:
-    """Return what `sealed` was given; `CheckpointCorrupt` when it is not as it was written."""
+    """Return the body that `sealed` was given; `CheckpointCorrupt` if its bytes have changed."""
     with as_corrupt(what):
         body = parsing.json_object(data, limits)
         if body.pop("self", None) != digest(json.dumps(body).encode()):
@@ -286,13 +286,13 @@ def unsealed(data: bytes, limits: parsing.Limits, *, what: str) -> dict[str, Any
 
 
 def read_sealed(kind: str, data: bytes, *, what: str) -> dict[str, Any]:
-    """Return the JSON object of this kind, like `read_document`, of a document that is sealed."""
+    """Return the JSON object like `read_document`, after verifying the digest that the document contains."""
     unsealed(data, _LIMITS.get(kind, parsing.NOTE), what=what)
     return read_document(kind, data, what=what)
 
 
 def read_object(storage: Storage, name: str) -> bytes:
-    """Return a document's bytes; `CheckpointCorrupt` when there is something else under its name."""
+    """Return a document's bytes; `CheckpointCorrupt` if something else than an object has its name."""
     try:
         return storage.read(name)
     except NotAnObject as error:
@@ -300,13 +300,13 @@ def read_object(storage: Storage, name: str) -> bytes:
 
 
 def predecessor_of(body: Mapping[str, Any]) -> tuple[int, int, str] | None:
-    """Return the (step, generation, attempt) that a document names as the one before; None for none."""
+    """Return the document's predecessor as (step, generation, attempt), or None."""
     before = body["predecessor"]
     return (whole(before[0]), whole(before[1]), file_name(before[2])) if before else None
 
 
 def _write(kind: str, body: dict[str, Json]) -> bytes:
-    """Return the bytes of a document; `CheckpointError` for one that nobody would read."""
+    """Return the bytes of a document; `CheckpointError` if it exceeds the limits of readers."""
     document = {"format": kind, "version": VERSION, **body}
     data = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     try:
@@ -335,7 +335,7 @@ def _identity(body: Mapping[str, Any]) -> Identity:
 
 
 def _part(rank: int, body: Mapping[str, Any]) -> Part:
-    """Return the part of that rank; each has a manifest of its own, so that none is read twice."""
+    """Return the part of `rank`; each rank has its own manifest, so that none is read twice."""
     found = Part(
         rank=whole(body["rank"]),
         manifest=file_name(body["manifest"]),
@@ -353,8 +353,8 @@ def _image_ref(body: Sequence[Any]) -> ImageRef:
     return ImageRef(folder=file_name(folder), image=file_name(image), size_bytes=whole(size_bytes))
 
 
-def _check_room(tensors: Mapping[str, TensorEntry], sizes: Sequence[int]) -> None:
-    """Return if each byte of the files can be one tensor's alone; `ValueError` where some would count several times."""
+def _check_no_overlap(tensors: Mapping[str, TensorEntry], sizes: Sequence[int]) -> None:
+    """Raise `ValueError` if the tensors take more bytes than the files have, so that some bytes count twice."""
     taken = sum(entry.located_bytes for entry in tensors.values())
     if taken > sum(sizes):
         raise ValueError(f"its tensors take {taken} bytes of files that have {sum(sizes)}")
@@ -362,7 +362,7 @@ def _check_room(tensors: Mapping[str, TensorEntry], sizes: Sequence[int]) -> Non
 
 @contextlib.contextmanager
 def as_corrupt(what: str) -> Iterator[None]:
-    """Turn what a malformed document makes Python raise into `CheckpointCorrupt`."""
+    """Turn the exceptions that Python raises for a malformed document into `CheckpointCorrupt`."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:

@@ -1,8 +1,8 @@
-"""The COMMIT marker: by it storage knows, alone, that a checkpoint is committed.
+"""The COMMIT marker: it proves in storage, without the catalog, that a checkpoint is committed.
 
-It is made once, after the catalog committed, by whoever comes first; its bytes follow from the
-manifest, so that all who try write the same. It counts only together with the manifest, the
-ranks' manifests and every image.
+It is written once, after the catalog committed, by the first rank or restore to do so. Its bytes follow from the
+manifest, so all writers write the same ones. It counts only together with the manifest, the ranks' manifests and
+every image.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME: Final = "COMMIT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """What a marker says."""
+    """The contents of a marker."""
 
     step: int
     generation: int
@@ -68,7 +68,7 @@ class Marker:
 
 
 def write_marker(storage: Storage, folder: str, manifest: Manifest, manifest_digest: str) -> None:
-    """Make sure that the marker exists; it may have been made by another rank."""
+    """Ensure that the marker exists; another rank may have written it."""
     marker = Marker(
         step=manifest.identity.step,
         generation=manifest.identity.generation,
@@ -82,13 +82,13 @@ def write_marker(storage: Storage, folder: str, manifest: Manifest, manifest_dig
     except StorageError as error:
         if not error.transient or not storage.exists(name):
             raise
-        made = False  # a full disk refuses to write what is there, too
+        made = False  # a full disk fails the call even if the object exists
     if not made and read_object(storage, name) != data:
         raise CheckpointCorrupt(f"{name} names another checkpoint than the one beside it")
 
 
 def read_manifest(storage: Storage, folder: str, manifest_digest: str) -> Manifest:
-    """Return the global manifest if it is the one that was committed; else `CheckpointCorrupt`."""
+    """Return the global manifest if it has the committed digest; else `CheckpointCorrupt`."""
     name = f"{folder}/{GLOBAL_NAME}"
     return Manifest.from_bytes(read_named(storage, name, manifest_digest), what=name)
 
@@ -96,7 +96,7 @@ def read_manifest(storage: Storage, folder: str, manifest_digest: str) -> Manife
 def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> list[RankManifest]:
     """Return every rank's manifest, verified.
 
-    `CheckpointCorrupt` also when an image is not there, be it one of an earlier attempt.
+    `CheckpointCorrupt` also if an image is missing, including those of earlier attempts.
     """
     manifests = []
     elsewhere: dict[str, int] = {}
@@ -111,13 +111,13 @@ def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> li
 
 
 def read_rank_manifest(storage: Storage, folder: str, part: Part) -> RankManifest:
-    """Return one rank's manifest if it is the one that was committed; else `CheckpointCorrupt`."""
+    """Return one rank's manifest if it has the committed digest; else `CheckpointCorrupt`."""
     name = f"{folder}/{part.manifest}"
     return RankManifest.from_bytes(read_named(storage, name, part.digest), what=name)
 
 
 def read_marker(storage: Storage, folder: str) -> Marker | None:
-    """Return what the marker says; None when there is none; `CheckpointCorrupt` when it is not whole."""
+    """Return the marker, or None if there is none; `CheckpointCorrupt` if it is damaged."""
     name = f"{folder}/{NAME}"
     try:
         return Marker.from_bytes(read_object(storage, name), what=name)
@@ -128,7 +128,7 @@ def read_marker(storage: Storage, folder: str) -> Marker | None:
 def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
     """Return the manifest and its digest if storage alone proves `folder` to be committed.
 
-    None without a marker; `CheckpointCorrupt` when there is one and anything is amiss.
+    None without a marker; `CheckpointCorrupt` if there is one and anything else is missing or damaged.
     """
     marker = read_marker(storage, folder)
     if marker is None:
@@ -139,7 +139,7 @@ def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
 
 
 def read_named(storage: Storage, name: str, named: str) -> bytes:
-    """Return a document if it has the digest that it is named by."""
+    """Return a document if it has the digest `named`; else `CheckpointCorrupt`."""
     with proving(name):
         data = storage.read(name)
     if named_digest(data) != named:
@@ -148,7 +148,7 @@ def read_named(storage: Storage, name: str, named: str) -> bytes:
 
 
 def check_size(storage: Storage, name: str, size_bytes: int) -> None:
-    """Return if the object is there and has that size; else `CheckpointCorrupt`."""
+    """Raise `CheckpointCorrupt` unless the object exists with that size."""
     with proving(name):
         found = storage.size(name)
     if found != size_bytes:

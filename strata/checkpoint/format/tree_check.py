@@ -1,7 +1,7 @@
-"""The tree of a state, as somebody else may have written it: looked at before anything is made of it.
+"""Validation of a state's tree, which may come from elsewhere, before anything is built from it.
 
-What this lets through, `unflatten` and all that walks a tree can walk: every node is of a kind that there is, with the
-parts that its kind has, and containers lie no deeper than they can be saved.
+`unflatten` and every other function that walks a tree can walk a validated one: every node is of a known kind with
+the parts of its kind, and containers are no deeper than they can be saved.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _NODES: Final = frozenset({dict, list})
 _FLOATS: Final = frozenset({"nan", "inf", "-inf"})
 _DTYPE: Final = re.compile(r"[a-z]{1,10}[0-9]{0,3}\Z")
 _LONGEST_SCALAR: Final = 64
-"""Of a NumPy scalar, in hexadecimal digits: a complex one of long doubles has 32 bytes."""
+"""For NumPy scalars, in hexadecimal digits: a complex of long doubles has 32 bytes."""
 
 
 def check_tree(tree: Json) -> None:
-    """Return if `tree` is one that a state can have; `ValueError` otherwise."""
+    """Raise `ValueError` unless a state can have this tree."""
     for _level in _levels(tree):
-        pass  # each is looked at on the way to the next
+        pass  # `_levels` checks each level
 
 
 def names_in(tree: Json) -> Iterator[str]:
-    """Yield the names of the tensors, and of the opaque bytes, that a tree refers to."""
+    """Yield the names of the tensors and of the opaque bytes to which a tree refers."""
     for level in _levels(tree):
         for node in level:
             for kind in ("t", "b"):
@@ -40,16 +40,16 @@ def names_in(tree: Json) -> Iterator[str]:
 
 
 def check_names(tree: Json, known: Collection[str]) -> None:
-    """Return if each tensor that a tree refers to is a known one; `ValueError` otherwise."""
+    """Raise `ValueError` if a tree refers to a tensor that is not in `known`."""
     for name in names_in(tree):
         if name not in known:
             raise ValueError(f"it refers to {shown(name)}, which it does not hold")
 
 
 def with_json(tree: Json, texts: Mapping[str, Bytes]) -> Json:
-    """Return the tree with the values that `texts` are, for opaque bytes of these names that are JSON."""
+    """Return the tree with each opaque value whose bytes (in `texts`, by name) are JSON replaced by that value."""
     if isinstance(tree, dict) and tree.get("b") in texts:
-        with contextlib.suppress(ValueError):  # pickled by torch's own planner: bytes they stay
+        with contextlib.suppress(ValueError):  # pickled by torch's own planner: stays opaque bytes
             return _plain_tree(bytes(texts[tree["b"]]))
         return tree
     if isinstance(tree, dict):
@@ -62,7 +62,7 @@ def with_json(tree: Json, texts: Mapping[str, Bytes]) -> Json:
 
 
 def _plain_tree(data: bytes) -> Json:
-    """Return the tree that a plain value of DCP is, as JSON; `ValueError` for what is none, or refers to tensors."""
+    """Return the tree of a plain value of DCP in JSON; `ValueError` if it is none or refers to tensors."""
     tree = json_value(data, PLAIN)
     try:
         check_tree(tree)
@@ -73,19 +73,19 @@ def _plain_tree(data: bytes) -> Json:
 
 
 def _levels(tree: Json) -> Iterator[list[Any]]:
-    """Yield what lies equally deep, plain values left out, from the outermost on; `ValueError` for what is none."""
+    """Yield the containers of each depth, from the outermost on, without plain values; `ValueError` for bad nodes."""
     level = [tree] if type(tree) in _NODES else []
     depth = 0
     while level:
         yield level
         level = [part for node in level for part in _parts(node) if type(part) in _NODES]
         depth += 1
-        if depth > MAX_DEPTH + 2:  # a leaf is a node, too, and so is the part of a scalar's
+        if depth > MAX_DEPTH + 2:  # a leaf is a node, too, and so is the part of a scalar
             raise ValueError(f"a tree lies more than {MAX_DEPTH} containers deep")
 
 
 def _parts(node: Any) -> Sequence[Json]:
-    """Return the trees within a node; `ValueError` for one that is none."""
+    """Return the trees within a node; `ValueError` if it is not a valid node."""
     if type(node) is list:
         raise ValueError("a list stands where a value is due")
     if "d" in node:
@@ -105,13 +105,13 @@ def _parts(node: Any) -> Sequence[Json]:
     if kind == "s" and _is_scalar(body):
         return ()
     if kind in inline.KINDS:
-        return ()  # `inline.value_of` looks at it
+        return ()  # `inline.value_of` validates it
     raise ValueError(f"a value of kind {shown(kind)} is none")
 
 
 def _items(node: dict[str, Any]) -> list[Json]:
     known = CLASSES.get(node["c"]) if isinstance(node.get("c"), str) else None
-    # only an ordered mapping has metadata: torch's modules tell their versions so
+    # only an ordered mapping has metadata: torch's modules store their versions there
     if known is None or node.keys() - {"d", "c"} - ({"m"} if known is not dict else set()):
         raise ValueError(f"a mapping is no {shown(node.get('c'))}")
     parts = [node["m"]] if "m" in node else []
@@ -124,7 +124,7 @@ def _items(node: dict[str, Any]) -> list[Json]:
 
 
 def _check_key(key: Any) -> None:
-    """Return if a key of a mapping is a number that JSON has not, or a tuple of plain values."""
+    """Raise `ValueError` unless a mapping's key is a number that JSON lacks, or a tuple of plain values."""
     if type(key) is dict and len(key) == 1:
         if type(key.get("u")) is list:
             for part in key["u"]:

@@ -1,8 +1,8 @@
-"""`uses.json`: the attempts whose images another one uses, said in its folder from its begin on.
+"""`uses.json`: the attempts to whose images an attempt refers, in its folder from its beginning on.
 
-Without coordinators there is no catalog to refer in. Whoever deletes a checkpoint looks at what all
-attempts say, those under way included. It holds a digest of itself: a name that was misread would
-let something go that is needed.
+Without coordinators no catalog records references. A process that deletes a checkpoint reads the `uses.json` of
+all attempts, including those in progress. The document contains its own digest, because a misread name would let
+needed images be deleted.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ NAME: Final = "uses.json"
 
 
 def write_uses(storage: Storage, folder: str, uses: Collection[str]) -> None:
-    """Say that the attempt in `folder` uses images in these folders beside it."""
+    """Record that the attempt in `folder` refers to images in these folders beside it."""
     body = {"format": "strata-uses", "version": VERSION, "folders": sorted(uses)}
     put(storage, f"{folder}/{NAME}", sealed(body))
 
 
 def forget_uses(storage: Storage, folder: str) -> None:
-    """Take it back, and the folder with it, which has nothing else yet."""
+    """Remove the record and the folder, which has nothing else yet."""
     storage.delete(f"{folder}/{NAME}")
     storage.delete_folder(folder)
 
 
 def read_uses(storage: Storage, folder: str) -> frozenset[str]:
-    """Return the folders that the attempt in `folder` uses: none, unless it or its proven manifest says so.
+    """Return the folders to which the attempt in `folder` refers, by its record or its proven manifest.
 
-    `CheckpointCorrupt` when it says it illegibly, and no manifest that is proven says it either.
+    `CheckpointCorrupt` if the record is damaged and no proven manifest replaces it.
     """
     name = f"{folder}/{NAME}"
     try:
@@ -52,8 +52,8 @@ def read_uses(storage: Storage, folder: str) -> frozenset[str]:
 
 
 def _of_manifest(storage: Storage, folder: str) -> frozenset[str]:
-    """Return what a committed attempt uses that does not say it: a Full nothing; or it was lost."""
-    with contextlib.suppress(CheckpointCorrupt):  # then nothing of it can be read, whatever it uses
+    """Return the references of an attempt without a record, by its manifest: a Full, or the record was lost."""
+    with contextlib.suppress(CheckpointCorrupt):  # an unreadable attempt needs no images
         marker = read_marker(storage, folder)
         if marker is not None:
             return frozenset(read_manifest(storage, folder, marker.manifest_digest).uses)

@@ -1,4 +1,4 @@
-"""Restoring: every byte is proven before any is handed out.
+"""Restoring: every byte is verified before any is returned.
 
 Begin with `reader`, then `restore`. `verify` and `diff` read without restoring.
 """

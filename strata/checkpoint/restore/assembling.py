@@ -1,7 +1,7 @@
-"""Boxes of tensors put together from the parts that ranks have saved, every byte of them proven.
+"""Boxes of tensors assembled from the parts that ranks saved, with every byte verified.
 
-A part that a wish takes whole, and in one run, is read where it is wanted. Of any other the chunks
-that it lies in are read aside, proven, and what is wanted is copied out.
+A part that is needed whole, as one consecutive run of the result, is read straight into its place. For any other
+part, the chunks that contain the needed bytes are read into separate memory, verified, and the bytes copied out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """A box of one rank's part, and where it goes in what is put together."""
+    """A box of one rank's part, and its place in the assembled tensor."""
 
     rank: int
     name: str
@@ -40,7 +40,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A tensor of `shape` that is wanted, and what it consists of."""
+    """A tensor of `shape` to be assembled, and the boxes of which it consists."""
 
     shape: Shape
     item_bytes: int
@@ -51,12 +51,12 @@ class Wish:
         return math.prod(self.shape) * self.item_bytes
 
 
-def wish(name: str, tensor: GlobalTensor, wanted: Box) -> Wish:
-    """Return what `wanted` consists of; `CheckpointError`, naming the tensor, when it lies outside."""
-    found = sources(wanted, [piece.box for piece in tensor.pieces])
-    if found is None or not wanted.fits(tensor.shape):
+def wish(name: str, tensor: GlobalTensor, requested: Box) -> Wish:
+    """Return the boxes of which `requested` consists; `CheckpointError`, naming the tensor, if it lies outside."""
+    found = sources(requested, [piece.box for piece in tensor.pieces])
+    if found is None or not requested.fits(tensor.shape):
         raise CheckpointError(
-            f"{name} is {tensor.spec}, which has no {list(wanted.shape)} at {list(wanted.offsets)}"
+            f"{name} is {tensor.spec}, which has no {list(requested.shape)} at {list(requested.offsets)}"
         )
     takes = []
     for number, common in found:
@@ -66,14 +66,14 @@ def wish(name: str, tensor: GlobalTensor, wanted: Box) -> Wish:
                 rank=piece.rank,
                 name=piece.name,
                 source=common.within(piece.box),
-                into=common.within(wanted),
+                into=common.within(requested),
             )
         )
-    return Wish(shape=wanted.shape, item_bytes=DTYPES[tensor.spec.dtype].item_bytes, takes=tuple(takes))
+    return Wish(shape=requested.shape, item_bytes=DTYPES[tensor.spec.dtype].item_bytes, takes=tuple(takes))
 
 
 class Assembler:
-    """Reads wishes out of the checkpoint in `folder`, whose ranks' manifests are proven already."""
+    """Assembles wishes from the checkpoint in `folder`, whose ranks' manifests are verified already."""
 
     def __init__(
         self,
@@ -90,16 +90,16 @@ class Assembler:
         self._places: dict[int, Mapping[str, Sequence[ChunkPlace]]] = {}
 
     def read(self, wishes: Mapping[Key, Wish], *, arena: Arena | None = None) -> dict[Key, memoryview]:
-        """Return the bytes of each tensor that is wished for; in the arena, if one is given.
+        """Return the bytes of each requested tensor; in the arena, if one is given.
 
-        `CheckpointCorrupt`, naming the file and the tensor, when a byte differs from what was saved.
+        `CheckpointCorrupt`, naming the file and the tensor, if a byte differs from the saved one.
         """
         layout = _Memory()
         begins = {key: layout.take(one.size_bytes) for key, one in wishes.items()}
         reads = [
             self._plan(one, take, begins[key], layout) for key, one in wishes.items() for take in one.takes
         ]
-        # inherited: an object may keep a tensor that lies here, and be used in a forked worker
+        # inherited: an object may keep a tensor in this memory, and a forked worker may use it
         size_bytes = layout.size_bytes
         memory = allocate(size_bytes, inherited=True) if arena is None else arena.take(size_bytes)
         chunks = [chunk for read in reads for chunk in self._chunks(read)]
@@ -110,7 +110,7 @@ class Assembler:
         return {key: memory[begin : begin + wishes[key].size_bytes] for key, begin in begins.items()}
 
     def _plan(self, wish: Wish, take: Take, begin: int, layout: _Memory) -> _Read:
-        """Return which chunks are read, and where to."""
+        """Return the chunks to read, and their place in memory."""
         spec = self._manifests[take.rank].tensors[take.name].spec
         item = wish.item_bytes
         first, end = take.source.hull(spec.shape)
@@ -155,7 +155,7 @@ class Assembler:
 
 @dataclass(slots=True)
 class _Memory:
-    """Room that is given out from the start of a page on, so that direct I/O can fill it."""
+    """An allocator of page-aligned positions in memory, so that direct I/O can fill it."""
 
     size_bytes: int = 0
 
@@ -167,9 +167,9 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """Chunks of one part, which has `shape`, from number `first` on, and where in memory they are read to.
+    """Chunks of one part of `shape`, from number `first` on, and the position in memory to which they are read.
 
-    That is where they are wanted, or `aside`: then `copy` brings what is wanted of them to the tensor at `begin`.
+    That is their final place, or separate memory if `aside`: then `copy` copies the box to the tensor at `begin`.
     """
 
     wish: Wish
@@ -208,7 +208,7 @@ def copy_strided(
     shape: Shape,
     item_bytes: int,
 ) -> None:
-    """Copy a box of `shape` within `memory`; strides are in bytes, and the two do not overlap."""
+    """Copy a box of `shape` within `memory`; strides are in bytes, and source and target do not overlap."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         dtype = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}[item_bytes]

@@ -1,7 +1,7 @@
-"""What differs between two checkpoints, by their manifests alone: no tensor is read.
+"""The differences between two checkpoints, by their manifests alone: no tensor is read.
 
-Tensors are compared by name, dtype, shape and the digests of their chunks, so that of two tensors
-of one shape it is known which chunks of 8 MiB differ. Plain values are compared by their path.
+Tensors are compared by name, dtype, shape and the digests of their chunks. So for two tensors of the same shape,
+the differing chunks of 8 MiB are known. Plain values are compared by their path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCALARS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedTensor:
-    """A tensor that both have. `chunks` is None when they are of another shape or dtype."""
+    """A tensor in both checkpoints. `chunks` is None if the shapes or dtypes differ."""
 
     name: str
     before: str
@@ -44,7 +44,7 @@ class ChangedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedValue:
-    """A plain value that is not the same; None stands for none."""
+    """A plain value that differs; None if a checkpoint does not have it."""
 
     path: str
     before: str | None
@@ -53,7 +53,7 @@ class ChangedValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How one rank's part of a checkpoint differs from its part of another."""
+    """The differences between one rank's parts of two checkpoints."""
 
     removed: tuple[str, ...]
     added: tuple[str, ...]
@@ -65,7 +65,7 @@ class Difference:
 
 
 def compare(before: RankManifest, after: RankManifest) -> Difference:
-    """Return what is different in `after`; names are in the order of the image."""
+    """Return the differences of `after` from `before`; names are in the order of the image."""
     shared = [name for name in after.tensors if name in before.tensors]
     pairs = [(name, before.tensors[name], after.tensors[name]) for name in shared]
     changed = tuple(_changed(*pair) for pair in pairs if _content(pair[1]) != _content(pair[2]))
@@ -83,14 +83,14 @@ def compare(before: RankManifest, after: RankManifest) -> Difference:
 
 
 def _content(entry: TensorEntry) -> object:
-    """Return what two equal tensors share, whichever library they were saved from."""
+    """Return a key that is equal for equal tensors, no matter from which library they were saved."""
     return entry.spec.dtype, entry.spec.shape, entry.chunks
 
 
 def _changed(name: str, before: TensorEntry, after: TensorEntry) -> ChangedTensor:
-    alike = (before.spec.dtype, before.spec.shape) == (after.spec.dtype, after.spec.shape)
+    comparable = (before.spec.dtype, before.spec.shape) == (after.spec.dtype, after.spec.shape)
     number, changed_bytes = None, after.spec.size_bytes
-    if alike:
+    if comparable:
         differ = [
             i for i, pair in enumerate(zip(before.chunks, after.chunks, strict=True)) if pair[0] != pair[1]
         ]
@@ -113,7 +113,7 @@ def _changed_values(before: RankManifest, after: RankManifest) -> Iterator[Chang
 
 
 def plain_values(tree: Json) -> Iterator[tuple[str, str]]:
-    """Yield (path, value as text) for everything in a state that is no tensor."""
+    """Yield (path, value as text) for every leaf of a state that is not a tensor."""
     for path, leaf in leaves(tree):
         if named_by(leaf) is None:
             yield path, _text(leaf)

@@ -1,7 +1,7 @@
-"""The tensors of the whole training, put together from what the ranks' manifests say of their parts.
+"""The tensors of the whole training, assembled from the parts in the ranks' manifests.
 
-A part is named by its rank and by its name in that rank's manifest. Several ranks may hold the same
-box: then their entries have the same digests, and the chunks of each are found through all of them.
+A part is named by its rank and by its name in that rank's manifest. Several ranks may hold the same box: then their
+entries have the same digests, and any of them may locate a chunk of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalTensor:
-    """What a tensor is as a whole, and the boxes that it was saved in, each once."""
+    """The spec of a whole tensor, and the boxes in which it was saved, each once."""
 
     spec: TensorSpec
     pieces: tuple[Piece, ...]
@@ -38,10 +38,9 @@ class GlobalTensor:
 
 
 def global_tensors(manifests: Sequence[RankManifest]) -> dict[str, GlobalTensor]:
-    """Return the tensors that ranks saved parts of, by their names.
+    """Return the tensors that were saved in parts, by their names.
 
-    `CheckpointError`, naming the tensor, when the parts are not those of one tensor, overlap, or
-    leave something out.
+    `CheckpointError`, naming the tensor, if the parts belong to different tensors, overlap, or leave a gap.
     """
     specs: dict[str, TensorSpec] = {}
     pieces: dict[str, dict[Box, Piece]] = {}
@@ -70,7 +69,7 @@ def global_tensors(manifests: Sequence[RankManifest]) -> dict[str, GlobalTensor]
 
 
 def part_of(name: str, entry: TensorEntry) -> tuple[str, TensorSpec, Box] | None:
-    """Return the tensor that an entry is a part of: its name, its spec, and which box; None for a whole."""
+    """Return the tensor of which an entry is a part, as name, spec and box; None if it is no part."""
     shard = entry.shard
     if shard is None:
         return None
@@ -79,9 +78,9 @@ def part_of(name: str, entry: TensorEntry) -> tuple[str, TensorSpec, Box] | None
 
 
 def check_replicas(manifests: Sequence[RankManifest]) -> None:
-    """Raise `CheckpointError`, naming the tensor, unless all ranks have the same of what is replicated.
+    """Raise `CheckpointError`, naming the tensor, unless all ranks have equal values of replicated tensors.
 
-    Also when no rank has written a part of it: they did not all hold the same tensors.
+    Also raise it if no rank has written some chunk: then the ranks did not hold the same tensors.
     """
     for key, holders in _replicated(manifests).items():
         name, (first, entry) = key[0], holders[0]
@@ -109,7 +108,7 @@ def check_replicas(manifests: Sequence[RankManifest]) -> None:
 def _replicated(
     manifests: Sequence[RankManifest],
 ) -> Mapping[tuple[str, Shape], list[tuple[int, TensorEntry]]]:
-    """Return who holds each replicated tensor, or box of one."""
+    """Return the holders of each replicated tensor, or box of one."""
     holders: dict[tuple[str, Shape], list[tuple[int, TensorEntry]]] = {}
     for rank, manifest in enumerate(manifests):
         for name, entry in manifest.tensors.items():
@@ -120,7 +119,7 @@ def _replicated(
 
 
 def wholes(manifest: RankManifest) -> Iterator[tuple[str, TensorEntry]]:
-    """Yield the tensors of a rank's manifest that are no parts of others."""
+    """Yield the tensors of a rank's manifest that are not parts of others."""
     for name, entry in manifest.tensors.items():
         if entry.shard is None:
             yield name, entry

@@ -1,11 +1,10 @@
-"""Reading a checkpoint back: every byte is proven before any is handed out.
+"""Reading a checkpoint: every byte is verified before any is returned.
 
-The chain of proof: the catalog's record (or the marker) has the digest of the global manifest,
-that has the digests of the ranks' manifests, and those have the digest of each header and of each
-chunk of each tensor.
+The chain of proof: the catalog's record (or the marker) has the digest of the global manifest. That has the digests
+of the ranks' manifests, and those have the digest of each header and of each chunk of each tensor.
 
-A world of another size: a rank that the saving world had too gets its own part; one beyond it gets
-rank 0's, as far as all ranks had saved the same there.
+In a world of another size, a rank that the saving world had, too, gets its own part. A rank beyond that gets
+rank 0's part, except for values that differed between the saving ranks.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from strata.checkpoint.storage.sink import Storage
 from strata.errors import CheckpointCorrupt, CheckpointError
 
 Lend = Callable[[int], memoryview]
-"""Gives memory of that size, to be held as long as anything read into it is used."""
+"""Returns memory of that size, to be held as long as anything read into it is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A rank's part, verified. `differing` are paths whose values differ between the ranks.
+    """A rank's part, verified. `differing` are the paths whose values differ between the ranks.
 
-    They are named only for a rank that the saving world did not have; it has no part of its own.
+    It is set only for a rank that the saving world did not have, and which so has no part of its own.
     """
 
     manifest: Manifest
@@ -49,11 +48,11 @@ class Loaded:
     differing: tuple[str, ...] = field(default=())
 
     def check_known(self, keys: Collection[str], of_rank_0: Collection[str], *, rank: int) -> None:
-        """Raise `CheckpointError` if what `rank` is to restore of these keys differed between the ranks."""
+        """Raise `CheckpointError` if a value that `rank` is to restore of these keys differed between the ranks."""
         identity = self.manifest.identity
         for path in self.differing:
-            wanted = path.partition(".")[0] in keys or path in keys
-            if wanted and not _is_under(path, of_rank_0):
+            is_requested = path.partition(".")[0] in keys or path in keys
+            if is_requested and not _is_under(path, of_rank_0):
                 raise CheckpointError(
                     f"{path} differs between the {identity.world_size} ranks that saved step {identity.step},"
                     f" so rank {rank} has no value for it",
@@ -71,11 +70,11 @@ def load(
     state: Mapping[Any, Any] | None = None,
     lend: Lend | None = None,
 ) -> Loaded:
-    """Return the part of the checkpoint in `folder` for `rank`, in memory that `lend` has, or in fresh.
+    """Return the part of the checkpoint in `folder` for `rank`, in memory from `lend`, or in new memory.
 
-    Of the tensors that ranks have saved parts of, what `state` wants is read, whoever wrote it; all
-    of each when no state is given. `CheckpointCorrupt`, naming the file and the tensor, when a byte
-    differs from what was saved: it holds nothing of what was read, so another copy takes no more memory.
+    Of the tensors saved in parts, those in `state` are read, from any rank's image; without `state`, all of them,
+    whole. `CheckpointCorrupt`, naming the file and the tensor, if a byte differs from the saved one. The error
+    refers to no memory of this read, so that reading another copy next takes no more memory.
     """
     try:
         return _load(storage, folder, manifest_digest, rank, threads, state, lend)
@@ -112,15 +111,15 @@ def _load(
 
 
 def tensors_of(folder: str, manifests: Sequence[RankManifest]) -> dict[str, GlobalTensor]:
-    """Return the tensors that ranks saved parts of; `CheckpointCorrupt` where the parts do not fit together."""
+    """Return the tensors that were saved in parts; `CheckpointCorrupt` if the parts do not fit together."""
     try:
         return global_tensors(manifests)
-    except CheckpointError as error:  # it was looked at before the checkpoint was committed
+    except CheckpointError as error:  # rank 0 checked this before the commit, so the manifests are damaged
         raise CheckpointCorrupt(f"{folder}: {error.message}", hint=error.hint) from error
 
 
 def check_refers(folder: str, manifest: RankManifest, tensors: Collection[str]) -> None:
-    """Return if a rank's state refers to tensors that there are; `tensors` are those of all ranks together."""
+    """Raise `CheckpointCorrupt` if a rank's state refers to a tensor that is neither in `tensors` nor its own."""
     known = {*tensors, *(name for name, _ in wholes(manifest))}
     with as_corrupt(f"{folder}/{rank_manifest_name(manifest.rank)}"):
         for tree in (manifest.tree, manifest.rng):
@@ -167,7 +166,7 @@ def _read_image(
             )
     read_chunks(storage, memory, chunks, threads=threads)
     if lend is None:
-        # an object may keep a tensor that lies here, and be used in a forked worker
+        # an object may keep a tensor in this memory, and a forked worker may use it
         keep_in_children(memory)
     return Saved(tree=manifest.tree, rng=manifest.rng, specs=specs, data=data)
 
@@ -175,7 +174,7 @@ def _read_image(
 def _with_parts(
     saved: Saved, assembler: Assembler, tensors: Mapping[str, GlobalTensor], state: Mapping[Any, Any] | None
 ) -> Saved:
-    """Return what was saved with the tensors that were put together from the parts of all ranks."""
+    """Return `saved` with the tensors assembled from the parts of all ranks."""
     specs = {**saved.specs, **{name: tensor.spec for name, tensor in tensors.items()}}
     examples = wanted(saved.tree, state, specs) if state is not None else dict.fromkeys(specs)
     boxes: dict[str, tuple[Box, ...]] = {}
@@ -194,7 +193,7 @@ def _with_parts(
     whole = {name: next(iter(parts[name].values())) for name in parts if examples[name] is None}
     return replace(
         saved,
-        # bytes that are a part are what a planner of DCP made of a plain value
+        # bytes saved as a part are a plain value in the encoding of a planner of DCP
         tree=with_json(saved.tree, whole),
         specs=specs,
         data={**saved.data, **whole},
@@ -206,11 +205,11 @@ def _with_parts(
 def _in_memory(
     name: str, manifest: RankManifest, places: Mapping[str, Sequence[ChunkPlace]]
 ) -> tuple[dict[str, int], int]:
-    """Return where each tensor goes in memory, and how much that takes.
+    """Return the offset of each tensor in memory, and the size of that memory.
 
-    The header and the tensors that are whole in the image lie as there. Behind them are the others
-    in the order of their files, as far into a page as there: so neighbours are read together, and
-    past the page cache.
+    The header and the tensors that are whole in the image have their offsets in the image. The other tensors
+    follow in the order of their files, with the same offset within a page as there. So neighbours are read
+    together, and with direct I/O.
     """
     end = manifest.header_bytes
     offsets: dict[str, int] = {}
@@ -237,7 +236,7 @@ def _in_memory(
 
 
 def _is_under(path: str, keys: Collection[str]) -> bool:
-    """Tell whether `path` is one of `keys`, or lies below one."""
+    """Return whether `path` is one of `keys`, or below one."""
     while path not in keys:
         path, dot, _ = path.rpartition(".")
         if not dot:
@@ -246,7 +245,7 @@ def _is_under(path: str, keys: Collection[str]) -> bool:
 
 
 def differing(manifests: Sequence[RankManifest]) -> Iterator[str]:
-    """Yield the paths at which the ranks did not all save the same."""
+    """Yield the paths at which the ranks saved different values."""
     saved = [{path: _fingerprint(m, leaf) for path, leaf in leaves(m.tree)} for m in manifests]
     paths = {path: None for each in saved for path in each}
     for path in paths:
@@ -255,21 +254,21 @@ def differing(manifests: Sequence[RankManifest]) -> Iterator[str]:
 
 
 def _fingerprint(manifest: RankManifest, leaf: Json) -> object:
-    """Return what is equal for two ranks that saved the same."""
+    """Return a key that is equal for two ranks that saved equal values."""
     name = named_by(leaf)
     if name is None:
         return repr(leaf)
     entry = manifest.tensors.get(name)
-    # what is put together of the parts of all ranks is the same for each
+    # a tensor assembled from the parts of all ranks is the same for each
     return name if entry is None or entry.shard is not None else (entry.spec, entry.chunks)
 
 
 def texts_of_ranks(
     storage: Storage, folder: str, *, manifest_digest: str, path: Sequence[str]
 ) -> dict[int, str]:
-    """Return the text that each rank had at `path`, key below key; ranks without one are absent.
+    """Return the text that each rank saved at `path`, a list of nested keys; ranks without a text are absent.
 
-    `CheckpointCorrupt` when a manifest differs from what was committed.
+    `CheckpointCorrupt` if a manifest differs from the committed one.
     """
     manifest = read_manifest(storage, folder, manifest_digest)
     found = {}

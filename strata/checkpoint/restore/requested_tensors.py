@@ -1,9 +1,8 @@
-"""Which tensors of the whole training a state wants, and which of them it holds parts of only.
+"""Which tensors of the whole training a state needs, and of which it holds only parts.
 
-A restore walks the state that it is to fill beside the tree of the checkpoint. A tensor that is
-distributed in the state is read by the boxes that lie here; any other is read whole. An optimizer
-that has made no step yet has no tensors to go by: what has the shape of a parameter lies as that
-parameter does.
+A restore walks the state to be filled beside the tree of the checkpoint. A tensor that is distributed in the state is
+read by its local boxes; any other is read whole. An optimizer that has made no step yet has no tensors to compare
+with: a saved tensor with the shape of a parameter is distributed as that parameter.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from strata.checkpoint.snapshot.tensors import TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unborn:
-    """The state that an optimizer will have for a parameter."""
+    """The place of the state that an optimizer will have for a parameter after its first step."""
 
     parameter: Any
 
 
 def wanted(tree: Json, state: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-    """Return which of the tensors in `specs` the state wants: with an example of how it lies, or None.
+    """Return the tensors of `specs` that the state needs, each with an example of its distribution, or None.
 
-    None: it is wanted whole.
+    None: the tensor is needed whole.
     """
     found: dict[str, Any] = {}
     for name, target in _walk(tree, state, outermost=True):
@@ -42,7 +41,7 @@ def wanted(tree: Json, state: Any, specs: Mapping[str, TensorSpec]) -> dict[str,
 
 
 def _walk(tree: Json, target: Any, *, outermost: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield (tensor, what stands in its place) for each tensor of the tree, and for opaque bytes."""
+    """Yield (name, value in the target's place) for each tensor or opaque bytes of the tree."""
     if isinstance(tree, dict) and "b" in tree:
         yield tree["b"], None
         return
@@ -64,7 +63,7 @@ def _walk(tree: Json, target: Any, *, outermost: bool = False) -> Iterator[tuple
 
 
 def example_of(target: Any) -> Any:
-    """Return the state of an object as it is now, an optimizer's with what it will have."""
+    """Return an object's current state; for an optimizer, with placeholders for the state it will have."""
     state = target.state_dict()
     groups = getattr(target, "param_groups", None)
     if not isinstance(state, Mapping) or not isinstance(groups, list):

@@ -1,8 +1,8 @@
-"""Putting a saved state into the objects that train.
+"""Restoring a saved state into the trainer's objects.
 
-Everything is checked before anything is changed: keys, kinds, shapes and dtypes. Then tensors are
-copied in place, objects take their part by `load_state_dict`, and plain values are replaced in the
-dictionaries and lists that hold them.
+Everything is checked before anything is changed: keys, kinds, shapes and dtypes. Then tensors are copied in place,
+objects take their part by `load_state_dict`, and plain values are replaced in the dictionaries and lists that
+contain them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _KINDS: Final = {
 class Saved:
     """One rank's part of a checkpoint, read and verified.
 
-    `examples` has, for tensors that are to lie on several processes, one that lies so. Of those in
-    `boxes` only what this process holds of them was read.
+    `examples` has, for tensors to be distributed over several processes, a tensor with that distribution. Of the
+    tensors in `boxes`, only this process's boxes were read.
     """
 
     tree: Json
@@ -58,7 +58,7 @@ class Saved:
     examples: Mapping[str, Any] = field(default_factory=dict)
 
     def value(self, tree: Json, *, copied: bool = True) -> Any:
-        """Return what `tree`, a part of this checkpoint's, describes."""
+        """Return the value that `tree`, a part of this checkpoint's tree, describes."""
         return unflatten(tree, lambda name: self._tensor(name, copied=copied))
 
     def _tensor(self, name: str, *, copied: bool) -> Any:
@@ -78,10 +78,10 @@ class Saved:
 
 
 def restore_into(saved: Saved, state: MutableMapping[str, Any], *others: Saved) -> None:
-    """Restore what `state` has keys for, each from the first checkpoint that holds it.
+    """Restore each key of `state` from the first checkpoint that has it.
 
-    They may hold more. `CheckpointError`, naming the key, for what does not fit; nothing is
-    changed then.
+    A checkpoint may have more keys. `CheckpointError`, naming the key, for a value that does not fit; then nothing
+    is changed.
     """
     parts: dict[Any, tuple[Saved, Json]] = {}
     for source in reversed((saved, *others)):
@@ -105,7 +105,7 @@ def _parts(key: str, tree: Json) -> dict[Any, Json]:
     return dict(children(tree) or ())
 
 
-# -- before: does it fit? ---------------------------------------------------------------------
+# -- 1. check that everything fits ------------------------------------------------------------
 
 
 def _check(saved: Saved, key: str, target: Any, tree: Json) -> None:
@@ -143,7 +143,7 @@ def _check_sequence(saved: Saved, key: str, target: list[Any] | tuple[Any, ...],
 
 
 def _check_state(saved: Saved, key: str, here: Any, tree: Json) -> None:
-    """Compare tensors that an object has already with those it shall load; the rest is its own."""
+    """Check the tensors that an object has already against the saved ones; leave the rest to the object."""
     if is_distributed(here) or spec_of(key, here) is not None:
         if not _is_tensor(tree):
             raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a tensor here")
@@ -168,11 +168,11 @@ def _check_tensor(key: str, target: Any, spec: TensorSpec, *, written: bool = Tr
         raise CheckpointError(f"{key} was saved as {spec}, and is {here.spec} here")
 
 
-# -- then: change it --------------------------------------------------------------------------
+# -- 2. change it -----------------------------------------------------------------------------
 
 
 def _merge(saved: Saved, key: str, target: Any, tree: Json) -> Any:
-    """Return what stands under `key` from now on: `target`, changed in place where it can be."""
+    """Return the new value under `key`: `target`, changed in place if possible."""
     if target is None:
         return saved.value(tree)
     if _is_tensor(tree):
@@ -207,14 +207,14 @@ def _merge_tensor(saved: Saved, key: str, target: Any, name: str) -> Any:
         own = replace(spec, shape=part.box.shape)
         if boxes is not None:
             copy_in(key, part.value, own, boxes[part.box])
-        else:  # the whole was read, for another place that it stands in as well
+        else:  # the whole tensor was read, because it is needed whole in another place of the state
             whole = build(key, spec, saved.data[name], copied=False)
             part.value.copy_(whole[part.box.slices()])
     return target
 
 
 def _copies(target: object) -> bool:
-    """A torch module copies what it loads; others may keep the tensors they are given."""
+    """Return whether a load copies: a torch module does; other objects may keep the given tensors."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(target, torch.nn.Module)
 
@@ -229,9 +229,9 @@ def _load(key: str, target: Any, state: Any) -> None:
 
 
 def _is_of_device(error: Exception) -> bool:
-    """Tell whether a device failed, or had no room: another try may find it well.
+    """Return whether a device failed or is out of memory, so that another try may succeed.
 
-    torch raises subclasses of RuntimeError then; a module's `load_state_dict` puts them into the text of one of its own.
+    torch then raises subclasses of RuntimeError; a module's `load_state_dict` quotes their text in its own error.
     """
     if not isinstance(error, RuntimeError):
         return False

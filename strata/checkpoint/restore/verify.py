@@ -1,7 +1,7 @@
-"""Reading a checkpoint without keeping it: is every byte the one that was saved?
+"""Verifying a checkpoint without restoring it: is every byte the saved one?
 
-A restore ends at the first byte that differs; here everything that is amiss is told, each file and
-tensor by its name. One buffer of 8 MiB is all the memory it takes, however large the checkpoint.
+A restore ends at the first byte that differs; a verification reports every problem with its file and tensor. It
+needs one buffer of 8 MiB, however large the checkpoint is.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from strata.checkpoint.storage.sink import Source, Storage, proving, unobserved
 from strata.errors import CheckpointCorrupt, CheckpointIncomplete
 
 MAX_PROBLEMS: Final = 1000
-"""How many are told one by one; a lost disk would make a million of them."""
+"""The most problems reported one by one; a lost disk would cause a million of them."""
 
 OnBytes = Callable[[int], None]
-"""Told how many more bytes were read."""
+"""Called with the number of further bytes read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What was found. `marked`: storage alone says that it is committed."""
+    """The result. `marked`: a marker proves in storage alone that the checkpoint is committed."""
 
     manifest: Manifest | None
     read_bytes: int
@@ -45,10 +45,10 @@ class Verification:
 def verify(
     storage: Storage, folder: str, *, manifest_digest: str | None, on_bytes: OnBytes = unobserved
 ) -> Verification:
-    """Read the whole checkpoint in `folder` and return all that is amiss.
+    """Read the whole checkpoint in `folder` and return all problems.
 
-    `manifest_digest` is what the catalog says; None takes the marker's word. `CheckpointError` for
-    one that a newer release wrote, `StorageError` when it cannot be read: neither says it is corrupt.
+    `manifest_digest` comes from the catalog; if None, the marker's is used. `CheckpointError` if a newer release
+    wrote the checkpoint, `StorageError` if it cannot be read: neither means that it is corrupt.
     """
     with Images(storage, folder) as images:
         work = _Verifier(storage, folder, images, on_bytes)
@@ -61,10 +61,10 @@ def verify(
 
 
 def look(storage: Storage, folder: str, *, manifest_digest: str, only: str = "") -> str:
-    """Read the manifests and the object `only` ("folder/file"; "": all) of a checkpoint; return what is damaged, or "".
+    """Read the manifests and the object `only` ("folder/file"; "": all) of a checkpoint; return its damage, or "".
 
-    In the memory of one chunk. The marker counts for nothing: the catalog says that it is committed, and anybody may
-    write it anew. `CheckpointIncomplete` where a file is missing, and nothing that was read is damaged.
+    Uses the memory of one chunk. The marker is not checked: the catalog proves the commit, and any process may
+    write the marker again. `CheckpointIncomplete` if a file is missing and nothing that was read is damaged.
     """
     with Images(storage, folder) as images:
         work = _Verifier(storage, folder, images, unobserved, only)
@@ -78,7 +78,7 @@ def look(storage: Storage, folder: str, *, manifest_digest: str, only: str = "")
 
 
 class Images:
-    """The images that chunks are read of, not too many of them open at a time. A context manager: it closes them."""
+    """The images from which chunks are read, with a limit on open ones. A context manager that closes them."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage = storage
@@ -113,7 +113,7 @@ class Images:
 
 
 class _Verifier:
-    """One pass over one checkpoint, and what it has found so far."""
+    """One pass over one checkpoint, with its findings so far."""
 
     def __init__(
         self, storage: Storage, folder: str, images: Images, on_bytes: OnBytes, only: str = ""
@@ -130,7 +130,7 @@ class _Verifier:
         self._buffer = allocate(CHUNK_BYTES, inherited=True)
 
     def documents(self, manifest_digest: str | None) -> tuple[Manifest | None, bool]:
-        """Return the global manifest and whether a marker names it."""
+        """Return the global manifest, and whether a marker names it."""
         marked = False
         try:
             marker = read_marker(self._storage, self._folder)
@@ -155,7 +155,7 @@ class _Verifier:
             return None, marked
 
     def parts(self, manifest: Manifest) -> None:
-        """Read what every rank has saved, each byte once."""
+        """Read all ranks' parts, each byte once."""
         whole = [found for part in manifest.parts if (found := self._rank_manifest(part)) is not None]
         if len(whole) == len(manifest.parts):
             self._together(whole)
@@ -169,7 +169,7 @@ class _Verifier:
                 continue
             for tensor, places in tensors.items():
                 for place in places:
-                    if self._is_asked(place.image) and (place.image, place.offset) not in seen:
+                    if self._is_requested(place.image) and (place.image, place.offset) not in seen:
                         seen.add((place.image, place.offset))
                         self._chunk(place, f"tensor {tensor}")
 
@@ -185,7 +185,7 @@ class _Verifier:
         return manifest
 
     def _together(self, manifests: Sequence[RankManifest]) -> None:
-        """Note what a restore would refuse: parts that are no tensor together, and names of none."""
+        """Note errors that a restore would raise: parts that do not fit together, and names without a tensor."""
         try:
             tensors = tensors_of(self._folder, manifests)
             for manifest in manifests:
@@ -194,9 +194,9 @@ class _Verifier:
             self.note(error)
 
     def _header(self, manifest: RankManifest) -> None:
-        """Read the header, which has no more than a chunk's bytes unless it has very many tensors."""
+        """Read the header, which fits into one chunk's bytes unless it has very many tensors."""
         own = images_of(self._folder, manifest)[OWN]
-        if not self._is_asked(own):
+        if not self._is_requested(own):
             return
         into = memoryview(bytearray(manifest.header_bytes))
         place = ChunkPlace(
@@ -207,7 +207,7 @@ class _Verifier:
         )
         self._read(place, into, "the header")
 
-    def _is_asked(self, image: ImageRef) -> bool:
+    def _is_requested(self, image: ImageRef) -> bool:
         name = object_name(self._folder, image)
         return self._only in {"", "/".join(name.split("/")[-2:])}
 

@@ -1,4 +1,4 @@
-"""Saving: from a snapshot to the marker, and which rank writes which bytes.
+"""Saving: from a snapshot of the state to the commit marker, and which rank writes which bytes.
 
-Begin with `writer` (the trainer's side), then `saver` (one rank's way through one save).
+Begin with `writer` (the trainer's side), then read `saver` (the steps of one rank in one save).
 """

@@ -1,8 +1,8 @@
-"""Choosing what an Incremental builds on: the newest checkpoint, as this rank saved it.
+"""Choosing the base of an incremental save: the newest checkpoint, as this rank saved it.
 
-An Incremental is asked for, and a Full comes of it where it must or where it pays: there is no
-checkpoint yet, its manifest or an image that would be used is damaged, a restore or a copy found it damaged,
-most has changed, or the chunks lie in too many attempts already. The log says why.
+An Incremental becomes a Full in these cases, and the log names the case: there is no checkpoint yet; the base's
+manifest, or an image it would use, is damaged; a restore or a copy reported the base as damaged; most of the
+state has changed; the unchanged chunks lie in too many attempts.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to ask the catalog for, and how to write it: whole, unless there is a `delta`.
+    """The request to the catalog, and how to write the snapshot: whole, unless there is a `delta`.
 
-    `digests` are those of chunks that are known already, of some tensors or of all. `base` says where
-    the base's chunks lie, and `beside` which folder its folder lies in.
+    `digests` are the chunk digests that are known already, of some tensors or of all. `base` has the places of
+    the base's chunks. `beside` is the parent of the base's folder.
     """
 
     request: SaveRequest
@@ -46,33 +46,34 @@ class Plan:
     beside: str = ""
 
     def whole(self) -> Plan:
-        """Return the plan that writes everything, and builds on nothing."""
+        """Return the plan that writes everything and builds on no base."""
         request = dataclasses.replace(
             self.request, type=CheckpointType.FULL, base_step=None, base_attempt="", uses=frozenset()
         )
         return Plan(request=request)
 
     def for_record(self, record: CheckpointMetadata, folder: str) -> Plan:
-        """Return the plan for the attempt that this rank found, which goes to `folder`.
+        """Return the plan for the attempt `record`, whose folder is `folder`; without a delta if the bases differ.
 
-        Another rank may have chosen otherwise for all; and a manifest names only what lies beside.
+        The rank that began the attempt may have chosen another base for all ranks. A manifest can name only
+        folders that lie beside its own.
         """
         if record.base_attempt != self.request.base_attempt or self.beside != folder.rpartition("/")[0]:
             return Plan(request=self.request)
         return self
 
     def shared(self, shares: Mapping[str, range], specs: Mapping[str, TensorSpec], digests: Digests) -> Plan:
-        """Return the plan that writes only these chunks of the tensors in `shares`; `digests` are known."""
+        """Return the plan that writes only the chunks in `shares` of those tensors; `digests` are known."""
         delta = compare(specs, digests, self.base, shares) if self.delta is not None else None
         return dataclasses.replace(self, digests=digests, delta=delta)
 
 
 class Doubted:
-    """The attempts of which this process found a copy damaged: nothing that it saves refers to their chunks.
+    """The attempts of which this process found a copy damaged: no save of this process refers to their chunks.
 
-    What is good in memory, as a restore made it from another copy or an older checkpoint, would else be saved as
-    a reference to the damaged bytes. Those may lie in an earlier attempt than the one that was read. It ends by
-    itself: a Full takes their place as what is built on. May be used from any thread.
+    A restore may have taken good bytes from another copy or an older checkpoint. Without this set, a save would
+    store them as a reference to the damaged bytes, which may lie in an earlier attempt than the one restored.
+    An entry loses its effect once a Full is the new base. May be used from any thread.
     """
 
     def __init__(self) -> None:
@@ -80,18 +81,18 @@ class Doubted:
         self._folders: frozenset[str] = frozenset()
 
     def note(self, folder: str, complaint: str) -> None:
-        """Build no more on the attempt in `folder`, nor on those whose objects the `complaint` of it names."""
+        """Stop building on the attempt in `folder` and on the attempts whose objects `complaint` names."""
         holds = {name.partition("/")[0] for name in objects_in(complaint)}
         with self._noting:
             self._folders |= {_attempt(folder), *holds}
 
     def among(self, folders: Iterable[str]) -> str:
-        """Return the first of these that is doubted, or ""."""
+        """Return the first of these attempts that was reported damaged, or ""."""
         return min(self._folders & {_attempt(folder) for folder in folders}, default="")
 
 
 def _attempt(folder: str) -> str:
-    """Return a folder's name as others beside it refer to it."""
+    """Return the name by which manifests in sibling folders refer to this folder."""
     return folder.rpartition("/")[2]
 
 
@@ -104,25 +105,25 @@ def choose(
     doubted: Doubted,
     threads: int = DEFAULT_THREADS,
 ) -> Plan:
-    """Return how the snapshot is to be saved; only an Incremental is looked into.
+    """Return the plan for saving the snapshot; only an Incremental needs a choice.
 
-    Each rank chooses for itself. One that doubts the base writes its part whole, also in an Incremental that
-    another rank began.
+    Each rank chooses for itself. A rank that cannot use the base writes its part whole, even in an Incremental
+    that another rank began.
     """
-    asked = Plan(request=request)
+    requested = Plan(request=request)
     if request.type is not CheckpointType.INCREMENTAL:
-        return asked
+        return requested
     base = catalog.latest()
     if base is None:
-        return _whole(asked, "there is no checkpoint yet")
+        return _whole(requested, "there is no checkpoint yet")
     folder = catalog.folder(base)
     try:
         manifest = _manifest_of(storage, folder, base, catalog.rank)
     except (CheckpointError, StorageError) as error:
-        return _whole(asked, error.message)
+        return _whole(requested, error.message)
     used = [image.folder for image in manifest.files] if manifest is not None else []
     if found_bad := doubted.among([folder, *used]):
-        return _whole(asked, f"a copy of {found_bad} was found damaged")
+        return _whole(requested, f"a copy of {found_bad} was found damaged")
     request = dataclasses.replace(request, base_step=base.step, base_attempt=base.id)
     if manifest is None:  # this rank has no part in it; the others have
         return Plan(request=request)
@@ -132,11 +133,11 @@ def choose(
     places = known_places(folder, manifest)
     delta = compare(specs, found, places, snapshot.shares, before)
     if not delta.worth_it:
-        return _whole(asked, delta.told)
+        return _whole(requested, delta.told)
     try:
         _check_images(storage, folder, delta)
     except StorageError as error:
-        return _whole(asked, error.message)
+        return _whole(requested, error.message)
     return Plan(
         request=dataclasses.replace(request, uses=delta.uses),
         digests=found,
@@ -146,9 +147,9 @@ def choose(
     )
 
 
-def _whole(asked: Plan, reason: str) -> Plan:
-    log.info("step %d is saved whole: %s", asked.request.step, reason)
-    return asked.whole()
+def _whole(requested: Plan, reason: str) -> Plan:
+    log.info("step %d is saved whole: %s", requested.request.step, reason)
+    return requested.whole()
 
 
 def _manifest_of(storage: Storage, folder: str, base: CheckpointMetadata, rank: int) -> RankManifest | None:
@@ -159,7 +160,7 @@ def _manifest_of(storage: Storage, folder: str, base: CheckpointMetadata, rank: 
 
 
 def digests_of(snapshot: Snapshot, names: Collection[str], *, threads: int) -> Digests:
-    """Return the digests of the chunks of these tensors, or of all; wait until they are copied."""
+    """Return the chunk digests of at least these tensors, once they are copied."""
     if snapshot.digests is not None:
         return snapshot.digests
     snapshot.wait(max((snapshot.places[name].end for name in names), default=0))
@@ -169,10 +170,10 @@ def digests_of(snapshot: Snapshot, names: Collection[str], *, threads: int) -> D
 
 
 def _check_images(storage: Storage, folder: str, delta: Delta) -> None:
-    """Raise `StorageError` unless every image is there that the delta would use, as long as it was.
+    """Raise `StorageError` unless every image that the delta refers to exists with its recorded size.
 
-    There is where the save goes, of two storages the near one: what is committed there needs no other. Their bytes
-    are not read again: a restore proves them.
+    With two tiers, only the near one is checked: a save goes there, and a checkpoint committed there must not
+    depend on the far one. The images' bytes are not read again; a restore verifies them.
     """
     written = tiers_of(storage)[0]
     for image in sorted(delta.images, key=lambda image: (image.folder, image.image)):

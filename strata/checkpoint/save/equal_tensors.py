@@ -1,15 +1,15 @@
-"""Which tensors all ranks hold equal in one save: each rank decides it from the same messages.
+"""Which tensors all ranks hold equal in one save: each rank computes it from the same messages.
 
-Pure. The *fingerprint* of a tensor is of its name, kind, dtype, shape and bytes. A tensor is equal on
-all ranks if every rank has sent its fingerprint. All ranks hear the same messages, stage by stage,
-so all come to the same result.
+Pure. The *fingerprint* of a tensor is a hash of its name, kind, dtype, shape and bytes. A tensor is equal on
+all ranks if every rank has sent its fingerprint. All ranks receive the same messages, stage by stage, so all
+compute the same result.
 
-    stage 0    one digest of all fingerprints: if these are equal, so is every tensor, and that is all
+    stage 0    one digest of all fingerprints: if all ranks' digests are equal, so is every tensor; done
     stage 1    a digest and a count for each group of names: which groups differ
     stage 2 …  the fingerprints in the groups that differ, page by page
 
-A message never exceeds the limit. What does not fit counts as different, which is always safe: each
-rank then writes its own.
+A message never exceeds the limit. Fingerprints that do not fit count as different, which is always safe: each
+rank then writes its own tensor.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ import xxhash
 from strata.checkpoint.snapshot.tensors import TensorSpec
 
 LEAST_BYTES: Final = 64
-"""Where messages are limited to less, in worlds of several thousand ranks, nothing is compared."""
+"""With a smaller message limit, as in worlds of several thousand ranks, nothing is compared."""
 FINGERPRINT_BYTES: Final = 8
 MAX_PAGES: Final = 64
-"""Stages after the first two, at most."""
+"""The maximum number of stages after the first two."""
 
 _ALL: Final = struct.Struct(">I16s")
 _GROUP: Final = struct.Struct(">H8s")
 _MAX_COUNT: Final = 0xFFFF
 _FILLED: Final = 0.8
-"""How full a page is planned, since fingerprints do not fall into pages evenly."""
+"""The planned fill of a page: less than 1, since fingerprints do not fall into pages evenly."""
 
 
 def fingerprint(name: str, spec: TensorSpec, digests: Sequence[str]) -> bytes:
-    """Return what tells a tensor from every other: of its name, what it is, and its chunks' digests."""
+    """Return the fingerprint of a tensor: a hash of its name, kind, dtype, shape and chunk digests."""
     text = "\0".join((name, spec.kind, spec.dtype, repr(tuple(spec.shape)), *digests))
     return xxhash.xxh3_64_digest(text.encode())
 
 
 class Comparison:
-    """One rank's side of it: send `message`, `hear` what all ranks sent, until there is no message.
+    """One rank's side of the comparison: send `message()`, pass all ranks' messages to `hear`, until it returns None.
 
-    `fingerprints` are this rank's, by name; `limit_bytes` is the longest message, alike on all ranks.
+    `fingerprints` are this rank's, by name. `limit_bytes` is the longest message, the same on all ranks.
     """
 
     def __init__(self, fingerprints: Mapping[str, bytes], *, limit_bytes: int) -> None:
@@ -55,10 +55,10 @@ class Comparison:
         self._done = False
         self.stage = 0
         self.equal: set[str] = set()
-        """The names of the tensors that are known to be equal by now."""
+        """The names of the tensors known to be equal so far."""
 
     def message(self) -> bytes | None:
-        """Return what to send at this stage; None when the comparison is over."""
+        """Return the message to send at this stage, or None when the comparison is over."""
         if self._done:
             return None
         if self.stage == 0:
@@ -70,27 +70,27 @@ class Comparison:
             )
         return b"".join(self._page())
 
-    def hear(self, told: Sequence[bytes]) -> None:
-        """Go on to the next stage. `told` has the message of every rank at this one."""
+    def hear(self, messages: Sequence[bytes]) -> None:
+        """Go to the next stage; `messages` has every rank's message of this one."""
         if self.stage == 0:
-            self._hear_all(told)
+            self._receive_all(messages)
         elif self.stage == 1:
-            self._hear_groups(told)
+            self._receive_groups(messages)
         else:
-            self._hear_page(told)
+            self._receive_page(messages)
         self.stage += 1
         if self.stage >= 2 + min(self._pages, MAX_PAGES) and self.stage > 1:
             self._done = True
 
-    def _hear_all(self, told: Sequence[bytes]) -> None:
-        if len(set(told)) == 1:
+    def _receive_all(self, messages: Sequence[bytes]) -> None:
+        if len(set(messages)) == 1:
             self._settle(self._left)
             self._done = True
-        elif any(_ALL.unpack(one)[0] == 0 for one in told):
-            self._done = True  # a rank has none, so nothing is equal on all
+        elif any(_ALL.unpack(one)[0] == 0 for one in messages):
+            self._done = True  # a rank has no tensor to compare, so none is equal on all ranks
 
-    def _hear_groups(self, told: Sequence[bytes]) -> None:
-        by_group = zip(*(list(_GROUP.iter_unpack(one)) for one in told), strict=True)
+    def _receive_groups(self, messages: Sequence[bytes]) -> None:
+        by_group = zip(*(list(_GROUP.iter_unpack(one)) for one in messages), strict=True)
         differ, bound = [], 0
         for number, entries in enumerate(by_group):
             if len(set(entries)) > 1:
@@ -100,8 +100,8 @@ class Comparison:
         self._settle([name for name in self._left if self._group(name) not in differing])
         self._pages = -(-bound * FINGERPRINT_BYTES // max(1, int(self._limit_bytes * _FILLED)))
 
-    def _hear_page(self, told: Sequence[bytes]) -> None:
-        common = frozenset.intersection(*(frozenset(_split(one)) for one in told))
+    def _receive_page(self, messages: Sequence[bytes]) -> None:
+        common = frozenset.intersection(*(frozenset(_split(one)) for one in messages))
         self._settle([name for name, one in self._left.items() if one in common])
 
     def _page(self) -> list[bytes]:
@@ -110,7 +110,7 @@ class Comparison:
         return sorted(here)[: self._limit_bytes // FINGERPRINT_BYTES]
 
     def _settle(self, names: Iterable[str]) -> None:
-        """Take these for equal, and compare the others."""
+        """Record these tensors as equal; the others are still to be compared."""
         for name in tuple(names):
             self.equal.add(name)
             del self._left[name]

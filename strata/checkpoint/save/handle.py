@@ -1,4 +1,4 @@
-"""`CheckpointInfo`: what a save returns at once, and by which it is followed."""
+"""`CheckpointInfo`: the handle of a save, returned at once, by which the caller follows the save."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from strata.errors import CheckpointError, StrataError, Unavailable
 log: Final = logging.getLogger("strata.checkpoint")
 
 Progress = Callable[["CheckpointInfo"], None]
-"""Called after each block by a thread that writes, one at a time; what it raises ends the save."""
+"""Called by one of the writing threads at a time, after each block; an exception from it ends the save."""
 
 
 class CheckpointInfo:
     """One save on its way to `committed`. May be used from any thread.
 
-    `staged`: the state was copied, the trainer may change it. `committed`: the checkpoint is
-    durable, complete, in the catalog, and marked in storage. `replicated`: so is a copy of it in the
-    second storage.
+    `staged`: the state is copied, and the trainer may change it. `committed`: the checkpoint is durable,
+    complete, in the catalog, and marked in storage. `replicated`: the second storage has a copy of it, too.
     """
 
     def __init__(
@@ -41,27 +40,26 @@ class CheckpointInfo:
         self.metadata = dict(metadata)
         self.staged = False
         self.dropped = False
-        """Whether it was given up to make room for a newer one, or for an error of an earlier one; that is no
-        failure."""
+        """Whether the save was given up for a newer save, or for the error of an earlier one; this is no failure."""
         self.replicated = False
-        """Whether the second storage has it too, whole and marked; always False without one."""
+        """Whether the second storage has the checkpoint too, whole and marked; always False without one."""
         self.bytes_total = 0
         self.bytes_written = 0
         self.compared_s = 0.0
-        """How long it was hashed and compared with what the other ranks hold, in the background."""
+        """The seconds of hashing and of comparing with the other ranks, in the background."""
         self.phases: tuple[SavePhase, ...] = ()
-        """What the phases of this rank's part took, once it is durable."""
+        """The phases of this rank's part with their durations, once the part is durable."""
         self.cancelled = threading.Event()
-        """Set by `cancel`; the writing thread looks at it."""
+        """Set by `cancel`; the writing thread checks it."""
         self.gives_way = False
-        """Set before that by `give_way`."""
+        """Set by `give_way`, before it sets `cancelled`."""
         self._progress = progress
         self._changed = threading.Condition()
         self.record: CheckpointMetadata | None = None
-        """What the catalog said last, if it said anything yet."""
+        """The catalog's last answer; None until it has answered."""
         self.committed = False
         self.error: BaseException | None = None
-        """What the save failed of, or None."""
+        """The error that ended the save, or None."""
         self._on_commit: list[Callable[[], None]] = []
         self._reported = False
 
@@ -69,31 +67,31 @@ class CheckpointInfo:
         state = "committed" if self.committed else "failed" if self.error else "in flight"
         return f"<CheckpointInfo step={self.step} {state}>"
 
-    # -- what a user looks at
+    # -- for the user
 
     @property
     def path(self) -> str:
-        """The URI of the checkpoint's folder; waits until the catalog has named it."""
+        """The URI of the checkpoint's folder; waits until the catalog has named the folder."""
         return self._begun().path
 
     @property
     def id(self) -> str:
-        """The attempt's id; waits until the catalog has named it."""
+        """The attempt's id; waits until the catalog has assigned it."""
         return self._begun().id
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, one way or the other."""
+        """Whether the save has ended, committed or failed."""
         return self.committed or self.error is not None
 
     @property
     def size_bytes(self) -> int:
-        """The size of all images once it is committed, of this rank's before."""
+        """The size of all images once the save is committed; before that, of this rank's image."""
         record = self.record
         return record.size_bytes if record is not None and record.size_bytes else self.bytes_total
 
     def wait(self, timeout_s: float | None = None) -> CheckpointInfo:
-        """Return once committed; raise what the save failed of, or `Unavailable` after `timeout_s`."""
+        """Return once committed; raise the save's error, or `Unavailable` after `timeout_s`."""
         timeout_s = timeout(timeout_s, zero=True)
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout_s):
@@ -101,46 +99,46 @@ class CheckpointInfo:
         self.raise_error()
         return self
 
-    def on_commit(self, heard: Callable[[], None]) -> None:
-        """Have `heard` called before `committed` is seen by anybody; at once where it is.
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        """Call `callback` before `committed` is set; at once if the save is committed already.
 
-        By the thread that writes, which it must not hold up; what it raises there is logged.
+        The writing thread calls it, so it must not block; an exception from it there is logged.
         """
         with self._changed:
             if not self.committed:
-                self._on_commit.append(heard)
+                self._on_commit.append(callback)
                 return
-        heard()
+        callback()
 
     def cancel(self) -> bool:
-        """Ask for the save to be given up, for all ranks; False when it is done already.
+        """Request that the save be given up for all ranks; return False if it has ended already.
 
-        A save that is being committed may still be; `wait` tells.
+        A save that is being committed may still commit; `wait` returns or raises accordingly.
         """
         self.cancelled.set()
         return not self.done
 
     def give_way(self) -> None:
-        """Give it up, for all ranks, while it or one before it is held: that is no failure, it counts as dropped."""
+        """Give up, for all ranks, this save while it or an earlier one is held; it counts as dropped, not failed."""
         self.gives_way = True
         self.cancelled.set()
 
-    # -- what the writer says and asks
+    # -- for the writer
 
     def began(self, record: CheckpointMetadata) -> None:
         with self._changed:
             self.record = record
-            self.checkpoint_type = record.checkpoint_type  # a Full may come of an Incremental
+            self.checkpoint_type = record.checkpoint_type  # an Incremental may become a Full
             self._changed.notify_all()
 
     def stage(self) -> None:
-        """Say that the state may be changed."""
+        """Record that the trainer may change the state."""
         with self._changed:
             self.staged = True
             self._changed.notify_all()
 
     def wait_until_staged(self) -> None:
-        """Return once the state may be changed: it is copied, or written, or not saved at all."""
+        """Return once the trainer may change the state: it is copied, it is written, or the save has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self.staged or self.done)
 
@@ -152,10 +150,10 @@ class CheckpointInfo:
     def succeed(self, record: CheckpointMetadata) -> None:
         with self._changed:
             self.record = record
-            for heard in self._on_commit:
+            for callback in self._on_commit:
                 try:
-                    heard()
-                except Exception:  # it is committed all the same, and whoever waits has to learn it
+                    callback()
+                except Exception:  # the save is committed all the same, and threads in `wait` must learn it
                     log.exception("what was to hear that step %d is committed failed", self.step)
             self.committed = True
             self._changed.notify_all()
@@ -167,11 +165,11 @@ class CheckpointInfo:
 
     @property
     def unreported(self) -> bool:
-        """Whether it failed and nobody was told."""
+        """Whether the save failed and its error was not yet raised or printed."""
         return self.error is not None and not self._reported and not self.dropped
 
     def raise_error(self) -> None:
-        """Raise what the save failed of, if it did; that counts as told."""
+        """Raise the save's error, if it failed; the error then counts as reported."""
         if self.error is None:
             return
         self._reported = True
@@ -182,12 +180,12 @@ class CheckpointInfo:
         ) from self.error
 
     def told(self) -> str:
-        """Say what the save failed of; that counts as told."""
+        """Return the text of the save's error; it then counts as reported."""
         self._reported = True
         return str(self.error) or type(self.error).__name__
 
     def note_in(self, other: CheckpointInfo) -> None:
-        """Let the error of `other` tell of this one's too."""
+        """Add this save's error as a note to the error of `other`, if that has one."""
         if other.error is not None:
             other.error.add_note(f"the save of step {self.step} failed as well: {self.error}")
             self._reported = True

@@ -1,9 +1,8 @@
-"""Writing one rank's image: all of its snapshot, its share of what others hold as well, or what has
-changed since the base.
+"""Writing one rank's image: its whole snapshot, its share of replicated tensors, or the chunks changed since the base.
 
-A whole one is hashed while it is written, as it lies in memory. What was compared before, with an
-earlier checkpoint or with the other ranks, is not hashed again. Chunks of which others are left out
-are put together from where they lie.
+A whole image is hashed while it is written, straight from the snapshot's memory. Chunks that were compared
+before, with a base or with the other ranks, are not hashed again. An image that leaves out chunks is assembled
+from the remaining ones.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from strata.checkpoint.storage.sink import Storage, unobserved
 
 
 def layout_of(snapshot: Snapshot, plan: Plan) -> Layout:
-    """Return the image that the plan makes of the snapshot."""
+    """Return the layout of the image that the plan makes of the snapshot."""
     partly = plan.delta.partly if plan.delta is not None else _shared(snapshot)
     return lay_out(_specs(snapshot), partly=partly) if partly else snapshot.layout
 
@@ -43,7 +42,7 @@ def write_part(
     layout = layout_of(snapshot, plan)
     whole = layout is snapshot.layout
     if not whole:
-        snapshot.wait()  # its bytes are not written in the order in which they are copied
+        snapshot.wait()  # such an image's bytes are not written in the order in which they are copied
     parts = {tensor: list(chunks(view)) for tensor, view in snapshot.views.items()}
     known = plan.digests or {}
     sink = storage.sink(f"{folder}/{image_name(rank)}")
@@ -84,7 +83,7 @@ def write_part(
 
 
 def _shared(snapshot: Snapshot) -> dict[str, tuple[range, ...]]:
-    """Return which chunks are written of the tensors that are not written whole."""
+    """Return the chunks that this rank writes, for each tensor that it does not write whole."""
     return {
         name: (mine,) if mine else ()
         for name, mine in snapshot.shares.items()

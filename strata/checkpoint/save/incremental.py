@@ -1,8 +1,8 @@
-"""Which chunks of a state an Incremental writes, and where the others lie already.
+"""Which chunks of a state an Incremental writes, and the places of the others in earlier images.
 
-Chunks are compared by digest with the same chunk of the same tensor in the base. What is equal is
-named where the base names it, in the image that has the bytes, however long ago that was written:
-the manifest of an Incremental lists every chunk, and no restore goes through a chain.
+Each chunk is compared by digest with the same chunk of the same tensor in the base. An equal chunk gets the
+base's own reference: the image that has the bytes, however old. So the manifest of an Incremental lists every
+chunk, and no restore follows a chain.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from strata.checkpoint.format.image import Layout
 from strata.checkpoint.snapshot.tensors import TensorSpec
 
 FULL_ABOVE: Final = 0.7
-"""A part of which more than this share of the bytes has changed is written whole."""
+"""If a larger share of a part's bytes has changed, the part is written whole."""
 MAX_REFERENCES: Final = 32
-"""How many earlier attempts one checkpoint may use, as the catalog counts them too."""
+"""The most earlier attempts one checkpoint may refer to; the catalog has the same limit."""
 
 Digests = Mapping[str, Sequence[str]]
 """The digests of the chunks of each tensor."""
@@ -29,10 +29,9 @@ Digests = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What of a state is written. `kept` are the unchanged chunks, by tensor and number.
+    """The part of a state that an Incremental writes. `kept` are the unchanged chunks, by tensor and number.
 
-    `partly` are the chunks to be written of each tensor that is not written whole; it is what
-    `lay_out` takes.
+    `partly` has the chunks to write of each tensor that is not written whole, as `lay_out` takes it.
     """
 
     kept: Mapping[str, Mapping[int, ChunkPlace]]
@@ -42,7 +41,7 @@ class Delta:
 
     @property
     def images(self) -> frozenset[ImageRef]:
-        """The images that have the unchanged chunks."""
+        """The images that hold the unchanged chunks."""
         return frozenset(place.image for kept in self.kept.values() for place in kept.values())
 
     @property
@@ -52,7 +51,7 @@ class Delta:
 
     @property
     def worth_it(self) -> bool:
-        """Whether so much is unchanged, in so few attempts, that not everything is written."""
+        """Whether enough is unchanged, in few enough attempts, for an Incremental to pay."""
         return (
             self.changed_bytes <= FULL_ABOVE * self.total_bytes
             and self.changed_bytes < self.total_bytes
@@ -61,7 +60,7 @@ class Delta:
 
     @property
     def told(self) -> str:
-        """What it is, in words."""
+        """The delta as a sentence for the log."""
         return (
             f"{self.changed_bytes} of {self.total_bytes} bytes have changed,"
             f" the others lie in {len(self.uses)} attempts"
@@ -75,11 +74,11 @@ def compare(
     shares: Mapping[str, range] | None = None,
     before: Digests | None = None,
 ) -> Delta:
-    """Return what has changed since `base`, the places of the chunks of an earlier checkpoint.
+    """Return the changes since `base`, which has the places of an earlier checkpoint's chunks.
 
-    Of the tensors in `shares`, which other ranks hold as well, only these chunks are this rank's to
-    write. Whether it is worth it goes by what has changed of the whole state, whoever wrote it: by the
-    digests that this rank had `before`, too. So no rank decides otherwise for the size of its share.
+    Other ranks hold the tensors in `shares` as well; of these, this rank writes only the given chunks.
+    `changed_bytes` counts changes of the whole state, also in chunks that other ranks write, found by this rank's
+    earlier digests (`before`). So the choice of Full or Incremental does not depend on the size of a rank's share.
     """
     shares, before = shares or {}, before or {}
     kept: dict[str, dict[int, ChunkPlace]] = {}
@@ -111,7 +110,7 @@ def compare(
 
 
 def rows(numbers: Iterable[int]) -> Iterator[range]:
-    """Yield the rows of consecutive numbers in `numbers`, which ascend."""
+    """Yield the runs of consecutive numbers in `numbers`, which ascend."""
     for _, row in itertools.groupby(enumerate(numbers), key=lambda each: each[1] - each[0]):
         found = [number for _, number in row]
         yield range(found[0], found[-1] + 1)
@@ -124,9 +123,10 @@ def entries(
     kept: Mapping[str, Mapping[int, ChunkPlace]],
     shards: Mapping[str, Shard],
 ) -> tuple[dict[str, TensorEntry], tuple[ImageRef, ...]]:
-    """Return the tensors of a manifest and its files: `layout` is of what was written, `kept` the rest.
+    """Return the tensor entries of a manifest, and the files it refers to.
 
-    `shards` says of tensors that are parts which part.
+    `layout` describes the written chunks, `kept` the unchanged ones. `shards` has the shard of each tensor that
+    is a part.
     """
     files: dict[ImageRef, int] = {}
     written: dict[str, list[Run]] = {}
@@ -152,7 +152,7 @@ def entries(
 
 
 def image_pieces(layout: Layout, views: Mapping[str, memoryview]) -> list[memoryview]:
-    """Return the bytes of the image, one after the other; `views` are those of whole tensors."""
+    """Return the bytes of the image as consecutive views; `views` are those of whole tensors."""
     spans = [(place.start, views[tensor]) for tensor, place in layout.places.items()]
     for piece in layout.pieces:
         begin = piece.first * CHUNK_BYTES
@@ -161,14 +161,14 @@ def image_pieces(layout: Layout, views: Mapping[str, memoryview]) -> list[memory
 
 
 def _kept_runs(kept: Mapping[int, ChunkPlace], files: dict[ImageRef, int]) -> Iterator[Run]:
-    """Yield chunks that follow each other in their file as one run; number new files."""
+    """Yield one run for chunks that are consecutive in their file; add new files to `files` with the next number."""
     places = [
         (number, files.setdefault(place.image, len(files) + 1), place.offset)
         for number, place in sorted(kept.items())
     ]
 
     def row(item: tuple[int, tuple[int, int, int]]) -> tuple[int, int, int]:
-        """Return what all have in common that follow each other, by number and in their file."""
+        """Return a key that is the same for chunks consecutive both by number and in their file."""
         index, (number, file, offset) = item
         return number - index, file, offset - number * CHUNK_BYTES
 

@@ -1,9 +1,9 @@
-"""Which tensors of a state all ranks hold alike, so that each writes only its share of them.
+"""Which tensors of a state are replicated on all ranks, so that each rank writes only its share of them.
 
-Here it is declared: by paths of the state or, where the ranks do not compare what they hold
-(`sharing`), by a module in torch's DistributedDataParallel, whose parameters are alike. Its buffers
-are not: each rank has its own until the next forward pass. Every rank hashes all of what it
-declares, and the save fails when two differ.
+This is the declared kind: by paths of the state or, if the ranks do not compare their tensors (`sharing`), by a
+module in torch's DistributedDataParallel, whose parameters are equal on all ranks. Its buffers are not: each rank
+has its own until the next forward pass. Every rank hashes all that it declares; if two ranks differ, the save
+fails.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, Final
 EVERYTHING: Final = ""
 """The path of the whole state."""
 RNG_KEY: Final = "__rng__"
-"""Where the states of the random generators stand: each rank has its own."""
+"""The path of the random generators' states: each rank has its own."""
 WORLD: Final = "world"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """Which of the processes that hold a tensor alike this one is; a `group` shares its writing."""
+    """This process's number among the processes that hold the same tensor; a `group` shares the writing."""
 
     number: int
     count: int
@@ -30,9 +30,9 @@ class Replica:
 
 @dataclass(slots=True, kw_only=True)
 class Replication:
-    """What rank number `rank` of `ranks` declares: what stands under `paths`, and, if it `finds`, modules.
+    """What rank `rank` of `ranks` declares as replicated: all under `paths` and, if `finds`, DDP modules.
 
-    `mesh` is its place, (index, size), in each named dimension of the partitioning.
+    `mesh` is the rank's place, (index, size), in each named dimension of the partitioning.
     """
 
     rank: int
@@ -43,14 +43,14 @@ class Replication:
     _found: set[str] = field(default_factory=set)
 
     def look_at(self, key: str, value: Any) -> None:
-        """Take note of a module whose parameters all ranks hold alike."""
+        """Record the parameters' paths if `value` is a DDP module: all ranks hold these equal."""
         if not self.finds:
             return
         if type(value).__name__ == "DistributedDataParallel" and hasattr(value, "named_parameters"):
             self._found |= {f"{key}.{name}" if key else name for name, _ in value.named_parameters()}
 
     def of(self, key: str) -> Replica | None:
-        """Return which replica this one is of the tensor under `key`; None when it is not replicated."""
+        """Return this process's number among the holders of the tensor at `key`; None if it is not replicated."""
         if self.ranks == 1 or not (key in self._found or self._declared(key)):
             return None
         return Replica(number=self.rank, count=self.ranks, group=WORLD)
@@ -62,5 +62,5 @@ class Replication:
 
 
 def is_random_state(key: str) -> bool:
-    """Tell whether the state of a random generator stands under `key`."""
+    """Return whether `key` is a path in the states of the random generators."""
     return key.startswith(RNG_KEY)

@@ -1,15 +1,15 @@
-"""A save is held, not lost, while the storage refuses it for a reason that time may heal: `SaveRetry`.
+"""`SaveRetry`: a save is held, not lost, while the storage has a transient failure.
 
     a part is refused ─▶ held ─▶ tried again after 1, 2, 4 … 30 s ─▶ taken: the save goes on
                            │                                     └─▶ `grace_s` over: the hold ends without it
                            └─▶ the attempt is given up or cancelled: the hold ends with it
 
-The grace is one for all that is refused, of any object and of any save, until a checkpoint is committed: a storage
-that takes one object of ten saves nothing.
+The grace is shared by all refused objects of all saves until a checkpoint is committed, because a storage that
+takes one object of ten saves nothing.
 
-A try begins its object from the start, from the snapshot that the save has already. Of a storage with two
-tiers each try offers the object to the near one, and then to the far one: reading takes each object from
-whichever has it. All of it happens in the writer's thread; what is held is read from any.
+A try writes its object from the start, from the snapshot that the save has. With two tiers, each try offers the
+object to the near one, then to the far one; a reader takes each object from the tier that has it. The writer's
+thread does all of this; `hold` may be read from any thread.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from strata.core.stop.save_hold import SaveHold, no_checkpoint
 from strata.errors import CheckpointAborted, StorageError
 
 GRACE_S: Final = 900.0
-"""How long a rank tries to save again, unless it was told otherwise."""
+"""The default for how long a rank retries a save."""
 PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""How long to wait after each refusal in a row; the last one from then on."""
+"""The pauses after consecutive refusals; the last one repeats."""
 
 _T = TypeVar("_T")
 
@@ -36,14 +36,14 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class HoldOver(CheckpointAborted):
-    """A held save ended without a checkpoint, and what follows from that is under way: no failure of its own."""
+    """A held save ended without a checkpoint; the process reacts to that already, so it counts as dropped."""
 
 
 class SaveRetry:
     """The holds of one rank's saves, one after the other.
 
-    `grace_s` after the first refusal since the newest commit nothing is held any longer; 0: nothing ever is. `tell` is
-    told of each hold, and None at its end.
+    A hold ends `grace_s` after the first refusal since the newest commit; with 0, no save is ever held. `tell` is
+    called with each hold, and with None at its end.
     """
 
     def __init__(
@@ -55,36 +55,36 @@ class SaveRetry:
         pauses_s: Sequence[float] = PAUSES_S,
         meanwhile: str = "training goes on",
     ) -> None:
-        """`meanwhile` is what the log says of who tries again."""
+        """`meanwhile` is a clause for the log: what the process does during the retries."""
         self.grace_s = grace_s
         self._meanwhile = meanwhile
         self.on_over: Callable[[str], None] | None = None
-        """Told why nothing could be saved when the grace of a hold is over. Without it that is the save's error."""
+        """Called with the reason when the grace of a hold is over. If None, the storage's error ends the save."""
         self.committed_step: int | None = None
-        """The step of the newest checkpoint that this rank knows of."""
+        """The step of the newest committed checkpoint that this rank knows."""
         self._tell = tell
         self._now = now
         self._pauses_s = pauses_s
         self._hold: SaveHold | None = None
         self._since_s: float | None = None
-        """When the first refusal was since the newest commit."""
+        """The time of the first refusal since the newest commit."""
         self._refused_s = 0.0
-        """When the last one was."""
+        """The time of the last refusal."""
 
     @property
     def hold(self) -> SaveHold | None:
-        """Why nothing can be saved at this moment; None while that is not known."""
+        """The reason why no save can complete at this moment; None if there is none known."""
         hold, since_s = self._hold, self._since_s
         return hold if hold is None or since_s is None else replace(hold, held_s=self._now() - since_s)
 
     def committed(self, step: int) -> None:
-        """Take note of a checkpoint: what is refused from now on is refused anew."""
+        """Record a committed checkpoint: the next refusal begins a new grace."""
         self.committed_step, self._since_s = step, None
 
     def first(self, acts: Sequence[Callable[[], _T]], *, step: int, pause: Callable[[float], None]) -> _T:
-        """Return what the first of `acts` returns that the storage takes; they are tried until one is taken.
+        """Return the result of the first of `acts` that the storage accepts; retry them until one is accepted.
 
-        `pause` waits so many seconds, and raises when the save is not wanted any more.
+        `pause` waits for the given seconds; it raises if the save was given up.
         """
         refusals = 0
         try:
@@ -110,7 +110,7 @@ class SaveRetry:
 
     @contextlib.contextmanager
     def excusing(self, what: str) -> Iterator[None]:
-        """Log what the storage refuses for a while of work that the next save does as well; `what` follows."""
+        """Log a transient refusal instead of raising: the next save repeats this work; `what` begins the line."""
         try:
             yield
         except StorageError as error:
@@ -119,9 +119,9 @@ class SaveRetry:
             log.warning("%s: %s", what, error.message)
 
     def _held(self, error: StorageError, step: int) -> float:
-        """Take note of a refusal; return for how long the save may be held yet."""
+        """Record a refusal; return the seconds for which the save may still be held."""
         before, reason, now_s = self.hold, error.transient, self._now()
-        # a refusal long before this hold began was another outage; a try within one may take longer than the grace
+        # A refusal long before this hold was another outage. Within one hold, a single try may outlast the grace.
         if self._since_s is None or (before is None and now_s - self._refused_s > self.grace_s):
             self._since_s = now_s
         self._refused_s = now_s
@@ -143,16 +143,16 @@ class SaveRetry:
     def _give_up(self, error: StorageError) -> NoReturn:
         hold = self.hold
         assert hold is not None, "only what is held is given up"
-        told = no_checkpoint(hold, committed_step=self.committed_step)
-        log.error("%s: step %d is not tried any longer: %s", told, hold.step, error)
+        reason_text = no_checkpoint(hold, committed_step=self.committed_step)
+        log.error("%s: step %d is not tried any longer: %s", reason_text, hold.step, error)
         if self.on_over is None:
             raise error
-        self.on_over(told)
-        raise HoldOver(told) from error
+        self.on_over(reason_text)
+        raise HoldOver(reason_text) from error
 
 
 def first_taken(acts: Sequence[Callable[[], _T]]) -> _T:
-    """Return what the first act returns that succeeds; raise what refused the first one, if time may heal it."""
+    """Return the result of the first act that succeeds, or raise the first error; go on after transient ones only."""
     refused: StorageError | None = None
     for act in acts:
         try:
@@ -170,5 +170,5 @@ def first_taken(acts: Sequence[Callable[[], _T]]) -> _T:
         raise refused
     finally:
         refused = (
-            None  # its traceback would keep this frame, and with it what a try has read, until a collection
+            None  # its traceback would keep this frame, with the data of the try, alive until a collection
         )

@@ -1,14 +1,14 @@
-"""One rank's way through one save, from the snapshot to the marker.
+"""The steps of one rank in one save, from the snapshot to the marker.
 
     begin ─▶ compare ─▶ image ─▶ rank manifest ─▶ ack ─▶ (rank 0: all acked ─▶ global manifest ─▶ seal)
                                                     └──▶ COMMITTED in the catalog ─▶ marker ─▶ committed
 
-What the storage refuses for a reason that time may heal is tried again (`save_retry`), step by step. Whatever
-else fails before the commit, be it before this rank has begun, gives the attempt up for all ranks,
-so that nobody waits for this one. Each step is announced to `on_step`, where a crash test ends the process.
+A step that fails for a transient reason of the storage is tried again (`retry`). Any other failure before the
+commit, even before this rank has begun, aborts the attempt for all ranks, so that none waits for this one. Each
+step is announced to `on_step`, where a crash test ends the process.
 
-Where others begin a save and say when all parts are there, as torch's DCP does, `part`, `ack`, `commit`, `mark`
-and `abort` are the same steps one by one.
+Some callers begin saves themselves and know when all parts are complete, as torch's DCP does. For them `part`,
+`ack`, `commit`, `mark` and `abort` are the same steps one by one.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ _T = TypeVar("_T")
 log: Final = logging.getLogger("strata.checkpoint")
 
 DROPPED: Final = "dropped"
-"""How the reason begins for which a save is given up that is no failure of its own."""
+"""The prefix of the abort reason of a save that was dropped rather than failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saver:
-    """Saves of one rank. `commit_timeout_s` bounds the wait for the other ranks, beside the time for which any
-    of them may hold its part (`retry`).
+    """Saves of one rank. `commit_timeout_s` bounds the wait for the other ranks, in addition to the time for
+    which a rank may hold its part (`retry`).
 
-    `threads` hash and write an image together. Nothing is built on what is `doubted`. With `exchange`
-    the ranks compare what they hold, and write once what is equal on all of them.
+    `threads` hash and write an image together. No save builds on a checkpoint in `doubted`. With an `exchange`,
+    the ranks compare their tensors, and write those that are equal on all of them once.
     """
 
     storage: Storage
@@ -88,7 +88,7 @@ class Saver:
     retry: SaveRetry = field(default_factory=SaveRetry)
 
     def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
-        """Return the committed checkpoint; raise what it failed of."""
+        """Return the committed checkpoint; raise the error that ended the save."""
         chosen = partial(
             choose,
             snapshot,
@@ -100,18 +100,18 @@ class Saver:
         )
         try:
             self._check_cancelled(info)
-            asked = self._first(info, None, chosen)
+            requested = self._first(info, None, chosen)
         except BaseException as error:
             if (given_up := self.fail(request, self.reason(error))) is not None:
                 info.began(given_up)
             raise
         self.on_step("begin")
-        record, plan = self._begin(asked, info)
+        record, plan = self._begin(requested, info)
         info.began(record)
         folder = self.catalog.folder(record)
         if record.state is CheckpointState.COMMITTED:
             _check_type(record, request.type, RESTORABLE_TYPES)
-            # whoever committed it may have failed to mark it, and then it was not reported
+            # The rank that committed it may have failed to write the marker, and so have reported no success.
             return self.mark(record, folder, None, info)
         if record.state is not CheckpointState.OPEN:
             info.dropped = record.reason.startswith(DROPPED)
@@ -124,22 +124,22 @@ class Saver:
             snapshot, plan = self._compared(record, snapshot, plan, info)
             record, manifest = self._to_commit(record, folder, snapshot, plan, info)
         except BaseException as error:
-            # whatever it was, the other ranks must not wait for this one
+            # Whatever the error is, the other ranks must not wait for this one.
             record = self.abort(record, error)
             if record.state is not CheckpointState.COMMITTED:
-                info.dropped = record.reason.startswith(DROPPED)  # by another rank
+                info.dropped = record.reason.startswith(DROPPED)  # another rank aborted it
                 raise
             manifest = None
         return self.mark(record, folder, manifest, info)
 
     def fail(self, request: SaveRequest, reason: str) -> CheckpointMetadata | None:
-        """Tell all ranks of a save that cannot begin here; return it once it is given up, if that was heard.
+        """Abort, for all ranks, a save that cannot begin here; return the aborted record, or None if that failed.
 
-        They would wait for this one until their time is over.
+        Without the abort, the other ranks would wait for this one until their timeout.
         """
         try:
             record = self.give_up(request, reason)
-        except StrataError as pending_errors:  # the first error is the one to report
+        except StrataError as pending_errors:  # the caller reports the first error
             log.warning(
                 "the other ranks wait for step %d, which fails here: %s", request.step, pending_errors
             )
@@ -147,31 +147,31 @@ class Saver:
         return record if record is not None and record.state is CheckpointState.ABORTED else None
 
     def give_up(self, request: SaveRequest, reason: str) -> CheckpointMetadata | None:
-        """Have a save that has not begun here given up for all ranks; return how it ended.
+        """Abort, for all ranks, a save that has not begun here; return its record as it ended.
 
-        None where there are no others, and nobody needs to be told.
+        None if there are no other ranks, which would need the abort.
         """
         if self.catalog.world_size == 1:
             return None
         record = self.catalog.begin(Plan(request=request).whole().request)  # no base is looked for
         return self.catalog.abort(record, reason) if record.state is CheckpointState.OPEN else record
 
-    def _begin(self, asked: Plan, info: CheckpointInfo) -> tuple[CheckpointMetadata, Plan]:
-        """Return the attempt, and how this rank is to write its part of it."""
+    def _begin(self, requested: Plan, info: CheckpointInfo) -> tuple[CheckpointMetadata, Plan]:
+        """Return the attempt's record, and the plan for this rank's part of it."""
         try:
-            record = self._first(info, None, partial(self.catalog.begin, asked.request))
+            record = self._first(info, None, partial(self.catalog.begin, requested.request))
         except (Refused, CheckpointNotFound) as error:
-            if asked.request.type is not CheckpointType.INCREMENTAL:
+            if requested.request.type is not CheckpointType.INCREMENTAL:
                 raise
-            log.info("step %d is saved whole: %s", asked.request.step, error.message)
-            asked = asked.whole()
-            record = self._first(info, None, partial(self.catalog.begin, asked.request))
-        return record, asked.for_record(record, self.catalog.folder(record))
+            log.info("step %d is saved whole: %s", requested.request.step, error.message)
+            requested = requested.whole()
+            record = self._first(info, None, partial(self.catalog.begin, requested.request))
+        return record, requested.for_record(record, self.catalog.folder(record))
 
     def _compared(
         self, record: CheckpointMetadata, snapshot: Snapshot, chosen: Plan, info: CheckpointInfo
     ) -> tuple[Snapshot, Plan]:
-        """Return the snapshot and the plan by which this rank writes its share of what all hold equal."""
+        """Return the snapshot and the plan for writing only this rank's share of the tensors equal on all ranks."""
         ranks = self.catalog.world_size
         if self.exchange is None or ranks == 1 or self.exchange.limit_bytes < LEAST_BYTES:
             return snapshot, chosen
@@ -190,10 +190,10 @@ class Saver:
     def mark(
         self, record: CheckpointMetadata, folder: str, manifest: Manifest | None, info: CheckpointInfo
     ) -> CheckpointMetadata:
-        """Return the committed record once storage says so too; without `manifest` that is read from there.
+        """Return the committed record once storage has the marker, too; read `manifest` from storage if it is None.
 
-        Where a record says that it is committed, what time may heal holds no save any more: whoever restores it
-        writes the marker then.
+        If a coordinator's record proves the commit, a transient failure holds no save: a restore writes the
+        marker later.
         """
         self.on_step("mark")
         named = record.manifest_digest
@@ -243,7 +243,7 @@ class Saver:
     def ack(
         self, record: CheckpointMetadata, own: RankManifest, digest: str, info: CheckpointInfo
     ) -> CheckpointMetadata:
-        """Tell the catalog that this rank's part is durable, and what it took."""
+        """Report to the catalog that this rank's part is durable, with the phases' durations."""
         self.on_step("ack")
         ack = CheckpointAck(digest=digest, size_bytes=own.image_bytes, phases=info.phases)
         return self.catalog.ack(record, ack)
@@ -257,7 +257,7 @@ class Saver:
         acked: Mapping[int, str],
         written: Mapping[str, RankManifest],
     ) -> tuple[CheckpointMetadata, Manifest]:
-        """Compose and seal the parts that all ranks have saved; return once they are committed. For one rank.
+        """Compose and seal the parts of all ranks; return once they are committed. One rank calls this.
 
         `acked` and `written` are as `compose` takes them.
         """
@@ -295,7 +295,7 @@ class Saver:
 
         def write(storage: Storage) -> tuple[RankManifest, SavePhase]:
             info.bytes_written = 0
-            begun_s = time.monotonic()  # of the try that succeeds: a held save is measured by its hold
+            begun_s = time.monotonic()  # of the successful try only: the hold measures the earlier ones
             manifest = write_part(
                 storage,
                 folder,
@@ -317,13 +317,13 @@ class Saver:
         info.stage()
         return found
 
-    # -- what the storage may refuse for a while
+    # -- steps that are retried
 
     def _put(self, name: str, data: bytes, info: CheckpointInfo, record: CheckpointMetadata) -> None:
         self._first(info, record, *(partial(put, storage, name, data) for storage in tiers_of(self.storage)))
 
     def _first(self, info: CheckpointInfo, record: CheckpointMetadata | None, *acts: Callable[[], _T]) -> _T:
-        """Return what the first of `acts` returns that is not refused; hold the save of `record` meanwhile."""
+        """Return the result of the first accepted act; hold the save of `record` until then."""
         held = False
 
         def pause(seconds: float) -> None:
@@ -332,7 +332,7 @@ class Saver:
             if record is None or self.catalog.world_size == 1:
                 info.cancelled.wait(seconds)
             else:
-                with contextlib.suppress(Unavailable):  # after that time: nobody has given it up
+                with contextlib.suppress(Unavailable):  # the pause is over, and no rank has aborted the save
                     self.catalog.wait(record, lambda _: False, timeout_s=seconds, cancelled=info.cancelled)
             self._check_cancelled(info)
 
@@ -353,15 +353,15 @@ class Saver:
         return self.catalog.wait(record, until, timeout_s=timeout_s, cancelled=info.cancelled)
 
     def abort(self, record: CheckpointMetadata, error: BaseException) -> CheckpointMetadata:
-        """Give an attempt up for all ranks; return it as it ended, as far as that can be learned."""
-        with contextlib.suppress(StrataError):  # the first error is the one to report
+        """Abort an attempt for all ranks; return its newest known record."""
+        with contextlib.suppress(StrataError):  # the caller reports the first error
             return self.catalog.abort(record, self.reason(error))
         return record
 
     def reason(self, error: BaseException) -> str:
-        """Return for what this rank gives a save up, as the others are told."""
-        told = f"rank {self.catalog.rank}: {str(error) or type(error).__name__}"
-        return (f"{DROPPED}: {told}" if isinstance(error, HoldOver) else told)[:1000]
+        """Return the reason for which this rank aborts a save, as the other ranks see it."""
+        text = f"rank {self.catalog.rank}: {str(error) or type(error).__name__}"
+        return (f"{DROPPED}: {text}" if isinstance(error, HoldOver) else text)[:1000]
 
     def _check_cancelled(self, info: CheckpointInfo) -> None:
         if info.cancelled.is_set():
@@ -375,7 +375,7 @@ class Saver:
 def _mark(
     storage: Storage, *, folder: str, manifest: Manifest, manifest_digest: str, proven: bool = False
 ) -> None:
-    """Write the marker; with `proven` only where the whole checkpoint lies, as beside a part that was refused here."""
+    """Write the marker; with `proven` only if all of the checkpoint is here, and not a part in another tier."""
     if proven:
         try:
             read_rank_manifests(storage, folder, read_manifest(storage, folder, manifest_digest))
@@ -385,17 +385,19 @@ def _mark(
 
 
 def _copied(snapshot: Snapshot, backend: str) -> Iterator[SavePhase]:
-    """Yield the phase in which the state was copied, if it was; `backend` is where it was written to."""
+    """Yield the phase of copying the state, if there was one; `backend` is where the state was written to."""
     if (took_s := snapshot.copy_s) is not None:
         yield SavePhase(
             phase="snapshot", backend=backend, took_s=took_s, size_bytes=snapshot.layout.size_bytes
         )
 
 
-def _check_type(record: CheckpointMetadata, asked: CheckpointType, fit: Collection[CheckpointType]) -> None:
-    """Raise `Conflict` unless the attempt holds what was asked to be saved."""
-    if record.checkpoint_type is not asked and record.checkpoint_type not in fit:
+def _check_type(
+    record: CheckpointMetadata, requested: CheckpointType, fit: Collection[CheckpointType]
+) -> None:
+    """Raise `Conflict` unless the attempt's type satisfies the requested one."""
+    if record.checkpoint_type is not requested and record.checkpoint_type not in fit:
         raise Conflict(
-            f"step {record.step} is saved already, as {record.checkpoint_type.value}, not {asked.value}",
+            f"step {record.step} is saved already, as {record.checkpoint_type.value}, not {requested.value}",
             hint="a step is saved once in a generation: save the whole state, or another step",
         )

@@ -1,15 +1,14 @@
-"""Who writes which bytes of a tensor that several ranks hold, and who reads them again.
+"""Which rank writes which bytes of a tensor that several ranks hold, and from which parts a restore reads them.
 
-Pure. Replicas of a tensor share the writing of it: its chunks, and those of the other tensors that
-the same ranks hold alike, are dealt out in equal shares of consecutive bytes.
+Pure. The ranks that hold copies of the same tensors (*replicas* below) share the writing: all chunks of these
+tensors are divided into equal shares of consecutive bytes.
 
     the tensors of one group of replicas, by name, one after the other
     |- a -|------------------- b -------------------|-- c --|------ d ------|
     |      replica 0      |      replica 1      |        replica 2          |
 
-A sharded tensor lies in boxes, each with its offsets and its shape, on the ranks that hold them. A
-restore, by as many ranks as there may be, takes for each box that it wants what overlaps with it,
-whoever wrote that.
+A sharded tensor lies in boxes, each with its offsets and its shape, on the ranks that hold them. A restore, by
+any number of ranks, takes for each requested box all saved boxes that overlap with it, from any rank.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from strata.checkpoint.format.digest import CHUNK_BYTES
 Shape = tuple[int, ...]
 
 MAX_COMPARED: Final = 500_000
-"""How many pairs of parts that are no grid are compared: 1,000 with each other, in two or three seconds."""
+"""The most pairs of boxes compared if they form no grid: 1,000 boxes with each other, in two or three seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of a tensor: where it begins in each dimension, and how long it is there."""
+    """A part of a tensor: its start and its length in each dimension."""
 
     offsets: Shape
     shape: Shape
@@ -43,11 +42,11 @@ class Box:
 
     @property
     def count(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     def overlap(self, other: Box) -> Box | None:
-        """Return what both have in common, or None."""
+        """Return the intersection of both boxes, or None."""
         starts = tuple(map(max, self.offsets, other.offsets))
         ends = (
             min(a + n, b + m)
@@ -57,17 +56,17 @@ class Box:
         return Box(starts, shape) if all(n > 0 for n in shape) else None
 
     def within(self, outer: Box) -> Box:
-        """Return this box by its place in `outer`, which has it in it."""
+        """Return this box relative to `outer`, which contains it."""
         return Box(tuple(a - b for a, b in zip(self.offsets, outer.offsets, strict=True)), self.shape)
 
     def fits(self, shape: Shape) -> bool:
-        """Tell whether it lies in a tensor of this shape."""
+        """Return whether the box lies within a tensor of this shape."""
         return len(self.offsets) == len(self.shape) == len(shape) and all(
             a >= 0 and n >= 0 and a + n <= m for a, n, m in zip(self.offsets, self.shape, shape, strict=True)
         )
 
     def hull(self, shape: Shape) -> tuple[int, int]:
-        """Return its first element in a row-major tensor of this shape, and the one after its last."""
+        """Return the index of its first element in a row-major tensor of this shape, and of its last plus 1."""
         first = last = 0
         for offset, length, size in zip(self.offsets, self.shape, shape, strict=True):
             first = first * size + offset
@@ -75,12 +74,12 @@ class Box:
         return first, last + 1
 
     def is_run(self, shape: Shape) -> bool:
-        """Tell whether its elements follow each other in a row-major tensor of this shape."""
+        """Return whether its elements are consecutive in a row-major tensor of this shape."""
         first, end = self.hull(shape)
         return end - first == self.count
 
     def slices(self) -> tuple[slice, ...]:
-        """Return what selects it from a tensor of NumPy or torch."""
+        """Return the slices that select the box from a NumPy or torch tensor."""
         return tuple(slice(a, a + n) for a, n in zip(self.offsets, self.shape, strict=True))
 
 
@@ -88,10 +87,10 @@ class Box:
 
 
 def share(size_bytes: Mapping[str, int], *, replica: int, replicas: int) -> dict[str, range]:
-    """Return which chunks of each tensor replica number `replica` writes: numbers, which may be none.
+    """Return the numbers of the chunks that replica number `replica` writes of each tensor; may be none.
 
-    `size_bytes` has the tensors that the replicas hold alike. They all come to the same division
-    without asking each other; every chunk falls to exactly one of them.
+    `size_bytes` has the tensors that all replicas hold. Every replica computes the same division without any
+    message, and every chunk falls to exactly one of them.
     """
     total = sum(size_bytes.values())
     mine: dict[str, range] = {}
@@ -99,7 +98,7 @@ def share(size_bytes: Mapping[str, int], *, replica: int, replicas: int) -> dict
     for name, size in sorted(size_bytes.items()):
         chunks = range(-(-size // CHUNK_BYTES))
         owners = [_owner(base, size, number, total=total, replicas=replicas) for number in chunks]
-        # of neighbours, so that what a replica has of a tensor is one run
+        # owners ascend, so one replica's chunks of a tensor are one run
         first, end = bisect.bisect_left(owners, replica), bisect.bisect_right(owners, replica)
         mine[name] = range(first, end)
         base += size
@@ -107,13 +106,13 @@ def share(size_bytes: Mapping[str, int], *, replica: int, replicas: int) -> dict
 
 
 def _owner(base: int, size: int, number: int, *, total: int, replicas: int) -> int:
-    """Return the replica in whose share the middle of a chunk lies."""
+    """Return the replica whose share contains the middle of a chunk."""
     start, end = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, size)
     return (2 * base + start + end) * replicas // (2 * total)
 
 
 def gap(shape: Shape, boxes: Sequence[Box]) -> str | None:
-    """Return why these boxes are not the whole of a tensor, each element once; None when they are."""
+    """Return why these boxes do not cover a tensor, each element once; None if they do."""
     for box in boxes:
         if not box.fits(shape):
             return f"{list(box.shape)} at {list(box.offsets)} lies outside of {list(shape)}"
@@ -128,12 +127,12 @@ def gap(shape: Shape, boxes: Sequence[Box]) -> str | None:
                 return f"its {len(ordered)} parts lie so that too many would have to be compared"
             if box.overlap(other) is not None:
                 return f"what begins at {list(box.offsets)} and at {list(other.offsets)} overlaps"
-    held, wanted = sum(box.count for box in ordered), math.prod(shape)
-    return None if held == wanted else f"{held} of {wanted} elements are there"
+    held, total = sum(box.count for box in ordered), math.prod(shape)
+    return None if held == total else f"{held} of {total} elements are there"
 
 
 def _is_grid(boxes: Sequence[Box]) -> bool:
-    """Tell whether boxes are cells of a grid, each once, as most partitionings are: then none overlap."""
+    """Return whether the boxes are distinct cells of a grid, as in most partitionings; then none overlap."""
     dimensions = len(boxes[0].shape) if boxes else 0
     if len(set(boxes)) != len(boxes):
         return False
@@ -147,16 +146,16 @@ def _is_grid(boxes: Sequence[Box]) -> bool:
 # -- reading ----------------------------------------------------------------------------------
 
 
-def sources(wanted: Box, pieces: Sequence[Box]) -> list[tuple[int, Box]] | None:
-    """Return which pieces hold what of `wanted`, by their numbers; None when something is missing.
+def sources(requested: Box, pieces: Sequence[Box]) -> list[tuple[int, Box]] | None:
+    """Return, by their numbers, the pieces that overlap `requested` and each overlap; None if elements are missing.
 
-    The pieces do not overlap, but for such as are equal: of those the first one counts.
+    Pieces do not overlap unless they are equal; of equal ones the first one counts.
     """
     found: list[tuple[int, Box]] = []
     seen: set[Box] = set()
     for number, piece in enumerate(pieces):
-        common = wanted.overlap(piece) if piece not in seen else None
+        common = requested.overlap(piece) if piece not in seen else None
         if common is not None:
             seen.add(piece)
             found.append((number, common))
-    return found if sum(box.count for _, box in found) == wanted.count else None
+    return found if sum(box.count for _, box in found) == requested.count else None

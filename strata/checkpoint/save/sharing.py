@@ -1,12 +1,11 @@
-"""Sharing the writing of what the ranks of one save found equal in it.
+"""Sharing the writing of tensors that the ranks of one save found equal by comparison.
 
     each rank hashes its tensors ─▶ all compare (`Exchange`) ─▶ equal: written once, in shares
                                                             └▶ different: each rank writes its own
 
-It goes by what this very save holds, after the attempt has begun and before a byte of the image is
-written. A plan that differed between ranks could not be committed: every rank's manifest has the
-digests of all chunks of a shared tensor, and `check_replicas` proves that they are the same and that
-each chunk was written.
+The ranks compare the tensors of this very save, after the attempt has begun and before they write a byte of the
+image. If plans differed between ranks, the save could not be committed: every rank's manifest has the digests of
+all chunks of a shared tensor, and `check_replicas` proves that they are the same and that each chunk was written.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from strata.checkpoint.snapshot.snapshot import Snapshot
 
 
 class Exchange(Protocol):
-    """How the ranks of one attempt tell each other what they hold."""
+    """The exchange of comparison messages between the ranks of one attempt."""
 
     @property
     def limit_bytes(self) -> int:
-        """The longest message, alike on all ranks."""
+        """The longest message, the same on all ranks."""
         ...
 
     def __call__(
         self, record: CheckpointMetadata, stage: int, message: bytes, *, cancelled: Event
     ) -> Sequence[bytes]:
-        """Return the message of every rank at this stage of the attempt's comparison, in their order.
+        """Return the message of every rank at this stage of the attempt's comparison, in the order of ranks.
 
-        `CheckpointAborted` when the attempt is given up or `cancelled` is set, `CheckpointError` when a
-        rank takes no part, `Unavailable` when not all have come in time.
+        `CheckpointAborted` if the attempt is aborted or `cancelled` is set, `CheckpointError` if a rank takes no
+        part, `Unavailable` if not all messages arrive in time.
         """
         ...
 
@@ -56,10 +55,10 @@ def share_equal(
     ranks: int,
     threads: int,
 ) -> tuple[Snapshot, Plan]:
-    """Return the snapshot with this rank's shares of what is equal on all `ranks`, and the plan for it.
+    """Return the snapshot with this rank's shares of the tensors equal on all `ranks`, and the plan for it.
 
-    A rank that has nothing to compare takes part, too: the others wait for it. Nothing is hashed before it is
-    copied, since the trainer waits for the copy.
+    A rank that has nothing to compare takes part, too: the others wait for its messages. No tensor is hashed
+    before all are copied, since the trainer waits for the copy.
     """
     names = comparable(snapshot)
     if names:
@@ -80,7 +79,7 @@ def share_equal(
 def comparable(snapshot: Snapshot) -> list[str]:
     """Return the tensors that may be equal on all ranks, in the order of the image.
 
-    That is none of which ranks hold parts, none that was declared, and no random generator's state.
+    Excluded are sharded tensors, tensors declared as replicated, and states of random generators.
     """
     return [
         name

@@ -1,13 +1,13 @@
 """`AsyncCheckpointWriter`: saves that cost the trainer one copy of the state.
 
-`write` copies the state into an arena and returns; one thread takes the saves in turn to storage
-and to the catalog. There are two arenas, so at most two saves are in flight. What a third one
-does is `WhenFull`. With little memory there is no arena: `write` returns when the state is written.
+`write` copies the state into an arena and returns. One thread takes the saves in turn to storage and to the
+catalog. There are two arenas, so at most two saves are in flight; `WhenFull` decides about a third one. With
+`low_memory` there is no arena: `write` returns when the state is written.
 
-An error is never lost: it is raised by `info.wait()`, else by the next `write`, by
-`check_for_errors`, `wait_until_finished` or `close`, else it is told on stderr when the process exits.
-So is an error of what follows a save (the removal of old checkpoints). A save that was dropped is
-no error; it is logged, and `info.wait()` raises.
+An error is never lost. It is raised by `info.wait()`, else by the next `write`, `check_for_errors`,
+`wait_until_finished` or `close`, else it is printed on stderr when the process exits. The same holds for errors
+of work after a save (the removal of old checkpoints). A dropped save is no error: it is logged, and
+`info.wait()` raises.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from strata.errors import CheckpointAborted, CheckpointError, ConfigError, Strat
 
 MAX_IN_FLIGHT: Final = 2
 SAY_S: Final = 10.0
-"""How often it is said what the end of a program waits for."""
+"""The interval of the log line about unfinished saves at the end of a program."""
 
 _TO_MAKE_ROOM: Final = f"{DROPPED} to make room"
 
 log: Final = logging.getLogger("strata.checkpoint")
 
 AfterSave = Callable[[CheckpointMetadata | None], None]
-"""Called by the writing thread after each save, with the checkpoint or None when it failed."""
+"""Called by the writing thread after each save, with the checkpoint, or None if the save failed."""
 
 
 class WhenFull(StrEnum):
-    """What a save does that finds two in flight.
+    """The behaviour of a save when two are in flight already.
 
-    BLOCK: wait until one has ended. DROP: take the place of the one that has not begun, which is
-    given up for all ranks. FAIL: raise, and be given up for all ranks.
+    BLOCK: wait until one has ended. DROP: take the arena of the save that has not begun, and abort that save for
+    all ranks. FAIL: raise, and abort the new save for all ranks.
     """
 
     BLOCK = "block"
@@ -66,8 +66,8 @@ class WhenFull(StrEnum):
 class AsyncCheckpointWriter:
     """Writes one rank's states in the background. One user thread, one process.
 
-    `failing_grace_s` bounds how long a program that ends with an error waits for a save that
-    makes no progress: the other ranks may never come to it. None: there are no others.
+    `failing_grace_s` bounds how long a program that ends with an error waits for a save without progress: the
+    other ranks may never reach that save. None: there are no other ranks.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class AsyncCheckpointWriter:
         self._low_memory = low_memory
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        """Of the five below: what is free, what waits, and how much is in flight."""
+        """Guards the arenas, the queue and the counter below; notified at each change."""
         self._cuda = CudaCopies()
         self._arenas = [Arena() for _ in range(MAX_IN_FLIGHT)]
         self._waiting: deque[_Job | _Failed] = deque()
@@ -94,13 +94,13 @@ class AsyncCheckpointWriter:
         self._ending = False
         self._failed_attempts: dict[int, str] = {}
         self._pending_errors = PendingErrors()
-        self._passes_once = False
+        self._ignores_errors_once = False
         self._thread: threading.Thread | None = None
         self._closed = False
         self._exiting = False
 
     def prepare(self, state: Any, *, capture_rng: bool = True) -> None:
-        """Have the memory ready for states like this one: the first saves then cost no more than later ones."""
+        """Allocate the memory for states like this one, so that first saves cost no more than later ones."""
         self._check_process()
         if self._low_memory:
             return
@@ -113,9 +113,9 @@ class AsyncCheckpointWriter:
                 arena.prepare(image_bytes(flat))
 
     def lend(self, size_bytes: int) -> memoryview:
-        """Return memory to read a checkpoint into: that of saves, if none is in flight.
+        """Return memory to read a checkpoint into: an arena's, if no save is in flight.
 
-        It was used before, or is then ready for the first save.
+        An arena's memory was used before, or the lending makes it ready for the first save.
         """
         with self._changed:
             if self._arenas and not self._low_memory:
@@ -123,7 +123,7 @@ class AsyncCheckpointWriter:
         return allocate(size_bytes, inherited=True)
 
     def take_back(self) -> None:
-        """Have for saves again what was lent, as far as nobody holds any of it."""
+        """Return lent memory to the arenas, except memory that is still referenced."""
         with self._changed:
             for arena in self._arenas:
                 arena.take_back()
@@ -137,11 +137,11 @@ class AsyncCheckpointWriter:
         progress: Progress | None = None,
         replication: Replication | None = None,
     ) -> CheckpointInfo:
-        """Copy `state` and return at once; raise the error of an earlier save first.
+        """Copy `state` and return at once; before that, raise the error of an earlier save.
 
-        `state` is a mapping of what is to be saved, or bytes; `replication` says what of it the
-        other ranks have as well. While two saves are in flight it does what `when_full` says.
-        `CheckpointError`, naming the key, for what cannot be saved.
+        `state` is bytes or a mapping; `replication` declares which tensors of it the other ranks hold as well.
+        If two saves are in flight, `when_full` decides. `CheckpointError`, naming the key, for values that
+        cannot be saved.
         """
         self._check_process()
         if self._closed:
@@ -151,7 +151,7 @@ class AsyncCheckpointWriter:
             ahead = not self._exiting and (self._thread is not None or self._start())
             job = self._laid_out(state, request, capture_rng, progress, replication, ahead=ahead)
         except BaseException as error:
-            self._tell(request, self._saver.reason(error))
+            self._abort_in_background(request, self._saver.reason(error))
             raise
         info = job.info
         self._pending_errors.follow(info)
@@ -161,7 +161,7 @@ class AsyncCheckpointWriter:
             del job
             snapshot.staging.run(COPY_THREADS)  # the save waits for it
         except BaseException:
-            self._pending_errors.forget(info)  # it is told here
+            self._pending_errors.forget(info)  # this call raises it
             raise
         finally:
             snapshot.staging.end()
@@ -173,18 +173,18 @@ class AsyncCheckpointWriter:
         return info
 
     def _raise_earlier(self, request: SaveRequest) -> None:
-        """Raise what an earlier save failed of; this one is dropped then, on all ranks, and is no failure.
+        """Raise the error of an earlier save; in that case drop this save on all ranks, which is no failure.
 
-        As one it would be raised by their next saves, which would fail the others' next ones in turn.
+        If it counted as a failure, the other ranks' next saves would raise it, and fail the saves after them.
         """
-        passes, self._passes_once = self._passes_once, False
-        if passes:
+        ignores, self._ignores_errors_once = self._ignores_errors_once, False
+        if ignores:
             return
         try:
             self.check_for_errors()
         except BaseException as error:
             why = f"rank {self._saver.catalog.rank} was told of an earlier error: {error}"
-            self._tell(request, f"{DROPPED}: {why}"[:1000])
+            self._abort_in_background(request, f"{DROPPED}: {why}"[:1000])
             raise
 
     def _laid_out(
@@ -197,7 +197,7 @@ class AsyncCheckpointWriter:
         *,
         ahead: bool,
     ) -> _Job:
-        """Return the save with its copy of the state, or, `ahead` of that, with what will copy it."""
+        """Return the job with a copy of the state or, if `ahead`, with a staging that will copy it."""
         flat = Flat(replication=replication, mesh=dict(replication.mesh) if replication is not None else {})
         tree = flat.add("", state)
         generators = flat.add(RNG_KEY, rng.capture()) if capture_rng else None
@@ -229,14 +229,14 @@ class AsyncCheckpointWriter:
         info.bytes_total = snapshot.layout.size_bytes
         return _Job(info=info, snapshot=snapshot, request=request, arena=arena)
 
-    def _tell(self, request: SaveRequest, reason: str) -> None:
-        """Have the other ranks told that they need not wait for this one's part; nobody waits for that here."""
+    def _abort_in_background(self, request: SaveRequest, reason: str) -> None:
+        """Have the thread abort this save, so that no other rank waits for this one; return before it is done."""
         if self._saver.catalog.world_size > 1:
             self._hand_over(_Failed(request=request, reason=reason))
             self._finish_if_ending()
 
     def _free_arena(self, request: SaveRequest) -> Arena:
-        """Return an arena; when there is none, do what `when_full` says."""
+        """Return an arena; if none is free, act on `when_full`."""
         with self._changed:
             if self._arenas:
                 return self._arenas.pop()
@@ -255,9 +255,9 @@ class AsyncCheckpointWriter:
             return self._arenas.pop()
 
     def _drop(self, reason: str) -> Arena | None:
-        """Give up the newest save that has not begun, for all ranks; return its arena, if there is one.
+        """Drop the newest save that has not begun, for all ranks; return its arena, or None.
 
-        Only once that is on record: until then the other ranks wait for this one.
+        Returns only once the abort is on record: until then the other ranks wait for this one.
         """
         with self._changed:
             job = next((job for job in reversed(self._waiting) if isinstance(job, _Job)), None)
@@ -291,16 +291,16 @@ class AsyncCheckpointWriter:
             self._changed.notify_all()
 
     def _wait_until_staged(self, info: CheckpointInfo) -> None:
-        """Return once the state may be changed. With little memory it is read until it is written."""
+        """Return once the trainer may change the state; with `low_memory` that is once it is written."""
         try:
             info.wait_until_staged()
         except BaseException:
             info.cancel()
-            info.wait_until_staged()  # until then it must stay as it is
+            info.wait_until_staged()  # until then the state must not change
             raise
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
-        """Return once no save is in flight; raise the error of one that failed.
+        """Return once no save is in flight; raise the error of a failed one.
 
         `Unavailable` after `timeout_s`; the saves go on.
         """
@@ -313,33 +313,33 @@ class AsyncCheckpointWriter:
         return self._in_flight == 0
 
     def give_way(self) -> None:
-        """Give up, for all ranks, the saves in flight, as no failures."""
+        """Give up the saves in flight, for all ranks, as dropped rather than failed."""
         self._pending_errors.give_way()
 
     def wait_room(self, timeout_s: float) -> bool:
-        """Tell, after that time at the latest, whether a save would not have to wait for one in flight."""
+        """Return whether an arena is free, so that a save need not wait; wait up to `timeout_s` for one."""
         with self._changed:
             return bool(self._changed.wait_for(lambda: self._arenas, timeout_s))
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Return once no save is in flight, whatever became of them; `Unavailable` after `timeout_s`."""
+        """Return once no save is in flight, committed or not; `Unavailable` after `timeout_s`."""
         self._check_process()
         if not self._settle(timeout_s):
             raise Unavailable(f"{self._in_flight} saves are not done after {timeout_s:g} s", hint="")
 
     def let_pass(self) -> None:
-        """Have the next save made whatever failed before: who asks, or the save after it, is told of that."""
-        self._passes_once = True
+        """Make the next save despite earlier errors; a later check or the save after it raises them."""
+        self._ignores_errors_once = True
 
     def check_for_errors(self) -> None:
-        """Raise the error of a save that failed, unless it was raised before."""
+        """Raise the error of a failed save, unless it was raised before."""
         self._pending_errors.raise_first()
 
     def close(self, *, failing: bool = False) -> None:
-        """Wait for the saves in flight, stop the thread, and raise the error of one that failed.
+        """Wait for the saves in flight, stop the thread, and raise the error of a failed save.
 
-        `failing`: the program ends with an error of its own, so it waits no longer than it may. What
-        is unfinished then, and fails yet, is told when the process exits.
+        `failing`: the program ends with an error of its own, so the wait is bounded (`failing_grace_s`). The
+        errors of saves that are unfinished then are printed when the process exits.
         """
         if self._closed:
             return
@@ -360,7 +360,7 @@ class AsyncCheckpointWriter:
     # -- the thread
 
     def _hand_over(self, job: _Job | _Failed) -> None:
-        """Have the thread do it; where there can be none, because the process ends, say, do it here."""
+        """Give the job to the thread; if no thread can start, as when the process ends, do it in this one."""
         with self._changed:
             self._in_flight += 1
             self._waiting.append(job)
@@ -371,18 +371,18 @@ class AsyncCheckpointWriter:
                 pass
 
     def _finish_if_ending(self) -> None:
-        """Where the handler for the end of the process has run, wait and tell as it does: nobody else would."""
+        """If the exit handler has run already, wait for the saves and print errors as it does; nothing else would."""
         if self._exiting or (self._thread is None and not threading.main_thread().is_alive()):
             self._at_exit()
 
     def _start(self) -> bool:
-        # a daemon: an idle writer keeps no program alive; _at_exit waits for a busy one
+        # a daemon thread: an idle writer keeps no program alive, and _at_exit waits for a busy one
         thread = threading.Thread(target=self._run, name="strata-checkpoints", daemon=True)
-        atexit.unregister(self._at_exit)  # an earlier try may have come as far as this
+        atexit.unregister(self._at_exit)  # an earlier try may have registered it
         atexit.register(self._at_exit)
         try:
             thread.start()
-        except RuntimeError:  # what Python says at its end, or when there are too many
+        except RuntimeError:  # at interpreter shutdown, or when there are too many threads
             return False
         self._thread = thread
         return True
@@ -392,7 +392,7 @@ class AsyncCheckpointWriter:
             pass
 
     def _one(self, *, waits: bool) -> bool:
-        """Do the next job; False when there is none, and none will come."""
+        """Do the next job; return False if there is none and none will come."""
         job = self._next(waits=waits)
         if job is None:
             return False
@@ -402,7 +402,7 @@ class AsyncCheckpointWriter:
                     self._failed_attempts[job.request.step] = given_up.id
             else:
                 record, arena = self._save(job), job.arena
-                del job  # what was saved is let go of before its arena is used again
+                del job  # frees the snapshot before its arena is used again
                 self._give_back(arena)
                 if self._after_save is not None:
                     self._after_save(record)
@@ -426,7 +426,7 @@ class AsyncCheckpointWriter:
             try:
                 record = self._saver.save(job.snapshot, request, info)
             finally:
-                job.snapshot.settle()  # whatever became of it, nothing is copied to the arena any more
+                job.snapshot.settle()  # from here on, nothing is copied to the arena, however the save ended
         except BaseException as error:  # noqa: BLE001  # raised in the user's thread, by its handle
             if info.record is not None:
                 self._failed_attempts[step] = info.record.id
@@ -437,17 +437,17 @@ class AsyncCheckpointWriter:
             info.succeed(record)
             log.info("step %d is committed: %s, %d bytes", step, record.path, record.size_bytes)
             return record
-        told = log.warning if info.dropped else log.error
-        told("the save of step %d failed: %s", step, str(info.error) or type(info.error).__name__)
+        log_line = log.warning if info.dropped else log.error
+        log_line("the save of step %d failed: %s", step, str(info.error) or type(info.error).__name__)
         return None
 
     def _settle(self, timeout_s: float | None) -> bool:
-        """Tell whether no save is in flight any more; wait for it."""
+        """Return whether no save is in flight any more, after waiting up to `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._in_flight == 0, timeout_s)
 
     def _settle_at_the_end(self, grace_s: float | None) -> bool:
-        """Do so, in `grace_s` anew after each progress; say every now and then what is waited for."""
+        """Wait as `_settle` does, with `grace_s` anew after each progress; log the unfinished work at intervals."""
         written, left_s = self._pending_errors.written, grace_s
         while not self._settle(SAY_S if left_s is None else min(left_s, SAY_S)):
             if self._pending_errors.written != written:
@@ -483,7 +483,7 @@ class AsyncCheckpointWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A snapshot on its way, and the arena it lies in."""
+    """A snapshot on its way to storage, and the arena that holds it."""
 
     info: CheckpointInfo
     snapshot: Snapshot
@@ -493,7 +493,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failed:
-    """A save that failed before it was one, of which the other ranks are to be told."""
+    """A save that failed before it began; the other ranks need its abort."""
 
     request: SaveRequest
     reason: str

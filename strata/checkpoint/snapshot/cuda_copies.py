@@ -1,14 +1,13 @@
-"""Copies of CUDA tensors to host memory that go on while the training does.
+"""Copies of CUDA tensors to host memory that overlap with training.
 
-All copies of a snapshot are put on a stream of their own, behind what the current stream has to do
-before. Then the current stream waits for them, on the device: whatever changes a tensor later comes
-after its copy, and the host waits for nothing. What a torch optimizer of the state owns (its
-parameters, its own tensors) is changed by its `step` alone: for these the current stream waits at
-the next step only, so that forward and backward overlap the copy. Buffers, which forward changes,
-come first.
+All copies of a snapshot run on a stream of their own, after the current stream's earlier work. Then the current
+stream waits for them, on the device: any later change of a tensor comes after its copy, and the host waits for
+nothing. The tensors that a torch optimizer of the state owns (its parameters and its own tensors) change only in
+its `step`. So the current stream waits for their copies only at the next step, and forward and backward overlap
+with them. Buffers, which forward changes, are copied first.
 
-An optimizer that says `capturable` may be replayed as a CUDA graph, past its hooks: its tensors are
-waited for at once, like all others.
+An optimizer with `capturable` may be replayed as a CUDA graph, which bypasses its hooks: the current stream waits
+for the copies of its tensors at once, as for all others.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One tensor on a device, and where its bytes go."""
+    """A copy of one tensor on a device, and its target in host memory."""
 
     value: Any
     spec: TensorSpec
@@ -37,9 +36,9 @@ class Copy:
 
 @dataclass(slots=True)
 class Pending:
-    """Copies under way; `wait` returns when all bytes are there, and lets go of the tensors.
+    """Copies in progress; `wait` returns when all bytes are in host memory, and releases the tensors.
 
-    Where a device failed it raises, as often as it is called: the bytes never come.
+    If a device failed, every call of `wait` raises: the bytes never arrive.
     """
 
     events: list[Any] = field(default_factory=list)
@@ -50,7 +49,7 @@ class Pending:
         for event in self.events:
             try:
                 event.synchronize()
-            except RuntimeError as error:  # the other devices go on copying
+            except RuntimeError as error:  # the other devices still copy
                 self.failed.append(error)
         self.events.clear()
         self.kept.clear()
@@ -59,7 +58,7 @@ class Pending:
 
 
 def is_on_device(value: object) -> bool:
-    """Tell whether `value` is a tensor of plain memory on a CUDA device."""
+    """Return whether `value` is a tensor of plain memory on a CUDA device."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor) and value.is_cuda
 
@@ -84,7 +83,7 @@ def _optimizers(torch: Any, value: object) -> Iterator[Any]:
 
 
 def owned_by(optimizers: Sequence[Any]) -> set[int]:
-    """Return where the tensors lie that only these optimizers' steps change."""
+    """Return the addresses of the tensors that only these optimizers' steps change."""
     owned: set[int] = set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -95,7 +94,7 @@ def owned_by(optimizers: Sequence[Any]) -> set[int]:
 
 
 class CudaCopies:
-    """The streams by which one writer copies, one a device."""
+    """The streams on which one writer copies, one for each device."""
 
     def __init__(self) -> None:
         self._streams: dict[Any, Any] = {}
@@ -103,8 +102,8 @@ class CudaCopies:
     def start(self, copies: Sequence[Copy], optimizers: Sequence[Any]) -> Pending:
         """Begin to copy; the tensors may be used, and changed on the current streams, at once.
 
-        When a device fails, what was begun has ended before its error is raised: whoever owns the
-        memory may use it again.
+        If a device fails, the copies that have begun end before its error is raised, so that the caller may use
+        the memory again.
         """
         begun: list[Any] = []
         try:
@@ -113,7 +112,7 @@ class CudaCopies:
             for stream in begun:
                 try:
                     stream.synchronize()
-                except RuntimeError as lost:  # then nothing is copied by it any more
+                except RuntimeError as lost:  # then this stream copies nothing any more
                     error.add_note(f"and a stream that was copying: {lost}")
             raise
 
@@ -148,7 +147,7 @@ class CudaCopies:
 
 
 def _wait_at_next_step(torch: Any, optimizer: Any, device: Any, done: Any) -> None:
-    """Have the stream that takes the optimizer's next step wait for the copies, once."""
+    """Make the stream that runs the optimizer's next step wait for the copies, once."""
 
     def hook(*_: object) -> None:
         torch.cuda.current_stream(device).wait_event(done)
@@ -158,9 +157,9 @@ def _wait_at_next_step(torch: Any, optimizer: Any, device: Any, done: Any) -> No
 
 
 def pin(block: memoryview) -> Callable[[], None] | None:
-    """Register memory with CUDA, so that copies to it run by themselves; return how to undo it.
+    """Register memory with CUDA, so that copies to it need no host thread; return a function that undoes it.
 
-    None where that is refused: then the copies are slower, and as good.
+    None if CUDA refuses: then the copies are slower, but equally correct.
     """
     runtime = sys.modules["torch"].cuda.cudart()
     address = address_of(block)
@@ -172,7 +171,7 @@ def pin(block: memoryview) -> Callable[[], None] | None:
         return None
 
     def undo() -> None:
-        with contextlib.suppress(RuntimeError):  # the process is ending, and CUDA has gone before
+        with contextlib.suppress(RuntimeError):  # the process is exiting, and CUDA has shut down before
             runtime.cudaHostUnregister(address)
 
     return undo

@@ -1,8 +1,8 @@
-"""What a process holds of a tensor that lies on several: boxes, and who holds the same ones.
+"""The local parts of a distributed tensor: boxes, and which processes hold the same ones.
 
-torch's DTensor (FSDP2, tensor parallelism) and ShardedTensor say it themselves; a leaf of another
-library says it by `__strata_parts__()`, which returns a `Distributed`, and makes another one like
-it by `__strata_like__(parts)`. As elsewhere, no library is imported here.
+torch's DTensor (FSDP2, tensor parallelism) and ShardedTensor describe their parts. A tensor of another library has
+`__strata_parts__()`, which returns a `Distributed`, and `__strata_like__(parts)`, which makes a tensor like it.
+No library is imported here.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from strata.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPart:
-    """A box of a tensor whose values are here, in `value`, a plain tensor of the box's shape.
+    """A box of a tensor whose values this process has in `value`, a plain tensor of the box's shape.
 
-    `replicas` processes hold the same box, and this is number `replica` of them. What those of one
-    `group` hold alike they share the writing of.
+    `replicas` processes hold the same box; this one is number `replica` of them. The processes of a `group` share
+    the writing of all boxes that they hold in common.
     """
 
     box: Box
@@ -34,7 +34,7 @@ class LocalPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distributed:
-    """A tensor of the whole training, and what of it lies here, which may be nothing.
+    """A tensor of the whole training, and this process's parts of it, which may be none.
 
     `mesh` is this process's place, (index, size), in each named dimension of the partitioning.
     """
@@ -45,7 +45,7 @@ class Distributed:
 
 
 def is_distributed(value: object) -> bool:
-    """Tell whether `value` is a tensor of which others may hold parts."""
+    """Return whether `value` is a tensor of which other processes may hold parts."""
     if hasattr(value, "__strata_parts__"):
         return not isinstance(value, type)
     torch = sys.modules.get("torch")
@@ -57,10 +57,10 @@ def is_distributed(value: object) -> bool:
 
 
 def distributed_of(key: str, value: Any) -> Distributed | None:
-    """Return what lies here of `value`, or None when it is not distributed.
+    """Return the spec and the local parts of `value`, or None if it is not distributed.
 
-    `CheckpointError`, naming `key`, for one whose values are not known yet (a pending sum), or
-    cannot be written as they lie.
+    `CheckpointError`, naming `key`, if its values are not known yet (a pending sum), or cannot be written as they
+    lie in memory.
     """
     if not is_distributed(value):
         return None
@@ -71,21 +71,21 @@ def distributed_of(key: str, value: Any) -> Distributed | None:
 
 
 def is_in_place(value: object) -> bool:
-    """Tell whether its parts can be written to; else another value takes its place."""
+    """Return whether a restore can write to its parts; if not, it builds a new value."""
     return not hasattr(value, "__strata_parts__")
 
 
 def copy_of(value: Any) -> Any:
-    """Return a tensor of torch or NumPy in memory of its own."""
+    """Return a copy of a tensor of torch or NumPy, in memory of its own."""
     return value.clone() if hasattr(value, "clone") else value.copy()
 
 
 def like(example: Any, parts: Mapping[Box, Any]) -> Any:
-    """Return a tensor that lies as `example` does, and has these parts here."""
+    """Return a tensor distributed as `example` is, with these local parts."""
     if hasattr(example, "__strata_like__"):
         return example.__strata_like__(parts)
     module = sys.modules["torch.distributed.tensor"]
-    # a process that holds nothing of it has an empty part all the same
+    # a process without a part still needs an empty local tensor
     local = next(iter(parts.values())) if parts else example.to_local().detach()
     if local.device != example.device:
         local = local.to(example.device)
@@ -153,7 +153,7 @@ def _of_shards(key: str, value: Any) -> Distributed:
 
 
 def _spec(key: str, value: Any) -> TensorSpec:
-    """Return what the whole tensor is; its parts have its dtype."""
+    """Return the spec of the whole tensor; its parts have its dtype."""
     torch = sys.modules["torch"]
     plain = spec_of(key, torch.empty((0,), dtype=value.dtype))
     assert plain is not None, "a tensor"

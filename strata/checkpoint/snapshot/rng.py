@@ -1,6 +1,6 @@
 """The states of the random number generators of Python, NumPy and torch.
 
-Captured and restored for the libraries that are loaded; none is loaded for it.
+They are captured and restored only for libraries that are loaded already.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def capture() -> dict[str, Any]:
 
 
 def restore(states: dict[str, Any]) -> None:
-    """Put the generators back; those of libraries that are not loaded, or GPUs gone, stay.
+    """Restore the generators; skip those of libraries that are not loaded, and of GPUs that are not present.
 
-    `CheckpointCorrupt` for a state that a generator refuses: none has ever given it.
+    `CheckpointCorrupt` for a state that a generator rejects: no generator has produced it.
     """
     try:
         _restore(states)

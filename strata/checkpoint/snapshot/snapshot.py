@@ -1,17 +1,16 @@
-"""Copies of the state that the trainer no longer touches.
+"""Copies of the state that the trainer no longer changes.
 
-The trainer's thread copies into one of a fixed number of arenas and goes on; whoever writes the
-checkpoint reads from there, from the beginning on while the end is still copied. A snapshot is laid
-out as its image, header and all, from an aligned address on, so that direct I/O writes it as it lies.
+The trainer's thread copies into one of a fixed number of arenas and goes on. The writer's thread reads from the
+arena, from its beginning on while the end is still being copied. A snapshot has the layout of its image, header
+included, at an aligned address, so that direct I/O writes it without another copy.
 
-Tensors that lie in plain memory are copied as bytes, large ones by a few threads; others (strided,
-on a device) by their own library.
+Tensors in plain memory are copied as bytes, large ones by a few threads; others (strided, on a device) by their
+own library.
 
-An arena remembers the digests of what it was last given. For an Incremental the state is hashed
-where it lies, and a chunk that the arena has already is not copied: reading costs the trainer less
-than copying, and the writer need not hash again. Whatever is hashed and copied is hashed again in
-the arena, so that a digest is that of the bytes to be written, even if somebody changes the state
-meanwhile. The snapshot is whole in any case, and may become a Full.
+An arena remembers the digests of its last snapshot. For an Incremental the state is hashed in place, and a chunk
+that the arena has already is not copied: reading costs the trainer less than copying, and the writer need not hash
+again. A chunk that is copied is hashed in the arena, so that its digest matches the bytes to be written even if
+other code changes the state meanwhile. The snapshot is whole in any case, so the save may become a Full.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ __all__ = ["Arena", "Snapshot", "take_snapshot"]
 class Snapshot:
     """The image of a state as of one moment: its trees, its layout, its bytes.
 
-    `pieces` are the bytes of the image, one after the other; `views` those of each tensor. They
-    may be read after `wait`, the first of them earlier. `kept` is what they lie in, where that is not an arena. `shards` says of
-    which larger tensor one is a part, and `shares` which chunks fall to this rank of those that others
-    hold as well; `mesh` is the rank's place in the partitioning. `digests` are those of the chunks of
-    each tensor, where they are known already; `on_hashed` is to be told them by whoever finds them.
+    `pieces` are the bytes of the image, one after the other; `views` those of each tensor. They may be read after
+    `wait`, the first bytes earlier. `kept` is the object that owns the bytes, if that is not an arena. `shards`
+    has, for each tensor that is a part, its place in the larger one; `shares` has this rank's chunks of tensors
+    that other ranks hold as well; `mesh` is the rank's place in the partitioning. `digests` are the chunk digests
+    of each tensor, if known already; otherwise `on_hashed` is called with them once computed.
     """
 
     tree: Json
@@ -64,28 +63,28 @@ class Snapshot:
     mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     digests: Mapping[str, Sequence[str]] | None = None
     begun_s: float | None = None
-    """When the copy was begun, on the monotonic clock; None where the state is written from where it lies."""
+    """The monotonic time at which the copy began; None if the state is written from the trainer's own memory."""
     taken_s: float = 0.0
     on_hashed: Callable[[Mapping[str, Sequence[str]]], None] = unobserved
 
     def wait(self, size_bytes: int | None = None) -> None:
-        """Return once the image's first `size_bytes` are there, or all of it.
+        """Return once the image's first `size_bytes` are copied, or all of it.
 
-        Copies from devices go on after the snapshot was taken, others where it was taken ahead of
-        them: `CheckpointAborted` when those fail.
+        Copies from devices may go on after the snapshot was taken; with `ahead`, so may all others. If these
+        fail: `CheckpointAborted`.
         """
         self.staging.wait(size_bytes)
         self.pending.wait()
 
     def settle(self) -> None:
-        """Return once nothing is copied any more, whatever became of it: the memory is used again."""
+        """Return once nothing is being copied any more, successful or not, so that the memory can be reused."""
         with contextlib.suppress(CheckpointAborted):
             self.staging.wait()
         self.pending.wait()
 
     @property
     def copy_s(self) -> float | None:
-        """How long the trainer was held up by the copy; None if there is none."""
+        """The seconds for which the copy held up the trainer; None if there was no copy."""
         return None if self.begun_s is None else max(self.taken_s, self.staging.done_s) - self.begun_s
 
     @property
@@ -94,15 +93,15 @@ class Snapshot:
 
 
 def image_bytes(flat: Flat) -> int:
-    """Return how much memory a snapshot of `flat` takes."""
+    """Return the memory that a snapshot of `flat` takes."""
     return _layout_of(flat).size_bytes
 
 
 def look_at(flat: Flat, *, tree: Json, rng: Json, arena: Arena) -> Snapshot:
-    """Return the image of a state where it lies; the state must not change while that is used.
+    """Return the image of a state in the trainer's memory; the state must not change while the image is used.
 
-    Tensors that do not lie as an image has them are copied to the arena: strided ones, and those on a device. A
-    copy lies as far into a page as in the image, so that direct I/O writes it without another one.
+    Tensors not laid out as in an image (strided ones, and those on a device) are copied to the arena. A copy has
+    the same offset within a page as in the image, so that direct I/O writes it without another copy.
     """
     layout = _layout_of(flat)
     lying = {name: in_place(flat.tensors[name][1], place.spec) for name, place in layout.places.items()}
@@ -149,10 +148,9 @@ def take_snapshot(
 ) -> Snapshot:
     """Copy every tensor of `flat` into the arena; return once the state may be changed.
 
-    With `cuda`, copies from CUDA devices go on behind that, and `optimizers` know when to wait.
-    `hashed`: with the digests, unless there are such copies, and without copying what the arena has.
-    `ahead`: return before what lies in plain memory is copied, which the caller then does by
-    `staging.run`, unless it was hashed.
+    With `cuda`, copies from CUDA devices go on after the return, and hooks make the `optimizers` wait for them.
+    `hashed`: also compute the digests, unless there are such copies, and do not copy chunks the arena has.
+    `ahead`: return before plain memory is copied, unless hashed; the caller then copies by `staging.run`.
     """
     begun_s = time.monotonic()
     layout = _layout_of(flat)
@@ -179,7 +177,7 @@ def take_snapshot(
     try:
         if cuda is not None and on_device:
             arena.pin(pin)
-            pending = cuda.start(on_device, optimizers)  # it runs while the others are copied
+            pending = cuda.start(on_device, optimizers)  # runs while the others are copied
         for one in others:
             copy_out(one.value, one.spec, one.into)
         if hashed and not on_device:
@@ -192,7 +190,7 @@ def take_snapshot(
             if not ahead:
                 staging.run(threads)
     except BaseException:
-        pending.wait()  # the arena is used again
+        pending.wait()  # before the arena is used again
         raise
 
     def on_hashed(digests: Mapping[str, Sequence[str]]) -> None:
@@ -218,13 +216,13 @@ def take_snapshot(
 
 
 def _layout_of(flat: Flat) -> Layout:
-    """Return the image of `flat`: parts of larger tensors last, so that what ranks compare is copied first."""
+    """Return the layout of `flat`: parts of larger tensors last, so that tensors to compare are copied first."""
     names = sorted(flat.tensors, key=lambda name: name in flat.shards)
     return lay_out({name: flat.tensors[name][0] for name in names})
 
 
 def shares_of(flat: Flat) -> dict[str, range]:
-    """Return which chunks this process writes of each tensor that others hold as well."""
+    """Return the chunks that this process writes of each tensor that other processes hold as well."""
     groups: dict[Replica, dict[str, int]] = {}
     for name, replica in flat.replicas.items():
         groups.setdefault(replica, {})[name] = flat.tensors[name][0].size_bytes
@@ -235,7 +233,7 @@ def shares_of(flat: Flat) -> dict[str, range]:
 
 
 class _Plain(NamedTuple):
-    """A chunk of a tensor: where it goes, and where it lies in plain memory, unless it is there already."""
+    """A chunk of a tensor: its target, and its source in plain memory, or None if it is copied already."""
 
     tensor: str
     number: int
@@ -244,9 +242,9 @@ class _Plain(NamedTuple):
 
 
 def _staging(plain: Sequence[_Plain], *, begin: int, kept: Flat) -> Staging:
-    """Return the copy of each chunk that is not there already; `begin` is where the first goes.
+    """Return the copy of all chunks that are not copied yet; `begin` is the target's offset of the first.
 
-    The chunks are parts of the tensors of `kept`, and do not keep these alive.
+    The chunks are views of the tensors of `kept`, which they do not keep alive.
     """
     runs = groups([len(one.into) for one in plain], CHUNK_BYTES)
     ends = list(itertools.accumulate((len(one.into) for one in plain), initial=begin))
@@ -263,7 +261,7 @@ def _staging(plain: Sequence[_Plain], *, begin: int, kept: Flat) -> Staging:
 def _copy_and_hash(
     plain: Sequence[_Plain], before: Mapping[str, Sequence[str]], threads: int
 ) -> dict[str, tuple[str, ...]]:
-    """Copy each chunk that differs from what `before` says is there; return the digests of all."""
+    """Copy each chunk whose digest differs from the arena's, `before`; return the digests of all chunks."""
     runs, found = groups([len(one.into) for one in plain], CHUNK_BYTES), [""] * len(plain)
 
     def work(number: int) -> None:

@@ -1,7 +1,7 @@
-"""How far a snapshot's copy has come, so that its first blocks are written while the last are copied.
+"""The progress of a snapshot's copy, so that its first blocks are written while the last are copied.
 
-The trainer's thread copies in runs, from the image's beginning to its end, and says of each that it
-is there; whoever writes the image waits for the bytes of a block before it touches them.
+The trainer's thread copies in runs, from the image's beginning to its end, and marks each run as copied. The
+writer's thread waits for the bytes of a block before it reads them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from strata.errors import CheckpointAborted
 
 
 class Staging:
-    """The runs of one copy. `work(n)` copies run n, and with those before it the image is there up to `ends[n]`.
+    """The runs of one copy. `work(n)` copies run n; with all runs before it, the image is copied up to `ends[n]`.
 
-    `kept` is what is copied from: it is held until the copy is done, and no longer.
+    `kept` is the source of the copy: it is referenced until the copy is done, and no longer.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class Staging:
         self._failed = False
         self._changed = threading.Condition()
         self.done_s = 0.0
-        """When the last run was copied, on the monotonic clock; 0 before, and where nothing is to be copied."""
+        """The monotonic time at which the last run was copied; 0 before, and if there is nothing to copy."""
 
     def run(self, threads: int) -> None:
-        """Copy all of it, by the calling thread and others; return when none of them copies any more.
+        """Copy all runs, in the calling thread and others; return when none of them copies any more.
 
-        After an error, which is raised here, `wait` raises. Does nothing when it is copied already.
+        An error is raised here, and makes `wait` raise, too. Does nothing if all is copied already.
         """
         if self._is_there(None):
             return
@@ -46,16 +46,16 @@ class Staging:
             self.end()
 
     def end(self) -> None:
-        """Say that nothing is copied any more: if it is not all there, it never will be."""
+        """Record that no run is copied any more; runs that are not copied yet never will be."""
         with self._changed:
             self._failed = not self._is_there(None)
-            self._work = self._kept = None  # they lead to the trainer's tensors
+            self._work = self._kept = None  # they refer to the trainer's tensors
             self._changed.notify_all()
 
     def wait(self, size_bytes: int | None = None) -> None:
-        """Return once the image's first `size_bytes` are there, or all of it.
+        """Return once the image's first `size_bytes` are copied, or all of it.
 
-        `CheckpointAborted` when they never will be.
+        `CheckpointAborted` if they never will be.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._failed or self._is_there(size_bytes))

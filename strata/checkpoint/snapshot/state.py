@@ -1,19 +1,18 @@
-"""A training state as a tree of plain values with tensors beside it.
+"""A training state as a tree of plain values, with tensors beside it.
 
-The tree is JSON. What JSON has is written as it is (None, booleans, integers, finite floats,
-text); everything else is an object with one letter for its kind:
+The tree is JSON. Values that JSON has are written as they are (None, booleans, integers, finite floats, text). Any
+other value is an object with one letter for its kind:
 
     {"t": name}  tensor          {"d": [[key, value]…], "c": class, "m": metadata}  mapping
     {"b": name}  opaque bytes    {"l": […]}  list       {"u": […]}  tuple
     {"f": text}  nan or inf      {"s": [dtype, hex]}  NumPy scalar
 
-What a text holds by itself, without an image beside it, has further kinds: see `inline`.
+Values stored in the text itself, without an image beside it, have further kinds: see `inline`.
 
-`name` is the tensor's name in the image: its path in the state, joined by dots. An object with
-`state_dict()` stands as what that returns. A tensor that is reached twice is written once. Of a
-tensor that lies on several processes (a DTensor, say) the tree has the name of the whole, and the
-image the parts that lie here. Nothing is pickled: a value of another kind is an error that names
-its key.
+`name` is the tensor's name in the image: its path in the state, joined by dots. An object with `state_dict()` is
+saved as that call's result. A tensor that is reached twice is written once. For a tensor distributed over several
+processes (a DTensor, say), the tree has the name of the whole tensor, and the image has the local parts. Nothing
+is pickled: a value of any other kind is an error that names its key.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ from strata.checkpoint.snapshot.tensors import (
 from strata.errors import CheckpointCorrupt, CheckpointError
 
 Json = Any
-"""What `json` reads and writes."""
+"""Any value that `json` reads and writes."""
 
 RESERVED_NAMES: Final = frozenset({"__metadata__"})
-"""safetensors keeps this name for itself."""
+"""Names that safetensors reserves."""
 
 MAX_DEPTH: Final = 128
-"""How deep containers lie in each other; the JSON, three times as deep, can then be read anywhere."""
+"""The greatest depth of nested containers; the JSON, three times as deep, can then be parsed anywhere."""
 
 CLASSES: Final[dict[str, type]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
-"""The mappings that there are, by their names in a tree."""
+"""The supported mappings, by their names in a tree."""
 _CLASSES: Final[dict[type, str]] = {cls: name for name, cls in CLASSES.items()}
 
 
 @dataclass(slots=True)
 class Flat:
-    """Trees of one state, and the tensors they name; these still lie in the trainer's memory.
+    """Trees of one state, and the tensors that they name, which are still in the trainer's memory.
 
-    `shards` says of tensors that are parts which part, `replicas` of what others hold as well who
-    this one is among them; `replication` knows that of plain tensors. `mesh` is this process's place,
-    (index, size), in each dimension of a partitioning that tensors tell of.
+    `shards` has, for each tensor that is a part, its place in the larger one. `replicas` has this process's number
+    for each tensor that others hold as well; for plain tensors it comes from `replication`. `mesh` is this
+    process's place, (index, size), in each dimension of a partitioning that the tensors describe.
     """
 
     tensors: dict[str, tuple[TensorSpec, Any]] = field(default_factory=dict)
@@ -72,9 +71,9 @@ class Flat:
     _open: set[int] = field(default_factory=set)
 
     def add(self, key: str, value: object) -> Json:
-        """Return the tree of `value`, which stands under `key`; take up its tensors.
+        """Return the tree of `value`, whose path is `key`; add its tensors.
 
-        `CheckpointError`, naming the key, for what cannot be saved.
+        `CheckpointError`, naming the key, for a value that cannot be saved.
         """
         plain = _plain(key, value)
         if plain is not _OTHER:
@@ -84,7 +83,7 @@ class Flat:
             return {"t": self._add_parts(key, distributed)}
         spec = spec_of(key, value)
         if spec is not None:
-            kind = "b" if spec.kind == "bytes" else "t"  # bytes that lie in a file
+            kind = "b" if spec.kind == "bytes" else "t"  # bytes stored in a file
             return {kind: self._add_tensor(key, spec, value)}
         if isinstance(value, bytes | bytearray | memoryview):
             return {"b": self._add_bytes(key, value)}
@@ -145,20 +144,20 @@ class Flat:
         return self._seen[same]
 
     def _shared(self, key: str, name: str) -> str:
-        """Take note of who else holds what was just taken up under `name`; return the name."""
+        """Record whether other processes hold the tensor `name` as well; return the name."""
         replica = self.replication.of(key) if self.replication is not None else None
         if replica is not None:
             self.replicas[name] = replica
         return name
 
     def _add_parts(self, key: str, distributed: Distributed) -> str:
-        """Take up what lies here of a tensor; return the name of the whole, alike on every rank."""
+        """Add the local parts of a tensor; return the name of the whole, which is the same on every rank."""
         name = self._free(key)
         self._wholes.add(name)
         self.mesh |= distributed.mesh
         alone = len(distributed.parts) == 1 and distributed.parts[0].replicas == 1
         for part in distributed.parts:
-            # those who hold the same part call it the same, whatever else each of them holds
+            # all holders of a part must give it the same name, whatever other parts each of them holds
             own = name if alone else self._free(f"{name}@{','.join(map(str, part.box.offsets))}")
             spec = TensorSpec(kind=distributed.spec.kind, dtype=distributed.spec.dtype, shape=part.box.shape)
             self.tensors[own] = spec, part.value
@@ -179,7 +178,7 @@ class Flat:
         return self._shared(key, name) if size_bytes else name
 
     def _name(self, key: str, spec: TensorSpec, value: object) -> str:
-        """Take `value` up under its key, or a variation when two paths read alike."""
+        """Add `value` under its key, or a variation of it if two paths have the same text."""
         name = self._free(key)
         self.tensors[name] = (spec, value)
         return name
@@ -194,7 +193,7 @@ class Flat:
 
 
 def has_state(value: object) -> bool:
-    """Tell whether `value` is an object that gives and takes its state."""
+    """Return whether `value` is an object with `state_dict` and `load_state_dict`."""
     return (
         not isinstance(value, type)
         and callable(getattr(value, "state_dict", None))
@@ -203,7 +202,7 @@ def has_state(value: object) -> bool:
 
 
 def join(key: str, part: object) -> str:
-    """Return the path of what `part` selects in what stands under `key`."""
+    """Return the path of the item `part` of the value at `key`."""
     return f"{key}.{part}" if key else str(part)
 
 
@@ -244,7 +243,7 @@ def children(tree: Json) -> list[tuple[Any, Json]] | None:
 
 
 def leaves(tree: Json, path: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield (path, tree) for everything in a state that holds nothing else."""
+    """Yield (path, tree) for every value of a state that contains no other value."""
     parts = children(tree)
     if parts is None:
         yield path, tree
@@ -254,7 +253,7 @@ def leaves(tree: Json, path: str = "") -> Iterator[tuple[str, Json]]:
 
 
 def named_by(leaf: Json) -> str | None:
-    """Return the name of the tensor, or of the opaque bytes, that a leaf stands for; None for any other."""
+    """Return the name of a leaf's tensor or opaque bytes; None for any other leaf."""
     return leaf.get("t", leaf.get("b")) if isinstance(leaf, dict) else None
 
 
@@ -265,13 +264,13 @@ def _key(tree: Json) -> Any:
 # -- plain values -----------------------------------------------------------------------------
 
 _OTHER: Final = object()
-_MAX_INT_BITS: Final = 8192  # Python reads no longer ones from text
+_MAX_INT_BITS: Final = 8192  # Python parses no longer integers from text
 
 
 def _plain(key: str, value: object) -> Json:
-    """Return the tree of a value that needs no tensor and holds no other value, or `_OTHER`.
+    """Return the tree of a value that needs no tensor and contains no other value, or `_OTHER`.
 
-    Subclasses (an IntEnum) are other values: they would come back as something else.
+    Instances of subclasses (an IntEnum) return `_OTHER`: a restore would make another class of them.
     """
     if value is None or type(value) in {bool, str}:
         return value

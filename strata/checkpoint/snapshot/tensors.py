@@ -1,8 +1,7 @@
-"""Tensors of torch and NumPy as plain bytes with a shape and a dtype, and back.
+"""Conversion between tensors of torch or NumPy and plain bytes with a shape and a dtype.
 
-Neither library is imported here: a value can only be one of theirs if its library is loaded
-already. A dtype goes by the name both libraries use (`float32`, `bfloat16`); in an image it has
-safetensors' name for it.
+Neither library is imported here: a value can be one of its tensors only if the library is loaded already. A dtype
+has the name that both libraries use (`float32`, `bfloat16`), and in an image safetensors' name for it.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from strata.checkpoint.storage.pipeline import spread
 from strata.errors import CheckpointError
 
 COPY_THREADS: Final = 2
-"""What one thread cannot take of the memory's bandwidth, a second one does; a third finds nothing."""
+"""One thread cannot use all of the memory's bandwidth, two can; a third one gains nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """How a dtype lies in an image: one that safetensors has no name for as others, `trailing` to a value."""
+    """A dtype's storage in an image: if safetensors lacks it, each value is `trailing` items of another dtype."""
 
     safetensors: str
     item_bytes: int
@@ -59,7 +58,7 @@ DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """What a tensor is, apart from its values. `kind` is torch, numpy or bytes."""
+    """The type and the shape of a tensor. `kind` is torch, numpy or bytes."""
 
     kind: str
     dtype: str
@@ -75,7 +74,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor of a file: it can be saved like one in memory, by a process that has no library for it.
+    """A tensor in a file, which can be saved like one in memory, without its library.
 
     `read_into` fills a buffer of its size with its bytes, in row-major order, little-endian.
     """
@@ -90,9 +89,9 @@ def bytes_spec(size_bytes: int) -> TensorSpec:
 
 
 def spec_of(key: str, value: object) -> TensorSpec | None:
-    """Return what tensor `value` is, or None when it is none.
+    """Return the spec of a tensor, or None for any other value.
 
-    `CheckpointError`, naming `key`, for a tensor whose bytes cannot be written as they lie.
+    `CheckpointError`, naming `key`, for a tensor whose bytes cannot be written as they lie in memory.
     """
     if _is_torch(value):
         return _torch_spec(key, value)
@@ -104,7 +103,7 @@ def spec_of(key: str, value: object) -> TensorSpec | None:
 
 
 def identity(value: Any) -> object:
-    """Return a key that two tensors share when they are the same bytes in the same memory."""
+    """Return a key that is equal for two tensors if they are the same bytes in the same memory."""
     place: tuple[object, ...]
     if isinstance(value, StoredTensor):
         return id(value)
@@ -116,7 +115,7 @@ def identity(value: Any) -> object:
 
 
 def in_place(value: Any, spec: TensorSpec) -> memoryview | None:
-    """Return the tensor's bytes where they lie, or None where they do not lie as an image has them.
+    """Return the tensor's own memory, or None if its layout differs from the image's.
 
     The view does not keep the tensor alive.
     """
@@ -158,7 +157,7 @@ def copy_in(key: str, target: Any, spec: TensorSpec, data: memoryview) -> None:
     if _is_torch(target):
         torch = sys.modules["torch"]
         if _lies_plainly(target):
-            # not `copy_`: torch's threads wait for each other spinning, which takes seconds on a busy host
+            # not `copy_`: torch's threads spin while waiting for each other, for seconds on a busy host
             _fill(target.data_ptr(), data)
             torch.autograd.graph.increment_version(target)
             return
@@ -178,12 +177,12 @@ def _fill(address: int, data: memoryview) -> None:
 
 
 def class_text(value: object) -> str:
-    """Return what a value is, in words that its user knows: JAX's own class of arrays is no public one."""
+    """Return a description of a value's class for users: JAX's own class of arrays is not public."""
     return "a bare JAX array" if _is_of_jax(value) else f"a {type(value).__name__}"
 
 
 def wrapping_hint(value: object) -> str | None:
-    """Return what to do about a value that only a wrapper of it can be saved or restored; None for any other."""
+    """Return the hint for a value that can be saved or restored only in a wrapper; None for any other value."""
     if not _is_of_jax(value):
         return None
     return "wrap the tree that holds it: Pytree(tree), from strata.integrations.jax import Pytree"
@@ -196,7 +195,7 @@ def _is_of_jax(value: object) -> bool:
 def check_fits(key: str, target: object, spec: TensorSpec, *, written: bool = True) -> None:
     """Raise `CheckpointError`, naming `key`, unless the saved tensor can be copied into `target`.
 
-    Unless it is to be `written` itself, it need only be alike.
+    Without `written`, only dtype and shape must match; otherwise `target` must also be writable.
     """
     here = spec_of(key, target)
     if here is None:
@@ -211,10 +210,10 @@ def check_fits(key: str, target: object, spec: TensorSpec, *, written: bool = Tr
 
 
 def build(key: str, spec: TensorSpec, data: memoryview, *, copied: bool = True) -> Any:
-    """Return the saved tensor, as a tensor of the library it was saved from.
+    """Return the saved tensor, as a tensor of the library from which it was saved.
 
-    Unless `copied` it may lie in `data`'s memory. A process without torch gets NumPy arrays of
-    what torch saved. `CheckpointError`, naming `key`, when no loaded library knows the dtype.
+    Unless `copied`, it may share `data`'s memory. A process without torch gets NumPy arrays of torch's tensors.
+    `CheckpointError`, naming `key`, if no loaded library knows the dtype.
     """
     if spec.kind == "bytes":
         return bytes(data)
@@ -248,7 +247,7 @@ def _is_torch(value: object) -> bool:
 
 
 def _lies_plainly(value: Any) -> bool:
-    """Tell whether the bytes of a torch tensor lie in this process as they lie in an image."""
+    """Return whether the bytes of a torch tensor are in host memory with the layout of an image."""
     return bool(
         value.device.type == "cpu" and value.is_contiguous() and not (value.is_conj() or value.is_neg())
     )
@@ -270,9 +269,9 @@ def _torch_spec(key: str, value: Any) -> TensorSpec:
 
 
 def torch_view(torch: Any, spec: TensorSpec, data: memoryview) -> Any:
-    """Return bytes as the tensor they are, without a copy."""
+    """Return bytes as the tensor that they encode, without a copy."""
     if data.readonly:
-        # frombuffer warns of a buffer that it could write to; nothing here writes to it
+        # frombuffer warns about a read-only buffer; nothing here writes to it
         data = memoryview(bytearray(data))
     flat = torch.frombuffer(data, dtype=torch.uint8, count=spec.size_bytes)
     return flat.view(getattr(torch, spec.dtype)).view(spec.shape)
@@ -296,6 +295,6 @@ def _numpy_spec(key: str, value: Any) -> TensorSpec:
 
 
 def _numpy_view(numpy: Any, spec: TensorSpec, data: Bytes, dtype: Any) -> Any:
-    """Images are little-endian; `newbyteorder` is a no-op on types of one byte."""
+    """Return the bytes as an array. Images are little-endian; `newbyteorder` does nothing for types of one byte."""
     flat = numpy.frombuffer(data, dtype=numpy.uint8, count=spec.size_bytes)
     return flat.view(dtype.newbyteorder("<")).reshape(spec.shape)

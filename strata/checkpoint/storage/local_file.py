@@ -1,9 +1,9 @@
-"""Files written and read past the page cache where the file system allows it.
+"""Files written and read with direct I/O, past the page cache, if the file system allows it.
 
-Direct I/O takes whole pages at aligned addresses: so the ragged ends of what is written go through
-the page cache, each page wholly one way or the other, and memory that does not lie right is copied
-through a room that does. A file system that refuses direct I/O (tmpfs, some overlays and network
-file systems) is written and read through the page cache.
+Direct I/O takes whole pages at aligned addresses. So the partial pages at both ends of a write go through the page
+cache, each page wholly one way or the other, and memory that is not aligned is copied through an aligned buffer.
+If a file system refuses direct I/O (tmpfs, some overlays and network file systems), all goes through the page
+cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strata.documents.reading import NotADocument, open_regular
 from strata.errors import StorageError
 
 DIRECT_BYTES: Final = 1 << 20
-"""Smaller objects and requests go through the page cache, which is quicker for them."""
+"""Smaller objects and requests go through the page cache, which is faster for them."""
 _HINTS: Final = {
     errno.ENOSPC: "free some space, or keep fewer checkpoints",
     errno.EDQUOT: "the quota is used up; keep fewer checkpoints",
@@ -41,23 +41,23 @@ _HINTS: Final = {
 _LASTING: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP, errno.ENAMETOOLONG, errno.ELOOP}
 )
-"""What is about a right, a name or a setting."""
+"""Errors about a permission, a name or a setting."""
 _WRITING: Final = frozenset({"create", "write", "begin", "finish"})
-"""What makes its own folders: if one cannot be made, it is no object that is missing."""
+"""Verbs that create their own folders: if a folder cannot be created, the error is not a missing object."""
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
-"""How file systems say that they cannot do a thing at all."""
+"""The errors of file systems that do not support an operation."""
 
 C_LIBRARY: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class _Descriptors:
-    """A file that is open, and once more for direct I/O; -1 where it is not."""
+    """An open file, with a second descriptor for direct I/O; -1 for a descriptor that is not open."""
 
     _fd = -1
     _direct = -1
 
     def close(self) -> None:
-        """Close it; harmless when repeated."""
+        """Close both descriptors; harmless when repeated."""
         (fd, self._fd), (direct, self._direct) = (self._fd, -1), (self._direct, -1)
         for each in (direct, fd):
             if each >= 0:
@@ -65,10 +65,10 @@ class _Descriptors:
 
 
 class LocalSink(_Descriptors):
-    """One file on its way to its name. `write_at` may be called by several threads at once.
+    """One file being written. `write_at` may be called by several threads at once.
 
-    If its name may not be durable, `finish` takes the name back, so that the same writer can begin anew. Not so a `shared` name:
-    another process may have been told that the file is there.
+    If its name may not be durable, `finish` removes the name, so that the same writer can begin again. A `shared`
+    name stays: another process may have learned already that the file exists.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class LocalSink(_Descriptors):
             if size_bytes < DIRECT_BYTES:
                 os.truncate(self._fd, size_bytes)
                 return
-            # a full disk says so now, and writes into reserved room need not wait for each other
+            # a full disk fails here already, and writes into reserved space need not wait for each other
             if not _reserve(self._fd, size_bytes):
                 os.truncate(self._fd, size_bytes)
             self._direct = open_direct(self._temporary, os.O_WRONLY)
@@ -125,9 +125,9 @@ class LocalSink(_Descriptors):
                 return
             for at in range(0, len(pages), CHUNK_BYTES):
                 part = pages[at : at + CHUNK_BYTES]
-                with self._buffers.room() as room:
-                    copy(room[: len(part)], part)
-                    _write(self._direct, offset + at, room[: len(part)])
+                with self._buffers.room() as aligned:
+                    copy(aligned[: len(part)], part)
+                    _write(self._direct, offset + at, aligned[: len(part)])
         except OSError as error:
             if error.errno not in _REFUSED:
                 raise
@@ -140,14 +140,14 @@ class LocalSink(_Descriptors):
             self.close()
             self._on_step(f"link {self._path.name}")
             try:
-                os.link(self._temporary, self._path)  # unlike a rename it does not replace
+                os.link(self._temporary, self._path)  # unlike a rename it does not replace an existing file
             except FileExistsError:
-                if not self._path.samefile(self._temporary):  # else an answer of NFS was lost
+                if not self._path.samefile(self._temporary):  # the same file: NFS lost an earlier reply
                     raise NameTaken(
                         f"{self._path} exists already", hint="two processes write as the same rank"
                     ) from None
             try:
-                self._temporary.unlink(missing_ok=True)  # an answer of NFS may have been lost
+                self._temporary.unlink(missing_ok=True)  # NFS may have lost an earlier reply
                 self._on_step(f"sync folder of {self._path.name}")
                 sync_folder(self._path.parent)
             except OSError:
@@ -158,7 +158,7 @@ class LocalSink(_Descriptors):
 
     def abort(self) -> None:
         self.close()
-        # where a file is in a folder's place there is nothing of ours, and `begin` has said so
+        # If a file is in the folder's place, this sink has created nothing, and `begin` has raised the error.
         with as_storage_error("delete", self._temporary), contextlib.suppress(NotADirectoryError):
             self._temporary.unlink(missing_ok=True)
 
@@ -184,14 +184,14 @@ class LocalSource(_Descriptors):
             try:
                 if offset % PAGE_BYTES == 0 and address_of(buffer) % PAGE_BYTES == 0:
                     return self._read_pages(offset, buffer)
-                return self._read_through_room(offset, buffer)
+                return self._read_through_buffer(offset, buffer)
             except OSError as error:
                 if error.errno not in _REFUSED:
                     raise
                 return _read(self._fd, offset, buffer)
 
     def _read_pages(self, offset: int, buffer: memoryview) -> int:
-        """Fill a buffer that begins at a page, in the file and in memory."""
+        """Fill a buffer whose start is page-aligned, in the file and in memory."""
         whole, done = len(buffer) - len(buffer) % PAGE_BYTES, 0
         while done < whole and done % PAGE_BYTES == 0:
             count = os.preadv(self._direct, [buffer[done:whole]], offset + done)
@@ -200,16 +200,16 @@ class LocalSource(_Descriptors):
             done += count
         return done + _read(self._fd, offset + done, buffer[done:])
 
-    def _read_through_room(self, offset: int, buffer: memoryview) -> int:
+    def _read_through_buffer(self, offset: int, buffer: memoryview) -> int:
         done = 0
         while done < len(buffer):
             lead = (offset + done) % PAGE_BYTES
             part = min(len(buffer) - done, CHUNK_BYTES)
-            with self._buffers.room() as room:
+            with self._buffers.room() as aligned:
                 window = -(-(lead + part) // PAGE_BYTES) * PAGE_BYTES
-                count = min(self._read_pages(offset + done - lead, room[:window]) - lead, part)
+                count = min(self._read_pages(offset + done - lead, aligned[:window]) - lead, part)
                 if count > 0:
-                    copy(buffer[done : done + count], room[lead : lead + count])
+                    copy(buffer[done : done + count], aligned[lead : lead + count])
                     done += count
             if count < part:
                 break
@@ -223,7 +223,7 @@ def _write(fd: int, offset: int, view: memoryview) -> None:
 
 
 def _read(fd: int, offset: int, buffer: memoryview) -> int:
-    """Fill the buffer as far as the file goes; return how many bytes there were."""
+    """Fill the buffer up to the end of the file; return the number of bytes read."""
     done = 0
     while done < len(buffer):
         count = os.preadv(fd, [buffer[done:]], offset + done)
@@ -234,7 +234,7 @@ def _read(fd: int, offset: int, buffer: memoryview) -> int:
 
 
 def open_direct(path: Path, flags: int) -> int:
-    """Return a descriptor for direct I/O, or -1 where the file system has none."""
+    """Return a descriptor for direct I/O, or -1 if the file system does not support it."""
     try:
         return os.open(path, flags | os.O_DIRECT | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -244,9 +244,9 @@ def open_direct(path: Path, flags: int) -> int:
 
 
 def _reserve(fd: int, size_bytes: int) -> bool:
-    """Reserve room for the whole file; tell whether the file system can.
+    """Reserve space for the whole file; return whether the file system can.
 
-    Not `os.posix_fallocate`, which writes into every block where the file system cannot.
+    Not `os.posix_fallocate`, which writes into every block if the file system cannot reserve.
     """
     zero, size = ctypes.c_int64(0), ctypes.c_int64(size_bytes)
     while C_LIBRARY.fallocate(fd, 0, zero, size) != 0:
@@ -259,12 +259,12 @@ def _reserve(fd: int, size_bytes: int) -> bool:
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """Return what is at `path`, or None when nothing is; `OSError` when that cannot be found out.
+    """Return the status of `path`, or None if nothing is there; `OSError` if that cannot be found out.
 
-    `Path.exists` and its like take some errors for "nothing", in Python 3.14 all of them.
+    `Path.exists` and similar methods treat some errors as "nothing", in Python 3.14 all of them.
     """
     try:
-        return os.stat(path)  # noqa: PTH116  # as said
+        return os.stat(path)  # noqa: PTH116  # see the docstring
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -280,7 +280,7 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def as_storage_error(verb: str, path: Path) -> Iterator[None]:
-    """Turn what the operating system says into errors of storage, with a hint."""
+    """Turn errors of the operating system into storage errors, with a hint."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -1,12 +1,12 @@
 """Objects as files below one folder of a local or shared file system.
 
-A file is written under a temporary name in its final folder, synced, linked to its name, and its folder
-is synced: after a crash at any point the name shows the whole file or none, and a link, unlike a rename,
-does not replace. Folders are synced into their parents when they are made.
+A file is written under a temporary name in its final folder, synced, linked to its name, and its folder is synced.
+So after a crash at any point the name shows the whole file or none; and a link, unlike a rename, does not replace.
+Folders are synced into their parents when they are made.
 
-A hold is the kernel's lock on the file (flock), which ends with the process. On NFS that is a lock of
-all its bytes at the server: an exclusive one needs a descriptor that may write, so there a hold opens
-the file for writing, which it never does. Elsewhere it does not, so that a disk can be made read-only.
+A hold is the kernel's lock on the file (flock), which ends with the process. On NFS, flock becomes a lock of all
+bytes at the server, and an exclusive one needs a descriptor open for writing. There a hold opens the file for
+writing but never writes. On other file systems a hold opens it for reading, so that a disk can be remounted read-only.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ from strata.errors import StorageError
 
 _TEMPORARY = ".tmp"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
-"""How file systems say that they have no locks; NFS 3 also when its lock service does not answer."""
+"""The errors of file systems without locks; of NFS 3 also if its lock service does not answer."""
 _HELD = frozenset({errno.EWOULDBLOCK, errno.EACCES})
 
 
 class LocalStorage:
     """The files below `root`, which need not exist yet.
 
-    `nonce` returns a new random name at each call; temporary files carry it, so that no two
-    writers share one.
+    `nonce` returns a new random name at each call; temporary files contain it, so no two writers share one.
     """
 
     def __init__(self, root: Path, *, nonce: Callable[[], str], on_step: OnStep = unobserved) -> None:
@@ -73,7 +72,7 @@ class LocalStorage:
         except NameTaken:
             self._on_step(f"sync folder of {path.name}")
             with as_storage_error("create", path):
-                sync_folder(path.parent)  # whoever made it may have died before this
+                sync_folder(path.parent)  # the process that made it may have died before its own sync
             return False
         return True
 
@@ -93,15 +92,15 @@ class LocalStorage:
         with as_storage_error("delete", path):
             if not _is_folder(path):
                 return
-            trouble: OSError | None = None
+            first_error: OSError | None = None
             for entry in path.iterdir():
                 if entry.name.endswith(_TEMPORARY):
                     try:
                         entry.unlink(missing_ok=True)
-                    except OSError as error:  # the others go
-                        trouble = trouble or error
-            if trouble is not None:
-                raise trouble
+                    except OSError as error:  # the loop still removes the others
+                        first_error = first_error or error
+            if first_error is not None:
+                raise first_error
             self._durable.discard(path)
             path.rmdir()
             sync_folder(path.parent)
@@ -135,7 +134,7 @@ class LocalStorage:
                 return []
         return sorted(name for name in names if not name.endswith(_TEMPORARY))
 
-    # -- holding
+    # -- holds
 
     def hold(self, name: str) -> None:
         path = self._path(name)
@@ -146,12 +145,12 @@ class LocalStorage:
 
     @staticmethod
     def _locked(path: Path, flags: int) -> BinaryIO | None:
-        """Return the file with its lock; None where that takes one that may write, and this may not."""
+        """Return the locked file; None if the lock needs a descriptor for writing and `flags` is read-only."""
         file = _opened(path, flags)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # at once, but for others who just look whether it is held
+            fcntl.flock(file, fcntl.LOCK_EX)  # waits at most for processes in `is_held`
         except OSError as error:
-            if error.errno not in _NO_LOCKS:  # else nobody can tell, and all count as held
+            if error.errno not in _NO_LOCKS:  # without locks, `is_held` is always true
                 file.close()
                 if error.errno == errno.EBADF and flags == os.O_RDONLY:
                     return None
@@ -183,9 +182,9 @@ class LocalStorage:
     # -- paths
 
     def _path(self, name: str) -> Path:
-        """Return where `name` lies; a link in a folder's place leads nowhere outside of the root.
+        """Return the path of `name`; `StorageError` if a symbolic link leads it outside the root.
 
-        The root itself may be one, or lie behind some: whoever chose it knows.
+        The root itself may be a link, or be reached through links: the user chose it.
         """
         path = self.root / checked_name(name)
         with as_storage_error("look at", path):
@@ -202,10 +201,10 @@ class LocalStorage:
         return path.with_name(f".{path.name}.{self._nonce()}{_TEMPORARY}")
 
     def _ensure_folder(self, path: Path) -> None:
-        """Make the folder `path` durable.
+        """Create the folder `path` durably.
 
-        One at or below the root that another process has just made is synced into its parent here too,
-        once: that process may die before it does.
+        If another process has created a folder at or below the root, this process syncs it into its parent once, too:
+        that process may die before its own sync.
         """
         if path in self._durable or (not path.is_relative_to(self.root) and _is_folder(path)):
             return
@@ -217,7 +216,7 @@ class LocalStorage:
 
 
 def _opened(path: Path, flags: int) -> BinaryIO:
-    """Return a regular file, to be locked; nothing is read of it."""
+    """Return a regular file for locking; its contents are not read."""
     fd = open_regular(path, flags)
     return os.fdopen(fd, "rb" if flags == os.O_RDONLY else "r+b")
 

@@ -1,4 +1,4 @@
-"""Opening a storage by the place where it is, and asking whether it takes what is written."""
+"""Opening the storage at a place, and probing whether it accepts writes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from strata.checkpoint.storage.sink import OnStep, Storage, unobserved
 from strata.errors import ConfigError, StorageError
 
 PROBE_BYTES: Final = 1 << 18
-"""Below what any save writes, and beyond what a file system keeps in a file's own entry."""
+"""Smaller than any save, and larger than a file system stores within an inode."""
 
 
 def open_storage(
     place: Place, *, nonce: Callable[[], str], on_step: OnStep = unobserved, patient: bool = True
 ) -> Storage:
-    """Return the storage at `place`. Nothing is written; S3 is not asked anything yet.
+    """Return the storage at `place`. This writes nothing, and sends no request to S3 yet.
 
-    One that is not `patient` gives a request up within half a minute: whoever asks tries again.
-    `ConfigError` when the libraries for S3 are not installed, or no credentials are found.
+    If not `patient`, a request fails within half a minute: the caller tries again.
+    `ConfigError` if the libraries for S3 are not installed, or no credentials are found.
     """
     if isinstance(place, Path):
         return LocalStorage(place, nonce=nonce, on_step=on_step)
@@ -47,12 +47,12 @@ def open_storage(
 
 
 def refusal(uri: str, *, nonce: Callable[[], str]) -> str:
-    """Return, in a few words, why nothing can be written below `uri` that time may heal; else "".
+    """Return in a few words the transient reason why nothing can be written below `uri`, or "" if there is none.
 
-    So it is "" for a folder that is not there, and where only somebody can mend what is wrong: who saves
-    says that better. It may take as long as the storage takes to answer; of S3 that is half a minute.
+    Returns "" also for a folder that does not exist, and for errors that need a person: a save reports these
+    better. The call takes as long as the storage takes to answer, with S3 half a minute.
     """
-    name = f".probe.{nonce()}.tmp"  # as files are called that no listing shows
+    name = f".probe.{nonce()}.tmp"  # like the names that listings leave out
     try:
         place = parse_place(uri)
         if isinstance(place, Path):

@@ -1,12 +1,12 @@
-"""An image on its way between memory and storage, a block of 8 MiB at a time, by a few threads.
+"""Moving an image between memory and storage in blocks of 8 MiB, by a few threads.
 
-Each thread takes the next block: of one to write it hashes the chunks and hands the bytes to the
-sink; of one to read it asks the source, and proves each chunk whose last byte has come. So hashing
-goes on while the device works, and all of it without the interpreter's lock. Blocks and chunks have
-nothing to do with each other: chunks begin anew at each tensor, blocks at each 8 MiB of the object.
+Each thread takes the next block. To write it, the thread hashes the chunks and hands the bytes to the sink. To
+read it, the thread requests it from the source and verifies each chunk whose last byte has arrived. So hashing
+goes on while the device works, and both run without the interpreter's lock. Blocks and chunks are independent:
+each tensor begins a new chunk; a block begins at each 8 MiB of the object.
 
-The calling thread is one of the few: a process that may start no thread any more, because it is
-ending, still finishes its save.
+The calling thread is one of the few, so a process that can start no thread any more, because it is exiting,
+still finishes its save.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from strata.errors import CheckpointCorrupt
 
 DEFAULT_THREADS: Final = 4
 OPEN_AT_ONCE: Final = 64
-"""How many images are open at a time, where a process may have that many files."""
+"""The most images open at a time, if the process may open that many files."""
 
 OnBlock = Callable[[int], None]
-"""Called with the size of each block when it is done, by one thread at a time; what it raises ends
-the whole."""
+"""Called with the size of each finished block, by one thread at a time; an exception ends the transfer."""
 
 
 def spread(count: int, work: Callable[[int], None], *, threads: int) -> None:
-    """Call `work(0)` to `work(count - 1)`, begun in this order by up to `threads` threads.
+    """Call `work(0)` to `work(count - 1)`, begun in this order, by up to `threads` threads.
 
-    Returns when all have ended. After an error none is begun any more, and the first one is raised
-    when those under way have ended.
+    Returns when all calls have ended. After an error no further call begins; the first error is raised once the
+    running ones have ended.
     """
     numbers: Iterator[int] = iter(range(count))
     lock = threading.Lock()
@@ -53,7 +52,7 @@ def spread(count: int, work: Callable[[int], None], *, threads: int) -> None:
                 return
             try:
                 work(number)
-            except BaseException as error:  # noqa: BLE001  # raised below, in the thread that asked
+            except BaseException as error:  # noqa: BLE001  # raised below, in the calling thread
                 errors.append(error)
 
     helpers = []
@@ -62,12 +61,12 @@ def spread(count: int, work: Callable[[int], None], *, threads: int) -> None:
             helper = threading.Thread(target=run, name=f"strata-io-{name}", daemon=True)
             try:
                 helper.start()
-            except RuntimeError:  # no thread to be had: the process is ending, or it has too many
+            except RuntimeError:  # no thread can start: the process is exiting, or has too many
                 break
             helpers.append(helper)
         run()
     except BaseException as error:
-        errors.append(error)  # the others stop, too
+        errors.append(error)  # so that the helpers stop, too
         raise
     finally:
         _join(helpers, errors)
@@ -75,17 +74,17 @@ def spread(count: int, work: Callable[[int], None], *, threads: int) -> None:
         if errors:
             raise errors[0]
     finally:
-        errors.clear()  # it leads to this frame, and the frame to what the caller holds
+        errors.clear()  # breaks a cycle: the errors refer to this frame, and it to the caller's memory
 
 
 def _join(helpers: Sequence[threading.Thread], errors: list[BaseException]) -> None:
-    """Return when all have ended, also when interrupted: what they work on is let go of then."""
+    """Return when all helpers have ended, even if interrupted: only then is the caller's memory unused."""
     for helper in helpers:
         while helper.is_alive():
             try:
                 helper.join()
-            except BaseException as error:  # noqa: BLE001  # raised by the caller, when none is left
-                errors.append(error)  # and no more work is begun
+            except BaseException as error:  # noqa: BLE001  # `spread` raises it once all have ended
+                errors.append(error)  # so that no further call begins
 
 
 # -- writing ----------------------------------------------------------------------------------
@@ -115,12 +114,12 @@ def write_image(
     ready: Callable[[int], None] = unobserved,
     block_bytes: int = CHUNK_BYTES,
 ) -> list[str]:
-    """Write `pieces`, one after the other, to a sink that has begun; return the digests of `chunks`.
+    """Write `pieces` one after the other to a sink that has begun; return the digests of `chunks`.
 
-    `chunks` are parts of the pieces, in their order; where they are given, the pieces end with them.
-    Those whose digests are `known`, in the same order and "" for others, are not hashed again.
-    Before any of its bytes is touched, `ready` is called with how many there must be by now, counted
-    from the beginning. The sink is left for the caller to finish.
+    `chunks` are parts of the pieces, in their order; if given, the pieces end with them. `known` has digests in
+    the same order, which are not computed again, and "" for unknown ones. `ready` is called before a block is
+    touched, with the number of bytes, counted from the beginning, that must be ready by then. The caller
+    finishes the sink.
     """
     joined = _Joined(pieces, block_bytes=block_bytes)
     blocks = -(-joined.size_bytes // block_bytes)
@@ -128,7 +127,7 @@ def write_image(
     found = list(known) or [""] * len(chunks)
     lead = joined.size_bytes - sum(map(len, chunks))
     ends = list(itertools.accumulate(map(len, chunks), initial=lead))
-    telling = threading.Lock()
+    reporting = threading.Lock()
 
     def work(number: int) -> None:
         hashed_to = ends[shares[number].stop] if number < len(shares) else 0
@@ -139,7 +138,7 @@ def write_image(
             start, end = number * block_bytes, min((number + 1) * block_bytes, joined.size_bytes)
             with joined.block(start, end) as block:
                 sink.write_at(start, block)
-            with telling:
+            with reporting:
                 on_block(end - start)
 
     spread(max(blocks, len(shares)), work, threads=threads)
@@ -147,7 +146,7 @@ def write_image(
 
 
 def groups(sizes: Sequence[int], limit: int) -> list[range]:
-    """Return runs of neighbours whose sizes come to about `limit` together."""
+    """Return runs of neighbours whose sizes add up to about `limit`."""
     found, first, total = [], 0, 0
     for index, size in enumerate(sizes):
         total += size
@@ -160,7 +159,7 @@ def groups(sizes: Sequence[int], limit: int) -> list[range]:
 
 
 class _Joined:
-    """Pieces of memory as if they lay behind each other."""
+    """Pieces of memory presented as one consecutive range."""
 
     def __init__(self, pieces: Sequence[memoryview], *, block_bytes: int) -> None:
         self._pieces = [piece for piece in pieces if len(piece)]
@@ -173,19 +172,19 @@ class _Joined:
 
     @contextlib.contextmanager
     def block(self, start: int, end: int) -> Iterator[memoryview]:
-        """Yield the bytes `[start, end)`; those of several pieces are put together in a room."""
+        """Yield the bytes `[start, end)`; bytes of several pieces are copied into one buffer."""
         first, last = bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, end)
         begin = self._ends[first] - len(self._pieces[first])
         if first == last:
             yield self._pieces[first][start - begin : end - begin]
             return
-        with self._buffers.room() as room:
+        with self._buffers.room() as joined:
             for index in range(first, last + 1):
                 piece, begin = self._pieces[index], self._ends[index] - len(self._pieces[index])
                 part = piece[max(start - begin, 0) : end - begin]
                 offset = max(begin - start, 0)
-                copy(room[offset : offset + len(part)], part)
-            yield room[: end - start]
+                copy(joined[offset : offset + len(part)], part)
+            yield joined[: end - start]
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -193,9 +192,9 @@ class _Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A chunk in storage, and where it goes: `size_bytes` from `offset` of the object `name`.
+    """A chunk in storage and its target: `size_bytes` from `offset` of the object `name`, to `position`.
 
-    It must have the digest; `complaint` says what is wrong if it has not.
+    The bytes must have `digest`; else `complaint` is the error's text.
     """
 
     name: str
@@ -214,11 +213,11 @@ def read_chunks(
     threads: int = DEFAULT_THREADS,
     block_bytes: int = CHUNK_BYTES,
 ) -> None:
-    """Read chunks to their positions in `memory`, and prove each.
+    """Read chunks to their positions in `memory`, and verify each.
 
-    Neighbours are read together, past where one ends and the next begins. Of many objects some are open
-    at a time. `CheckpointCorrupt` with the complaint of a chunk that differs, or naming the object that
-    is missing or too short.
+    Neighbours are read together, across chunk boundaries; only some of many objects are open at a time.
+    `CheckpointCorrupt` with the complaint of a chunk that differs, or naming the object that is missing or
+    too short.
     """
     by_name: dict[str, list[Stored]] = {}
     for chunk in wanted:
@@ -235,16 +234,16 @@ def read_chunks(
 
 
 def open_at_once() -> int:
-    """Return how many objects may be open at a time: each takes two of a process's descriptors."""
+    """Return the number of objects that may be open at a time: each takes two of the process's descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return OPEN_AT_ONCE if limit == resource.RLIM_INFINITY else max(1, min(OPEN_AT_ONCE, limit // 8))
 
 
 @dataclass(slots=True)
 class _Block:
-    """Bytes that are read at once: from `offset` of an object to `position` of the memory.
+    """Bytes read in one request: from `offset` of an object to `position` of the memory.
 
-    `chunks` are the numbers of those that have any of them.
+    `chunks` are the numbers of the chunks that overlap with them.
     """
 
     name: str
@@ -268,9 +267,9 @@ def _read_blocks(
 
     def work(number: int) -> None:
         block = blocks[number]
-        room = memory[block.position : block.position + block.size_bytes]
+        target = memory[block.position : block.position + block.size_bytes]
         with proving(block.name):
-            count = sources[block.name].read_into(block.offset, room)
+            count = sources[block.name].read_into(block.offset, target)
         if count != block.size_bytes:
             raise CheckpointCorrupt(f"{block.name} ends after {block.offset + count} bytes")
         with lock:
@@ -284,7 +283,7 @@ def _read_blocks(
 
 
 def _blocks(chunks: Sequence[Stored], block_bytes: int) -> list[_Block]:
-    """Return what is read at once: chunks that are neighbours in both places, cut where their objects' blocks begin."""
+    """Return the blocks to read: chunks adjacent in object and memory are joined, and cut at block boundaries."""
     blocks: list[_Block] = []
     for number, chunk in sorted(enumerate(chunks), key=lambda each: (each[1].name, each[1].offset)):
         at, end = chunk.offset, chunk.offset + chunk.size_bytes

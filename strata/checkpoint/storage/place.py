@@ -1,7 +1,7 @@
-"""Where a storage root is: a folder, or a prefix of a bucket. What a user writes is read here.
+"""Where a storage root is: a folder, or a prefix of a bucket; parsed from the user's path or URI.
 
-A URI is decoded once. What would be dropped in silence (a user, a query, a fragment), what would
-lead elsewhere (`..`) and what two clients would spell differently is refused.
+A URI is decoded once. Rejected are parts that a client would drop silently (a user, a query, a fragment), parts
+that lead elsewhere (`..`), and characters that two clients would encode differently.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from strata.config.userinfo import refuse_userinfo
 from strata.errors import ConfigError
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://|(file|s3|gs|az|https?):", re.IGNORECASE)
-"""A URI: also one with too few slashes, which would otherwise name a folder below this one."""
+"""A URI, also one with too few slashes, which would otherwise name a folder below the current one."""
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}\Z")
 _KEY: Final = re.compile(r"[A-Za-z0-9!_.'()&$@=;:+, /-]*\Z")
-"""What every client and server of S3 spells alike in a key."""
+"""The characters that every client and server of S3 encodes the same way in a key."""
 _REGION: Final = re.compile(r"[a-z0-9-]{1,63}\Z")
 _FILE_HINT: Final = 'give the path of a folder, or its URI: "file:///data/checkpoints"'
 _S3_HINT: Final = 'write "s3://bucket/prefix", percent-encoded'
 MAX_PREFIX_BYTES: Final = 700
-"""S3's limit for a key is 1,024; the rest is for our own names."""
+"""S3's limit for a key is 1,024; the rest is for the names of Strata's objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Place:
     """A prefix of a bucket: decoded, without slashes at its ends; empty for the whole bucket.
 
-    `endpoint_url` and `region` are None for what the environment and the AWS configuration say.
+    If `endpoint_url` or `region` is None, the environment and the AWS configuration decide.
     """
 
     bucket: str
@@ -55,7 +55,7 @@ class S3Place:
         return f"s3://{self.bucket}/{quote(self.prefix)}".rstrip("/")
 
     def key(self, name: str) -> str:
-        """Return the key of the object that is called `name` below this place."""
+        """Return the key of the object `name` below this place."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
 
@@ -63,13 +63,13 @@ Place = Path | S3Place
 
 
 def scheme_of(text: str) -> str:
-    """Return the scheme of a URI in small letters; nothing for the path of a folder."""
+    """Return the scheme of a URI in lower case; "" for the path of a folder."""
     found = _SCHEME.match(text)
     return (found[1] or found[2]).lower() if found is not None else ""
 
 
 def parse_place(text: str, *, endpoint_url: str | None = None, region: str | None = None) -> Place:
-    """Return the place that a path or a URI names; `ConfigError`, with a way out, for anything else."""
+    """Return the place that a path or a URI names; `ConfigError` with a hint for anything else."""
     scheme = scheme_of(text)
     if scheme == "s3":
         return s3_place(text, endpoint_url=endpoint_url, region=region)
@@ -84,7 +84,7 @@ def parse_place(text: str, *, endpoint_url: str | None = None, region: str | Non
 
 
 def s3_place(uri: str, *, endpoint_url: str | None = None, region: str | None = None) -> S3Place:
-    """Return what an `s3://bucket/prefix` names."""
+    """Return the place that an `s3://bucket/prefix` URI names."""
     try:
         parts = urlsplit(uri)
     except ValueError as error:
@@ -159,7 +159,7 @@ def _folder(path: str, text: str) -> Path:
         ) from None
     try:
         return Path(path).expanduser().absolute()
-    except RuntimeError as error:  # ~name, and nobody has that name
+    except RuntimeError as error:  # ~name, and there is no such user
         raise ConfigError(f"the storage path {text!r}: {error}", hint=_FILE_HINT) from None
 
 

@@ -12,25 +12,25 @@ from strata.errors import StorageError
 def remove_objects(storage: Storage, folder: str) -> None:
     """Remove marker, manifest, images and the rest of an attempt's folder, in this order.
 
-    May be repeated after it was interrupted anywhere. While the marker cannot be removed all stays;
-    else what cannot be keeps nothing else from going: the first such error is raised at the end, with
-    the others noted in it.
+    May be repeated after an interruption at any point. If the marker cannot be removed, nothing is. Any other
+    object that cannot be removed does not stop the removal of the rest: the first such error is raised at the
+    end, with the others as notes.
     """
     storage.delete(f"{folder}/{MARKER}")
     names = sorted(
         storage.list(folder), key=lambda name: (name != GLOBAL_NAME, not name.endswith(".safetensors"))
     )
-    trouble: StorageError | None = None
+    first_error: StorageError | None = None
     for name in names:
         try:
             storage.delete(f"{folder}/{name}")
-        except FarAway:  # so are the others
+        except FarAway:  # the other objects cannot be reached either
             raise
         except StorageError as error:
-            if trouble is None:
-                trouble = error
+            if first_error is None:
+                first_error = error
             else:
-                trouble.add_note(error.message)
-    if trouble is not None:
-        raise trouble
+                first_error.add_note(error.message)
+    if first_error is not None:
+        raise first_error
     storage.delete_folder(folder)

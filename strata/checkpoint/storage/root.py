@@ -1,11 +1,12 @@
-"""Who a storage root belongs to, and which root it is: `strata.json`, made once.
+"""`strata.json`, written once: the owner of a storage root, and the root's id.
 
-A root is used without coordinators (`standalone`), or below them (`coordinated`); there each job
-has a folder, which belongs to `coordinated:<lineage of the cluster>/<job>`. Two catalogs over one root would
-each delete what they do not know of. A restored cluster has the lineage of the one before, and so its folders.
+A root is used without coordinators (`standalone`), or below them (`coordinated`). Below coordinators each job has a
+folder, which belongs to `coordinated:<lineage of the cluster>/<job>`. Two catalogs over one root would each delete
+the checkpoints that they do not know. A restored cluster has the lineage of the previous one, and so owns its
+folders.
 
-The document also has a random `id`. Two hosts that read another id at the same path do not share the
-storage. Documents that another client made may have none.
+The document also has a random `id`. If two hosts read different ids at the same path, they do not share the
+storage. Documents that another client wrote may have no id.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ COORDINATED: Final = "coordinated"
 
 
 def job_owner(uid: str, job: str) -> str:
-    """Return who the folder of `job` belongs to, below coordinators of the cluster `uid`."""
+    """Return the owner of the folder of `job`, below coordinators of the cluster `uid`."""
     return f"{COORDINATED}:{lineage(uid)}/{job}"
 
 
 def parse_owner(owner: str) -> tuple[str, str] | None:
-    """Return the lineage and the job that `job_owner` made an owner of; None for any other owner."""
+    """Return the lineage and the job of an owner made by `job_owner`; None for any other owner."""
     mode, _, rest = owner.partition(":")
     uid, _, job = rest.partition("/")
     return (lineage(uid), job) if mode == COORDINATED and uid and job else None
 
 
 def claim(storage: Storage, owner: str, *, folder: str = "") -> str:
-    """Take `folder` (the root) for `owner`; return its id, "" if it has none.
+    """Claim `folder` (by default the root) for `owner`; return its id, or "" if it has none.
 
-    `ConfigError` when it is somebody else's.
+    `ConfigError` if it has another owner.
     """
     name = _name(folder)
     document = _document(storage, name)
@@ -58,13 +59,13 @@ def claim(storage: Storage, owner: str, *, folder: str = "") -> str:
 
 
 def owner_of(storage: Storage, *, folder: str = "") -> str | None:
-    """Return whose folder this is; None while it is nobody's."""
+    """Return the owner of a folder, or None if it has none."""
     document = _document(storage, _name(folder))
     return None if document is None else document["owner"]
 
 
 def id_of(storage: Storage, *, folder: str = "") -> str:
-    """Return the random id of a folder; "" if it has none, or is nobody's."""
+    """Return the random id of a folder; "" if it has no id or no owner."""
     document = _document(storage, _name(folder))
     return "" if document is None else document["id"]
 

@@ -1,10 +1,10 @@
-"""The control plane of S3, by boto3: small objects, conditions, listing, deleting, sweeping.
+"""The control plane of S3, by boto3: small objects, conditional writes, listing, deletion, and the sweep.
 
-**Conditional writes.** `create` asks for `If-None-Match: *`, so that of several writers one is
-first. Its answer may be lost; then the repetition finds one's own object and is told 412. Therefore
-each writer leaves its own mark in the object's metadata, and a 412 is followed by a look at it.
-A server that does not know the condition would overwrite in silence. So the first object made is
-made twice: a server that keeps its word refuses the second time.
+**Conditional writes.** `create` sends `If-None-Match: *`, so exactly one of several writers creates the object. If
+the reply is lost, boto3's repetition finds the writer's own object and gets 412. Therefore each writer leaves its
+own mark in the object's metadata, and reads the mark after a 412. A server that does not know the condition would
+overwrite silently. So the first object is written twice: a server that honours the condition rejects the second
+write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from strata.documents.parsing import MAX_DOCUMENT_BYTES
 from strata.errors import ConfigError, StorageError, redacted
 
 MARK: Final = "strata-writer"
-"""The key of the metadata that says which writer made an object."""
+"""The metadata key of the mark, which identifies the writer of an object."""
 _CONFLICTS: Final = frozenset({"ConditionalRequestConflict", "OperationAborted", "409"})
 _NO_CONDITIONS: Final = frozenset({"NotImplemented", "501"})
 _ATTEMPTS: Final = 5
@@ -44,7 +44,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
-    """How patient the requests are: attempts each, and seconds for connecting and for an answer."""
+    """Limits of a request: its attempts, and the seconds to connect and to wait for an answer."""
 
     attempts: int = 6
     connect_s: float = 5.0
@@ -53,7 +53,7 @@ class S3Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What is known of an object without its bytes; `age_s` by the server's own clock."""
+    """The metadata of an object; `age_s` by the server's own clock."""
 
     size_bytes: int
     mark: str
@@ -61,9 +61,9 @@ class Head:
 
 
 class S3Control:
-    """Requests about one place of a bucket. May be used from any thread.
+    """Requests for one place of a bucket. May be used from any thread.
 
-    `pause` waits a number of seconds between two attempts that a conflict ended.
+    `pause` waits the given seconds between two attempts after a conflict.
     """
 
     def __init__(self, place: S3Place, *, options: S3Options, pause: Callable[[float], None]) -> None:
@@ -76,7 +76,7 @@ class S3Control:
             connect_timeout=options.connect_s,
             read_timeout=options.answer_s,
             retries={"mode": "standard", "total_max_attempts": options.attempts},
-            # documents carry their own digest; many servers do not take trailing checksums
+            # documents contain their own digest; many servers do not accept trailing checksums
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             max_pool_connections=16,
@@ -90,7 +90,7 @@ class S3Control:
                 "s3", region_name=self.region, endpoint_url=place.endpoint_url, config=config
             )
         except (botocore.exceptions.BotoCoreError, ValueError) as error:
-            # not `from error`: its text may hold a URL with a password
+            # not `from error`: the error's text may contain a URL with a password
             raise ConfigError(f"the AWS configuration cannot be used: {redacted(str(error))}") from None
         if self._credentials is None:
             raise ConfigError(
@@ -107,16 +107,16 @@ class S3Control:
 
     @property
     def conditions(self) -> bool | None:
-        """Whether the server honours If-None-Match; None until an object was created."""
+        """Whether the server honours If-None-Match; None until an object has been created."""
         return self._conditions
 
     def credentials(self) -> tuple[str, str, str | None]:
-        """Return key, secret and token as they are now; the chain renews them when they expire."""
+        """Return the current key, secret and token; the credential chain renews them when they expire."""
         frozen = self._credentials.get_frozen_credentials()
         return frozen.access_key, frozen.secret_key, frozen.token
 
     def find_region(self) -> str:
-        """Return where the bucket is; AWS tells that even to whom asked in another region."""
+        """Return the bucket's region; AWS reports it even to requests sent to another region."""
         try:
             answer = self._client.head_bucket(Bucket=self.place.bucket)
         except botocore.exceptions.ClientError as error:
@@ -138,14 +138,14 @@ class S3Control:
         )
 
     def find(self, key: str) -> Head | None:
-        """Return the object's head, or None when there is no such object."""
+        """Return the object's head, or None if there is no such object."""
         try:
             return self.head(key)
         except ObjectMissing:
             return None
 
     def get(self, key: str) -> bytes:
-        """Return the whole of a small object, also when an answer breaks off on the way."""
+        """Return the whole of a small object; try again if the connection breaks while reading."""
         for attempt in range(1, _ATTEMPTS + 1):
             with as_storage_error("read", self._what(key)):
                 answer = self._client.get_object(Bucket=self.place.bucket, Key=key)
@@ -157,18 +157,18 @@ class S3Control:
         raise AssertionError("the loop returns or raises")
 
     def _document(self, key: str, answer: dict[str, Any]) -> bytes:
-        """Return the bytes of an answer; `NotAnObject` for more than any document has."""
+        """Return the body of an answer; `NotAnObject` if it is larger than any document."""
         data = _body(answer, MAX_DOCUMENT_BYTES + 1)
         if len(data) > MAX_DOCUMENT_BYTES:
-            told = answer.get("ContentLength", len(data))
+            stated = answer.get("ContentLength", len(data))
             raise NotAnObject(
-                f"cannot read {self._what(key)}: it has {told} bytes, and at most {MAX_DOCUMENT_BYTES} are read",
+                f"cannot read {self._what(key)}: it has {stated} bytes, and at most {MAX_DOCUMENT_BYTES} are read",
                 hint="somebody else made it; move it away",
             )
         return data
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Return bytes `[start, end)`, also from a server that sends a part and calls it the whole."""
+        """Return bytes `[start, end)`, also from a server that sends a range with the status of a whole object."""
         with as_storage_error("read", self._what(key)):
             answer = self._client.get_object(
                 Bucket=self.place.bucket, Key=key, Range=f"bytes={start}-{end - 1}"
@@ -179,14 +179,14 @@ class S3Control:
             return _body(answer, end - start)
 
     def create(self, key: str, data: bytes, mark: str) -> bool:
-        """Make an object unless there is one; tell whether it was made here, by `mark`."""
-        with self._lock:  # one thread finds out for all
+        """Create an object unless it exists; return whether this call created it, by `mark`."""
+        with self._lock:  # one thread finds out about conditions for all
             if self._conditions is None:
                 if self.find(key) is not None:
                     return False
                 made = self._create(key, data, mark)
                 if made and self._conditions is None:
-                    self._heard(self._put_if_free(key, data, mark) is False)
+                    self._record_conditions(self._put_if_free(key, data, mark) is False)
                 return made
         return self._create(key, data, mark)
 
@@ -194,11 +194,11 @@ class S3Control:
         made = None if self._conditions is False else self._put_if_free(key, data, mark)
         if made is None:
             return self._create_unguarded(key, data, mark)
-        # the answer may be to a repetition, whose first answer was lost
+        # the answer may be to a repetition: the first answer was lost
         return made or ((found := self.find(key)) is not None and found.mark == mark)
 
     def _put_if_free(self, key: str, data: bytes, mark: str) -> bool | None:
-        """Tell whether the name was free; None where the server refuses conditions."""
+        """Return whether the name was free; None if the server refuses conditions."""
         for attempt in itertools.count(1):
             try:
                 self.put(key, data, mark, IfNoneMatch="*")
@@ -206,7 +206,7 @@ class S3Control:
                 return False
             except S3Error as error:
                 if error.reason in _NO_CONDITIONS:
-                    self._heard(honours=False)
+                    self._record_conditions(honours=False)
                     return None
                 if error.reason not in _CONFLICTS or attempt == _ATTEMPTS:
                     raise
@@ -216,14 +216,14 @@ class S3Control:
         raise AssertionError("the loop returns or raises")
 
     def _create_unguarded(self, key: str, data: bytes, mark: str) -> bool:
-        """As well as it can be done where a server knows no conditions: the last writer is found out."""
+        """Create without conditions, as well as a server allows it: a later look at the mark shows the last writer."""
         if (found := self.find(key)) is not None:
             return found.mark == mark
         self.put(key, data, mark)
         return self.head(key).mark in {mark, ""}
 
-    def _heard(self, honours: bool) -> None:
-        """Take note of whether the server honours conditions."""
+    def _record_conditions(self, honours: bool) -> None:
+        """Record whether the server honours conditions."""
         self._conditions = honours
         if not honours:
             log.warning(
@@ -233,7 +233,7 @@ class S3Control:
             )
 
     def put(self, key: str, data: bytes, mark: str, **condition: str) -> None:
-        """Make or replace an object, if the condition holds."""
+        """Create or replace an object, if the condition holds."""
         with as_storage_error("write", self._what(key)):
             self._client.put_object(
                 Bucket=self.place.bucket, Key=key, Body=data, Metadata={MARK: mark}, **condition
@@ -247,7 +247,7 @@ class S3Control:
             return
 
     def takes_crc64nvme(self, key: str) -> bool:
-        """Tell whether the server proves parts by CRC64NVME: an upload to `key` is begun, and aborted."""
+        """Return whether the server verifies parts by CRC64NVME, by beginning an upload to `key` and aborting it."""
         bucket = self.place.bucket
         try:
             with as_storage_error("write", self._what(key)):
@@ -258,14 +258,14 @@ class S3Control:
         except StorageError as error:
             log.debug(
                 "no checksums of parts: %s", error.message
-            )  # what is wrong beyond that, the upload tells
+            )  # if anything else is wrong, the upload raises it
             return False
         return bool(answer.get("ChecksumAlgorithm") == "CRC64NVME")
 
     # -- listing
 
     def names(self, prefix: str) -> list[str]:
-        """Return what follows `prefix` in the keys that have it, up to the next slash."""
+        """Return, for all keys with `prefix`, the name that follows it up to the next slash."""
         found: set[str] = set()
         with as_storage_error("list", self._what(prefix)):
             pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -277,7 +277,7 @@ class S3Control:
         return sorted(found - {""})
 
     def any_below(self, prefix: str) -> bool:
-        """Tell whether a key begins with `prefix`."""
+        """Return whether a key begins with `prefix`."""
         with as_storage_error("list", self._what(prefix)):
             page = self._client.list_objects_v2(Bucket=self.place.bucket, Prefix=prefix, MaxKeys=1)
         return bool(page.get("Contents"))
@@ -285,7 +285,7 @@ class S3Control:
     # -- uploads that were never completed
 
     def abort_uploads(self, prefix: str, *, older_than_s: float = 0.0) -> int:
-        """Abort the incomplete uploads below `prefix`; return how many. Age by the server's clock."""
+        """Abort the incomplete uploads below `prefix`; return their number. Age is by the server's clock."""
         bucket, count = self.place.bucket, 0
         with as_storage_error("sweep", self._what(prefix)):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
@@ -303,7 +303,7 @@ class S3Control:
                             Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                         )
                     except self._client.exceptions.NoSuchUpload:
-                        continue  # it was completed, or aborted by another
+                        continue  # completed meanwhile, or aborted by another process
                     count += 1
         return count
 
@@ -312,17 +312,17 @@ class S3Control:
 
 
 def _body(answer: dict[str, Any], most_bytes: int) -> bytes:
-    """Return so many bytes of an answer, or all that it has; `IncompleteReadError` where it breaks off."""
+    """Return up to `most_bytes` of an answer's body; `IncompleteReadError` if the connection breaks."""
     with contextlib.closing(answer["Body"]) as body:
         data = bytes(body.read(most_bytes))
         if len(data) < most_bytes:
-            body.read(1)  # at the end botocore looks whether it is whole
+            body.read(1)  # at the end, botocore checks that the body is complete
         return data
 
 
 @functools.cache
 def _loader() -> Any:
-    """Return what reads boto3's descriptions of services: slow, so once for all sessions."""
+    """Return the loader of boto3's service descriptions: it is slow, so all sessions share one."""
     return botocore.loaders.create_loader()
 
 

@@ -1,6 +1,6 @@
-"""What boto3 and obstore raise, as `StorageError`s that say whose fault it is and what to do.
+"""Errors of boto3 and obstore as `StorageError`, with a cause and a hint.
 
-Nothing of a request's headers is quoted: they hold the signature.
+Request headers are never quoted: they contain the signature.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CREDENTIALS: Final = frozenset(
 _RENEWED: Final = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "RequestTimeTooSkewed", "TokenRefreshRequired"}
 )
-"""Of these, what a process that is started anew may not meet again: it reads its credentials, and the clock, afresh."""
+"""Of these, errors that a restarted process may not meet: it reads its credentials and the clock anew."""
 _ELSEWHERE: Final = frozenset(
     {"301", "307", "AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect"}
 )
@@ -58,7 +58,7 @@ _HINTS: Final = {
 
 
 class S3Error(StorageError):
-    """The server, or the way to it, failed. `reason` is its code, or the status as text."""
+    """The server or the connection failed. `reason` is the server's code, or the status as text."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Taken(StorageError):
 
 @contextlib.contextmanager
 def as_storage_error(verb: str, what: str) -> Iterator[None]:
-    """Turn what the libraries raise while they `verb` the object at `what` into `StorageError`s."""
+    """Turn the libraries' errors while they `verb` the object at `what` into `StorageError`."""
     try:
         yield
     except ClientError as error:
@@ -100,12 +100,12 @@ def as_storage_error(verb: str, what: str) -> Iterator[None]:
 
 def storage_error(verb: str, what: str, code: str, status: int) -> StorageError:
     """Return the error for an answer of the server."""
-    said = f"{code or 'an error'} ({status})" if status else code
-    message = f"cannot {verb} {what}: the server says {said}"
+    answered = f"{code or 'an error'} ({status})" if status else code
+    message = f"cannot {verb} {what}: the server says {answered}"
     if code == "NoSuchBucket":
         return S3Error(message, reason=code, hint=_HINTS["bucket"], lasting=True)
     if code in _MISSING or (status == 404 and not code):
-        # what is written is not there yet: then its upload is gone, or the server is confused
+        # a written object is not there before: so its upload was removed, or the server is at fault
         return (
             S3Error(message, reason=code, hint=_HINTS["gone"]) if verb == "write" else ObjectMissing(message)
         )
@@ -115,7 +115,7 @@ def storage_error(verb: str, what: str, code: str, status: int) -> StorageError:
         lasting = code not in _RENEWED
         return S3Error(message, reason=code, hint=_HINTS["credentials"], lasting=lasting)
     if code in _ELSEWHERE or status in {301, 307}:
-        # 307: the name of a new bucket has not spread yet
+        # 307: the name of a new bucket has not propagated yet
         return S3Error(message, reason=code, hint=_HINTS["elsewhere"], lasting=status != 307)
     if status == 403 or code == "AccessDenied":
         return S3Error(message, reason=code or "403", hint=_HINTS["refused"], lasting=True)

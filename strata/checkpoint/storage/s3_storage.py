@@ -1,9 +1,8 @@
-"""Objects in a bucket of S3, or of a server that speaks it.
+"""Objects in a bucket of S3, or of a server that speaks S3.
 
-obstore moves the data, boto3 has the rest. An object is there whole or not at all, by S3's own
-promise; what an upload leaves behind that never completed is aborted with its folder, or by the
-sweep. There are no locks: a hold is an object of its own, and one that nobody renewed for a day
-counts as let go. It is renewed whenever something is written.
+obstore moves the data, boto3 does the rest. S3 itself promises that an object exists whole or not at all.
+Uploads that never completed are aborted with their folder, or by the sweep. S3 has no locks: a hold is an
+object of its own, renewed whenever something is written. A hold that was not renewed for a day has expired.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ if TYPE_CHECKING:
     from obstore.store import S3Credential
 
 HOLD_S: Final = 24 * 3600.0
-"""How long a hold lasts that nobody renews: longer than any save."""
+"""The lifetime of a hold that is not renewed: longer than any save."""
 SWEEP_S: Final = 24 * 3600.0
-"""How old an incomplete upload is before the sweep aborts it: older than any save."""
+"""The age from which the sweep aborts an incomplete upload: longer than any save."""
 CREDENTIALS_S: Final = 300
 _HOLDS: Final = ".holds"
 _NOT_PARTIAL: Final = "non-partial response"
-"""What obstore says of a server (rclone's) that sends a range with the status of a whole object."""
+"""Obstore's error for a server (rclone's) that sends a range with the status of a whole object."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
 
 class S3Source:
-    """One object being read. It is as long as it was when it was opened."""
+    """One object being read. Its size is fixed when it is opened."""
 
     def __init__(self, control: S3Control, store: Any, key: str) -> None:
         self._control = control
@@ -72,13 +71,13 @@ class S3Source:
         return self._control.get_range(self._key, start, end)
 
     def close(self) -> None:
-        """Nothing is open: each read is a request of its own."""
+        """Do nothing: each read is a request of its own."""
 
 
 class S3Storage:
     """The objects below `place`. May be used from any thread.
 
-    `nonce` returns a new random name at each call, `now` the time of day, `pause` waits seconds.
+    `nonce` returns a new random name at each call, `now` the time of day; `pause` waits seconds.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class S3Storage:
 
     @property
     def honours_conditions(self) -> bool | None:
-        """Whether of two writers of one name one is refused; None until `create_once` found out."""
+        """Whether one of two writers of one name is rejected; None until `create_once` has found out."""
         return self._control.conditions
 
     # -- writing
@@ -139,7 +138,7 @@ class S3Storage:
     def delete_folder(self, folder: str) -> None:
         prefix = self._key(folder) + "/"
         self._on_step("delete folder")
-        self._control.delete(prefix)  # what a console, or a server over files, keeps for a folder
+        self._control.delete(prefix)  # the object that a console, or a server over files, makes for a folder
         if self._control.any_below(prefix):
             raise StorageError(f"{self.uri}/{folder} is not empty", hint="somebody else writes there")
         self._abort_uploads(prefix, older_than_s=0.0)
@@ -163,7 +162,7 @@ class S3Storage:
         prefix = self._key(f"{checked_name(folder)}/x" if folder else "x")[:-1]
         return [name for name in self._control.names(prefix) if not name.startswith(".")]
 
-    # -- holding
+    # -- holds
 
     def hold(self, name: str) -> None:
         if self._control.find(self._key(name)) is None:
@@ -206,7 +205,7 @@ class S3Storage:
         try:
             count = self._control.abort_uploads(prefix, older_than_s=older_than_s)
         except StorageError as error:
-            # not every server lists them, and not every role may; a lifecycle rule does the same
+            # Not every server lists them, and not every role may; a lifecycle rule does the same.
             log.info("incomplete uploads below %s are not looked for: %s", prefix, error.message)
         else:
             if count:
@@ -214,12 +213,12 @@ class S3Storage:
 
     @cached_property
     def _reading(self) -> Any:
-        """Obstore's side, made when it is first needed."""
+        """Obstore's client for reads, made at the first use."""
         return self._open_data()
 
     @cached_property
     def _writing(self) -> Any:
-        """The same for uploads in parts, with checksums where the server takes them."""
+        """Obstore's client for uploads in parts, with checksums if the server accepts them."""
         takes = self._control.takes_crc64nvme(self._key(f".probe-{self._nonce()}"))
         return self._open_data(**({"checksum_algorithm": "CRC64NVME"} if takes else {}))
 
@@ -228,13 +227,13 @@ class S3Storage:
         where: dict[str, Any] = {"region": self.place.region or control.region}
         if control.is_aws:
             where["region"] = control.find_region()
-            # Path style is going out of use, and a dot in a bucket's name breaks TLS the other way
+            # Path style is deprecated; with a dot in the bucket's name, the other style breaks TLS.
             where["virtual_hosted_style_request"] = "." not in self.place.bucket
         else:
             where["endpoint"] = control.endpoint_url
         return obstore.store.S3Store(
             self.place.bucket,
-            # every chunk has a digest of ours; TLS and the checksum below guard the way there
+            # Strata has a digest for every chunk; TLS and the checksum below protect the transfer.
             unsigned_payload=True,
             credential_provider=self._credential,
             client_options={
@@ -252,7 +251,7 @@ class S3Storage:
         )
 
     def _credential(self) -> S3Credential:
-        """What obstore asks for each time that what it has is too old."""
+        """Return credentials to obstore, which calls this when its own have expired."""
         key, secret, token = self._control.credentials()
         expires = self._now() + timedelta(seconds=CREDENTIALS_S) if token else None
         return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": expires}

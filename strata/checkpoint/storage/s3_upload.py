@@ -1,12 +1,12 @@
-"""One object on its way to S3: small ones by one conditional write, large ones in parts by obstore.
+"""One object being uploaded to S3: small ones by one conditional write, large ones in parts by obstore.
 
-The parts go straight from the caller's memory: a read-only chunk is borrowed until `finish` or
-`abort` returns, a writable one is copied. Chunks may come in any order; they are sent in the order
-of the object, by whoever writes the one that is due; nothing appears before `finish`. obstore has a few
-parts under way at a time; while it has, who writes waits. No thread of ours is in it, so that a process
-that is ending and can start none sends like any other.
+The parts are sent from the caller's memory: a read-only chunk is borrowed until `finish` or `abort` returns, a
+writable one is copied. Chunks may arrive in any order. They are sent in the order of the object, by the thread that
+writes the next one due; nothing is visible before `finish`. obstore sends a few parts at a time; meanwhile the
+thread that writes waits. Strata starts no thread for it, so a process that is exiting and can start none sends
+like any other.
 
-A completed upload whose answer was lost looks like one that failed; the object's mark tells.
+A completed upload whose answer was lost looks like a failed one; the object's mark shows that it completed.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from strata.checkpoint.storage.sink import NameTaken, OnStep
 from strata.errors import StorageError
 
 SINGLE_BYTES: Final = 8 << 20
-"""Up to this size an object is one request, and conditional."""
+"""An object up to this size is one request, and conditional."""
 PARTS_AIMED_AT: Final = 1_000
-"""S3 takes 10,000 parts; fewer and larger ones cost fewer requests."""
+"""S3 allows 10,000 parts; fewer and larger ones need fewer requests."""
 MAX_OBJECT_BYTES: Final = 5 << 40
 PARTS_AT_ONCE: Final = 16
 
 
 def part_bytes(size_bytes: int) -> int:
-    """Return the size of the parts for an object: whole chunks, about a thousand of them at most."""
+    """Return the size of an object's parts: whole chunks, so that there are at most about a thousand parts."""
     chunks = -(-size_bytes // (CHUNK_BYTES * PARTS_AIMED_AT))
     return max(chunks, 1) * CHUNK_BYTES
 
 
 class S3Sink:
-    """A `Sink` for `key`. `store` opens obstore's side; `mark` is this writer's own, unlike any other's.
+    """A `Sink` for `key`. `store` opens obstore's client; `mark` is unique to this writer.
 
-    `failed` has, by key, the marks of tries that failed. What one left is cleared away at the beginning,
-    also an object: a completed upload whose answer was lost.
+    `failed` has, by key, the marks of failed tries. The next try first removes their remains, including an
+    object: a completed upload whose answer was lost.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class S3Sink:
         self._size_bytes = -1
         self._large = False
         self._lock = threading.Lock()
-        """Whoever has it sends."""
+        """Its holder sends the chunks."""
         self._chunks: dict[int, Bytes] = {}
         self._taken_bytes = 0
-        """How much of a large object was sent: where the chunk begins that is due."""
+        """The bytes of a large object that were sent, which is where the next due chunk begins."""
         self._writer: Any = None
         self._error: StorageError | None = None
 
@@ -100,7 +100,7 @@ class S3Sink:
         if count:
             borrowed = memoryview(chunk).readonly
             self._chunks[offset] = chunk if borrowed else bytes(chunk)
-            # whoever sends looks again; of copies there are no more than there are threads that write
+            # The sending thread checks again, so borrowed chunks need no wait; copies do, one at most a thread
             while self._large and self._is_due() and self._lock.acquire(blocking=not borrowed):
                 try:
                     self._send()
@@ -122,17 +122,17 @@ class S3Sink:
     def abort(self) -> None:
         with self._lock:
             self._chunks.clear()
-            self._writer = None  # and what is under way with it
+            self._writer = None  # drops the parts in progress, too
         if self._complete:
             return
         if self._large:
-            with contextlib.suppress(StorageError):  # the sweep finds what is left; the first error counts
+            with contextlib.suppress(StorageError):  # the sweep aborts the rest; the first error counts
                 self._control.abort_uploads(self._key)
         self._failed.setdefault(self._key, self._mark)
 
     def _clear(self, mark: str) -> None:
-        """Remove what an earlier try of this process left."""
-        with contextlib.suppress(StorageError):  # not every server lists them; the sweep finds what is left
+        """Remove the remains of an earlier try of this process."""
+        with contextlib.suppress(StorageError):  # not every server lists uploads; the sweep aborts the rest
             self._control.abort_uploads(self._key)
         found = self._control.find(self._key)
         if found is not None and found.mark == mark:
@@ -153,7 +153,7 @@ class S3Sink:
         return self._error is not None or self._taken_bytes in self._chunks
 
     def _send(self) -> None:
-        """Send what is due as far as it is there; raise what an earlier part failed of."""
+        """Send the due chunks that have arrived; raise the error of an earlier part."""
         if self._error is not None:
             raise self._error
         try:
@@ -186,7 +186,7 @@ class S3Sink:
                 raise
 
     def _is_there(self) -> bool:
-        """Whether the object is there after all, and is this writer's."""
+        """Return whether the object exists after all, and is this writer's."""
         with contextlib.suppress(StorageError):
             found = self._control.find(self._key)
             return found is not None and (found.mark, found.size_bytes) == (self._mark, self._size_bytes)

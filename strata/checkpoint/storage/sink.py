@@ -1,8 +1,7 @@
-"""Where bytes go and come from: `Sink` and `Source` for one object, `Storage` for a folder of them.
+"""The storage protocols: `Sink` and `Source` for one object, `Storage` for a folder of objects.
 
-Names are relative, with `/` between their parts. An object appears under its name whole and
-durable, or not at all. Errors are `StorageError`; `ObjectMissing` when there is no such object, and
-`NotAnObject` when there is something else.
+Names are relative, with `/` between their parts. An object appears under its name whole and durable, or not at all.
+Errors are `StorageError`; `ObjectMissing` if there is no such object, `NotAnObject` if something else has the name.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from strata.checkpoint.format.digest import Bytes
 from strata.errors import CheckpointCorrupt, CheckpointIncomplete, InvalidArgument, StorageError
 
 OnStep = Callable[[str], None]
-"""Told the name of each step before it is taken; whoever listens may end the process there."""
+"""Called with the name of each step before the step; a test may end the process there."""
 
 
 def unobserved(*_: object, **_named: object) -> None:
-    """Take no notice of what is told: a step, a block, how far a copy is."""
+    """Ignore a notification: of a step, of a block, of a copy's progress."""
 
 
 class ObjectMissing(StorageError):
@@ -35,7 +34,7 @@ class NotAnObject(StorageError):
 
 
 class NameTaken(StorageError):
-    """A new object's name has one already, which is never replaced."""
+    """The name of a new object is taken; an existing object is never replaced."""
 
     code = "NAME_TAKEN"
 
@@ -51,19 +50,19 @@ class Sink(Protocol):
         ...
 
     def write_at(self, offset: int, chunk: Bytes) -> None:
-        """Take bytes for their place; in any order, each place once. Best are chunks, at multiples of their size.
+        """Write bytes at their offset, in any order, each offset once; best in chunks at multiples of their size.
 
-        A read-only view may be borrowed until `finish` or `abort` returns, and must not change
-        meanwhile; what is writable is the caller's own again at once.
+        A read-only view may be borrowed until `finish` or `abort` returns, and must not change until then.
+        Writable memory belongs to the caller again when the call returns.
         """
         ...
 
     def finish(self) -> None:
-        """Return once the object is durable and visible under its name; `NameTaken` when another has that."""
+        """Return once the object is durable and visible under its name; `NameTaken` if another object has it."""
         ...
 
     def abort(self) -> None:
-        """Leave nothing behind. Harmless after `finish` and when repeated."""
+        """Remove all remains of an unfinished object. Harmless after `finish` and when repeated."""
         ...
 
 
@@ -71,11 +70,11 @@ class Source(Protocol):
     """One object being read, by any number of threads at once."""
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill `buffer` from `offset` on; return how many bytes there were."""
+        """Fill `buffer` from `offset` on; return the number of bytes read."""
         ...
 
     def close(self) -> None:
-        """End the reading; harmless when repeated."""
+        """Close the object; harmless when repeated."""
         ...
 
 
@@ -90,30 +89,30 @@ class Storage(Protocol):
         ...
 
     def create_once(self, name: str, data: bytes) -> bool:
-        """Make a small object unless one has that name; tell whether it was made here.
+        """Create a small object unless it exists; return whether this call created it.
 
-        Of several that try at once, exactly one is told True.
+        Of several concurrent calls, exactly one returns True.
         """
         ...
 
     def hold(self, name: str) -> None:
-        """Keep an object held until `let_go`, or until this process ends, however it does."""
+        """Hold an object, which `is_held` shows to other processes, until `let_go` or the end of this process."""
         ...
 
     def let_go(self, name: str) -> None:
-        """End a hold; harmless when there is none."""
+        """End a hold; harmless if there is none."""
         ...
 
     def is_held(self, name: str) -> bool:
-        """Tell whether anybody holds the object, or may: where that cannot be found out."""
+        """Return whether a process holds the object; True if that cannot be found out."""
         ...
 
     def read(self, name: str) -> bytes:
-        """Return a document whole; `NotAnObject` for what is larger than any is (`documents.parsing`)."""
+        """Return a whole document; `NotAnObject` if it is larger than any document (`documents.parsing`)."""
         ...
 
     def source(self, name: str) -> Source:
-        """Open an object for reading, a large one in parts; `ObjectMissing` now or at the first."""
+        """Open an object for reading, a large one in parts; `ObjectMissing` here or at the first read."""
         ...
 
     def size(self, name: str) -> int:
@@ -121,11 +120,11 @@ class Storage(Protocol):
         ...
 
     def exists(self, name: str) -> bool:
-        """Tell whether an object or a folder has that name."""
+        """Return whether an object or a folder has that name."""
         ...
 
     def list(self, folder: str = "") -> list[str]:
-        """Return, in order, what lies directly in `folder`; nothing when there is no such folder."""
+        """Return the sorted names directly in `folder`; none if there is no such folder."""
         ...
 
     def delete(self, name: str) -> None:
@@ -133,17 +132,17 @@ class Storage(Protocol):
         ...
 
     def delete_folder(self, folder: str) -> None:
-        """Remove a folder and what unfinished sinks left in it; finished objects must be gone."""
+        """Remove a folder and the remains of unfinished sinks in it; finished objects must be removed before."""
         ...
 
 
 def put(storage: Storage, name: str, data: bytes) -> None:
-    """Write a small object whose name nobody else uses."""
+    """Write a small object whose name no other writer uses."""
     write_whole(storage.sink(name), data)
 
 
 def write_whole(sink: Sink, data: bytes) -> None:
-    """Give a sink all of its bytes at once."""
+    """Write all bytes of an object at once."""
     try:
         sink.begin(len(data))
         sink.write_at(0, data)
@@ -154,7 +153,7 @@ def write_whole(sink: Sink, data: bytes) -> None:
 
 @contextlib.contextmanager
 def proving(name: str) -> Iterator[None]:
-    """Take an object that is not there for a checkpoint that is not whole; one that is none, for a corrupt one."""
+    """Turn a missing object into `CheckpointIncomplete`, and something else under its name into `CheckpointCorrupt`."""
     try:
         yield
     except ObjectMissing as error:
@@ -164,7 +163,7 @@ def proving(name: str) -> Iterator[None]:
 
 
 def checked_name(name: str) -> str:
-    """Return `name` if it can only mean something below its storage; else `InvalidArgument`."""
+    """Return `name` if it can only name something below its storage; else `InvalidArgument`."""
     if any(part in {"", ".", ".."} or "\0" in part for part in name.split("/")):
         raise InvalidArgument(f"{name[:200]!r} is no name of an object")
     return name

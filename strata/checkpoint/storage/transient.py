@@ -1,7 +1,7 @@
-"""Which refusals of a storage time may heal: the one place that decides, for files and for S3.
+"""Which storage errors are transient: the one place that decides, for files and for S3.
 
-Such an error holds a save (`save_retry`); any other one ends it. What time may heal is a state of the
-device, of the server or of the way there. What it does not heal is a right, a name or a setting.
+A transient error holds a save (`save.retry`); any other one ends it. Transient is a state of the device, the server
+or the network. A missing permission, a wrong name or a wrong setting is not transient.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504, 507, 509})
 
 
 def of_errno(number: int | None) -> str:
-    """Return, in a few words, what time may heal of an error of the operating system; "" for any other."""
+    """Return in a few words the transient error that `number` is; "" for any other error."""
     return _FILES.get(number or 0, "")
 
 

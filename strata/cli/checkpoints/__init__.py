@@ -1,7 +1,7 @@
-"""`strata checkpoints`: what is saved, whether it is whole, and what shall become of it.
+"""`strata checkpoints`: list, verify, pin, tag, delete, copy and rewind to checkpoints.
 
-Every command looks at a job's catalog, or with `--storage` at a storage root alone; `retention` and `rewind` are asked of
-coordinators.
+The commands read a job's catalog from a coordinator, or with `--storage` a storage root alone. `retention` and
+`rewind` need a coordinator.
 """
 
 from __future__ import annotations

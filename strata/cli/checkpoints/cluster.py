@@ -1,6 +1,6 @@
-"""The shelf of a job, whose catalog the coordinators keep.
+"""Checkpoints of a job, as the coordinators' catalog records them.
 
-They know what is there and what may go; the objects lie where this host, perhaps, can reach them.
+The catalog records which checkpoints exist and which may be deleted. This host may not reach their objects.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _WHY: Final[dict[int, str]] = {
 
 
 KEEP_TRIES: Final = 8
-"""How often rules are set anew in place of those that somebody else set meanwhile."""
+"""How often to set the rules again if another operator sets rules at the same time."""
 
 
 class ClusterSource:
@@ -80,7 +80,7 @@ class ClusterSource:
     def all(self) -> list[CheckpointMetadata]:
         listed = self.client.checkpoints()
         if not listed:
-            self.client.job_status()  # a job that does not exist is said to be missing, not empty
+            self.client.job_status()  # raises NotFound if the job does not exist
         self._messages = {message.attempt: message for message in listed}
         return sorted(map(metadata_of, listed), key=lambda c: c.order)
 
@@ -112,7 +112,7 @@ class ClusterSource:
     def values(self, checkpoint: CheckpointMetadata) -> dict[str, Any]:
         return message_as_dict(self._messages[checkpoint.id])
 
-    # -- what stays
+    # -- pins, tags, forks
 
     def pin(self, checkpoint: CheckpointMetadata, *, who: str, why: str) -> None:
         self.client.call(
@@ -140,25 +140,25 @@ class ClusterSource:
         return {name for checkpoint in self.all() for name in checkpoint.tags}
 
     def fork(self, checkpoint: CheckpointMetadata, job: str) -> str:
-        """Let a job that has not begun yet begin from a checkpoint of this one; return its path."""
+        """Let a job that has no generation yet begin from a checkpoint of this job; return the checkpoint's path."""
         request = ForkCheckpointRequest(
             job=job, source_job=self.client.job, step=checkpoint.step, attempt=checkpoint.id
         )
         path: str = self.client.call(request).checkpoint.path
         return path
 
-    # -- what the leader leaves, and where the job goes on
+    # -- retention and rewind
 
     def rules(self) -> GetRetentionResponse:
-        """Return the job's policy, and what stays and goes by it."""
+        """Return the job's retention policy, and which checkpoints it keeps and deletes."""
         answer: GetRetentionResponse = self.client.call_whole(GetRetentionRequest(job=self.client.job))
         return answer
 
     @retry(retry=retry_if_exception_type(Conflict), stop=stop_after_attempt(KEEP_TRIES), reraise=True)
     def keep(self, keep: Keep, *, tier: str, who: str) -> None:
-        """Set other rules, for all tiers or for one; what else the policy says stands.
+        """Set the rules for all tiers or for one; the policy's other rules stay.
 
-        What somebody else sets meanwhile stands too: `Conflict` when that goes on and on.
+        Other rules that another operator sets meanwhile stay too; `Conflict` if that happens `KEEP_TRIES` times.
         """
         found = self.rules()
         after = Retention(keep=found.retention.keep if tier else keep, who=who)
@@ -175,7 +175,7 @@ class ClusterSource:
         return self.client.job_status().world.generation
 
     def rewind(self, checkpoint: CheckpointMetadata, *, generation: int, who: str) -> None:
-        """Have the generation after this one begin from a checkpoint."""
+        """Let the next generation begin from a checkpoint."""
         self.client.call(
             RewindJobRequest(
                 job=self.client.job,
@@ -186,10 +186,10 @@ class ClusterSource:
             )
         )
 
-    # -- what goes
+    # -- deletion
 
     def remove(self, checkpoint: CheckpointMetadata) -> None:
-        """Forbid its use, and remove the copies that this host can reach; others remove theirs."""
+        """Forbid the use of a checkpoint, and remove the copies that this host reaches; other hosts remove theirs."""
         self.client.call(
             DeleteCheckpointRequest(job=self.client.job, step=checkpoint.step, attempt=checkpoint.id)
         )
@@ -210,7 +210,7 @@ class ClusterSource:
                 sys.stderr.write(f"step {task.step} is left to others: {error.message}\n")
                 continue
             if task.kind not in _WHY:
-                continue  # to read a copy that is in doubt is for the job's members
+                continue  # the job's members verify copies with a corruption report
             yield Garbage(
                 what=f"step {task.step}, generation {task.generation}, attempt {task.attempt} at {task.path}",
                 why=_WHY[task.kind],
@@ -222,12 +222,12 @@ class ClusterSource:
         return list(self.client.call_whole(request).tasks)
 
     def _do(self, task: MaintenanceTask) -> None:
-        """Remove a copy's objects and say so; a save that was given up must not be marked in storage."""
+        """Remove a copy's objects and report it; `Refused` if storage marks an aborted save as committed."""
         storage, folder = place_of(task.path, task.attempt)
         if task.kind == MAINTENANCE_KIND_CLEAR:
             if storage.exists(f"{folder}/{MARKER}"):
                 raise Refused(f"it was given up, and storage has it as committed: {task.path}")
-            with contextlib.suppress(CheckpointNotFound):  # another attempt took its slot
+            with contextlib.suppress(CheckpointNotFound):  # another attempt has its step and generation
                 self._delete(task, finished=False)
         remove_objects(storage, folder)
         self._delete(task, finished=True)
@@ -246,9 +246,9 @@ class ClusterSource:
 
 
 def place_of(path: str, attempt: str) -> tuple[Storage, str]:
-    """Return the storage and the folder that a record's path names; `StorageError` if not from here.
+    """Return the storage and the folder of a record's path; `StorageError` if this host cannot reach them.
 
-    Where the root is, and the folder in it is not, its objects are gone: that is no error here.
+    If the root exists but the folder does not, the objects were removed already, which is no error here.
     """
     above, _, folder = path.rpartition("/")
     if not folder.startswith("step-") or not folder.endswith(f"-{attempt}"):

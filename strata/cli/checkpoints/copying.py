@@ -1,4 +1,4 @@
-"""`strata checkpoints export | import | fork | repair`: to other programs, from them, and to another root."""
+"""`strata checkpoints export | import | fork | repair`: copies to and from other programs, and to other roots."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def repair(
         place, folder = source.place(checkpoint)
         copy = storage_source(
             replica, place.uri.rpartition("/")[2]
-        ).storage  # a fork lies with its source's job
+        ).storage  # a fork's objects are in the folder of its source's job
         target = _empty_root(to, folder=folder)
         with (
             source.reading(checkpoint) if checkpoint.state is CheckpointState.COMMITTED else nullcontext(),
@@ -214,7 +214,7 @@ def repair(
 
 
 def _empty_root(to: str, *, folder: str) -> Storage:
-    """Return the storage at `to`, which has no checkpoint yet, but perhaps what a fork left of `folder`."""
+    """Return the storage at `to`, which must hold no checkpoint; remove the rest of an interrupted copy of `folder`."""
     storage = open_storage(to)
     root.claim(storage, root.STANDALONE)
     known = storage_source(to, "").all()

@@ -1,4 +1,4 @@
-"""What `strata checkpoints gc` finds."""
+"""An item that `strata checkpoints gc` may delete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """Something that may go, why, and what removes it."""
+    """An item that may be deleted, the reason, and the function that deletes it."""
 
     what: str
     why: str

@@ -1,8 +1,8 @@
-"""The options that say where the commands of `strata checkpoints` look: one declaration for all of them.
+"""The options of `strata checkpoints` that select a job or a storage root, declared once for all commands.
 
-A command that takes `looking: Looking` is decorated with `on_source`, which puts the options of a job and of
-a storage root in that parameter's place, or with `on_catalog`: those of a job alone. Credentials come with
-them, and its `--json`, if it has one, stands among them.
+A command takes `looking: Looking` and is decorated with `on_source` or `on_catalog`. `on_source` replaces that
+parameter by the options of a job and of a storage root, `on_catalog` by those of a job. Both add the options for
+credentials, and place the command's `--json`, if it has one, among them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looking:
-    """Where a command was told to look."""
+    """The selected job or storage root, and how to connect."""
 
     endpoints: str
     job: str
@@ -38,7 +38,7 @@ class Looking:
 
     @contextlib.contextmanager
     def source(self) -> Iterator[StorageSource | ClusterSource]:
-        """Yield the shelf of the storage root, or without one that of the job."""
+        """Yield the checkpoints of the storage root, or without one of the job."""
         with opened(
             self.storage,
             endpoints=self.endpoints,
@@ -50,7 +50,7 @@ class Looking:
 
     @contextlib.contextmanager
     def catalog(self) -> Iterator[ClusterSource]:
-        """Yield the shelf of the job."""
+        """Yield the checkpoints of the job."""
         with catalog_of(
             self.job, endpoints=self.endpoints, timeout_s=self.timeout_s, credentials=self.credentials
         ) as source:
@@ -58,16 +58,16 @@ class Looking:
 
 
 def on_source(command: C) -> C:
-    """Give a command the options of `Looking` for a job or a storage root."""
-    return _told(command, storage=True)
+    """Give a command the options that select a job or a storage root."""
+    return _with_options(command, storage=True)
 
 
 def on_catalog(command: C) -> C:
-    """Give a command the options of `Looking` for a job."""
-    return _told(command, storage=False)
+    """Give a command the options that select a job."""
+    return _with_options(command, storage=False)
 
 
-def _told(command: C, *, storage: bool) -> C:
+def _with_options(command: C, *, storage: bool) -> C:
     taken = inspect.signature(command, eval_str=True)
     own = [p for p in taken.parameters.values() if p.name not in {"looking", "as_json"}]
     as_json = [p for p in taken.parameters.values() if p.name == "as_json"]
@@ -98,7 +98,7 @@ def _told(command: C, *, storage: bool) -> C:
     wrapper.__signature__ = taken.replace(
         parameters=[*options, _option("credentials", Credentials, inspect.Parameter.empty)]
     )
-    return connecting(wrapper)  # type: ignore[no-any-return]  # a command is called by typer alone
+    return connecting(wrapper)  # type: ignore[no-any-return]  # only typer calls a command
 
 
 def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:

@@ -1,4 +1,4 @@
-"""`strata checkpoints list | show`: which there are, and one of them in full."""
+"""`strata checkpoints list | show`: all checkpoints, and one in full."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def list_checkpoints(
         ("STEP", "GENERATION", "TYPE", "STATE", "ACKS", "SIZE", "SAVED AT", "PATH"),
         (
             (
-                _told(c),
+                _step_label(c),
                 c.generation,
                 c.checkpoint_type.value,
                 c.state.value,
@@ -64,13 +64,13 @@ def list_checkpoints(
     )
 
 
-def _told(c: CheckpointMetadata) -> str:
+def _step_label(c: CheckpointMetadata) -> str:
     words = [word for word, true in (("latest", c.latest), ("pinned", c.pinned)) if true] + list(c.tags)
     return f"{c.step} ({', '.join(words)})" if words else str(c.step)
 
 
 def saved_at(c: CheckpointMetadata) -> str:
-    """Return when a checkpoint was saved, for people."""
+    """Return a checkpoint's creation time as text, in UTC."""
     if not c.created_unix_ms:
         return "-"
     return datetime.fromtimestamp(c.created_unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
@@ -131,7 +131,7 @@ def _is_whole(checkpoint: CheckpointMetadata) -> bool:
 def manifests_of(
     source: CheckpointSource, checkpoint: CheckpointMetadata
 ) -> tuple[Manifest, list[RankManifest]]:
-    """Return the verified manifests of a committed checkpoint; `Refused` for another one."""
+    """Return the verified manifests of a committed checkpoint; `Refused` if it is not committed."""
     if not _is_whole(checkpoint):
         why = f": {checkpoint.reason}" if checkpoint.reason else ""
         raise Refused(f"step {checkpoint.step} is {checkpoint.state.value}, not committed{why}")

@@ -1,7 +1,7 @@
-"""`strata checkpoints retention | rewind`: what the leader leaves of a job, and from where it goes on.
+"""`strata checkpoints retention | rewind`: which checkpoints the leader keeps, and from which a job restarts.
 
-Both are asked of coordinators. A storage root without them is told by its manager's settings what to keep,
-and goes back by `restore(state, step=…)`.
+Both need a coordinator. In a storage root without coordinators, the settings of `CheckpointManager` decide on
+retention, and `restore(state, step=…)` goes back.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def retention(
 
 
 def _fate(found: GetRetentionResponse, name: str) -> str:
-    """Say what becomes of one, by tier where it stays; it may go from one tier and stay on another."""
+    """Return a checkpoint's fate as text. Retention may delete its copy on one tier and keep that on another."""
     why = f"stays: {found.kept[name]}" if name in found.kept else ""
     if name in found.going:
         why = f"goes where no rule keeps it; {why}" if why else "goes: no rule keeps it"
@@ -115,7 +115,7 @@ def _sentence(keep: Keep) -> str:
         (keep.best, f"the {keep.best} best by {'highest' if keep.highest else 'lowest'} {keep.metric}"),
         (keep.age_ms, f"those younger than {keep.age_ms / 3_600_000:g} h"),
     ]
-    return "what stays: " + (", ".join(said for number, said in rules if number) or "everything")
+    return "what stays: " + (", ".join(rule for number, rule in rules if number) or "everything")
 
 
 @on_catalog

@@ -1,4 +1,4 @@
-"""`strata checkpoints pin | unpin | tag | untag | delete | gc`: what stays and what goes."""
+"""`strata checkpoints pin | unpin | tag | untag | delete | gc`: retention of single checkpoints, and deletion."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def collect(
 
     Example: strata checkpoints gc --dry-run --storage /data/checkpoints
     """
-    gone: list[dict[str, Any]] = []
-    trouble: StorageError | None = None
+    removed: list[dict[str, Any]] = []
+    failure: StorageError | None = None
     with looking.source() as source, item_progress("what may go") as advance:
         for each in source.garbage(keep_count):
             advance()
@@ -161,30 +161,30 @@ def collect(
             except Refused as error:
                 sys.stderr.write(f"{printable(each.what)} stays: {printable(error.message)}\n")
                 continue
-            except StorageError as error:  # the others go
+            except StorageError as error:  # continue with the others
                 sys.stderr.write(f"{printable(each.what)} cannot be removed: {printable(error.message)}\n")
-                trouble = trouble or error
+                failure = failure or error
                 continue
-            gone.append({"what": each.what, "why": each.why, "removed": not dry_run})
+            removed.append({"what": each.what, "why": each.why, "removed": not dry_run})
             if not as_json:
                 _say(f"{'would remove' if dry_run else 'removed'} {each.what}: {each.why}")
     if as_json:
-        print_values(gone)
-    elif not gone and trouble is None:
+        print_values(removed)
+    elif not removed and failure is None:
         _say("there is nothing to remove")
-    if trouble is not None:
-        raise trouble
+    if failure is not None:
+        raise failure
 
 
 def whoever() -> str:
-    """Return the name of the person at the terminal, as far as the environment knows it."""
+    """Return the user's name from the environment, else the uid."""
     return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
 
 
-def _changed(as_json: bool, checkpoint: CheckpointMetadata, said: str, **facts: object) -> None:
-    """Say what became of a checkpoint, in a sentence or as one JSON document."""
+def _changed(as_json: bool, checkpoint: CheckpointMetadata, sentence: str, **facts: object) -> None:
+    """Print what changed about a checkpoint, as a sentence or as one JSON document."""
     if not as_json:
-        _say(said)
+        _say(sentence)
         return
     which = {"step": checkpoint.step, "generation": checkpoint.generation, "attempt": checkpoint.id}
     print_values({**which, **facts})

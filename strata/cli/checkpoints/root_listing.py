@@ -1,4 +1,4 @@
-"""The shelf of a storage root, whose truth is what lies there."""
+"""Checkpoints of a storage root, found by listing its objects, without coordinators."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def open_storage(where: str) -> Storage:
-    """Return the storage at a path or URI; `ConfigError` when it is none."""
+    """Return the storage at a path or URI; `ConfigError` if it is neither."""
     return opening.open_storage(parse_place(where), nonce=lambda: uuid.uuid4().hex)
 
 
 def storage_source(where: str, job: str) -> StorageSource:
-    """Return the shelf of a root, of a job's folder in one, or of that of `job` in it."""
+    """Return the checkpoints of a root, of a job's folder in one, or of the folder of `job` in it."""
     storage = open_storage(where)
     owner = root.owner_of(storage)
     if owner is None:
@@ -63,7 +63,7 @@ def _no_root(storage: Storage) -> CheckpointNotFound:
 
 
 class StorageSource:
-    """What lies in a root. `standalone`: no coordinator has a say in it."""
+    """The checkpoints of a root. `standalone`: the root belongs to no coordinators."""
 
     def __init__(self, storage: Storage, *, standalone: bool) -> None:
         self.storage = storage
@@ -83,7 +83,7 @@ class StorageSource:
         return self.storage, self._catalog.folder(checkpoint)
 
     def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[object]:
-        del checkpoint  # whoever deletes it without coordinators sees no reader
+        del checkpoint  # without coordinators a deletion checks for no readers
         return contextlib.nullcontext()
 
     def values(self, checkpoint: CheckpointMetadata) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class StorageSource:
             yield Garbage(
                 what=folder, why="its save never ended", remove=partial(remove_objects, self.storage, folder)
             )
-        # the newest of them first: an Incremental goes before what it uses
+        # newest first: an Incremental is deleted before the checkpoints it uses
         for c in reversed(excess(self._catalog.all(), Keep(latest=keep_count or 0), now_unix_ms=0)):
             yield Garbage(
                 what=f"step {c.step}, generation {c.generation}, attempt {c.id}",

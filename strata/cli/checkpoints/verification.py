@@ -1,4 +1,4 @@
-"""`strata checkpoints verify | diff`: is it as it was saved, and what is different from another."""
+"""`strata checkpoints verify | diff`: verification of every byte, and comparison of two checkpoints."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def verify_checkpoints(
     """
     with looking.source() as source:
         known = source.all()
-        wanted = [c for c in known if c.state in _READABLE] if every else [chosen(known, which)]
-        if not wanted:
+        selected = [c for c in known if c.state in _READABLE] if every else [chosen(known, which)]
+        if not selected:
             raise CheckpointNotFound(f"{source.title} has no checkpoint to verify")
-        found = [(c, _verified(source, c)) for c in wanted]
+        found = [(c, _verified(source, c)) for c in selected]
     if as_json:
         print_values([_as_values(c, v) for c, v in found])
     else:

@@ -1,8 +1,8 @@
-"""Where a command looks for checkpoints, and which one a word names.
+"""Sources of checkpoints for the commands, and resolution of a word to a checkpoint.
 
-A `CheckpointSource` is what a command needs: that of a job, whose catalog the coordinators keep, or that of a
-storage root (`--storage`), which needs no coordinator and answers from what lies there. A root that
-belongs to coordinators is only looked at in this way: what changes it goes through them.
+A `CheckpointSource` is either a job, whose catalog comes from the coordinators, or a storage root (`--storage`), which
+needs no coordinator and is listed. A root that belongs to coordinators can only be read this way: changes to it need
+the coordinators.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class CheckpointSource(Protocol):
     def title(self) -> str: ...
 
     def all(self) -> list[CheckpointMetadata]:
-        """Return every checkpoint in its order, those that are not committed included."""
+        """Return every checkpoint in order, uncommitted ones included."""
         ...
 
     def place(self, checkpoint: CheckpointMetadata) -> tuple[Storage, str]:
-        """Return the storage that holds it, as this host reaches it, and its folder there."""
+        """Return the storage through which this host reaches the checkpoint, and its folder there."""
         ...
 
     def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[object]:
-        """Keep its bytes from being deleted while the body runs; `Refused` when they are to go already."""
+        """Protect the checkpoint from deletion while the body runs; `Refused` if its deletion has begun."""
         ...
 
     def values(self, checkpoint: CheckpointMetadata) -> dict[str, Any]:
-        """Return it with the fields of the proto's `Checkpoint`, for `--json`."""
+        """Return the checkpoint with the fields of the proto's `Checkpoint`, for `--json`."""
         ...
 
     def pin(self, checkpoint: CheckpointMetadata, *, who: str, why: str) -> None: ...
@@ -70,18 +70,18 @@ class CheckpointSource(Protocol):
     def untag(self, name: str) -> None: ...
 
     def tags(self) -> Collection[str]:
-        """Return the names that there are, of checkpoints or broken."""
+        """Return all tags, unreadable ones included."""
         ...
 
     def remove(self, checkpoint: CheckpointMetadata) -> None:
-        """Forbid its use, remove its objects, forget it; `Refused` while it is needed.
+        """Forbid its use, remove its objects, then its record; `Refused` while it is needed.
 
-        What was interrupted anywhere may be repeated.
+        The call may be repeated after an interruption at any point.
         """
         ...
 
     def garbage(self, keep_count: int | None) -> Iterator[Garbage]:
-        """Yield what may go: what ended badly, and what is older than so many of the newest."""
+        """Yield deletable items: failed saves, and checkpoints older than the `keep_count` newest."""
         ...
 
 
@@ -89,7 +89,7 @@ class CheckpointSource(Protocol):
 def opened(
     storage: str | None, *, endpoints: str, job: str, timeout_s: float, credentials: Credentials
 ) -> Iterator[StorageSource | ClusterSource]:
-    """Yield the shelf of `storage`, or without one that of `job`."""
+    """Yield the checkpoints of `storage`, or without one of `job`."""
     if storage is not None:
         yield storage_source(storage, job)
         return
@@ -101,7 +101,7 @@ def opened(
 def catalog_of(
     job: str, *, endpoints: str, timeout_s: float, credentials: Credentials
 ) -> Iterator[ClusterSource]:
-    """Yield the shelf of a job, whose catalog the coordinators keep."""
+    """Yield the checkpoints of a job, from the coordinators' catalog."""
     from strata.cli.checkpoints.cluster import ClusterSource  # noqa: PLC0415  # grpc only when needed
     from strata.client import CoordinatorClient  # noqa: PLC0415  # as above
 
@@ -112,14 +112,14 @@ def catalog_of(
 
 
 def chosen(known: Sequence[CheckpointMetadata], word: str, *, alone: bool = False) -> CheckpointMetadata:
-    """Return the checkpoint that `word` names: of one step's the newest committed, or the newest.
+    """Return the checkpoint that `word` names: the newest committed one that matches, else the newest.
 
-    `alone`: what is asked for is not undone, so a word that several answer to is refused.
-    `CheckpointNotFound` when it names none.
+    `alone`: the action cannot be undone, so a word that matches several checkpoints is refused.
+    `CheckpointNotFound` if none matches.
     """
     found = _named(known, word)
     if not found:
-        raise CheckpointNotFound(f"no checkpoint is {word!r}; there are {_told(known)}")
+        raise CheckpointNotFound(f"no checkpoint is {word!r}; there are {_names_of(known)}")
     if len(found) > 1 and (alone or not word.isdigit()):
         names = ", ".join(f"{c.step}@{c.generation} ({c.id}, {c.state.value})" for c in found)
         raise InvalidArgument(f"{word!r} may be each of {names}", hint="say the attempt's id")
@@ -128,7 +128,7 @@ def chosen(known: Sequence[CheckpointMetadata], word: str, *, alone: bool = Fals
 
 
 def means_another(word: str) -> bool:
-    """Tell whether a word names a checkpoint by itself, whatever its tags are."""
+    """Return whether a word names a checkpoint by itself, so that it cannot be a tag."""
     return word == "latest" or word.isdigit()
 
 
@@ -145,7 +145,7 @@ def _named(known: Sequence[CheckpointMetadata], word: str) -> list[CheckpointMet
     return [c for c in known if c.id.startswith(word)]
 
 
-def _told(known: Sequence[CheckpointMetadata]) -> str:
+def _names_of(known: Sequence[CheckpointMetadata]) -> str:
     steps = [str(c.step) for c in known]
     few = ", ".join(steps[-8:])
     tags = sorted({tag for c in known for tag in c.tags})

@@ -1,4 +1,4 @@
-"""What `strata doctor` looks at, a file each: this machine, certificates, storage, the coordinators, etcd.
+"""The checks of `strata doctor`, one file each: this machine, certificates, storage, the coordinators, etcd.
 
-Each check returns findings, and raises for none of them.
+Each check returns findings and raises nothing.
 """

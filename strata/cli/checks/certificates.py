@@ -1,4 +1,4 @@
-"""What `strata doctor` looks at of certificates and tokens: for how many days they count, and what renews them."""
+"""Checks of certificates and tokens for `strata doctor`: days until they expire, and the command that renews them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AUTHORITY: Final = "make a new authority, trust both for a while, and issue all
 
 
 def credentials(given: Credentials, *, what: str = "tls") -> Iterator[Finding]:
-    """Look at the certificate files and the token, if there are any."""
+    """Check the certificate files and the token, if any are configured."""
     now = dt.datetime.now(dt.UTC)
     if given.wants_tls:
         try:
@@ -63,7 +63,7 @@ def credentials(given: Credentials, *, what: str = "tls") -> Iterator[Finding]:
 
 
 def of_days(what: str, whose: str, counts: Validity, now: dt.datetime, *commands: str) -> Finding:
-    """Judge a certificate by the days that are left."""
+    """Judge a certificate by the days until it expires."""
     if complaint := counts.complaint(now):
         return fail(what, f"{whose} {complaint}", _where(commands), *commands)
     left = counts.end - now
@@ -74,9 +74,9 @@ def of_days(what: str, whose: str, counts: Validity, now: dt.datetime, *commands
 
 
 def renewal(cert_file: Path, ca_file: Path | None) -> tuple[str, ...]:
-    """Return the command that renews a certificate that `strata certs` made; nothing for any other file's name.
+    """Return the command that renews a certificate made by `strata certs`; nothing for a file of any other name.
 
-    The authority's folder is named if it lies beside that of the certificate, as `make-certs` writes them.
+    The command names the authority's folder if it is beside the certificate's, as `make-certs` writes them.
     """
     if cert_file.name != "cert.pem":
         return ()
@@ -87,7 +87,7 @@ def renewal(cert_file: Path, ca_file: Path | None) -> tuple[str, ...]:
 
 
 def _authority_beside(folder: Path, ca_file: Path | None) -> Path | None:
-    """Return the folder with the key of an authority that `ca_file` trusts."""
+    """Return the folder beside `folder` with the key of an authority that `ca_file` trusts, or None."""
     if ca_file is None:
         return None
     try:
@@ -101,12 +101,12 @@ def _authority_beside(folder: Path, ca_file: Path | None) -> Path | None:
 
 
 def _as_given(folder: Path, found: Path) -> Path:
-    """Return `found`, which lies beside `folder`, as a path like that one: relative if it is."""
+    """Return `found`, a sibling of `folder`, as a relative path if `folder` is relative."""
     return found if folder.is_absolute() else folder.parent / found.name
 
 
 def _expired(given: Credentials, now: dt.datetime) -> tuple[str, ...]:
-    """Return what renews our certificate if its end is what is wrong with it."""
+    """Return the command that renews our certificate, if the certificate has expired."""
     try:
         if given.cert_file is None or now <= validity(read_config(given.cert_file)).end:
             return ()
@@ -124,7 +124,7 @@ def _where(commands: tuple[str, ...]) -> str:
 
 
 def _authorities(given: Credentials, now: dt.datetime, *, what: str) -> Iterator[Finding]:
-    """Look at the authorities that we trust: the one that ends first asks for something, if any other counts."""
+    """Check the trusted authority that expires first; its expiry is only a warning while another one is valid."""
     if given.ca_file is None:
         return
     try:
@@ -145,16 +145,16 @@ def _authorities(given: Credentials, now: dt.datetime, *, what: str) -> Iterator
 
 
 def servers(endpoints: str, own: Credentials, *, timeout_s: float) -> Iterator[Finding]:
-    """Look at the certificate that each coordinator shows to a new connection, if it speaks TLS."""
+    """Check the certificate that each coordinator presents to a new connection, if its endpoint uses TLS."""
     try:
-        wanted = [each for each in parse_endpoints(endpoints, own) if each.tls]
+        tls_endpoints = [each for each in parse_endpoints(endpoints, own) if each.tls]
     except StrataError:
-        return  # `cluster` says what is wrong with it
+        return  # `cluster` reports the invalid endpoints
     now = dt.datetime.now(dt.UTC)
-    for endpoint in wanted:
+    for endpoint in tls_endpoints:
         pem = asyncio.run(certificate_of(endpoint.host, endpoint.port, limit_s=timeout_s))
         if not pem:
-            continue  # `cluster` says who does not answer
+            continue  # `cluster` reports endpoints that do not answer
         what = f"server {endpoint}"
         try:
             yield of_days(what, "its certificate", validity(pem), now, *_ON_ITS_HOST)

@@ -1,4 +1,4 @@
-"""What `strata doctor` asks the coordinators: how the cluster is, which do not answer, what their clocks say."""
+"""Checks of the coordinators for `strata doctor`: readiness, leader, versions, unreachable replicas, clock offsets."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from strata.v1.admin_pb2 import ReplicaStatus
 
 OFFSET_S: Final = 1.0
-"""How far two clocks may be apart."""
+"""The greatest accepted offset between two clocks."""
 PROBES: Final = 3
-"""How often a clock is read; the quickest answer counts."""
+"""How often to read a clock; the answer with the shortest round trip counts."""
 GO_BACK: Final = (
     "on a host that reaches etcd, the first command that applies: docs/operate/README.md says which"
 )
@@ -53,9 +53,9 @@ def cluster(
     connection: Connection = UNKNOWN,
     roots: Sequence[str] = (),
 ) -> Iterator[Finding]:
-    """Ask a coordinator how the cluster is, and each of `endpoints` for its clock.
+    """Check the cluster through one coordinator, and the clock of each of `endpoints`.
 
-    `alone`: nothing else tells how etcd is. `connection` and `roots` are for the commands that restore the control plane.
+    `alone`: no other check reads etcd's state. `connection` and `roots` go into the commands for a restore.
     """
     try:
         with CoordinatorClient.connect(endpoints, timeout_s=timeout_s, credentials=own) as client:
@@ -89,39 +89,38 @@ def cluster(
 
 
 def judged_readiness(replicas: Sequence[ReplicaStatus]) -> Finding:
-    """Judge whether all coordinators are ready, those that are gone among them."""
-    says, gone = readiness(replicas), [each.replica for each in replicas if each.unreachable]
-    if gone:
-        return warn("coordinators", says, FORGET, *(f"strata coordinators forget {name}" for name in gone))
+    """Judge whether all coordinators are ready, unreachable ones included."""
+    says, lost = readiness(replicas), [each.replica for each in replicas if each.unreachable]
+    if lost:
+        return warn("coordinators", says, FORGET, *(f"strata coordinators forget {name}" for name in lost))
     if all(each.ready for each in replicas):
         return ok("coordinators", says)
     return warn("coordinators", says, "see their logs")
 
 
-# -- a cluster whose etcd went back
+# -- a cluster whose etcd was reset to an older state
 
 
 def is_suspended(message: str) -> bool:
-    """Tell whether a coordinator refuses everybody because etcd went back or is being restored."""
+    """Return whether a coordinator refuses all calls because etcd went back or is being restored."""
     return any(words in message for words in (WENT_BACK, RESTORING, THE_WAY_BACK))
 
 
 def suspended(what: str, message: str, connection: Connection, roots: Sequence[str]) -> Finding:
-    """Return the finding of it, with the commands that lead back."""
-    reason = message[max(0, message.find(WENT_BACK)) :].partition("; ")[
-        0
-    ]  # of several replicas, the first one's
+    """Return the finding for suspended coordinators, with the commands that restore the control plane."""
+    # of several replicas' reasons, the first one's
+    reason = message[max(0, message.find(WENT_BACK)) :].partition("; ")[0]
     hint = RESTORE_AGAIN if RESTORING in reason else GO_BACK
     commands = restore_commands(reason, connection, roots=roots)
     return fail(what, reason, hint, *commands)
 
 
-# -- each coordinator by itself
+# -- each endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
-    """A replica's clock minus this host's, and by how much that may be wrong: half of the round trip."""
+    """A replica's clock minus this host's, and the greatest error of that: half of the round trip."""
 
     replica: str
     offset_s: float
@@ -129,7 +128,7 @@ class ClockReading:
 
     @property
     def is_off(self) -> bool:
-        """Whether the clocks are further apart than they may be, whatever the way there took."""
+        """Whether the clocks differ by more than `OFFSET_S` beyond the error of the reading."""
         return abs(self.offset_s) - self.error_s > OFFSET_S
 
     def __str__(self) -> str:
@@ -139,7 +138,7 @@ class ClockReading:
 def read_clock(
     ask: Callable[[], dict[str, Any]], now: Callable[[], float] = time.time, *, probes: int = PROBES
 ) -> ClockReading:
-    """Return the clock of the replica that `ask` reaches, by the quickest of some answers."""
+    """Return the clock of the replica that `ask` reaches, from the answer with the shortest round trip."""
     readings = []
     for _ in range(probes):
         sent = now()
@@ -152,14 +151,16 @@ def read_clock(
 
 
 def clock_findings(readings: Sequence[ClockReading]) -> Iterator[Finding]:
-    """Judge the replicas' clocks; where most of them are off to one side, it is this host's."""
+    """Judge the replicas' clocks. If most of them are off to one side, this host's clock is wrong."""
     if not readings:
         return
     off = [reading for reading in readings if reading.is_off]
-    said = ", ".join(str(reading) for reading in off or readings)
+    offsets = ", ".join(str(reading) for reading in off or readings)
     if not off:
         widest = max(readings, key=lambda reading: abs(reading.offset_s))
-        yield ok("clocks", f"at most {abs(widest.offset_s) + widest.error_s:.3f} s from this host's: {said}")
+        yield ok(
+            "clocks", f"at most {abs(widest.offset_s) + widest.error_s:.3f} s from this host's: {offsets}"
+        )
         return
     median_s = statistics.median(reading.offset_s for reading in readings)
     if len(readings) > 2 and abs(median_s) > OFFSET_S:
@@ -170,7 +171,7 @@ def clock_findings(readings: Sequence[ClockReading]) -> Iterator[Finding]:
         who = "a replica's clock or this host's is off"
     yield warn(
         "clocks",
-        f"{who}, by replica minus this host: {said}",
+        f"{who}, by replica minus this host: {offsets}",
         "certificates, tokens and ages of backups go by them; on the host that is wrong:",
         *NTP,
     )
@@ -184,7 +185,7 @@ def _each(
     roots: Sequence[str],
     replicas: Sequence[ReplicaStatus],
 ) -> Iterator[Finding]:
-    """Ask each endpoint by itself: which coordinator is there, and what does its clock say."""
+    """Check each endpoint by itself: which coordinator answers, and its clock."""
     readings: list[ClockReading] = []
     answered: set[str] = set()
     known = {each.address for each in replicas}
@@ -194,7 +195,9 @@ def _each(
                 (endpoint,), job=DEFAULT_JOB, timeout_s=timeout_s, credentials=own
             ) as client:
                 answered.add(client.status().answered_by)
-                with contextlib.suppress(StrataError):  # it answers; one without an HTTP API tells no time
+                with contextlib.suppress(
+                    StrataError
+                ):  # it answers; a replica without an HTTP API returns no time
                     readings.append(read_clock(lambda: client.resource("/cluster")))
         except Unavailable as error:
             if is_suspended(error.message):
@@ -213,7 +216,7 @@ def _each(
 def left_out(
     replicas: Sequence[ReplicaStatus], answered: Collection[str], endpoints: Collection[str]
 ) -> Iterator[Finding]:
-    """Name the coordinators that run and that none of the endpoints leads to."""
+    """Report the running coordinators that no endpoint leads to."""
     left = [
         f"{each.replica} ({each.address})"
         for each in replicas

@@ -1,4 +1,4 @@
-"""What `strata doctor` asks etcd's members; the judgement of their versions is for the coordinators' answer, too."""
+"""Checks of etcd's members for `strata doctor`: versions, alarms, disk use, restores, backups."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ FULL: Final = 0.7
 NO_SPACE: Final = "NOSPACE"
 CORRUPT: Final = "CORRUPT"
 BACKUP_MS: Final = 24 * 3600 * 1000
-"""How old the newest backup of the control plane may be."""
+"""The greatest accepted age of the newest backup of the control plane."""
 RESTORE_AGAIN: Final = "no coordinator serves until it is done; if that process is gone, run its command again, which takes it over"
 
 
 def etcd(
     config: CoordinatorConfig, *, file: Path | None, timeout_s: float, roots: Sequence[str] = ()
 ) -> list[Finding]:
-    """Ask every etcd member for its version, its health, and how full it is.
+    """Check every etcd member's version, health, and use of its quota.
 
-    `file` is where `config` comes from; `roots` are for the command that restores the control plane.
+    `file` is the file that `config` was loaded from; `roots` go into the command that restores the control plane.
     """
-    # in the loop that asks the coordinators: gRPC complains of a loop that has ended while it had events for it
+    # On the loop of the coordinators' client: gRPC reports an error if a loop ends while it has events for it.
     return event_loop.shared().call(_etcd(config, Connection.of(config, file), timeout_s, roots))
 
 
@@ -103,7 +103,7 @@ async def _etcd(
 async def _restoring(
     store: EtcdStore, config: CoordinatorConfig, connection: Connection, roots: Sequence[str]
 ) -> list[Finding]:
-    """Look whether somebody restores the control plane, or began to and did not end."""
+    """Report a restore of the control plane that is in progress or was interrupted."""
     keys = ClusterKeys(config.cluster)
     try:
         held = (await store.read(Range(key=keys.restoring))).kvs
@@ -123,7 +123,7 @@ def restore_finding(
     *,
     now_unix_ms: int,
 ) -> Finding:
-    """Say who restores the control plane, and which command ends it."""
+    """Return the finding for a restore: its operator, its age, and the command that completes it."""
     since = age(max(0, now_unix_ms - restoring.since_unix_ms))
     reason = f"{RESTORING}: {restoring}, {since} ago"
     place = newest.where if newest is not None else "PLACE"
@@ -137,7 +137,7 @@ def restore_finding(
 
 
 async def _backup(store: EtcdStore, config: CoordinatorConfig, connection: Connection) -> list[Finding]:
-    """Look how old the newest backup is; nothing of an etcd in which no cluster has begun."""
+    """Judge the newest backup's age; no finding if no cluster was created in this etcd yet."""
     keys = ClusterKeys(config.cluster)
     try:
         if not (await store.read(Range(key=keys.uid))).kvs:
@@ -186,7 +186,7 @@ def _etcd_member(endpoint: str, status: MemberStatus, quota_bytes: int) -> Findi
         return fail(
             f"etcd {endpoint}", f"{status.version}, knows no leader", "it needs a majority of members"
         )
-    # an alarm is one finding of its own, with what mends it
+    # An alarm has a finding of its own, with its remedy.
     errors = "; ".join(e for e in status.errors if NO_SPACE not in e and CORRUPT not in e)
     verdict = etcd_version(endpoint, status.version, errors)
     if verdict.level != "OK":
@@ -206,15 +206,15 @@ def etcd_version(endpoint: str, version: str, error: str) -> Finding:
         return fail(what, error or "it did not answer", "is this member up?")
     try:
         verdict = judge(EtcdVersion.parse(version))
-    except ValueError as trouble:
-        return fail(what, str(trouble), "is it etcd?")
+    except ValueError as invalid:
+        return fail(what, str(invalid), "is it etcd?")
     if verdict.fitness is Fitness.GOOD:
         return ok(what, version)
     return fail(what, verdict.reason, "update etcd: these bugs lose data or events")
 
 
 def ports(config: CoordinatorConfig) -> Iterator[Finding]:
-    """Look whether a coordinator could listen where it is told to."""
+    """Check that a coordinator could listen on its configured ports."""
     for what, address in (("port", config.listen), ("http port", config.http_listen)):
         if not address:
             continue

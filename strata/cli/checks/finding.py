@@ -1,4 +1,4 @@
-"""One thing that `strata doctor` looked at."""
+"""The result of one check of `strata doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Level = Literal["OK", "WARN", "FAIL"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at; `hint` says what to do about it, `commands` how, in this order."""
+    """The result of one check; `hint` says what to do about it, and `commands`, in order, how."""
 
     level: Level
     what: str
@@ -20,15 +20,15 @@ class Finding:
 
 
 def ok(what: str, says: str) -> Finding:
-    """Return a finding that asks for nothing."""
+    """Return a finding that needs no action."""
     return Finding(level="OK", what=what, says=says)
 
 
 def warn(what: str, says: str, hint: str, *commands: str) -> Finding:
-    """Return one that somebody should see to."""
+    """Return a finding that an operator should act on."""
     return Finding(level="WARN", what=what, says=says, hint=hint, commands=commands)
 
 
 def fail(what: str, says: str, hint: str, *commands: str) -> Finding:
-    """Return one with which something does not work; the command's exit status is 1."""
+    """Return a finding that keeps something from working; the command's exit status is 1."""
     return Finding(level="FAIL", what=what, says=says, hint=hint, commands=commands)

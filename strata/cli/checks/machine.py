@@ -1,4 +1,4 @@
-"""What `strata doctor` looks at on this machine."""
+"""Checks of this machine for `strata doctor`: system, open files, clock, name service, fork, installed extras."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from strata.transport.name_lookup import ADVICE, SLOW_S, lookup_s
 
 FILES_WANTED: Final = 4096
 NTP: Final = ("timedatectl set-ntp true", "chronyc makestep")
-"""What has a clock kept in time, and sets it at once."""
+"""Commands that start time synchronization, and that set the clock at once."""
 _TIME_ERROR: Final = 5
-"""What adjtimex returns while nothing keeps the clock in time."""
+"""The return value of adjtimex while the clock is not synchronized."""
 
 
 def machine() -> Iterator[Finding]:
-    """Look at Python, gRPC, the system, and how many files may be open."""
+    """Check Python, gRPC, the system, and the limit of open files."""
     yield ok("python", platform.python_version())
     yield ok("grpc", metadata.version("grpcio"))
     if sys.platform != "linux":
@@ -49,9 +49,9 @@ def machine() -> Iterator[Finding]:
 
 
 def clock() -> Finding:
-    """Look whether something keeps the wall clock in time. Nothing that must be safe rests on it."""
+    """Check that the wall clock is synchronized. No safety property depends on it."""
     libc = ctypes.CDLL(None, use_errno=True)
-    state = libc.adjtimex(ctypes.create_string_buffer(512))  # mode 0: only ask
+    state = libc.adjtimex(ctypes.create_string_buffer(512))  # modes 0: read only
     if state < 0:
         return warn("clock", os.strerror(ctypes.get_errno()), "it could not be asked; is this a container?")
     if state == _TIME_ERROR:
@@ -65,33 +65,33 @@ def clock() -> Finding:
 
 
 def names(endpoints: str, *, timeout_s: float) -> Iterator[Finding]:
-    """Look how long the name service takes for the coordinators' addresses and for the name of ours."""
+    """Check how long the name service takes for a coordinator's address and for our own address's name."""
     try:
         towards = parse_endpoints(endpoints)[0]
     except StrataError:
-        return  # `cluster` says what is wrong with it
-    told: list[tuple[str, float]] = []
+        return  # `cluster` reports the invalid endpoints
+    answers: list[tuple[str, float]] = []
 
     def look() -> None:
         began = time.monotonic()
         address = address_towards(towards.host or "localhost", towards.port)
         lookup_s(address)
-        told.append((address, time.monotonic() - began))
+        answers.append((address, time.monotonic() - began))
 
     limit_s = max(timeout_s, 2 * SLOW_S)
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     looking.join(limit_s)
-    if not told:
+    if not answers:
         yield warn("names", f"the name service did not answer within {limit_s:g} s", ADVICE)
-    elif told[0][1] > SLOW_S:
-        yield warn("names", f"looking up {told[0][0]} took {told[0][1]:.1f} s", ADVICE)
+    elif answers[0][1] > SLOW_S:
+        yield warn("names", f"looking up {answers[0][0]} took {answers[0][1]:.1f} s", ADVICE)
     else:
-        yield ok("names", f"{told[0][0]} was looked up in {1000 * told[0][1]:.0f} ms")
+        yield ok("names", f"{answers[0][0]} was looked up in {1000 * answers[0][1]:.0f} ms")
 
 
 def fork() -> Finding:
-    """Look whether DataLoader workers may be forked from a process that holds a session."""
+    """Check that DataLoader workers may be forked from a process that has a session."""
     setting = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "0").lower()
     if setting in {"1", "true", "yes"}:
         return fail(
@@ -105,7 +105,7 @@ def fork() -> Finding:
 
 
 def server_extra() -> Finding:
-    """Look whether a coordinator can run here."""
+    """Check that the modules of a coordinator are installed."""
     if lacking := missing_server_modules():
         return warn(
             "server",

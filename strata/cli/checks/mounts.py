@@ -1,4 +1,4 @@
-"""How the file system of a storage root is mounted, and which options would break a promise of ours."""
+"""Checks of a storage root's mount for `strata doctor`: file system, and mount options that break our guarantees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN: Final = re.compile(
     r"vers=.+|hard|soft|softerr|local_lock=.+|nolock|nconnect=.+|[rw]size=.+|ac.+=.+|noac|lookupcache=.+"
     r"|flock|localflock|noflock"
 )
-"""The options that the page is about."""
+"""The options that docs/storage.md describes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,13 @@ class Mount:
         return _NETWORK.fullmatch(self.kind) is not None
 
     def again(self, options: str) -> tuple[str, str]:
-        """Return the commands that mount it with other options."""
+        """Return the commands that remount it with other options."""
         kind, source, point = self.kind, shlex.quote(self.source), shlex.quote(self.point)
         return f"umount {point}", f"mount -t {kind} -o {options} {source} {point}"
 
 
 def mount_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Mount | None:
-    """Return the mount that `path` is on; None if it cannot be found out."""
+    """Return the mount of `path`; None if it is unknown."""
     inside, best = os.path.realpath(path), None
     with contextlib.suppress(OSError):
         for line in mounts.read_text(errors="replace").splitlines():
@@ -57,14 +57,16 @@ def mount_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Mount |
                 continue
             point = _plain(fields[4])
             below = inside == point or inside.startswith(f"{point.rstrip('/')}/")
-            if below and (best is None or len(point) >= len(best.point)):  # the last of two hides the other
+            if below and (
+                best is None or len(point) >= len(best.point)
+            ):  # of two mounts at one point the last hides the other
                 options = frozenset(",".join((fields[5], *kinds[2:])).split(","))
                 best = Mount(kind=kinds[0], source=_plain(kinds[1]), point=point, options=options)
     return best
 
 
 def mount_findings(root: Path, mount: Mount | None) -> Iterator[Finding]:
-    """Judge how a root is mounted; nothing of a plain disk."""
+    """Judge a root's mount; no finding for a local disk."""
     if mount is None:
         return
     if mount.kind in {"tmpfs", "ramfs"}:
@@ -96,12 +98,12 @@ def _network(root: Path, mount: Mount) -> Iterator[Finding]:
             *mount.again(options),
         )
     if not found:
-        told = ",".join(sorted(each for each in mount.options if _SHOWN.fullmatch(each)))
-        yield ok(WHAT, f"{root}: {mount.source} on {mount.point}{f', {told}' if told else ''}")
+        shown = ",".join(sorted(each for each in mount.options if _SHOWN.fullmatch(each)))
+        yield ok(WHAT, f"{root}: {mount.source} on {mount.point}{f', {shown}' if shown else ''}")
 
 
 def _found(mount: Mount, options: frozenset[str], says: str, better: str) -> Iterator[tuple[str, str]]:
-    """Yield what one of these options means, once, and what to mount with instead."""
+    """Yield the meaning of the first of `options` that is set, and the options to use instead."""
     if present := sorted(options & mount.options):
         yield says.format(present[0]), better
 

@@ -1,8 +1,8 @@
-"""Whether other hosts see the files of a storage root: each leaves a mark there, and looks for the others'.
+"""Check that other hosts see a storage root's files: each host leaves a mark in the root and reads the others' marks.
 
-A mark is a small file with the name of its host and the path under which that host has the root. A run removes marks
-that are older than an hour by the clock of the file system, which made the times of all. Their names end as those of
-unfinished files do, so that no listing shows them.
+A mark is a small file with the host's name and the path of the root on that host. Each run removes marks older than an
+hour. Ages are by the file system's clock, which sets the times of all marks. A mark's name has the suffix of unfinished
+files, so no listing shows it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _PREFIX, _SUFFIX = ".strata-seen-", ".tmp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
-    """Who left a mark, and for how long it has been there."""
+    """A mark: its host, and how long ago it was left."""
 
     host: str
     boot: str
-    """What tells two hosts of one name apart."""
+    """The boot id, which distinguishes two hosts of one name."""
     root: str
     age_s: float
 
@@ -50,7 +50,7 @@ class _Mark:
 
 
 def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterator[Finding]:
-    """Tell whether other hosts see this root: by their marks if `marking`, else how to find out."""
+    """Check that other hosts see this root: by their marks if `marking`, else report the command that checks it."""
     command = f"strata doctor --shared --storage {shlex.quote(str(root))}"
     if not marking:
         if mount is not None and mount.network:
@@ -63,8 +63,8 @@ def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterat
         yield warn(WHAT, f"{root}: no mark can be left there: {error.strerror}", f"see {PAGE}", command)
         return
     if others:
-        told = ", ".join(map(str, others[:MAX_TOLD])) + (", …" if len(others) > MAX_TOLD else "")
-        yield ok(WHAT, f"{root}: the marks of others are seen here: {told}")
+        shown = ", ".join(map(str, others[:MAX_TOLD])) + (", …" if len(others) > MAX_TOLD else "")
+        yield ok(WHAT, f"{root}: the marks of others are seen here: {shown}")
         return
     hint = f"run it on another host within an hour, then here again; NFS may show a new file a minute late: {PAGE}"
     if mount is not None and not mount.network:
@@ -73,7 +73,7 @@ def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterat
 
 
 def _meet(root: Path) -> list[_Mark]:
-    """Leave this host's mark; return those of others, the newest first."""
+    """Leave this host's mark; return the other hosts' marks, the newest first."""
     me = {"host": socket.gethostname(), "boot": _boot(), "root": str(root.absolute())}
     own = root / f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}"
     with own.open("xb") as file:
@@ -81,14 +81,14 @@ def _meet(root: Path) -> list[_Mark]:
         file.flush()
         os.fsync(file.fileno())
     sync_folder(root)
-    now_s = own.stat().st_mtime  # the clock of the file system has made all marks' times
+    now_s = own.stat().st_mtime  # the file system's clock, which set the times of all marks
     found = []
     for each in sorted(root.glob(f"{_PREFIX}*{_SUFFIX}"))[:MAX_MARKS]:
         if each == own or (mark := _read(each, now_s)) is None:
             continue
-        mine = {"host": mark.host, "boot": mark.boot, "root": mark.root} == me
-        if mine or mark.age_s > MARK_S:
-            with contextlib.suppress(OSError):  # another run removes it at this moment
+        own_mark = {"host": mark.host, "boot": mark.boot, "root": mark.root} == me
+        if own_mark or mark.age_s > MARK_S:
+            with contextlib.suppress(OSError):  # another run may remove it at the same time
                 each.unlink()
         else:
             found.append(mark)
@@ -102,11 +102,11 @@ def _boot() -> str:
 
 
 def _read(path: Path, now_s: float) -> _Mark | None:
-    """Return the mark; None for one that goes at this moment, or that is none."""
+    """Return the mark; None if it was removed meanwhile or is not valid."""
     try:
-        said = json_object(read_regular(path, most_bytes=MAX_MARK_BYTES).decode(), NOTE)
+        fields = json_object(read_regular(path, most_bytes=MAX_MARK_BYTES).decode(), NOTE)
         age_s = max(0.0, now_s - path.stat().st_mtime)
-        host, boot, root = (str(said[name]) for name in ("host", "boot", "root"))
+        host, boot, root = (str(fields[name]) for name in ("host", "boot", "root"))
         return _Mark(host=host, boot=boot, root=root, age_s=age_s)
     except (OSError, ValueError, KeyError, StrataError):
         return None

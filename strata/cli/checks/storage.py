@@ -1,6 +1,6 @@
-"""What `strata doctor` looks at of a storage root: what it can do, what room it has, and whose it is.
+"""Checks of a storage root for `strata doctor`: required operations, free space, sync latency, owner.
 
-It writes small files or objects below the root, and removes them.
+The checks write small files or objects below the root, and remove them.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _CANNOT: Final = frozenset(
         errno.EBADF,
     }
 )
-"""How a file system says that it does not have what it is asked for."""
+"""Error codes of a file system that does not support an operation."""
 
 
 def storage(where: str, *, marking: bool = False) -> Iterator[Finding]:
-    """Look at the root at a path or URI; `marking`: leave a mark for other hosts in a folder, and look for theirs."""
+    """Check the root at a path or URI; `marking`: leave a mark for other hosts in a folder, and read theirs."""
     try:
         place = parse_place(where)
     except StrataError as error:
@@ -75,10 +75,10 @@ def _folder(root: Path, *, marking: bool) -> Iterator[Finding]:
     try:
         with tempfile.TemporaryDirectory(prefix=".strata-doctor-", dir=root) as name:
             folder = Path(name)
-            lacking = [said for said, works in _ABILITIES.items() if not _does(works, folder)]
+            lacking = [ability for ability, works in _ABILITIES.items() if not _does(works, folder)]
             sync_s = statistics.median(_sync_times(folder, SYNCS))
             direct = _has_direct(folder)
-        room = os.statvfs(root)
+        space = os.statvfs(root)
     except OSError as error:
         yield _unusable(root, mount, error)
         return
@@ -89,9 +89,9 @@ def _folder(root: Path, *, marking: bool) -> Iterator[Finding]:
     else:
         yield room_finding(
             root,
-            free_bytes=room.f_bavail * room.f_frsize,
-            inodes=room.f_files,
-            free_inodes=room.f_favail,
+            free_bytes=space.f_bavail * space.f_frsize,
+            inodes=space.f_files,
+            free_inodes=space.f_favail,
         )
     yield ok(
         "storage kind", f"{root}: {on}; direct I/O: {'yes' if direct else 'no, so the page cache is used'}"
@@ -103,7 +103,7 @@ def _folder(root: Path, *, marking: bool) -> Iterator[Finding]:
 
 
 def _unusable(root: Path, mount: Mount | None, error: OSError) -> Finding:
-    """Say why nothing can be written there, and what to do first."""
+    """Return the finding for a root that cannot be written: the cause, and the first thing to do."""
     path, says = shlex.quote(str(root)), f"{root}: {error.strerror}"
     match error.errno:
         case errno.ENOENT:
@@ -134,20 +134,20 @@ def _lacking(says: str, root: Path, mount: Mount | None) -> Finding:
 
 
 def room_finding(root: Path, *, free_bytes: int, inodes: int, free_inodes: int) -> Finding:
-    """Judge the room; a file system that counts no inodes says 0 of 0."""
+    """Judge the free space; a file system that does not count inodes reports 0 of 0."""
     says, path = f"{root}: writable", shlex.quote(str(root))
     if free_bytes < ROOM_WANTED:
         hint = f"that is little for checkpoints: {FULL_DISK}"
         return warn("storage", f"{says}, {size(free_bytes)} free", hint, f"du -xsh {path}/*")
     if inodes and free_inodes < INODES_WANTED:
         hint = f"a checkpoint takes some files for each rank; remove files that nobody needs: {FULL_DISK}"
-        told = f"{says}, {free_inodes} of {inodes} inodes free"
-        return warn("storage", told, hint, f"du -xs --inodes {path}/*")
+        text = f"{says}, {free_inodes} of {inodes} inodes free"
+        return warn("storage", text, hint, f"du -xs --inodes {path}/*")
     return ok("storage", f"{says}, {size(free_bytes)} free")
 
 
 def sync_finding(root: Path, median_s: float) -> Finding:
-    """Judge how long a small file takes to be durable."""
+    """Judge the time until a small file is durable."""
     says = f"{root}: a small file is durable after {1000 * median_s:.1f} ms (median of {SYNCS})"
     if median_s > SYNC_S:
         hint = "each save waits for some such syncs, and etcd must not share this disk: it elects anew when it is slow"
@@ -159,7 +159,7 @@ def sync_finding(root: Path, median_s: float) -> Finding:
 
 
 def _does(works: Callable[[Path], None], folder: Path) -> bool:
-    """Tell whether the file system can; `OSError` for whatever else goes wrong, as a full disk."""
+    """Return whether the file system supports an operation; `OSError` for other failures, such as a full disk."""
     try:
         works(folder)
     except OSError as error:
@@ -174,7 +174,7 @@ def _link(folder: Path) -> None:
 
 
 def _rename(folder: Path) -> None:
-    """Rename one file over another, as an export replaces the file before it."""
+    """Rename one file over another, as an export replaces an existing file."""
     there = _written(folder, "renamed")
     _written(folder, "to-rename", b"y").replace(there)
     if there.stat().st_size != 1 or (folder / "to-rename").exists():
@@ -224,12 +224,12 @@ def _sync_times(folder: Path, count: int) -> list[float]:
 
 
 def _has_direct(folder: Path) -> bool:
-    """Tell whether a page can be written past the page cache: some that take O_DIRECT refuse the write."""
+    """Return whether a write can bypass the page cache: some file systems accept O_DIRECT but fail the write."""
     fd = open_direct(folder / "direct", os.O_WRONLY | os.O_CREAT)
     if fd < 0:
         return False
     try:
-        with mmap.mmap(-1, mmap.PAGESIZE) as page:  # direct I/O takes aligned memory alone
+        with mmap.mmap(-1, mmap.PAGESIZE) as page:  # direct I/O needs aligned memory
             return os.write(fd, page) == len(page)
     except OSError as error:
         if error.errno in _CANNOT:
@@ -243,7 +243,7 @@ def _has_direct(folder: Path) -> bool:
 
 
 def _bucket(place: S3Place) -> Iterator[Finding]:
-    name = f".probe.{uuid.uuid4().hex}.tmp"  # as files are called that no listing shows
+    name = f".probe.{uuid.uuid4().hex}.tmp"  # a suffix that no listing shows
     try:
         bucket = open_storage(place, nonce=_nonce, patient=False)
         try:
@@ -272,11 +272,11 @@ def _bucket(place: S3Place) -> Iterator[Finding]:
 
 
 def _listing(place: S3Place) -> str:
-    """Return the command that asks the server with the same credentials."""
+    """Return a command that lists the bucket with the same credentials."""
     return f"aws s3 ls {shlex.quote(place.uri + '/')}"
 
 
-# -- whose it is
+# -- the owner
 
 
 def _whose(place: Place) -> Iterator[Finding]:
@@ -306,7 +306,7 @@ def _identity(number: str) -> str:
 
 
 def _clusters(storage: Storage) -> str:
-    """Say which clusters' jobs the first folders are of."""
+    """Return, as text, the clusters that own the jobs of the first `JOBS_LOOKED_AT` folders."""
     owners = (roots.owner_of(storage, folder=name) for name in _folders(storage))
     found = [parsed for owner in owners if owner and (parsed := roots.parse_owner(owner))]
     if not found:

@@ -1,1 +1,1 @@
-"""What commands share: options for credentials, tables and JSON, progress, exit codes, completion."""
+"""Code that commands share: options for credentials, tables and JSON, progress, exit codes, completion."""

@@ -1,7 +1,7 @@
-"""What the shell is told when TAB is pressed: names that only a coordinator knows.
+"""Shell completion of names that only a coordinator knows: jobs, datasets, unreachable coordinators.
 
-Quick or nothing: whoever presses TAB waits for it, and a cluster that does not answer is no reason for
-an error in the middle of a command line.
+The user waits while the shell completes, so completion takes at most `_LIMIT_S` for a connection. If no coordinator
+answers, it offers nothing and prints no error into the command line.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LIMIT_S = 1.0
 
 
 def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the jobs whose names begin like this."""
+    """Return the jobs whose names begin with `incomplete`."""
     return _known(context, incomplete, lambda client: (job.name for job in client.jobs()))
 
 
 def complete_datasets(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the job's datasets whose names begin like this."""
+    """Return the job's datasets whose names begin with `incomplete`."""
 
     def names(client: CoordinatorClient) -> Iterable[str]:
         return (each.name for each in client.datasets())
@@ -36,7 +36,7 @@ def complete_datasets(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_coordinators(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the unreachable coordinators whose names begin like this: no other can be forgotten."""
+    """Return the unreachable coordinators whose names begin with `incomplete`: only those can be forgotten."""
 
     def names(client: CoordinatorClient) -> Iterable[str]:
         return (each.replica for each in client.status().replicas if each.unreachable)
@@ -50,8 +50,8 @@ def _known(
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when it is needed
 
     options = ("endpoints", "job", "ca_file", "cert_file", "key_file", "token_file", "insecure")
-    said = {name: context.params.get(name) for name in options}
-    flags = {name if name in {"endpoints", "job"} else f"credentials.{name}": said[name] for name in said}
+    given = {name: context.params.get(name) for name in options}
+    flags = {name if name in {"endpoints", "job"} else f"credentials.{name}": given[name] for name in given}
     try:
         found = ClientConfig.load(flags=flags, env=os.environ, path=context.params.get("config"))
         with CoordinatorClient.connect(

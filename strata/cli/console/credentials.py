@@ -1,8 +1,8 @@
-"""The options that say who we are and whom we trust: the same for every command that connects.
+"""The options for credentials and connection, the same for every command that connects.
 
-A command that connects takes `credentials: Credentials` and is decorated with `connecting`, which
-puts the options in that parameter's place; a command that reads the file itself takes `config`, too. Its `endpoints` and `job`, if it has them, then come from
-flag, environment and file as well; where that job does not exist, the error names those that do.
+A command takes `credentials: Credentials` and is decorated with `connecting`, which replaces that parameter by the
+options; a command that reads the configuration file itself also takes `config`. The command's `endpoints` and `job`, if
+it has them, then come from flag, environment and file as well. If the job does not exist, the error names jobs that do.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ OPTIONS: dict[str, Any] = {
 }
 
 SETTLED = ("endpoints", "job")
-"""Parameters that a file may set, too. The default in a command's signature counts when nothing else does."""
+"""Parameters that a file may set, too. A default in a command's signature applies if nothing else sets one."""
 
 C = TypeVar("C", bound=Callable[..., Any])
 
 
 def connecting(command: C) -> C:
-    """Give a command the options of `Credentials`, and what they, environment and file say."""
+    """Give a command the options for credentials, and the values from flags, environment and file."""
     taken = inspect.signature(command, eval_str=True)
     own = [_optional(p) for p in taken.parameters.values() if p.name not in {"credentials", "config"}]
     reads_file = "config" in taken.parameters
@@ -62,9 +62,9 @@ def connecting(command: C) -> C:
     @functools.wraps(command)
     def connected(**given: Any) -> Any:
         path = given.pop("config")
-        said = {f"credentials.{name}": given.pop(name) for name in OPTIONS if name != "config"}
-        said |= {name: given.pop(name) for name in settled}
-        found = ClientConfig.load(flags=said, env=os.environ, path=path, defaults=defaults)
+        flags = {f"credentials.{name}": given.pop(name) for name in OPTIONS if name != "config"}
+        flags |= {name: given.pop(name) for name in settled}
+        found = ClientConfig.load(flags=flags, env=os.environ, path=path, defaults=defaults)
         if "endpoints" in settled:
             given["endpoints"] = ",".join(found.endpoints)
         if "job" in settled:
@@ -81,12 +81,12 @@ def connecting(command: C) -> C:
     wrapper: Any = connected
     wrapper.__signature__ = taken.replace(parameters=[*own, *ours])
     wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *ours)} | {"return": None}
-    del wrapper.__wrapped__  # typer would read the hints of the command inside
-    return wrapper  # type: ignore[no-any-return]  # a command is called by typer alone
+    del wrapper.__wrapped__  # typer would read the wrapped command's type hints
+    return wrapper  # type: ignore[no-any-return]  # only typer calls a command
 
 
 def _optional(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return it without its default, where a file may say what typer must not decide."""
+    """Return a parameter that a file may set without its default, which typer would take for the user's choice."""
     if parameter.name not in SETTLED:
         return parameter
     kind, *more = get_args(parameter.annotation)

@@ -1,6 +1,6 @@
-"""Exit codes, and how an error becomes one.
+"""Exit codes of the commands, and the code for each error.
 
-Every command ends with one of these, so that a scheduler or a script can tell what to do next.
+Every command ends with one of these, so that a scheduler or a script can decide what to do next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strata.errors import (
 
 
 class Exit(IntEnum):
-    """What a command's exit status means."""
+    """The meaning of a command's exit status."""
 
     OK = 0
     FAILURE = 1
@@ -30,9 +30,9 @@ class Exit(IntEnum):
     UNAVAILABLE = 3
     REFUSED = exit_codes.REFUSED
     PREEMPTED = exit_codes.PREEMPTED
-    """The job was preempted: put it back into the queue."""
+    """The job was preempted: requeue it."""
     DO_NOT_REQUEUE = exit_codes.DO_NOT_REQUEUE
-    """The job has failed for a reason that another try will meet again."""
+    """The job failed for a reason that a retry would meet again."""
 
 
 _BY_CLASS: tuple[tuple[type[StrataError], Exit], ...] = (

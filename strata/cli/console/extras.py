@@ -1,4 +1,4 @@
-"""What a coordinator needs beyond the base of the package: its `server` extra."""
+"""Check for the modules of the `server` extra, which a coordinator needs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ SERVER_MODULES: Final = (
     "starlette",
     "uvicorn",
 )
-"""uvloop is of the extra, too; without it a coordinator takes more processor time."""
+"""The `server` extra also has uvloop; without it a coordinator takes more processor time."""
 
 SERVER_HINT: Final = 'pip install "strata-control[server]"'
 
 
 def missing_server_modules() -> list[str]:
-    """Return the modules that a coordinator imports and that are not installed here."""
+    """Return the modules that a coordinator needs and that are not installed."""
     return [name for name in SERVER_MODULES if importlib.util.find_spec(name) is None]
 
 
 def check_server() -> None:
-    """Refuse to start a coordinator without what it needs: `ConfigError`, which names the extra to install."""
+    """Raise `ConfigError`, which names the extra to install, if a module that a coordinator needs is missing."""
     if lacking := missing_server_modules():
         raise ConfigError(f"a coordinator needs {', '.join(lacking)}: not installed here", hint=SERVER_HINT)

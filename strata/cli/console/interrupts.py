@@ -1,4 +1,4 @@
-"""Ctrl-C as an event, for commands that end between two steps and not within one."""
+"""Ctrl-C as an event, for commands that may end only between two steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[asyncio.Event]:
-    """Yield an event that the first Ctrl-C sets; a second one ends the program as usual."""
+    """Yield an event that the first Ctrl-C sets; a second Ctrl-C ends the program as usual."""
     loop, interrupted = asyncio.get_running_loop(), asyncio.Event()
 
     def interrupt() -> None:
@@ -29,6 +29,6 @@ def interruptible() -> Iterator[asyncio.Event]:
 
 
 async def paused(interrupted: asyncio.Event, seconds: float) -> None:
-    """Return after so many seconds, or at Ctrl-C."""
+    """Return after `seconds`, or at Ctrl-C."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(interrupted.wait(), seconds)

@@ -1,4 +1,4 @@
-"""How commands speak: tables for people on a terminal, JSON with `--json`, errors on stderr."""
+"""Output of commands: tables on a terminal, JSON with `--json`, errors on stderr."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def print_table(
     empty: str,
     dim_from: int = 1 << 30,
 ) -> None:
-    """Print rows under their columns, or the sentence `empty` when there are none; grey ones from row `dim_from` on.
+    """Print rows under their columns, grey from row `dim_from` on; without rows print the sentence `empty`.
 
-    Nothing is cut to the width of a terminal: a path or an id is of use only whole.
+    Nothing is cut to the terminal's width, because a cut path or id is useless.
     """
     console = Console(highlight=False, emoji=False)
     lines = [tuple(columns), *(tuple(printable(str(cell)) for cell in row) for row in rows)]
@@ -109,8 +109,8 @@ def print_error(error: StrataError) -> None:
 def _as_dict(message: Message) -> dict[str, Any]:
     """Return the message with every field, numbers as numbers and enums by their short names.
 
-    protobuf's own JSON writes 64-bit numbers as text, for JavaScript's sake; here a person's `jq`
-    and Python read it, which know them.
+    protobuf's own JSON writes 64-bit numbers as strings, because JavaScript cannot represent them. jq and Python, which
+    read this output, can.
     """
     return {
         field.name: _field_as_json(field, getattr(message, field.name))
@@ -140,6 +140,6 @@ def _value_as_json(field: Any, value: Any) -> Any:
 
 
 def enum_name(value: str, enum: str) -> str:
-    """Return the name of an enum's value as people write it: JOB_PHASE_DONE is `done`."""
+    """Return the short name of an enum's value: JOB_PHASE_DONE becomes `done`."""
     prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum).upper() + "_"
     return value.removeprefix(prefix).lower()

@@ -1,4 +1,4 @@
-"""Progress of what takes long, on stderr: a bar on a terminal, else a line every ten seconds."""
+"""Progress of long operations on stderr: a bar on a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE_EVERY_S: Final = 10.0
 
 @contextlib.contextmanager
 def byte_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to be told how many more bytes are done."""
+    """Yield a function to call with the number of bytes completed since the last call."""
     console = Console(stderr=True, highlight=False, emoji=False)
     if not console.is_terminal or console.is_dumb_terminal:
         yield _lines(printable(what), total_bytes)
@@ -45,9 +45,9 @@ def byte_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]
 
 @contextlib.contextmanager
 def item_progress(what: str) -> Iterator[Callable[[], None]]:
-    """Yield a function to be told that one more is done, of nobody knows how many.
+    """Yield a function to call for each completed item, if their total is not known.
 
-    Where a command prints a line for each to the same terminal, these lines are its progress.
+    If the command prints a line for each item to the same terminal, those lines are the progress.
     """
     console = Console(stderr=True, highlight=False, emoji=False)
     if not console.is_terminal or console.is_dumb_terminal:
@@ -63,14 +63,14 @@ def item_progress(what: str) -> Iterator[Callable[[], None]]:
 
 
 def _counts(what: str) -> Callable[[], None]:
-    done, told = 0, time.monotonic()
+    done, reported_s = 0, time.monotonic()
 
     def advance() -> None:
-        nonlocal done, told
+        nonlocal done, reported_s
         done += 1
         now = time.monotonic()
-        if now - told >= LINE_EVERY_S:
-            told = now
+        if now - reported_s >= LINE_EVERY_S:
+            reported_s = now
             sys.stderr.write(f"{what}: {done}\n")
             sys.stderr.flush()
 
@@ -78,14 +78,14 @@ def _counts(what: str) -> Callable[[], None]:
 
 
 def _lines(what: str, total_bytes: int) -> Callable[[int], None]:
-    done, told = 0, time.monotonic()
+    done, reported_s = 0, time.monotonic()
 
     def advance(count: int) -> None:
-        nonlocal done, told
+        nonlocal done, reported_s
         done += count
         now = time.monotonic()
-        if now - told >= LINE_EVERY_S:
-            told = now
+        if now - reported_s >= LINE_EVERY_S:
+            reported_s = now
             sys.stderr.write(f"{what}: {size(done)} of {size(total_bytes)}\n")
             sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""What a command says when its job does not exist: which jobs there are."""
+"""Hint for a job that does not exist: the names of jobs that do."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LIMIT_S: Final = 2.0
 
 
 def naming_jobs(error: NotFound, found: ClientConfig) -> NotFound:
-    """Return the error with the first jobs' names in its hint, if it says that the command's job does not exist.
+    """Return the error with the first jobs' names in its hint, if it reports that the command's job does not exist.
 
-    As it is, when it says something else, and when no coordinator tells this caller of a job.
+    Return it unchanged if it reports something else, or if no coordinator lists a job for this caller.
     """
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 

@@ -1,4 +1,4 @@
-"""`strata controlplane`: backups of what the coordinators keep in etcd."""
+"""`strata controlplane`: backups of the coordinators' keys in etcd."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def backup(
     flags = {"etcd.endpoints": etcd, "cluster": cluster, "credentials.insecure": insecure}
     settings = CoordinatorConfig.load(flags=flags, env=os.environ, path=config)
     place = open_place(to)
-    # A timer's `systemctl stop` cleans up as Ctrl-C does, and by the same handler: asyncio's cancels the task, and an exception
-    # raised here might be lost in a callback of gRPC.
+    # A timer's `systemctl stop` must clean up as Ctrl-C does, so SIGTERM raises SIGINT: asyncio's handler for SIGINT
+    # cancels the task. An exception raised in this handler might be lost in a callback of gRPC.
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     made = back_up(
         lambda: open_store(settings.etcd, timeout_s=timeout_s),
@@ -137,20 +137,20 @@ def verify(
     from strata.controlplane.places import open_place  # noqa: PLC0415  # likewise
 
     where = open_place(place)
-    wanted = newest_backup(where, cluster=cluster) if name == "newest" else parse_stem(name)
+    chosen = newest_backup(where, cluster=cluster) if name == "newest" else parse_stem(name)
     try:
-        described = find_metadata(where, wanted)
-        with byte_progress(f"reading {wanted.stem}", described.size_bytes) as advance:
-            verify_backup(where, wanted, advance=advance, described=described)
+        described = find_metadata(where, chosen)
+        with byte_progress(f"reading {chosen.stem}", described.size_bytes) as advance:
+            verify_backup(where, chosen, advance=advance, described=described)
     except BackupCorrupt as error:
         if not as_json:
             raise
-        print_values({"name": wanted.stem, "whole": False, "reason": error.message})
+        print_values({"name": chosen.stem, "whole": False, "reason": error.message})
         raise typer.Exit(1) from None
     if as_json:
-        print_values({"name": wanted.stem, "whole": True, "reason": ""})
+        print_values({"name": chosen.stem, "whole": True, "reason": ""})
         return
-    typer.echo(f"{wanted.stem} is whole: {size(described.size_bytes)}, SHA-256 {described.sha256}")
+    typer.echo(f"{chosen.stem} is whole: {size(described.size_bytes)}, SHA-256 {described.sha256}")
 
 
 def _now() -> datetime:
@@ -158,11 +158,11 @@ def _now() -> datetime:
 
 
 def _show_made(made: MadeBackup, uri: str, keep: int) -> None:
-    told = made.metadata
+    recorded = made.metadata
     typer.echo(f"{made.name.stem} is in {uri}")
     typer.echo(
-        f"cluster {told.cluster}, revision {told.revision} or later, {size(told.size_bytes)};"
-        f" {made.reason} (etcd {told.etcd_version})"
+        f"cluster {recorded.cluster}, revision {recorded.revision} or later, {size(recorded.size_bytes)};"
+        f" {made.reason} (etcd {recorded.etcd_version})"
     )
     if made.removed_backups:
         typer.echo(f"removed {made.removed_backups} older; the newest {keep} stay")
@@ -180,14 +180,14 @@ def _made_as_values(made: MadeBackup, uri: str) -> dict[str, Any]:
 
 
 def _as_values(backup: ShelvedBackup) -> dict[str, Any]:
-    told = {} if backup.metadata is None else _metadata_as_values(asdict(backup.metadata))
+    recorded = {} if backup.metadata is None else _metadata_as_values(asdict(backup.metadata))
     named = {"cluster": backup.name.cluster, "revision": backup.name.revision}
     return {
         "name": backup.name.stem,
         "time": backup.name.time.isoformat(),
         "size_bytes": backup.size_bytes,
         **named,
-        **told,
+        **recorded,
         "counts": not backup.fault,
         "fault": backup.fault,
     }

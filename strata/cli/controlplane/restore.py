@@ -1,4 +1,4 @@
-"""`strata controlplane restore` and `rebuild`: after etcd was lost, wiped, or given an older snapshot."""
+"""`strata controlplane restore | rebuild`: recovery after etcd was lost, wiped, or reset to an older snapshot."""
 
 from __future__ import annotations
 
@@ -152,11 +152,11 @@ def rebuild(
     _carry_out(work, work.plan_from_storage(lineage), dry_run=dry_run, yes=yes, as_json=as_json)
 
 
-# -- the past
+# -- the base of a restore
 
 
 def _base_of(place: str, name: str, lineage: str, settings: CoordinatorConfig, timeout_s: float) -> Base:
-    """Return what a backup holds; a file is taken for a snapshot, as `etcdctl snapshot save` makes one."""
+    """Return the keys of a backup; a file is taken for a snapshot made by `etcdctl snapshot save`."""
     from strata.controlplane.backup_store import backup_to_restore, find_metadata  # noqa: PLC0415  # likewise
     from strata.controlplane.names import parse_stem  # noqa: PLC0415  # slow to import
     from strata.controlplane.places import open_place  # noqa: PLC0415  # likewise
@@ -168,13 +168,13 @@ def _base_of(place: str, name: str, lineage: str, settings: CoordinatorConfig, t
         if not snapshot.is_file():
             where = open_place(place)
             if name == "newest":
-                wanted = backup_to_restore(where, cluster=settings.cluster, lineage=lineage)
+                wanted_name = backup_to_restore(where, cluster=settings.cluster, lineage=lineage)
             else:
-                wanted = parse_stem(name)
-            described = find_metadata(where, wanted)
+                wanted_name = parse_stem(name)
+            described = find_metadata(where, wanted_name)
             if described.cluster != settings.cluster:
                 raise Refused(
-                    f"{wanted.stem} is a backup of cluster {described.cluster}, and not of {settings.cluster}",
+                    f"{wanted_name.stem} is a backup of cluster {described.cluster}, and not of {settings.cluster}",
                     hint="say --cluster",
                 )
             snapshot, uid = Path(folder) / "snapshot.db", described.cluster_uid
@@ -187,8 +187,8 @@ def _base_of(place: str, name: str, lineage: str, settings: CoordinatorConfig, t
                     size_bytes=described.size_bytes,
                 )
             )
-            with byte_progress(f"reading {wanted.stem}", described.size_bytes) as advance:
-                download(where, wanted, described, snapshot, advance=advance)
+            with byte_progress(f"reading {wanted_name.stem}", described.size_bytes) as advance:
+                download(where, wanted_name, described, snapshot, advance=advance)
         elif name != "newest" or lineage:
             raise ConfigError(
                 "--name and --lineage are of a place with backups, and --from names a snapshot's file"
@@ -200,7 +200,7 @@ def _base_of(place: str, name: str, lineage: str, settings: CoordinatorConfig, t
 def _read_snapshot(
     snapshot: Path, folder: Path, settings: CoordinatorConfig, source: str, uid: str, timeout_s: float
 ) -> Base:
-    """Return the keys of a snapshot, from an etcd on loopback that ends with this."""
+    """Return the keys of a snapshot, read from a temporary etcd on loopback."""
     from strata.cli.etcd.access import open_store  # noqa: PLC0415  # grpc, which not every command needs
     from strata.controlplane.restoring import read_base  # noqa: PLC0415  # slow to import
     from strata.devcluster.etcd_cluster import EtcdCluster  # noqa: PLC0415  # likewise
@@ -208,7 +208,7 @@ def _read_snapshot(
     own = settings.etcd
     serving = EtcdCluster.from_snapshot(folder, snapshot.absolute())
     try:
-        # its users are those of the cluster, if it asks for users
+        # The snapshot has the cluster's etcd users, if authentication is on.
         access = EtcdConfig(
             endpoints=serving.endpoints, username=own.username, password_file=own.password_file
         )
@@ -222,12 +222,12 @@ def _read_snapshot(
         serving.kill()
 
 
-# -- what follows from it
+# -- the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is to be written, and for whom."""
+    """The keys to write, and the surveys of storage and keys of etcd that they were derived from."""
 
     base: Base
     why: str
@@ -239,7 +239,7 @@ class _Plan:
 
 
 class _Work:
-    """Finds out what a restore writes, and writes it."""
+    """Plans a restore, and opens the store to write it."""
 
     def __init__(
         self,
@@ -260,29 +260,29 @@ class _Work:
         self._quiet = quiet
 
     def plan(self, read_base: Callable[[], Base]) -> _Plan:
-        """Plan a restore from the keys of a backup, which is read last: all else is asked in a moment."""
+        """Plan a restore from the keys of a backup. The backup is read last, because it takes longest."""
         held, surveys = self._held(), self._surveys()
         base = read_base()
         return self._planned(base, f"restored from {base.source}", surveys, held)
 
     def plan_in_place(self) -> _Plan:
-        """Plan a restore of what etcd holds."""
+        """Plan a restore of the keys that etcd holds."""
         from strata.controlplane.restoring import base_in_place  # noqa: PLC0415  # slow to import
 
         held = self._held()
         base = base_in_place(held)
         return self._planned(base, f"restored in place, from {base.source}", self._surveys(), held)
 
-    def plan_from_storage(self, wanted: str) -> _Plan:
+    def plan_from_storage(self, wanted_lineage: str) -> _Plan:
         """Plan a cluster that is built from storage alone."""
         from strata.controlplane.restoring import Base, lineage_of  # noqa: PLC0415  # slow to import
 
         surveys = self._surveys()
-        base = Base(jobs={}, uid=lineage_of(surveys, wanted), source="storage")
+        base = Base(jobs={}, uid=lineage_of(surveys, wanted_lineage), source="storage")
         return self._planned(base, "built anew from storage", surveys, self._held())
 
     def again(self, plan: _Plan, held: Keyspace) -> _Plan:
-        """Plan anew, now that nobody else writes: of storage is read what was not proven before."""
+        """Plan again, now that nobody else writes; checkpoints that the earlier plan proved are not read again."""
         from strata.controlplane.restoring import base_in_place  # noqa: PLC0415  # slow to import
         from strata.controlplane.storage_search import survey  # noqa: PLC0415  # likewise
 
@@ -348,7 +348,7 @@ class _Work:
         )
 
 
-# -- doing it
+# -- writing
 
 
 def _carry_out(work: _Work, plan: _Plan, *, dry_run: bool, yes: bool, as_json: bool) -> None:
@@ -362,7 +362,7 @@ def _carry_out(work: _Work, plan: _Plan, *, dry_run: bool, yes: bool, as_json: b
         return
     if not yes:
         typer.confirm(f"Write this to etcd, as cluster {work.keys.cluster}?", abort=True, err=True)
-    with _told_how_to_go_on():
+    with _explain_interrupt():
         plan, uid = asyncio.run(_write(work, plan, say=not as_json))
     if as_json:
         print_values(_values(work, plan, uid=uid))
@@ -396,7 +396,7 @@ async def _write(work: _Work, plan: _Plan, *, say: bool) -> tuple[_Plan, str]:
             await rewriting.bring(plan.keys.values, backup=plan.base.backup)
             uid = await rewriting.finish(plan.base.uid, int(time.time()), secrets.token_hex(4))
         except Conflict:
-            raise  # another restore has it
+            raise  # another restore has taken over
         except StrataError:
             sys.stderr.write(_AGAIN)
             raise
@@ -435,8 +435,8 @@ def _values(work: _Work, plan: _Plan, *, uid: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _told_how_to_go_on() -> Iterator[None]:
-    """Say at Ctrl-C what is left and what finishes it."""
+def _explain_interrupt() -> Iterator[None]:
+    """Report at Ctrl-C the state of the restore and the command that completes it."""
     try:
         yield
     except KeyboardInterrupt:

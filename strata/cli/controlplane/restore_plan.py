@@ -1,4 +1,4 @@
-"""What a restore of the control plane would write, for people and as JSON."""
+"""The plan of a restore of the control plane, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from strata.core.kv.records import Latest
 from strata.core.restore.control_plane import RestoredJob
 
 _SHOWN = 8
-"""How many steps a line names."""
+"""How many steps a line lists."""
 
 
 def print_plan(jobs: Sequence[RestoredJob], skipped: Iterable[str], *, empty: str) -> None:
-    """Print one row for each job, and below a line for whatever needs an eye on it."""
+    """Print one row for each job, and below it a line for each change and warning."""
     rows = [
         (
             job.name,
@@ -34,7 +34,7 @@ def print_plan(jobs: Sequence[RestoredJob], skipped: Iterable[str], *, empty: st
 
 
 def lines(job: RestoredJob) -> list[str]:
-    """Return, of one job, what was adopted and what is lost, in sentences."""
+    """Return sentences on the checkpoints that a job's restore adopts, gives up or cannot restore."""
     changes, found = job.changes, []
     for slots, what in (
         (changes.adopted, "committed in storage, and adopted"),
@@ -58,7 +58,7 @@ def lines(job: RestoredJob) -> list[str]:
 
 
 def as_values(job: RestoredJob) -> dict[str, Any]:
-    """Return one job for `--json`."""
+    """Return one job's changes for `--json`."""
     changes = job.changes
     return {
         "name": job.name,

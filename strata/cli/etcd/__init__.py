@@ -1,1 +1,1 @@
-"""`strata etcd`: the health of etcd's members, and the commands that mend them. Begin with `commands`."""
+"""`strata etcd`: the health of etcd's members, and the commands that repair them. Begin with `commands`."""

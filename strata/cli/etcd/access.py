@@ -1,4 +1,4 @@
-"""etcd as its operator reaches it: for the commands that ask etcd's members themselves."""
+"""The store of commands that call etcd's members directly."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from strata.etcd import EtcdStore, Timing, TlsConfig
 
 
 async def open_store(config: EtcdConfig, *, timeout_s: float) -> EtcdStore:
-    """Return a store once some member of `config` has answered; the caller closes it.
+    """Return a store once a member of `config` has answered; the caller closes it.
 
-    `timeout_s` bounds this, and everything read through the store. `Unavailable` if no member answered
-    in time; `ConfigError` if trying again will not help.
+    `timeout_s` bounds the connection and every read through the store. `Unavailable` if no member answers in time;
+    `ConfigError` if a retry cannot help.
     """
     return await EtcdStore.connect(
         config.endpoints,

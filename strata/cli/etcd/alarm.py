@@ -1,4 +1,4 @@
-"""Switching etcd's alarms off, once what caused them is gone: `strata etcd alarm --disarm`."""
+"""`strata etcd alarm --disarm`: switches etcd's alarms off once their cause is removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Disarmed:
 async def disarm(
     store: EtcdStore, state: ClusterState, connection: Connection, *, quota_bytes: int
 ) -> tuple[list[Disarmed], list[StrataError]]:
-    """Switch off the alarms whose cause is gone; return them, and why the others stay on."""
+    """Switch off the alarms whose cause is removed; return them, and the reasons why the others stay on."""
     disarmed, refusals = list[Disarmed](), list[StrataError]()
     for alarm in state.alarms:
         if (refusal := _refusal(alarm, state, connection, quota_bytes)) is not None:

@@ -1,4 +1,4 @@
-"""`strata etcd`: the health of etcd's members, and what mends them."""
+"""`strata etcd`: the health of etcd's members, and the commands that repair them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from strata.cli.etcd.view import Note
     from strata.etcd import EtcdStore
 
-# strata.etcd imports grpc, which not every command needs: what uses it is imported within the commands
+# strata.etcd imports grpc, which not every command needs: commands import it when they run
 
 app = typer.Typer(help="Look at etcd's members, and mend them.", no_args_is_help=True)
 
 CONNECT_S: Final = 5.0
-"""How long the commands that change something wait for the first member that answers."""
+"""How long commands that change etcd wait for the first member that answers."""
 CHANGE_S: Final = 30.0
-"""How long etcd may take to remove a member, and to add one."""
+"""How long etcd may take to remove a member and to add one."""
 
 Etcd = Annotated[
     str | None, typer.Option("--etcd", help="etcd's members, as host:port, by commas. (those of the file)")
@@ -46,7 +46,7 @@ Insecure = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reached:
-    """How etcd is reached, and how a printed command says so."""
+    """The configuration for etcd, and the options that a printed command needs for the same."""
 
     config: CoordinatorConfig
     connection: Connection
@@ -283,7 +283,7 @@ def replace_member(
     try:
         interrupted, state = asyncio.run(run())
     except Unavailable as error:
-        if replacement.peer_url:  # it may have been removed already
+        if replacement.peer_url:  # the old member may have been removed already
             error.hint = f"go on with it: {again()}"
         raise
     if as_json:
@@ -313,7 +313,7 @@ def _replacement_values(replacement: Replacement) -> dict[str, Any]:
 
 
 def _print_steps(replacement: Replacement, *, to_stderr: bool) -> None:
-    """Print what to do on the host of the new member."""
+    """Print the steps to take on the host of the new member."""
     name, settings = replacement.name, replacement.environment()
     lines = [
         f"on the host of {name}: stop it, empty its data directory, and start it with",
@@ -333,7 +333,7 @@ def _print_steps(replacement: Replacement, *, to_stderr: bool) -> None:
 
 
 def _print_wide(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """Print one table; on a terminal that is too narrow for it two, of which each names the members."""
+    """Print one table, or two if the terminal is too narrow, both with the members' names."""
     console = Console()
     lines = [columns, *rows]
     needed = sum(max(map(len, column)) for column in zip(*lines, strict=True)) + 2 * (len(columns) - 1)
@@ -355,7 +355,7 @@ def _print_notes(found: list[Note]) -> None:
 
 
 def _report(text: str) -> None:
-    """Write a line of progress, apart from what the command prints."""
+    """Write a line of progress to stderr, apart from the command's output."""
     for line in text.splitlines():
         sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()

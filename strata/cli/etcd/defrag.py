@@ -1,8 +1,8 @@
-"""Defragmenting etcd, one member at a time: `strata etcd defrag`.
+"""`strata etcd defrag`: defragmentation of etcd, one member at a time.
 
-1. look at all members; refuse if no quorum of healthy voters is left while the next one stalls
-2. defragment it: followers first, the leader last
-3. wait until it answers and knows a leader again; go on with 1
+1. Look at all members; refuse if the healthy voters without the next member are no quorum, since it stalls meanwhile.
+2. Defragment that member: followers first, the leader last.
+3. Wait until it answers and knows a leader again; continue with 1.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from strata.etcd import EtcdStore, MemberStatus
 
 POLL_S: Final = 0.1
 SETTLE_S: Final = 0.5
-"""How long what a database uses must not shrink for its compaction to count as over."""
+"""A compaction counts as over once the used size of the database has not shrunk for this long."""
 _SHRUNK: Final = 0.99
-"""Below so much of what it used before, a database still shrinks: writes go on meanwhile."""
+"""A database still shrinks if its used size is below this ratio of the last one: writes go on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,12 @@ class Freed:
 
 @dataclass(slots=True, kw_only=True)
 class Defragmentation:
-    """What was done so far."""
+    """The progress of a defragmentation."""
 
     compacted_revision: int | None = None
     freed: list[Freed] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
-    """Voters that did not answer, and so were left out."""
+    """Voters that were left out because they did not answer."""
     interrupted: bool = False
 
 
@@ -61,7 +61,7 @@ async def defragment(
     report: Callable[[str], None],
     report_freed: Callable[[Freed], None],
 ) -> None:
-    """Defragment `member`, or all; `done` is filled as it goes on, so that it holds also after an error.
+    """Defragment `member`, or all; record progress in `done`, which also holds it after an error.
 
     `Refused` if quorum would be lost; `Unavailable` if a member does not come back within `timeout_s`.
     """
@@ -111,7 +111,7 @@ def _hint(state: ClusterState) -> str:
 
 
 async def _wait_for_compaction(store: EtcdStore, peer: Peer, timeout_s: float) -> None:
-    """Return once the member's database uses no less than it used a moment before, or after `timeout_s`."""
+    """Return once the used size of the member's database has stopped shrinking, or after `timeout_s`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             before = math.inf
@@ -124,7 +124,7 @@ async def _wait_for_compaction(store: EtcdStore, peer: Peer, timeout_s: float) -
 
 
 async def _defragment_one(store: EtcdStore, peer: Peer, timeout_s: float) -> MemberStatus:
-    """Return the member's status once it answers and knows a leader again."""
+    """Defragment a member; return its status once it answers and knows a leader again."""
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(Unavailable) | retry_if_result(lambda status: not status.leader_id),
         wait=wait_fixed(POLL_S),

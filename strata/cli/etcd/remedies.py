@@ -1,6 +1,6 @@
-"""The commands that mend, back up or restore etcd, as `strata doctor` and `strata etcd` print them.
+"""Shell commands that repair, back up or restore etcd, as `strata doctor` and `strata etcd` print them.
 
-Each has the options with which the printing command reached etcd. A password is never part of one: it stays
+Each command has the options with which the printing command connected to etcd. A password is never among them: it stays
 in `etcd.password_file`.
 """
 
@@ -18,7 +18,7 @@ from strata.core.restore.lineage import OLDER_SNAPSHOT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """The options with which an operator reaches this etcd."""
+    """The options with which an operator connects to this etcd."""
 
     endpoints: tuple[str, ...]
     config: Path | None = None
@@ -26,11 +26,11 @@ class Connection:
     insecure: bool = False
 
     cluster: str = ""
-    """The cluster of Strata that is meant; "": the usual one."""
+    """The name of the Strata cluster; "" for the default one."""
 
     @classmethod
     def of(cls, config: CoordinatorConfig, file: Path | None) -> Connection:
-        """Return the options for `config`, which comes from `file` if that was named."""
+        """Return the options for `config`, which was loaded from `file` unless that is None."""
         usual = config.cluster == CoordinatorConfig().cluster
         return cls(
             endpoints=config.etcd.endpoints,
@@ -58,26 +58,26 @@ class Connection:
 
 
 UNKNOWN: Final = Connection(endpoints=("ETCD",))
-"""Of a host that does not reach etcd: the operator writes where it is."""
+"""For a host that does not reach etcd: the operator replaces ETCD by its endpoints."""
 
 
 def no_space_remedy(connection: Connection, *, voters: int) -> tuple[str, ...]:
-    """Return what mends the alarm NOSPACE: etcd gives space back, and only then the alarm goes off.
+    """Return the commands that clear the alarm NOSPACE: etcd must free space before the alarm can be switched off.
 
-    A cluster of one voter stalls while it is defragmented; it takes no writes already.
+    A cluster of one voter stalls while it is defragmented; it refuses writes already.
     """
     stall = ("--stall-all",) if voters == 1 else ()
     return connection.command("defrag", "--compact", *stall), connection.command("alarm", "--disarm")
 
 
 def corrupt_remedy(connection: Connection, members: Sequence[str]) -> tuple[str, ...]:
-    """Return what mends the alarm CORRUPT of these members: each begins anew from the others' data."""
+    """Return the commands that clear the alarm CORRUPT of these members: each restarts from the others' data."""
     replacements = (replacement_command(connection, member) for member in members)
     return *replacements, connection.command("alarm", "--disarm")
 
 
 def replacement_command(connection: Connection, member: str) -> str:
-    """Return what replaces a member whose disk or host is lost."""
+    """Return the command that replaces a member whose disk or host is lost."""
     return connection.command("replace-member", member)
 
 
@@ -89,9 +89,10 @@ def backup_command(connection: Connection, place: str) -> str:
 def restore_commands(
     reason: str, connection: Connection, *, roots: Sequence[str] = (), place: str = "PLACE"
 ) -> tuple[str, ...]:
-    """Return what leads back after etcd lost its data or went back, by what the coordinators or `P/restoring` say of it.
+    """Return the commands that restore the control plane after etcd lost its data or went back to older data.
 
-    `place` is where backups lie. Words in capitals are for the operator, where this host does not know better.
+    `reason` is the coordinators' error, or the text of `P/restoring`; it selects the commands. `place` is where
+    backups are. The operator replaces words in capitals, which stand for values that this host does not know.
     """
     searched = [word for root in roots or ("ROOT",) for word in ("--storage", root)]
     in_place = connection.controlplane("restore", "--in-place", *searched)

@@ -1,13 +1,13 @@
-"""Replacing a lost member of etcd: `strata etcd replace-member`.
+"""`strata etcd replace-member`: replacement of a lost etcd member.
 
-    1. look; refuse if the member is healthy, or if the others are no quorum
-    2. remove it
-    3. add it again at its peer URL as a learner, which has no vote and so cannot cost a quorum
-    4. somebody starts it on its host with an empty data directory
-    5. wait until it has started and caught up; promote it
+    1. Look at the members; refuse if the member is healthy, or if the others are no quorum.
+    2. Remove it.
+    3. Add it again at its peer URL as a learner, which has no vote and so cannot cost a quorum.
+    4. The operator starts it on its host with an empty data directory.
+    5. Wait until it has started and caught up; promote it.
 
-A second run goes on where the first one ended: it finds the learner, and goes on with 5. A learner that has not started has
-no name, so it is found by `--peer-url` alone.
+A second run finds the learner of the first, and continues with step 5. A learner that has not started has no name, so
+only `--peer-url` finds it.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from strata.etcd import EtcdStore, Member
 POLL_S: Final = 0.5
 REPORT_EVERY_S: Final = 10.0
 ELECTION_S: Final = 10.0
-"""How long it waits for etcd to elect a leader before it judges who is healthy."""
+"""How long to wait for etcd to elect a leader before judging which members are healthy."""
 _NOT_YET: Final = ("can only promote a learner member", "not enough started members")
-"""What etcd says of a learner that is not in sync with the leader yet, or is a voter by now."""
+"""etcd's errors for a learner that is not in sync with the leader yet, or is a voter already."""
 _UNSETTLED: Final = "unhealthy cluster"
-"""What etcd says while its members have not been connected for 5 s."""
+"""etcd's error while its members have not been connected for 5 s."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Replacement:
-    """How far the replacement of a member is."""
+    """The progress of a member's replacement."""
 
     name: str
     peer_url: str = ""
     removed_id: int = 0
-    """0 if an earlier run removed it."""
+    """0 if an earlier run removed the member."""
     added_id: int = 0
     resumed: bool = False
     initial_cluster: str = ""
     state: str = "looking"
-    """looking, added, started, promoted."""
+    """One of looking, added, started, promoted."""
     progress: str = ""
-    """What is waited for."""
+    """The condition that the command waits for, as text."""
 
     def environment(self) -> dict[str, str]:
         """Return etcd's settings for the first start of the new member."""
@@ -79,7 +79,7 @@ async def begin(
     deadline: float,
     report: Callable[[str], None],
 ) -> None:
-    """Do the steps 1 to 3, or find that an earlier run did them. Ctrl-C does not end them half done."""
+    """Do steps 1 to 3, unless an earlier run did them. Ctrl-C does not interrupt them halfway."""
     name = replacement.name
     if peer_url is not None:
         _check_url(peer_url)
@@ -118,7 +118,7 @@ async def begin(
 
 
 async def _led(store: EtcdStore) -> ClusterState:
-    """Return the cluster once an election that goes on is over: the lost member may have been the leader."""
+    """Return the cluster once an election in progress is over: the lost member may have been the leader."""
     deadline = time.monotonic() + ELECTION_S
     state = await look(store)
     while electing(state.peers) and time.monotonic() < deadline:
@@ -128,7 +128,7 @@ async def _led(store: EtcdStore) -> ClusterState:
 
 
 def _learner(state: ClusterState, name: str, peer_url: str | None) -> Member | None:
-    """Return the learner that an earlier run added: it has that name, or has not started yet and this peer URL."""
+    """Return the learner of an earlier run, by name, or by peer URL if it has not started; else None."""
     learners = [state.members[peer.id] for peer in state.peers if peer.learner]
     for member in learners:
         if name in {member.name, f"{member.id:x}"}:
@@ -202,7 +202,7 @@ async def _remove(
 
 
 async def _add(store: EtcdStore, peer_url: str, deadline: float, report: Callable[[str], None]) -> Member:
-    """Return the learner; an addition whose outcome is not known is looked for before the next try."""
+    """Add the learner and return it; if an addition's outcome is unknown, look for the learner before a retry."""
     reported = ""
     while True:
         try:
@@ -212,7 +212,7 @@ async def _add(store: EtcdStore, peer_url: str, deadline: float, report: Callabl
             if found:
                 added = found[0]
             else:
-                if _UNSETTLED in error.message and (why := await _refused_for(store)) != reported:
+                if _UNSETTLED in error.message and (why := await _refusal_reason(store)) != reported:
                     report(f"waiting: {why}")
                     reported = why
                 await _retry_pause(Unavailable(reported or error.message), deadline)
@@ -227,8 +227,8 @@ async def _retry_pause(error: Unavailable, deadline: float) -> None:
     await asyncio.sleep(POLL_S)
 
 
-async def _refused_for(store: EtcdStore) -> str:
-    """Return why etcd adds no member now: the member that is asked wants all voters connected for 5 s, lost ones too."""
+async def _refusal_reason(store: EtcdStore) -> str:
+    """Return why etcd refuses an addition: it requires all voters, lost ones too, to be connected for 5 s."""
     state = await look(store)
     sick = [peer.label for peer in voters(state.peers) if unhealthy_reason(peer, state.peers)]
     if sick:
@@ -244,9 +244,9 @@ async def finish(
     interrupted: asyncio.Event,
     report: Callable[[str], None],
 ) -> None:
-    """Do step 5: return once the new member is `promoted`, or at Ctrl-C, or at the deadline.
+    """Do step 5: return once the new member is `promoted`, at Ctrl-C, or at the deadline.
 
-    `Refused` if somebody removed it meanwhile.
+    `Refused` if another operator removed the learner meanwhile.
     """
     reported, next_report = "", 0.0
     while True:
@@ -263,7 +263,7 @@ async def finish(
 
 
 async def _promote(store: EtcdStore, replacement: Replacement) -> str:
-    """Promote the learner if etcd does so already; return what it waits for otherwise."""
+    """Promote the learner if it is in sync; else return the condition to wait for."""
     try:
         members = {member.id: member for member in await store.cluster.members()}
         learner = members.get(replacement.added_id)
@@ -289,7 +289,7 @@ async def _promote(store: EtcdStore, replacement: Replacement) -> str:
 
 
 async def looked_at_last(store: EtcdStore) -> ClusterState | None:
-    """Return the cluster as it is now; None if it could not be looked at."""
+    """Return the cluster's current state; None if it cannot be read."""
     try:
         return await look(store)
     except StrataError:

@@ -1,4 +1,4 @@
-"""What the commands of `strata etcd` see of a cluster, and how they show it."""
+"""State of an etcd cluster for `strata etcd`: members, health, alarms; its tables, notes and JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from strata.etcd import Alarm, EtcdStore, Member, MemberStatus
 from strata.observe.words import size
 
 PROBE_S: Final = 3.0
-"""How long one member may take to say how it is."""
+"""How long one member may take to report its status."""
 NO_SPACE: Final = "NOSPACE"
 CORRUPT: Final = "CORRUPT"
 COLUMNS: Final = (
@@ -49,17 +49,17 @@ _SHORT: Final = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """A cluster at one moment, as its members describe it."""
+    """A cluster at one moment, as its members report it."""
 
     peers: tuple[Peer, ...]
     members: Mapping[int, Member]
     statuses: Mapping[int, MemberStatus]
     alarms: tuple[Alarm, ...]
     unmatched: Mapping[str, str] = field(default_factory=dict)
-    """Endpoints that did not answer and that no member advertises, and why they did not."""
+    """Endpoints that no member advertises and that did not answer, with the reason."""
 
     def find(self, name: str) -> Peer | None:
-        """Return the member of this name, or of this id in hexadecimal; `Refused` if it is not the only one."""
+        """Return the member with this name, or this id in hexadecimal; `Refused` if there are several."""
         found = [peer for peer in self.peers if name in {peer.name, f"{peer.id:x}"}]
         if len(found) > 1:
             ids = ", ".join(f"{peer.id:x}" for peer in found)
@@ -67,14 +67,14 @@ class ClusterState:
         return found[0] if found else None
 
     def need(self, name: str) -> Peer:
-        """As `find`; `NotFound` if there is none."""
+        """Return the member as `find` does; `NotFound` if there is none."""
         if (peer := self.find(name)) is not None:
             return peer
         members = ", ".join(peer.label for peer in self.peers)
         raise NotFound(f"no member is named {name}", hint=f"the members are {members}")
 
     def label(self, member_id: int) -> str:
-        """Return a member's name, or the id of one that is a member no more."""
+        """Return a member's name, or the id of a former member."""
         return next((peer.label for peer in self.peers if peer.id == member_id), f"{member_id:x}")
 
     @property
@@ -84,7 +84,7 @@ class ClusterState:
 
 
 async def look(store: EtcdStore, *, timeout_s: float = PROBE_S) -> ClusterState:
-    """Ask each endpoint how it is, and the cluster for its members and alarms."""
+    """Read each endpoint's status, and the cluster's members and alarms."""
     answers = await store.cluster.statuses(timeout_s=timeout_s)
     statuses = {s.member_id: s for s in answers.values() if isinstance(s, MemberStatus)}
     silent = {name: why for name, why in answers.items() if isinstance(why, StrataError)}
@@ -119,7 +119,7 @@ async def _members(store: EtcdStore, *, linearizable: bool) -> tuple[Member, ...
 
 
 async def _alarms(store: EtcdStore, statuses: Mapping[int, MemberStatus], *, led: bool) -> tuple[Alarm, ...]:
-    """Return the alarms; without a quorum, those that the members name in their status."""
+    """Return the alarms; without a quorum, those in the members' statuses."""
     if led:
         try:
             return await store.cluster.alarms()
@@ -158,7 +158,7 @@ def _peer(
 
 
 def short(error: StrataError, endpoint: str) -> str:
-    """Return in a few words why an endpoint did not answer."""
+    """Return briefly why an endpoint did not answer."""
     text = error.message.removeprefix(f"etcd {endpoint}: ")
     if "DEADLINE_EXCEEDED" in text:
         return "no answer in time"
@@ -167,11 +167,11 @@ def short(error: StrataError, endpoint: str) -> str:
     return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"
 
 
-# -- shown --------------------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------------
 
 
 def rows(state: ClusterState, *, quota_bytes: int) -> list[tuple[str, ...]]:
-    """Return a row for each member, and for each endpoint of no known member."""
+    """Return a row for each member, and for each endpoint that belongs to no known member."""
     newest = max((status.raft_index for status in state.statuses.values()), default=0)
     table = [_row(peer, state, newest, quota_bytes) for peer in state.peers]
     table += [
@@ -215,7 +215,7 @@ def _row(peer: Peer, state: ClusterState, newest: int, quota_bytes: int) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A sentence below the table, and the commands that mend what it says."""
+    """A sentence below the table, and the commands that remedy it."""
 
     says: str
     wrong: bool = False
@@ -223,7 +223,7 @@ class Note:
 
 
 def notes(state: ClusterState, connection: Connection) -> Iterator[Note]:
-    """Yield what an operator has to know of a cluster: its quorum, what is wrong, and what mends it."""
+    """Yield the notes for an operator: quorum, faults, and the commands that remedy them."""
     peers = state.peers
     yield Note(says=quorum_sentence(peers))
     if not leader_id(peers):
@@ -252,7 +252,7 @@ def _learner_note(peer: Peer, state: ClusterState, connection: Connection) -> No
 
 
 def alarm_notes(state: ClusterState, connection: Connection) -> Iterator[Note]:
-    """Yield a sentence for each kind of alarm, with what mends it."""
+    """Yield a sentence for each kind of alarm, with the commands that clear it."""
     kinds = {alarm.kind: [a for a in state.alarms if a.kind == alarm.kind] for alarm in state.alarms}
     for kind, alarms in sorted(kinds.items()):
         raised = ", ".join(state.label(alarm.member_id) for alarm in alarms)
@@ -272,7 +272,7 @@ def alarm_notes(state: ClusterState, connection: Connection) -> Iterator[Note]:
 
 
 def as_values(state: ClusterState, found: list[Note], *, quota_bytes: int) -> dict[str, Any]:
-    """Return what `strata etcd status --json` prints."""
+    """Return the document that `strata etcd status --json` prints."""
     newest = max((status.raft_index for status in state.statuses.values()), default=0)
     return {
         "healthy": not any(note.wrong for note in found),
@@ -288,7 +288,7 @@ def as_values(state: ClusterState, found: list[Note], *, quota_bytes: int) -> di
 
 
 def alarm_values(state: ClusterState) -> list[dict[str, str]]:
-    """Return the alarms as JSON shows them."""
+    """Return the alarms for JSON."""
     return [
         {"member": state.label(alarm.member_id), "id": f"{alarm.member_id:x}", "alarm": alarm.kind}
         for alarm in state.alarms

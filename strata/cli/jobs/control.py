@@ -1,7 +1,7 @@
-"""`strata jobs scale | pause | resume | preempt | drain | delete`: what an operator asks of a job.
+"""`strata jobs scale | pause | resume | preempt | drain | delete`: an operator's requests to a job.
 
-Each returns once the request is on record, and with `--wait` once it has been met. Ctrl-C ends the
-waiting, not the request.
+Each command returns once the request is recorded, or with `--wait` once it is carried out. Ctrl-C ends the wait, not
+the request.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def scale(
 
 
 def _fits(job: Job) -> bool:
-    """Whether the world is as large as the limits and the members that are here allow."""
+    """Return whether the world is as large as the limits and the present members allow."""
     return job.world.members == min(job.workers, job.spec.max_workers) or job.workers < job.spec.min_workers
 
 
@@ -254,7 +254,7 @@ def _stop(
     if as_json:
         print_json(StopJobResponse(notice=notice))
         return
-    _say(_said(name, action, notice, wait))
+    _say(_outcome_text(name, action, notice, wait))
 
 
 def _has_stopped(job: Job, action: str, generation: int) -> bool:
@@ -265,7 +265,7 @@ def _has_stopped(job: Job, action: str, generation: int) -> bool:
     return job.world.generation > generation or not generation
 
 
-def _said(name: str, action: str, notice: StopNotice | None, waited: bool) -> str:
+def _outcome_text(name: str, action: str, notice: StopNotice | None, waited: bool) -> str:
     from strata.v1.worlds_pb2 import StopAction  # noqa: PLC0415  # grpc only when a command needs it
 
     if notice is None:
@@ -288,13 +288,13 @@ def _said(name: str, action: str, notice: StopNotice | None, waited: bool) -> st
 
 
 def _follow(client: CoordinatorClient, met: Callable[[Job], bool]) -> Job:
-    """Return the job once `met` says so; tell on stderr what it does meanwhile.
+    """Return the job once `met` is true; print its changes on stderr meanwhile.
 
-    A job that ends instead is `JobFailed`, or `Refused` when it is done.
+    If the job ends instead, `JobFailed` is raised, or `Refused` if the job is done.
     """
     from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED  # noqa: PLC0415  # as above
 
-    told = ""
+    reported = ""
     while True:
         job = client.job_status()
         if met(job):
@@ -303,15 +303,15 @@ def _follow(client: CoordinatorClient, met: Callable[[Job], bool]) -> Job:
             raise JobFailed(f"job {job.name} has failed: {job.phase_reason}")
         if job.phase == JOB_PHASE_DONE:
             raise Refused(f"job {job.name} is done: {job.phase_reason}")
-        if (state := _state(job)) != told:
-            told = state
+        if (state := _state(job)) != reported:
+            reported = state
             sys.stderr.write(f"waiting: {printable(state)}\n")
             sys.stderr.flush()
         time.sleep(POLL_S)
 
 
 def _state(job: Job) -> str:
-    """Return in words where a job stands."""
+    """Return a job's state as text."""
     world = job.world
     if job.HasField("notice"):
         return f"generation {world.generation} is asked to stop: {job.notice.reason}"

@@ -1,4 +1,4 @@
-"""`strata jobs list | show | history`: which there are, one of them in full, and how it got there."""
+"""`strata jobs list | show | history`: all jobs, one in full, and its generations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The job that a command of `strata jobs` is about: `--job`, as everywhere, or its argument.
+"""The job of a `strata jobs` command: its argument, `--job`, the environment or the file names it.
 
-Most of these commands change a job, so they need its name: none of them takes `default` for granted.
+Most of these commands change a job, so the user must name it: none of them uses the job `default` by itself.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _Argument = Annotated[
 def on_job(command: C) -> C:
     """Give a command that takes `name: Name` its job, and the options of `connecting`.
 
-    The job is the argument or `--job`; else the environment or the file names it. If the command takes a
-    list of `workers`, the first of them is the job, unless the command line has `--job`.
+    The argument or `--job` names the job; else the environment or the file does. If the command takes a list of
+    `workers`, the first of them is the job, unless the command line has `--job`.
     """
     connected: Any = connecting(_with_option(command))
     taken = inspect.signature(connected)
     has_workers = "workers" in taken.parameters
 
-    def told(**given: Any) -> Any:
+    def with_job(**given: Any) -> Any:
         argument = None if has_workers else given.pop("argument")
         if has_workers and given["job"] is None:
             argument, *given["workers"] = given["workers"]
@@ -56,11 +56,11 @@ def on_job(command: C) -> C:
 
     first = inspect.Parameter("argument", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_Argument)
     rest = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in taken.parameters.values()]
-    return _as_command(told, connected, rest if has_workers else [first, *rest])  # type: ignore[no-any-return]
+    return _as_command(with_job, connected, rest if has_workers else [first, *rest])  # type: ignore[no-any-return]
 
 
 def one_name(argument: str | None, option: str | None) -> str | None:
-    """Return the job that the command line names; `InvalidArgument` where it names two."""
+    """Return the job that the command line names; `InvalidArgument` if it names two."""
     if argument is not None and option not in {None, argument}:
         raise InvalidArgument(
             f"the argument names the job {argument}, and --job names {option}",
@@ -70,7 +70,7 @@ def one_name(argument: str | None, option: str | None) -> str | None:
 
 
 def _with_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with `job`, which the environment and the file may set, in the place of `name`."""
+    """Return the command with `job`, which environment and file may set, instead of `name`."""
     taken = inspect.signature(command, eval_str=True)
 
     def named(*, job: str, **given: Any) -> Any:
@@ -87,9 +87,9 @@ def _with_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_command(wrapper: Any, command: Callable[..., Any], parameters: list[inspect.Parameter]) -> Any:
-    """Return `wrapper` with the command's name and help, and with these parameters."""
+    """Return `wrapper` with the command's name and help, and with `parameters`."""
     functools.update_wrapper(wrapper, command)
     wrapper.__signature__ = inspect.Signature(parameters)
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
-    del wrapper.__wrapped__  # typer would read the hints of the command inside
+    del wrapper.__wrapped__  # typer would read the wrapped command's type hints
     return wrapper

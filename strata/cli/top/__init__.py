@@ -1,1 +1,1 @@
-"""`strata top`: the jobs of a cluster and how each of them goes, live on a terminal."""
+"""`strata top`: the jobs of a cluster and the progress of each, live on a terminal."""

@@ -1,4 +1,4 @@
-"""`strata top`: the command."""
+"""`strata top`: the command, and the loop that shows pages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 120
 ATTEMPT_S = 2.0
-"""Once it runs: how long all replicas may take over an answer, before the page says how old it is."""
+"""How long all replicas together may take over an answer before the page shows its age."""
 
 
 @connecting
@@ -70,7 +70,7 @@ def top(
 
 
 def console() -> Console:
-    """Return what is written to: wide enough for all columns, where it is no terminal that has a width."""
+    """Return the console for the output; if it is no terminal, with a width that fits all columns."""
     from rich.console import Console  # noqa: PLC0415  # only when it is needed
 
     found = Console(highlight=False, emoji=False, markup=False)
@@ -80,7 +80,7 @@ def console() -> Console:
 
 
 def _is_screen(console: Console) -> bool:
-    """Whether there is a terminal with a keyboard, that can do more than print one line below the other."""
+    """Return whether input and output are a terminal that can show a full screen."""
     return console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -102,7 +102,7 @@ def _encodable(console: Console, lines: list[Text]) -> list[Text]:
 
 
 def live(console: Console, client: Client, first: Seen) -> int:
-    """Show pages until somebody quits; return the exit status, 128 + n for signal n."""
+    """Show pages until the user quits; return the exit status, 128 + n for signal n."""
     from strata.cli.top.reading import EVERY_S, Reader  # noqa: PLC0415  # only when it is needed
     from strata.cli.top.screen import Size, View, after_key, frame  # noqa: PLC0415  # likewise
     from strata.cli.top.terminal import Ended, Terminal  # noqa: PLC0415  # likewise

@@ -1,4 +1,4 @@
-"""The page of one job."""
+"""The page of one job in `strata top`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from strata.observe.words import age, counted, figure, percent, size, span
 
 PHASES: Final = {"running": GOOD, "failed": BAD, "stopping": WARN, "paused": WARN, "waiting": WARN}
 MIN_RANKS: Final = 5
-"""Lines that the table of ranks has at least, where the terminal has so many."""
+"""Lines of the table of ranks that remain visible, if the terminal has that many."""
 FILLS: Final = "█▓▒░▚·"
 COLOURS: Final = ("green", "cyan", "yellow", "magenta", "blue", "red")
 
 
 def sections(seen: Seen, *, width: int, height: int | None, now_ms: int) -> list[Text]:
-    """Return what is above the table of ranks: as much of it as leaves that some lines."""
+    """Return the sections above the table of ranks, cut so that the table has `MIN_RANKS` lines."""
     if seen.detail is None:
         return []
     most = height - MIN_RANKS - 1 if height is not None else 10_000
@@ -41,7 +41,7 @@ def sections(seen: Seen, *, width: int, height: int | None, now_ms: int) -> list
 
 
 def title(seen: Seen) -> tuple[Part, ...]:
-    """Return what the page is about, for its first line."""
+    """Return the job's name, phase and size for the first line."""
     if seen.detail is None:
         return ((seen.job or "", BOLD),)
     job = seen.detail["summary"]
@@ -57,7 +57,7 @@ def title(seen: Seen) -> tuple[Part, ...]:
 def table(
     seen: Seen, order: Order, *, width: int, first: int, most: int | None, cursor: int | None
 ) -> list[Text]:
-    """Return the table of ranks from place `first` on; the one at place `cursor` is marked."""
+    """Return the table of ranks from place `first` on; the rank at place `cursor` is highlighted."""
     if "ranks" in seen.not_shown:
         return [line(width, ("the ranks are not shown: see above", DIM))]
     if seen.ranks is None or not seen.ranks["size"]:
@@ -66,7 +66,7 @@ def table(
 
 
 def _findings(job: Resource, width: int, *, most: int) -> list[Text]:
-    """Return what is wrong, sentence by sentence, and else why the job is not running."""
+    """Return the job's findings as sentences, and the reason if the job is not running."""
     lines: list[Text] = []
     found = job["findings"]
     for number, finding in enumerate(found):
@@ -81,26 +81,26 @@ def _findings(job: Resource, width: int, *, most: int) -> list[Text]:
         lines += wrapped(width, summary["unreadable"], first="! ", most=2, style=BAD)
     if notice is not None:
         who = f" of {', '.join(notice['workers'])}" if notice["workers"] else ""
-        told = f"{notice['action']}{who}: {notice['reason']}; {notice['stopped']} of {notice['ranks']} ranks have stopped"
-        lines.append(labelled(width, "asked to", (told, WARN)))
+        text = f"{notice['action']}{who}: {notice['reason']}; {notice['stopped']} of {notice['ranks']} ranks have stopped"
+        lines.append(labelled(width, "asked to", (text, WARN)))
     if summary["phase"] != "running" and summary["reason"] and notice is None:
         lines += wrapped(width, summary["reason"], first="why".ljust(LABEL), most=2, style=WARN)
     if job["failed_in_a_row"]:
-        told = f"{job['failed_in_a_row']} of at most {job['max_failed_in_a_row']} generations in a row without a checkpoint"
-        lines.append(labelled(width, "failed", (told, BAD)))
+        text = f"{job['failed_in_a_row']} of at most {job['max_failed_in_a_row']} generations in a row without a checkpoint"
+        lines.append(labelled(width, "failed", (text, BAD)))
     return lines
 
 
 def _not_shown(seen: Seen, width: int) -> list[Text]:
-    """Return which parts of the page do not fit into an answer, and who has them."""
+    """Return the parts of the page that are too large for an answer; the dashboard shows those."""
     lines: list[Text] = []
     for name, why in seen.not_shown.items():
-        told = f"{name}: {why}; see the dashboard"
-        lines += wrapped(width, told, first="not shown ", most=2, style=WARN)
+        text = f"{name}: {why}; see the dashboard"
+        lines += wrapped(width, text, first="not shown ", most=2, style=WARN)
     return lines
 
 
-# -- how far
+# -- progress
 
 
 def _progress(seen: Seen, width: int, most: int) -> list[Text]:
@@ -127,10 +127,10 @@ def _how_far(found: Resource, width: int) -> Iterator[Part]:
     end = f"ETA {span(found['eta_ms'])}" if found["eta_ms"] is not None else "ETA -"
     words = f"{step:,} of {target:,}{spread_words}{epoch}"
     after = f" {percent(step / target):>7}  {end}"
-    room = width - LABEL - len(words) - len(after) - 1
+    space = width - LABEL - len(words) - len(after) - 1
     yield words + " "
-    if room >= 8:
-        done, to_do = bar(step / target, min(room, 60))
+    if space >= 8:
+        done, to_do = bar(step / target, min(space, 60))
         yield (done, GOOD)
         yield (to_do, DIM)
     yield after
@@ -149,14 +149,14 @@ def _rates(found: Resource, series: Resource, width: int) -> list[Text]:
     return [labelled(width, "rate", words + " ", (spark, "cyan"), (last, WARN if slow else DIM))]
 
 
-def _spark(series: Resource, name: str, room: int) -> str:
-    if name not in series or room < 6:
+def _spark(series: Resource, name: str, space: int) -> str:
+    if name not in series or space < 6:
         return ""
-    return sparkline(series[name]["values"], min(40, room))
+    return sparkline(series[name]["values"], min(40, space))
 
 
 def _reported(values: Mapping[str, Any], series: Resource, width: int, *, rows: bool) -> list[Text]:
-    """Return what the program reports: loss first, one a line where there is room, with its course."""
+    """Return the values that the program reports, loss first, one a line with a sparkline if `rows`."""
     names = sorted(values, key=lambda name: ("loss" not in name, name))
     if not names:
         return []
@@ -187,11 +187,11 @@ def _value(value: float | None) -> str:
     return "not a number" if value is None else figure(value)
 
 
-# -- what its time went to
+# -- goodput
 
 
 def _goodput(job: Resource, width: int, *, rows: bool) -> list[Text]:
-    """Return the ledger: a bar of all causes and their shares, which sum to 100 %."""
+    """Return the goodput account: a bar of all causes and their shares, which sum to 100 %."""
     found = job["goodput"]
     if found is None or not found["parts"]:
         return []
@@ -217,8 +217,10 @@ def _goodput(job: Resource, width: int, *, rows: bool) -> list[Text]:
 
 
 def _ledger(causes: list[tuple[str, float]], width: int | None) -> tuple[list[tuple[str, float]], list[str]]:
-    """Return causes, the useful one first, and their shares of 100.0; where there are too many, the last one stands for
-    the others: no more than can be told apart, and than fit into a line of `width`, if it is one.
+    """Return the causes, the useful one first, and their shares of 100.0.
+
+    The last cause sums up the others if there are too many: more than there are colours, or than fit into a line
+    of `width`, if that is given.
     """
     most = len(FILLS)
     while True:
@@ -233,7 +235,7 @@ def _ledger(causes: list[tuple[str, float]], width: int | None) -> tuple[list[tu
         most = min(most, len(parts)) - 1
 
 
-# -- what holds it up, what was saved, what happened
+# -- barriers, saves, generations
 
 
 def _barriers(found: Resource | None, width: int, *, most: int) -> list[Text]:
@@ -244,13 +246,13 @@ def _barriers(found: Resource | None, width: int, *, most: int) -> list[Text]:
         on = f" ({who})" if who else ""
         more = f"  and {len(opened) - most} more" if at == most - 1 and len(opened) > most else ""
         missing: Part = (f"missing {each['missing_ranks']}{on}", WARN if each["age_ms"] > 5000 else "")
-        told = f"{each['name']}  {each['arrived']} of {each['expected']}, {age(each['age_ms'])}  "
-        lines.append(labelled(width, "barrier" if at == 0 else "", told, missing, (more, DIM)))
+        text = f"{each['name']}  {each['arrived']} of {each['expected']}, {age(each['age_ms'])}  "
+        lines.append(labelled(width, "barrier" if at == 0 else "", text, missing, (more, DIM)))
     return lines
 
 
 def _saves(found: Resource | None, width: int, *, most: int, now_ms: int) -> list[Text]:
-    """Return the saves that are open, the latest checkpoint, and the newest others while there is room."""
+    """Return the latest checkpoint, the open saves, and the newest others up to `most` lines."""
     every: Sequence[Resource] = found["checkpoints"] if found is not None else ()
     if not every:
         return [labelled(width, "saved", ("nothing yet", DIM))]
@@ -288,7 +290,7 @@ def _generations(found: Resource | None, width: int, *, most: int, now_ms: int) 
     for at, each in enumerate(every[:most]):
         when = f"{age(max(0, now_ms - each['began_unix_ms']))} ago"
         restored = f" from step {each['restored_step']:,}" if each["restored_step"] is not None else ""
-        told = f"{each['generation']}, {when}{restored}: "
+        text = f"{each['generation']}, {when}{restored}: "
         why: Part = (each["reason"], WARN if each["failure"] else "")
-        lines.append(labelled(width, "began" if at == 0 else "", told, why))
+        lines.append(labelled(width, "began" if at == 0 else "", text, why))
     return lines

@@ -1,4 +1,4 @@
-"""The list of a cluster's jobs."""
+"""The list of a cluster's jobs in `strata top`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BAR_WIDTH = 8
 
 
 def title(seen: Seen) -> tuple[Part, ...]:
-    """Return what the page is about, for its first line."""
+    """Return the cluster's name, leader and health for the first line."""
     cluster = seen.cluster
     if cluster is None:
         return ((f"{seen.total} jobs", BOLD),)
@@ -36,14 +36,14 @@ def title(seen: Seen) -> tuple[Part, ...]:
 
 
 def sections(seen: Seen, *, width: int, height: int | None) -> list[Text]:
-    """Return what an operator has to see to in the cluster."""
+    """Return the cluster's alarms, which an operator should act on."""
     alarms = seen.cluster["alarms"] if seen.cluster is not None else ()
     most = 3 if height is not None and height < 30 else 8
     return [each for alarm in alarms for each in wrapped(width, alarm, first="! ", most=2, style=BAD)][:most]
 
 
 def table(seen: Seen, *, width: int, first: int, most: int | None, cursor: int | None) -> list[Text]:
-    """Return the jobs from place `first` on; that at `cursor` is marked."""
+    """Return the jobs from place `first` on; the job at place `cursor` is highlighted."""
     if not seen.jobs:
         return [line(width, ("no job yet: start one with strata run -- python train.py", DIM))]
     columns = fitted(_columns(seen.jobs), width)
@@ -58,7 +58,7 @@ def table(seen: Seen, *, width: int, first: int, most: int | None, cursor: int |
 
 
 def about(job: Resource, *, width: int, most: int) -> list[Text]:
-    """Return what is to be said of the job under the cursor, in sentences."""
+    """Return the finding or reason of the job under the cursor, as sentences."""
     words = job["unreadable"] or job["finding"] or job["reason"]
     if not words:
         return []

@@ -1,4 +1,4 @@
-"""Lines of a fixed width, of parts with styles."""
+"""Lines of text of a fixed width, made from styled parts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from rich.text import Text
 from strata.observe.words import printable
 
 Part = str | tuple[str, str]
-"""Words, or words and their style."""
+"""Text, or text and its style."""
 
 DIM, BOLD, GOOD, WARN, BAD = "dim", "bold", "green", "yellow", "bold red"
 BAR = "reverse"
 LABEL = 10
-"""How wide the names of lines are."""
+"""The width of a line's label."""
 
 
 def line(width: int, *parts: Part, style: str = "") -> Text:
-    """Return the parts as a line that is no wider than `width`; an ellipsis ends one that is cut."""
+    """Return the parts as a line of at most `width`; a line that was cut ends with an ellipsis."""
     text = Text(style=style, no_wrap=True)
     for part in parts:
         words, own = (part, "") if isinstance(part, str) else part
@@ -26,12 +26,12 @@ def line(width: int, *parts: Part, style: str = "") -> Text:
 
 
 def labelled(width: int, label: str, *parts: Part) -> Text:
-    """Return a line that begins with what it is about."""
+    """Return a line that begins with a label."""
     return line(width, (label.ljust(LABEL), BOLD), *parts)
 
 
 def spread(width: int, left: tuple[Part, ...], right: tuple[Part, ...], *, style: str = "") -> Text:
-    """Return a line with parts at both ends. The right ones stay whole."""
+    """Return a line with parts at both ends. The right ones are never cut."""
     end = line(width, *right)
     begin = line(width - end.cell_len - 1, *left)
     begin.append(" " * (width - begin.cell_len - end.cell_len))
@@ -41,15 +41,15 @@ def spread(width: int, left: tuple[Part, ...], right: tuple[Part, ...], *, style
 
 
 def wrapped(width: int, words: str, *, first: str, most: int, style: str = "") -> list[Text]:
-    """Return a sentence in at most `most` lines; the ones after the first are indented as far as `first` is wide."""
+    """Return a sentence in at most `most` lines; lines after the first are indented by the width of `first`."""
     lines: list[Text] = []
     left = printable(words)
-    room = max(8, width - len(first))
+    space = max(8, width - len(first))
     while left and len(lines) < most:
-        if len(left) <= room or len(lines) == most - 1:
+        if len(left) <= space or len(lines) == most - 1:
             piece, left = left, ""
         else:
-            cut = left.rfind(" ", 0, room + 1)
-            piece, left = (left[:cut], left[cut + 1 :]) if cut > 0 else (left[:room], left[room:])
+            cut = left.rfind(" ", 0, space + 1)
+            piece, left = (left[:cut], left[cut + 1 :]) if cut > 0 else (left[:space], left[space:])
         lines.append(line(width, (first if not lines else " " * len(first), style), (piece, style)))
     return lines

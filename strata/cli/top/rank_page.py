@@ -1,4 +1,4 @@
-"""The page of one rank: what it does, where it stands, and what it wrote last."""
+"""The page of one rank in `strata top`: step, stack, devices, last output."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from strata.observe.words import age
 
 
 def title(seen: Seen) -> tuple[Part, ...]:
-    """Return what the page is about, for its first line."""
+    """Return the job and the rank for the first line."""
     return ((seen.job or "", BOLD), "  ", (f"rank {seen.rank}", BOLD))
 
 
 def lines(rank: Resource, width: int) -> list[Text]:
-    """Return all that is known of a rank."""
-    stuck, heard = rank["stalled_ms"], rank["heard_ms"]
+    """Return everything known about a rank."""
+    stuck, report_age_ms = rank["stalled_ms"], rank["heard_ms"]
     step = f"{rank['step']:,}" if rank["step"] is not None else "-"
-    said = f"  {rank['phase'] or '-'}, reported {age(heard)} ago" if heard is not None else "  silent"
+    report = (
+        f"  {rank['phase'] or '-'}, reported {age(report_age_ms)} ago"
+        if report_age_ms is not None
+        else "  silent"
+    )
     return [
         *(
             wrapped(width, rank["finding"], first="! ", most=4, style=BAD if stuck else WARN)
@@ -29,7 +33,7 @@ def lines(rank: Resource, width: int) -> list[Text]:
             else ()
         ),
         labelled(width, "on", rank["worker_id"], f"  {rank['host']}" if rank["host"] else ""),
-        labelled(width, "step", step, said, (f"  stuck for {age(stuck)}", BAD) if stuck else ""),
+        labelled(width, "step", step, report, (f"  stuck for {age(stuck)}", BAD) if stuck else ""),
         labelled(width, "compute", _compute(rank)),
         *(labelled(width, "device", *_device(each)) for each in rank["devices"]),
         *_part(width, "stack", "", rank["stack"].splitlines(), nothing="none is there: a stuck rank has one"),
@@ -56,7 +60,7 @@ def _device(each: Resource) -> tuple[Part, ...]:
 
 
 def _written(rank: Resource, width: int) -> list[Text]:
-    """Return what its process wrote last, and the one before that."""
+    """Return the last output of the rank's process, and of the process before it."""
     if rank["log_file"] is None:
         return _part(width, "wrote", "", (), nothing="not known (yet): its agent has not answered")
     if not rank["log_file"]:
@@ -64,8 +68,8 @@ def _written(rank: Resource, width: int) -> list[Text]:
     found = _part(width, "wrote", _process(rank["log_generation"], rank["log_ended"]), rank["log"])
     before = rank["log_before"]
     if before is not None:
-        told = _process(before["generation"], before["ended"])
-        found += _part(width, "before", told, before["lines"])
+        note = _process(before["generation"], before["ended"])
+        found += _part(width, "before", note, before["lines"])
     return found
 
 
@@ -74,6 +78,6 @@ def _process(generation: int | None, ended: str) -> str:
     return f"{began}, {ended}" if began and ended else began or ended
 
 
-def _part(width: int, name: str, told: str, words: Sequence[str], *, nothing: str = "nothing") -> list[Text]:
-    head = labelled(width, name, (told or ("" if words else nothing), DIM))
+def _part(width: int, name: str, note: str, words: Sequence[str], *, nothing: str = "nothing") -> list[Text]:
+    head = labelled(width, name, (note or ("" if words else nothing), DIM))
     return [head, *(line(width, f"  {each}") for each in words)]

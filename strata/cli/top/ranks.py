@@ -1,4 +1,4 @@
-"""The table of a job's ranks."""
+"""The table of a job's ranks in `strata top`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from strata.observe.words import age, figure
 Resource = Mapping[str, Any]
 
 WORST_HIGH: Final = frozenset({"HEARD", "COMPUTE", "STUCK"})
-"""Columns that are sorted downward first, so that what needs a look is on top."""
+"""Columns that are sorted downward by default, so that conspicuous ranks are on top."""
 QUIET_MS: Final = 30_000
 SLOW, VERY_SLOW = 0.8, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """How ranks are sorted."""
+    """The column that ranks are sorted by, and the direction."""
 
     by: str = "RANK"
     reverse: bool = False
@@ -33,23 +33,23 @@ class Order:
 
 
 def sorts(ranks: Resource) -> list[str]:
-    """Return by what these ranks can be sorted: the columns that tell something."""
+    """Return the columns by which these ranks can be sorted."""
     return [column.name for column in _columns(ranks)]
 
 
 def ordered(ranks: Resource, order: Order) -> list[int]:
-    """Return the ranks in their order; those of which nothing is known come last."""
+    """Return the ranks in order; ranks without a value come last."""
     key = _values(ranks)[order.by]
     known = [rank for rank in range(ranks["size"]) if key(rank) is not None]
     unknown = [rank for rank in range(ranks["size"]) if key(rank) is None]
-    known.sort(key=key, reverse=order.down)  # stable, by rank otherwise
+    known.sort(key=key, reverse=order.down)  # stable: equal values stay in the order of ranks
     return known + unknown
 
 
 def table(
     ranks: Resource, order: Order, *, width: int, first: int, most: int | None, cursor: int | None
 ) -> list[Text]:
-    """Return the titles and at most `most` ranks from place `first` on; the one at place `cursor` is marked."""
+    """Return the heading and at most `most` ranks from place `first` on; the rank at `cursor` is highlighted."""
     columns = fitted(_columns(ranks), width)
     rows = ordered(ranks, order)[first:]
     return [
@@ -62,13 +62,13 @@ def table(
 
 
 def summary(ranks: Resource, width: int) -> Text:
-    """Return how many ranks are where, in a line."""
+    """Return the number of ranks in each phase, as a line."""
     phases = ranks["phases"]
     counts = {phases[at]: ranks["phase"].count(at) for at in range(len(phases))}
-    told = ", ".join(
+    text = ", ".join(
         f"{count} in {phase}" if phase else f"{count} silent" for phase, count in counts.items() if count
     )
-    return line(width, (told, DIM))
+    return line(width, (text, DIM))
 
 
 def _worker(ranks: Resource, rank: int) -> Resource | None:
@@ -77,7 +77,7 @@ def _worker(ranks: Resource, rank: int) -> Resource | None:
 
 
 def _values(ranks: Resource) -> dict[str, Callable[[int], Any]]:
-    """Return what a rank has in each column; None for what is not known."""
+    """Return a function for each column, which returns a rank's value; None if it is not known."""
 
     def of_worker(field: str) -> Callable[[int], Any]:
         def value(rank: int) -> Any:
@@ -180,7 +180,7 @@ def _columns(ranks: Resource) -> list[Column]:
 
 
 def duration_us(value: float) -> str:
-    """Return a short time: `850 us`, `12.5 ms`, `1.2 s`."""
+    """Return a short duration as text: `850 us`, `12.5 ms`, `1.2 s`."""
     if value < 1000:
         return f"{value:.0f} us"
     return f"{figure(value / 1e3)} ms" if value < 1e6 else f"{figure(value / 1e6)} s"

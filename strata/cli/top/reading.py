@@ -1,4 +1,4 @@
-"""Reads what a page shows, again and again, in a thread of its own: the keyboard waits for no coordinator."""
+"""Reads a page's resources once a second in a thread of its own, so that keys never wait for a coordinator."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from strata.errors import PermissionDenied, QuotaExceeded, StrataError
 
 EVERY_S: Final = 1.0
 RARELY: Final = 5
-"""What changes slowly is read every so many times."""
+"""Resources that change slowly are read every `RARELY` times."""
 MOST_JOBS: Final = 200
 AGAIN_MS: Final = 5000
-"""How much of the history is read again: the newest values still change."""
+"""How much of the history is read again, because its newest values still change."""
 
 Read = Callable[[str], Any]
 
 
 class Client(Protocol):
-    """What this needs of a `CoordinatorClient`."""
+    """The part of `CoordinatorClient` that a reader needs."""
 
     def resource(self, path: str) -> Any:
         """Return a resource, or raise a `StrataError`."""
@@ -31,7 +31,7 @@ class Client(Protocol):
 
 
 FIRST_S: Final = 180.0
-"""So much history is asked for at first: more than a line of a terminal shows."""
+"""How much history to request at first: more than a line of a terminal shows."""
 
 
 def look(
@@ -42,7 +42,7 @@ def look(
     rank: int | None = None,
     all_of_it: bool = True,
 ) -> Seen:
-    """Return what the page of `job`, of one `rank` of it, or the list of jobs, shows now."""
+    """Return the current content of the page of `job`, of one `rank` of it, or of the list of jobs."""
     same = before if before is not None and before.job == job else None
     at_s = time.monotonic()
     if job is None:
@@ -58,9 +58,9 @@ def look(
     detail = read(root)
 
     def part(name: str, path: str = "") -> Any:
-        """Return a part of the page; one that does not fit into an answer costs that part, not the page."""
+        """Return a part of the page; None if it is too large for an answer, which does not affect other parts."""
         if same is not None and name in same.not_shown and not rarely:
-            not_shown[name] = same.not_shown[name]  # it is asked for again, but not every second
+            not_shown[name] = same.not_shown[name]  # requested again, but not every second
             return None
         try:
             return read(path or f"{root}/{name}")
@@ -105,7 +105,7 @@ def _jobs(read: Read) -> tuple[tuple[Any, ...], int]:
 
 
 def _allowed(read: Read, path: str) -> Any:
-    """Return a resource; None if it is not for this caller."""
+    """Return a resource; None if the caller may not read it."""
     try:
         return read(path)
     except PermissionDenied:
@@ -113,7 +113,7 @@ def _allowed(read: Read, path: str) -> Any:
 
 
 def _history_since(same: Seen | None) -> int:
-    """Return from when on to ask for the history: all of a job with many series is more than fits into an answer."""
+    """Return the time from which to request history: a whole history of many series is too large for an answer."""
     known = same.history if same is not None else None
     if known is None or not known["series"]:
         return int(1000 * (time.time() - FIRST_S))
@@ -129,13 +129,13 @@ def _with_history(same: Seen | None, news: Any) -> Any:
 
 
 class Reader:
-    """Reads once a second what `show` names last, and calls `on_news` from its thread when there is more to show."""
+    """Reads once a second the page that `show` named last; calls `on_news` from its thread after each read."""
 
     def __init__(self, client: Client, first: Seen, *, on_news: Callable[[], None]) -> None:
         self._client = client
         self._on_news = on_news
         self._seen = first
-        self._wanted = (first.job, first.rank)
+        self._requested = (first.job, first.rank)
         self._changed = threading.Condition()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
@@ -144,20 +144,20 @@ class Reader:
         self._thread.start()
 
     def end(self) -> None:
-        """Read no more. A read that goes on is not waited for."""
+        """Read no more. The call does not wait for a read in progress."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def show(self, job: str | None, rank: int | None = None) -> None:
-        """Read another page from now on, at once."""
+        """Read another page from now on, beginning at once."""
         with self._changed:
-            self._wanted = (job, rank)
+            self._requested = (job, rank)
             self._changed.notify_all()
 
     @property
     def seen(self) -> Seen:
-        """The newest that was read."""
+        """The newest content."""
         with self._changed:
             return self._seen
 
@@ -165,7 +165,7 @@ class Reader:
         count = 0
         page = (self._seen.job, self._seen.rank)
         while self._wait(page):
-            page, count = self._wanted, count + 1
+            page, count = self._requested, count + 1
             before, (job, rank) = self._seen, page
             try:
                 seen = look(self._client.resource, job, before, rank=rank, all_of_it=count % RARELY == 0)
@@ -180,9 +180,9 @@ class Reader:
             self._on_news()
 
     def _wait(self, page: tuple[str | None, int | None]) -> bool:
-        """Return after a second, or as soon as another page is wanted; False once it has ended."""
+        """Wait a second, or until another page is requested; return False after `end`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._wanted != page, EVERY_S)
+            self._changed.wait_for(lambda: self._ended or self._requested != page, EVERY_S)
             return not self._ended
 
 

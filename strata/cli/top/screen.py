@@ -1,4 +1,4 @@
-"""What stands on the screen, and what a key changes. Both are pure: the terminal is elsewhere."""
+"""The content of the screen, and the effect of keys on it. Both are pure; `terminal` does the I/O."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ HELP: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Where somebody looks: at the list, at one job or at one rank, from which line on, in which order."""
+    """The displayed page (the list, one job or one rank), the position in it, and the order of ranks."""
 
     job: str | None = None
     cursor: int = 0
-    """The place in the list of jobs."""
+    """The cursor's place in the list of jobs."""
     on: int | None = None
-    """The rank that the cursor is on, wherever it is sorted to; None: whichever comes first."""
+    """The rank under the cursor, whatever its place; None: the rank in the first place."""
     rank: int | None = None
-    """The rank of the job that is open."""
+    """The rank whose page is open."""
     scroll: int = 0
-    """The first line of that rank's page that is shown."""
+    """The first visible line of that rank's page."""
     order: Order = field(default_factory=Order)
     help: bool = False
 
@@ -55,7 +55,7 @@ class Size:
 
 
 def after_key(view: View, key: str, seen: Seen, room: int) -> View | None:
-    """Return where somebody looks after a key; None to quit. `room` is how many rows are shown."""
+    """Return the view after a key; None to quit. `room` is the number of visible rows."""
     if key in ("q", "Q"):
         return None
     if view.help:
@@ -114,12 +114,12 @@ def _moved(view: View, key: str, seen: Seen, room: int) -> View:
     if seen.ranks is None or by == 0:
         return view
     place = _within(_place(view, seen) + by, _size(seen) - 1)
-    # at the top it stays there, for that is where the worst ranks come to
+    # At the top the cursor stays on the first place, not on a rank, because conspicuous ranks move there.
     return replace(view, on=ordered(seen.ranks, view.order)[place] if place else None)
 
 
 def _place(view: View, seen: Seen) -> int:
-    """Return where in the table the cursor is."""
+    """Return the cursor's place in the table."""
     if view.on is None or not _size(seen):
         return 0
     assert seen.ranks is not None
@@ -136,12 +136,12 @@ def _within(value: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A screen: exactly as many lines as it is high; and how many rows of the table are on it."""
+    """A screen with exactly as many lines as its height; `room` is the number of rows of the table on it."""
 
     lines: list[Text]
     room: int
     view: View
-    """What is shown: no further down than there are lines."""
+    """The view that is shown: its scroll position is limited to the lines there are."""
 
 
 def frame(view: View, seen: Seen, size: Size, *, now_s: float, now_ms: int) -> Frame:
@@ -174,7 +174,7 @@ def frame(view: View, seen: Seen, size: Size, *, now_s: float, now_ms: int) -> F
 
 
 def snapshot(seen: Seen, width: int, *, now_ms: int) -> list[Text]:
-    """Return all there is to show, however many lines that takes."""
+    """Return the whole content, however many lines it takes."""
     if seen.job is None:
         return [
             line(width, *jobs_page.title(seen)),
@@ -197,12 +197,12 @@ def snapshot(seen: Seen, width: int, *, now_ms: int) -> list[Text]:
 def _list(view: View, seen: Seen, width: int, height: int) -> tuple[list[Text], int]:
     above = jobs_page.sections(seen, width=width, height=height)
     at = _within(view.cursor, len(seen.jobs) - 1)
-    said = jobs_page.about(seen.jobs[at], width=width, most=2) if seen.jobs else []
+    details = jobs_page.about(seen.jobs[at], width=width, most=2) if seen.jobs else []
     room = max(1, height - len(above) - 1 - 2)
     first = at // room * room
     table = jobs_page.table(seen, width=width, first=first, most=room, cursor=at)
-    gap = [Text("")] * max(0, height - len(above) - len(table) - len(said))
-    return [*above, *table, *gap, *said], room
+    gap = [Text("")] * max(0, height - len(above) - len(table) - len(details))
+    return [*above, *table, *gap, *details], room
 
 
 def _job(view: View, seen: Seen, width: int, height: int, now_ms: int) -> tuple[list[Text], int]:
@@ -232,8 +232,8 @@ def _first_line(seen: Seen, width: int, *, now_s: float, fresh: bool) -> Text:
     )
     old_s = now_s - seen.at_s
     if seen.trouble or old_s > STALE_S:
-        told = f"{age(1000 * old_s)} old" if fresh and seen.read else "no data"
-        return spread(width, title, ((f" {told} ", f"{BAD} reverse"),))
+        text = f"{age(1000 * old_s)} old" if fresh and seen.read else "no data"
+        return spread(width, title, ((f" {text} ", f"{BAD} reverse"),))
     by = seen.cluster["answered_by"] if seen.cluster is not None else ""
     if not by:
         return line(width, *title)

@@ -1,4 +1,4 @@
-"""What was read of a cluster, for one page."""
+"""The content of one page of `strata top`, as it was read from a coordinator."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 Resource = Mapping[str, Any]
-"""A resource of the HTTP API, as `json.loads` gives it: its fields are those of `strata.dashboard.api.model`."""
+"""A resource of the HTTP API, parsed by `json.loads`, with the fields of `strata.dashboard.api.model`."""
 
 KEPT: Final = 600
-"""Values of a series that are kept: ten minutes of one a second."""
+"""How many values of a series are kept: ten minutes of one a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The newest that was read. What could not be read is as it was the time before."""
+    """The newest content of a page. A part that could not be read keeps its earlier content."""
 
     at_s: float
-    """When all of it was read last, by the reader's clock."""
+    """When the page was last read, by the reader's clock."""
     job: str | None = None
-    """The job that it is about; None: all of them."""
+    """The job of the page; None: all jobs."""
     rank: int | None = None
-    """The rank of the job that it is about; None: all of them."""
+    """The rank of the page; None: all ranks of the job."""
     one: Resource | None = None
-    """What was read of that rank."""
+    """The resource of that rank."""
     cluster: Resource | None = None
     jobs: tuple[Resource, ...] = ()
     total: int = 0
@@ -35,14 +35,14 @@ class Seen:
     generations: Resource | None = None
     history: Resource | None = None
     not_shown: Mapping[str, str] = field(default_factory=dict)
-    """Why a part of the page is not there: by its name, for parts that do not fit into an answer."""
+    """The parts of the page that are too large for an answer, by name, each with its error."""
     read: bool = True
-    """Whether anything was ever read of it."""
+    """Whether the page was ever read."""
     trouble: str = ""
-    """Why nothing newer was read."""
+    """The error of the last read, if it failed."""
 
     def as_json(self) -> dict[str, object]:
-        """Return the resources by their names."""
+        """Return the resources by name."""
         if self.job is None:
             return {"cluster": self.cluster, "jobs": list(self.jobs), "total": self.total}
         return {
@@ -57,7 +57,7 @@ class Seen:
 
 
 def merged(old: Resource | None, new: Resource) -> Resource:
-    """Return the history with `new` in place of what it covers, the last `KEPT` values of it."""
+    """Return the old history with the values of `new` in its place; the last `KEPT` values."""
     interval = new["interval_ms"]
     if old is None or not old["series"] or old["interval_ms"] != interval or not new["series"]:
         return new if new["series"] or old is None else old

@@ -1,4 +1,4 @@
-"""Tables of a terminal's width: columns that shrink, then go, where there is no room for all."""
+"""Tables as wide as the terminal: columns that shrink, or are dropped, if not all fit."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Styled = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of a table of rows that are known by their numbers."""
+    """One column of a table whose rows are identified by number."""
 
     name: str
     width: int
-    """What its widest cell takes, its title included."""
+    """The width of its widest cell, or of its title if that is wider."""
     cell: Callable[[int], Styled]
     least: int = 0
-    """How narrow it may become; 0: not narrower than `width`."""
+    """The least width it may shrink to; 0: it does not shrink."""
     left: bool = False
     goes: int = 0
-    """Where there is no room: the column with the highest number goes first; 0 stays."""
+    """If not all columns fit, the one with the highest number is dropped first; 0 is never dropped."""
 
 
 def fitted(columns: Sequence[Column], width: int) -> list[Column]:
-    """Return the columns that fit into `width`, with two blanks between them."""
+    """Return the columns that fit into `width`, with two spaces between them."""
     kept = list(columns)
     while True:
         over = sum(column.width for column in kept) + 2 * (len(kept) - 1) - width
@@ -46,7 +46,7 @@ def fitted(columns: Sequence[Column], width: int) -> list[Column]:
 
 
 def heading(columns: Sequence[Column], width: int, *, sorted_by: str = "", down: bool = False) -> Text:
-    """Return the titles; that of the column by which the rows are sorted has an arrow."""
+    """Return the titles; the title of the column that the rows are sorted by has an arrow."""
     parts: list[str | Styled] = []
     for column in columns:
         mark = ("▼" if down else "▲") if column.name == sorted_by else ""
@@ -56,7 +56,7 @@ def heading(columns: Sequence[Column], width: int, *, sorted_by: str = "", down:
 
 
 def row(columns: Sequence[Column], number: int, width: int, *, style: str = "", fill: bool = False) -> Text:
-    """Return a row; with `fill` it is as wide as the terminal, for one that is marked."""
+    """Return a row; with `fill` it is padded to the terminal's width, for a highlighted row."""
     parts: list[str | Styled] = []
     for column in columns:
         words, own = column.cell(number)

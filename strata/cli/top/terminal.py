@@ -1,7 +1,7 @@
-"""The terminal: keys as they are pressed, a screen of its own, and everything as it was before at the end.
+"""The terminal in full-screen mode: keys as they are pressed, and restored settings at the end.
 
-Signals are only noted, and acted on by the loop that waits for keys. So whatever ends the program, but SIGKILL, goes
-through `Terminal.__exit__`.
+Signal handlers only record a signal; the loop that waits for keys acts on it. So every end of the program but SIGKILL
+goes through `Terminal.__exit__`, which restores the terminal.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ KEYS: Final = {
     b"\x1b[4~": "end",
 }
 ESCAPE_S: Final = 0.05
-"""How long the rest of a key's sequence may come after its ESC, over a slow line."""
+"""How long the rest of a key's escape sequence may take after its ESC, over a slow line."""
 
 
 class Ended(Exception):
-    """A signal asks the program to end."""
+    """A signal requested the program's end."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -52,7 +52,7 @@ class Ended(Exception):
 
 
 def split_keys(data: bytes) -> list[str]:
-    """Return the keys that the bytes of a terminal mean; a sequence that is none of ours is no key."""
+    """Return the keys that a terminal's bytes encode; unknown sequences are dropped."""
     keys = []
     while data:
         size = 1
@@ -66,7 +66,7 @@ def split_keys(data: bytes) -> list[str]:
 
 
 def _sequence(data: bytes) -> int:
-    """Return how long the escape sequence is that `data` begins with."""
+    """Return the length of the escape sequence at the beginning of `data`."""
     if data[1:2] == b"O":
         return min(3, len(data))
     if data[1:2] != b"[":
@@ -81,22 +81,22 @@ class Terminal:
     """A terminal in use, from `with` until its end."""
 
     def __init__(self, console: Console, keyboard: int) -> None:
-        """`keyboard` is the descriptor that keys come from."""
+        """Set up the terminal; `keyboard` is the descriptor to read keys from."""
         self._console, self._keyboard = console, keyboard
-        self._ours, self._theirs = os.pipe()
-        for end in (self._ours, self._theirs):
+        self._wake_reader, self._wake_writer = os.pipe()
+        for end in (self._wake_reader, self._wake_writer):
             os.set_blocking(end, False)
         self._live: Live | None = None
         self._saved: list[Any] = []
         self._before: dict[int, Any] = {}
         self._wakeup_before = -1
-        self._noted: set[int] = set()
+        self._signals: set[int] = set()
 
     def __enter__(self) -> Self:
         for number in (*ENDING, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
             if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGINT:
                 self._before[number] = signal.signal(number, self._note)
-        self._wakeup_before = signal.set_wakeup_fd(self._theirs, warn_on_full_buffer=False)
+        self._wakeup_before = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         try:
             self._take()
         except BaseException:
@@ -112,7 +112,7 @@ class Terminal:
     def wake(self) -> None:
         """End the wait for a key, from any thread."""
         with contextlib.suppress(OSError):
-            os.write(self._theirs, b"\0")
+            os.write(self._wake_writer, b"\0")
 
     def show(self, lines: list[Text]) -> None:
         """Show a screen."""
@@ -121,22 +121,22 @@ class Terminal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """How wide and how high the terminal is now."""
+        """The terminal's current width and height."""
         return self._console.size
 
     def keys(self, within_s: float) -> list[str]:
-        """Return the keys that were pressed; none after `within_s`, or when it was woken. Raise `Ended` for a signal."""
-        ready, _, _ = select.select([self._keyboard, self._ours], [], [], within_s)
-        if self._ours in ready:
+        """Return the pressed keys; none after `within_s`, or if `wake` was called. Raise `Ended` for a signal."""
+        ready, _, _ = select.select([self._keyboard, self._wake_reader], [], [], within_s)
+        if self._wake_reader in ready:
             with contextlib.suppress(BlockingIOError):
-                while os.read(self._ours, 4096):
+                while os.read(self._wake_reader, 4096):
                     pass
-        self._heed()
+        self._handle_signals()
         if self._keyboard not in ready:
             return []
         data = os.read(self._keyboard, 1024)
         if not data:
-            raise Ended(signal.SIGHUP)  # nobody is there any more
+            raise Ended(signal.SIGHUP)  # the terminal was closed
         if data[-1:] == b"\x1b" and select.select([self._keyboard], [], [], ESCAPE_S)[0]:
             data += os.read(self._keyboard, 1024)
         return split_keys(data)
@@ -144,27 +144,27 @@ class Terminal:
     # -- signals
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self._noted.add(number)
+        self._signals.add(number)
 
-    def _heed(self) -> None:
-        noted, self._noted = self._noted, set()
+    def _handle_signals(self) -> None:
+        noted, self._signals = self._signals, set()
         for number in ENDING:
             if number in noted:
                 raise Ended(number)
         if signal.SIGTSTP in noted:
             self._give()
             before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTSTP)  # it goes on here after SIGCONT
+            signal.raise_signal(signal.SIGTSTP)  # SIGCONT resumes the program here
             signal.signal(signal.SIGTSTP, before)
-            self._noted.discard(signal.SIGCONT)
+            self._signals.discard(signal.SIGCONT)
             self._take()
         elif (
             signal.SIGCONT in noted
-        ):  # it was stopped by SIGSTOP, and the shell has the terminal's settings changed
+        ):  # SIGSTOP stopped the program, and the shell changed the terminal's settings
             self._give()
             self._take()
 
-    # -- its settings
+    # -- terminal settings
 
     def _take(self) -> None:
         self._saved = termios.tcgetattr(self._keyboard)
@@ -187,7 +187,7 @@ class Terminal:
                 live.stop()
         finally:
             if saved:
-                with contextlib.suppress(termios.error):  # the terminal is gone
+                with contextlib.suppress(termios.error):  # the terminal was closed
                     termios.tcsetattr(self._keyboard, termios.TCSADRAIN, saved)
 
     def _end(self) -> None:
@@ -198,5 +198,5 @@ class Terminal:
             signal.set_wakeup_fd(self._wakeup_before)
             for number, handler in self._before.items():
                 signal.signal(number, handler)
-            os.close(self._ours)
-            os.close(self._theirs)
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)

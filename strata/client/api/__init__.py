@@ -1,4 +1,4 @@
-"""The API for everything that is no rank: `CoordinatorClient`, datasets, shards and watches.
+"""The API for callers that are not ranks: `CoordinatorClient`, datasets, shards and watches.
 
 Begin with `coordinator`.
 """

@@ -1,4 +1,4 @@
-"""What callers hand in, as what the protocol carries; `InvalidArgument` with a hint for the rest."""
+"""Conversion of callers' arguments into protocol values; `InvalidArgument` with a hint for invalid ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNPRINTED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def integer(what: str, value: object, *, below: int, hint: str = "pass a whole number") -> int:
-    """Return `value` as a plain integer from 0 to `below` - 1; NumPy's are taken as well."""
+    """Return `value`, possibly one of NumPy's integers, as a plain integer from 0 to `below` - 1."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # what has no __index__ is the TypeError
     except TypeError:
@@ -41,7 +41,7 @@ def integer(what: str, value: object, *, below: int, hint: str = "pass a whole n
 
 
 def text(what: str, value: object) -> str:
-    """Return `value` if it is text that can be sent."""
+    """Return `value` if it is text that can be encoded."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{what} is {_shown(value)}, not text", hint='pass a str, such as "w0"')
     try:
@@ -54,14 +54,14 @@ def text(what: str, value: object) -> str:
 
 
 def texts(what: str, value: object) -> tuple[str, ...]:
-    """Return several texts as they are."""
+    """Return several texts, unchanged, as a tuple."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidArgument(f"{what} is {_shown(value)}, not a list of texts", hint='pass ["gpu-0"], say')
     return tuple(text(f"one of {what}", one) for one in value)
 
 
 def metadata(value: object) -> dict[str, str]:
-    """Return metadata as text by text; none for None."""
+    """Return metadata, a mapping of text to text; empty for None."""
     if value is None:
         return {}
     hint = 'pass {"note": "…"}; turn numbers into text first'
@@ -76,14 +76,14 @@ def metadata(value: object) -> dict[str, str]:
 
 
 def barrier_name(value: object) -> str:
-    """Return the name of a barrier; whether it is well formed is for the coordinator to say."""
+    """Return the name of a barrier if it is a line of text; the coordinator checks its form."""
     if not isinstance(value, str) or not value.isprintable():
         raise InvalidArgument(f"a barrier's name is {_shown(value)}, not a line of text", hint='"ready", say')
     return value
 
 
 def payload(value: object) -> bytes:
-    """Return what a rank brings to a barrier; nothing for None."""
+    """Return a rank's barrier payload; empty for None."""
     if value is None:
         return b""
     if not isinstance(value, bytes | bytearray | memoryview):
@@ -94,7 +94,7 @@ def payload(value: object) -> bytes:
 
 
 def ranks(value: object, world_size: int) -> tuple[int, ...]:
-    """Return ranks of a world, each once and in order; none for None."""
+    """Return ranks of a world, each once and in order; empty for None."""
     if value is None:
         return ()
     hint = f"pass a list of ranks from 0 to {world_size - 1}, such as [0, 1]"
@@ -104,7 +104,7 @@ def ranks(value: object, world_size: int) -> tuple[int, ...]:
 
 
 def phase(value: object) -> str:
-    """Return a phase as people are shown it: one line of at most 200 characters."""
+    """Return a phase for display: one line of at most 200 characters."""
     if not isinstance(value, str):
         raise InvalidArgument(f"a phase is text, not {type(value).__name__}", hint='"evaluate", say')
     cut = value[:MAX_PHASE_CHARS]

@@ -1,4 +1,4 @@
-"""`CoordinatorClient`: ask coordinators, and be a member by heartbeats, with plain calls."""
+"""`CoordinatorClient`: blocking calls to the coordinators, and membership by heartbeats."""
 
 from __future__ import annotations
 
@@ -66,20 +66,21 @@ ACTIONS: Final = {
 }
 
 REGISTER_S: Final = 30.0
-"""A name that another process holds is kept waiting until that one is known dead or alive."""
+"""Seconds a registration may take: under a name that another process holds, it waits until that process is
+known to be dead or alive.
+"""
 
 
 class CoordinatorClient:
     """A blocking client of a cluster, for any thread.
 
-    Answers are the messages of `strata.v1`. Every call tries one endpoint after the other until
-    `timeout_s`, then raises `Unavailable`; all are safe to repeat. Nothing is connected before
-    the first call.
+    Answers are the messages of `strata.v1`. Every call tries one endpoint after the other until `timeout_s`,
+    then raises `Unavailable`. All calls are idempotent. Nothing is connected before the first call.
 
-    As a member it is the simple kind: `register` (or the first `heartbeat`) makes a worker of it,
-    and `heartbeat` keeps it alive. Trainers use `strata.connect()` instead, whose life is its
-    connection. Heartbeats of one client share a random boot id, so a second client with the same
-    worker id is another process to the cluster, and is refused while the first one lives.
+    It can also act as a simple member: `register` (or the first `heartbeat`) makes a worker a member, and
+    `heartbeat` keeps the member alive. Trainers use `strata.connect()` instead, where an open session stream is
+    the heartbeat. All heartbeats of one client carry the same random boot id. So a second client with the same
+    worker id counts as another process, and is refused while the first one lives.
     """
 
     def __init__(
@@ -110,9 +111,9 @@ class CoordinatorClient:
     ) -> Self:
         """Return a client of the coordinators at `endpoints`: "a:50051,b:50051,c:50051".
 
-        Without `endpoints`, STRATA_ENDPOINTS or `endpoints` in strata.toml names them, and STRATA_JOB or `job`
-        there the job, which is "default" otherwise. Without `credentials` those of the environment and of
-        strata.toml count. `ConfigError` when nothing names a coordinator.
+        Without `endpoints`, STRATA_ENDPOINTS or `endpoints` in strata.toml names them. The job then comes from
+        STRATA_JOB or `job` in strata.toml, and is "default" otherwise. Without `credentials`, those of the
+        environment and strata.toml apply. Raise `ConfigError` if no coordinator is named.
         """
         if endpoints is None:
             found = LibraryConfig.load(env=os.environ)
@@ -126,8 +127,8 @@ class CoordinatorClient:
             own = found.credentials if credentials is None else credentials
         else:
             own = Credentials.load(env=os.environ) if credentials is None else credentials
-        where = parse_endpoints(endpoints, own)
-        return cls(where, job=DEFAULT_JOB if job is None else job, timeout_s=timeout_s, credentials=own)
+        parsed = parse_endpoints(endpoints, own)
+        return cls(parsed, job=DEFAULT_JOB if job is None else job, timeout_s=timeout_s, credentials=own)
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +137,7 @@ class CoordinatorClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. Workers registered here stay, until their silence is noticed."""
+        """Close the connection. Workers registered here stay members until their missing heartbeats are noticed."""
         if not self._loop.is_inherited:
             self._loop.call(self._unary.close())
 
@@ -147,18 +148,18 @@ class CoordinatorClient:
         return self._loop.call(self._unary.call(request, timeout_s=within_s, attempt_s=attempt_s))
 
     def call_whole(self, request: Message) -> Any:
-        """Return the response to a request for a list with all of its pages."""
+        """Return the response to a request for a list, with all of its pages."""
         return whole(self.call, request)
 
     def call_until(self, request: Message, accept: Callable[[Any], bool]) -> Any:
-        """Ask again until `accept` takes the answer; after the client's time return the last one.
+        """Repeat the request until `accept` is true for the answer; after the client's timeout return the last answer.
 
-        Of a list it is the answer with all of its pages.
+        For a list, the answer has all of its pages.
         """
-        ask = self.call_whole if "page_token" in request.DESCRIPTOR.fields_by_name else self.call
+        send = self.call_whole if "page_token" in request.DESCRIPTOR.fields_by_name else self.call
         deadline = time.monotonic() + self.timeout_s
         while True:
-            answer = ask(request)
+            answer = send(request)
             if accept(answer) or time.monotonic() >= deadline:
                 return answer
             time.sleep(POLL_S)
@@ -171,9 +172,9 @@ class CoordinatorClient:
         return answer
 
     def resource(self, path: str) -> Any:
-        """Return a resource of the HTTP API, as `json.loads` gives it: `resource("/jobs/gpt/ranks")`.
+        """Return a resource of the HTTP API, parsed by `json.loads`: `resource("/jobs/gpt/ranks")`.
 
-        `NotFound` if there is none at `path`; `QuotaExceeded` for one that does not fit into an answer.
+        Raise `NotFound` if there is none at `path`, `QuotaExceeded` if it does not fit into an answer.
         """
         return json.loads(self.call(GetResourceRequest(path=path)).json)
 
@@ -182,7 +183,7 @@ class CoordinatorClient:
         return list(self.call_whole(ListJobsRequest()).jobs)
 
     def job_status(self) -> Job:
-        """Return this client's job; `NotFound` when it does not exist."""
+        """Return this client's job; `NotFound` if it does not exist."""
         job: Job = self.call(GetJobRequest(job=self.job)).job
         return job
 
@@ -192,7 +193,7 @@ class CoordinatorClient:
         return answer
 
     def members(self) -> list[Member]:
-        """Return the job's members, standbys included, and how far their ranks are."""
+        """Return the job's members, standbys included, with the progress of their ranks."""
         return list(self.call_whole(ListMembersRequest(job=self.job)).members)
 
     def datasets(self) -> list[Dataset]:
@@ -200,7 +201,7 @@ class CoordinatorClient:
         return list(self.call_whole(ListDatasetsRequest(job=self.job)).datasets)
 
     def barriers(self) -> ListBarriersResponse:
-        """Return the job's open barriers, and those that ended last."""
+        """Return the job's open barriers, and the last ones that ended."""
         answer: ListBarriersResponse = self.call_whole(ListBarriersRequest(job=self.job))
         return answer
 
@@ -214,7 +215,7 @@ class CoordinatorClient:
         return checkpoint
 
     def recovery(self, *, worker_id: str) -> RecoveryResponse:
-        """Return where a worker goes on from: world, ranks, checkpoint and shards."""
+        """Return the recovery state of a worker: world, ranks, checkpoint and shards."""
         worker_id = checked_id("worker", worker_id)
         answer: RecoveryResponse = self.call_whole(RecoveryRequest(job=self.job, worker_id=worker_id))
         return answer
@@ -222,13 +223,13 @@ class CoordinatorClient:
     # -- operating a job
 
     def generations(self, *, limit: int = 0) -> list[Generation]:
-        """Return why each generation began, the newest first; 0: all that are kept."""
+        """Return the job's generations with their reasons, the newest first; `limit` 0: all that are kept."""
         limit = arguments.integer("limit", limit, below=2**31)
         answer = self.call_whole(ListGenerationsRequest(job=self.job, limit=limit))
         return list(answer.generations)
 
     def scale(self, *, min_workers: int = 0, max_workers: int = 0) -> Job:
-        """Change how many members the job needs and takes; 0 keeps what it is. Return the job."""
+        """Change the job's least and greatest number of members; 0 leaves a number unchanged. Return the job."""
         least = arguments.integer("min_workers", min_workers, below=2**31)
         most = arguments.integer("max_workers", max_workers, below=2**31)
         job: Job = self.call(ScaleJobRequest(job=self.job, min_workers=least, max_workers=most)).job
@@ -243,11 +244,10 @@ class CoordinatorClient:
         grace_s: float = 60.0,
         now: bool = False,
     ) -> StopNotice | None:
-        """Ask all ranks to agree on a step, save it and stop: "preempt", "pause" or "drain".
+        """Request all ranks to agree on a step, save it and stop: "preempt", "pause" or "drain".
 
-        `worker_ids` are those whom "drain" has leave. `now` is without a save. Returns the notice that
-        holds, an earlier one if there was one; None when there was no rank to ask, and when the
-        job was paused at once.
+        With "drain", the members `worker_ids` leave. `now` stops without a save. Return the notice in force,
+        which may be an earlier one. Return None if there was no rank to stop, or if the job was paused at once.
         """
         if action not in ACTIONS:
             raise InvalidArgument(
@@ -265,15 +265,15 @@ class CoordinatorClient:
         return answer.notice if answer.HasField("notice") else None
 
     def resume(self) -> Job:
-        """Let the job, which is paused, train again; return it."""
+        """Let the paused job train again; return it."""
         job: Job = self.call(ResumeJobRequest(job=self.job)).job
         return job
 
     def delete(self) -> None:
-        """Forget the job, which nobody may be a member of; the files of its checkpoints stay."""
+        """Delete the job, which must have no members; the files of its checkpoints stay."""
         self.call(DeleteJobRequest(job=self.job))
 
-    # -- being a member by heartbeats
+    # -- membership by heartbeats
 
     def register(
         self,
@@ -286,9 +286,9 @@ class CoordinatorClient:
     ) -> RegisterResponse:
         """Make `worker_id` a member of the job, which is created with `spec` if it is new.
 
-        The answer holds the incarnation, the current world, and `detect_s`, within which the next
-        heartbeat is due. Registering again is no error. `Conflict` when another process lives
-        under this name; `StaleIncarnation` when one has taken the place of this client's.
+        The answer holds the incarnation, the current world, and `detect_s`, the seconds within which the next
+        heartbeat is due. Registering again is no error. Raise `Conflict` if another process lives under this
+        name, `StaleIncarnation` if another one has replaced this client's.
         """
         worker_id = checked_id("worker", worker_id)
         slots = arguments.integer("slots", slots, below=2**31, hint="the number of ranks it runs")
@@ -321,11 +321,12 @@ class CoordinatorClient:
         return answer
 
     def heartbeat(self, *, worker_id: str) -> World:
-        """Say that `worker_id` is alive, and return the current world.
+        """Report that `worker_id` is alive, and return the current world.
 
-        The first heartbeat of a worker that this client has not registered does that first, with
-        one slot; if that creates the job, the job takes every worker that comes. A worker that was given up for silence, and not replaced, is registered anew:
-        its incarnation changes, and the next world is one of a newcomer.
+        The first heartbeat of a worker that this client has not registered registers it, with one slot. If that
+        creates the job, the job accepts every worker. A worker that was removed because its heartbeats were
+        missing, and was not replaced, is registered anew: it gets a new incarnation, and counts as a new member
+        in the next world.
         """
         worker_id = checked_id("worker", worker_id)
         known = self._registered.get(worker_id)

@@ -1,4 +1,4 @@
-"""`DatasetRegistry`: which shards of a dataset are whose."""
+"""`DatasetRegistry`: datasets of a job, and the assignment of their shards to workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PADDING: Final = re.compile(r"(0?[1-9][0-9]?)?[dxX]?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One numbered file of a dataset. `uri` is "" when the dataset was registered without one."""
+    """One numbered file of a dataset. `uri` is "" if the dataset was registered without one."""
 
     dataset: str
     index: int
@@ -37,10 +37,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetAssignment:
-    """Whose shards are whose, as of one assignment epoch: it grows with every change.
+    """The owner of each shard, as of `assign_epoch`, the assignment's version, which grows with every change.
 
-    `owners` holds every worker of the assignment, those without a shard too. It follows from
-    `workers`, the number of shards and the published `ring`, so anybody can compute it.
+    `owners` holds every worker of the assignment, also those without a shard. It follows from `workers`, the
+    number of shards and the published `ring`, so every process can compute it.
     """
 
     dataset: str
@@ -55,7 +55,7 @@ class DatasetAssignment:
 class DatasetRegistry:
     """A blocking client of a job's datasets, for any thread.
 
-    Takes the endpoints and the job of `CoordinatorClient.connect`, and raises what its calls raise.
+    Takes the endpoints and the job of `CoordinatorClient.connect`, and raises the errors of its calls.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class DatasetRegistry:
     def register(
         self, name: str, *, shards: int, uri: str = "", metadata: Mapping[str, str] | None = None
     ) -> None:
-        """Create a dataset of `shards` files, or find it as it is.
+        """Create a dataset of `shards` files, or confirm an existing one with the same spec.
 
-        `uri` names a shard's file with `{shard}` in the place of its number, formatted as by
-        `str.format`: "s3://bucket/part-{shard:05d}.parquet". `Conflict` when a dataset of this
-        name exists with another spec, `NotFound` when the job does not exist.
+        `uri` names a shard's file, with `{shard}` for its number, formatted as by `str.format`:
+        "s3://bucket/part-{shard:05d}.parquet". Raise `Conflict` if a dataset of this name exists with another
+        spec, `NotFound` if the job does not exist.
         """
         _file(arguments.text("uri", uri), 0)
         dataset = Dataset(
@@ -103,12 +103,12 @@ class DatasetRegistry:
         return [dataset.name for dataset in self._client.datasets()]
 
     def assignment(self, dataset: str | None = None) -> DatasetAssignment:
-        """Return whose shards are whose; `dataset` may be left out when the job has only one.
+        """Return the owner of each shard; `dataset` may be omitted if the job has only one.
 
-        Waits, up to `timeout_s`, for the first assignment: there is none before the job has a
-        world. `NotFound` when none came, or when there is no such dataset.
+        Wait, up to `timeout_s`, for the first assignment: there is none before the job has a world. Raise
+        `NotFound` if none came, or if there is no such dataset.
         """
-        answer = self._ask(dataset, worker_id="")
+        answer = self._fetch(dataset, worker_id="")
         owned = {worker: tuple(sorted(shards.index)) for worker, shards in answer.owners.items()}
         return DatasetAssignment(
             dataset=answer.dataset.name,
@@ -123,18 +123,17 @@ class DatasetRegistry:
     def get_assigned_shards(self, *, worker_id: str, dataset: str | None = None) -> list[Shard]:
         """Return the shards of one worker in the order of their numbers.
 
-        `worker_id` names a member of the job, not a rank. Waits, up to `timeout_s`, until it takes
-        part in the assignment; `NotFound` when it does not: nobody is told that it owns nothing
-        because it came too early. Where no dataset is registered, or no such worker, the error's hint
-        has the calls to copy.
+        `worker_id` names a member of the job, not a rank. Wait, up to `timeout_s`, until the worker takes part
+        in the assignment; otherwise raise `NotFound`. So a worker that asks too early never gets an empty list.
+        If no dataset, or no such worker, is registered, the error's hint has the missing calls to copy.
         """
-        answer = self._ask(dataset, worker_id=worker_id)
+        answer = self._fetch(dataset, worker_id=worker_id)
         return [
             Shard(dataset=answer.dataset.name, index=index, uri=_file(answer.dataset.uri, index))
             for index in sorted(answer.owners[worker_id].index)
         ]
 
-    def _ask(self, dataset: str | None, *, worker_id: str) -> GetAssignmentResponse:
+    def _fetch(self, dataset: str | None, *, worker_id: str) -> GetAssignmentResponse:
         def settled(answer: GetAssignmentResponse) -> bool:
             return bool(answer.assign_epoch) and (not worker_id or worker_id in answer.workers)
 
@@ -162,24 +161,24 @@ class DatasetRegistry:
         return answer
 
     def _check_begun(self, dataset: str | None, worker_id: str) -> None:
-        """Raise a `NotFound` that names the calls which have to come first, where one has not come."""
+        """If a call that must come first is missing, raise a `NotFound` that names it."""
         names: list[str] = []
         members: list[Member] = []
         try:
             names, members = self.datasets(), self._client.members()
         except NotFound:  # there is no such job
             pass
-        except Unavailable:  # what is known already has to do
+        except Unavailable:  # keep the error raised so far
             return
         missing, calls = [], []
         if not names:
             missing.append("no dataset is registered")
-            calls.append(f'DatasetRegistry({self._where}).register("{dataset or "train"}", shards=64)')
+            calls.append(f'DatasetRegistry({self._arguments}).register("{dataset or "train"}", shards=64)')
         if not members or (worker_id and worker_id not in [member.worker_id for member in members]):
             missing.append(f"worker {worker_id!r} is no member" if worker_id else "there is no member")
             heartbeat = f'heartbeat(worker_id="{worker_id or "worker-01"}")'
             calls.append(
-                f"CoordinatorClient.connect({self._where}).{heartbeat}  # and again every second or two"
+                f"CoordinatorClient.connect({self._arguments}).{heartbeat}  # and again every second or two"
             )
         if not calls:
             return
@@ -191,18 +190,18 @@ class DatasetRegistry:
         )
 
     @property
-    def _where(self) -> str:
-        """The arguments that lead to this job, as a person writes them."""
+    def _arguments(self) -> str:
+        """The arguments for this job, as source code."""
         endpoints = ",".join(map(str, self._client.endpoints))
         job = self._client.job
         return f'"{endpoints}"' if job == DEFAULT_JOB else f'"{endpoints}", job="{job}"'
 
 
 def _file(uri: str, shard: int) -> str:
-    """Return the name of a shard's file; `ConfigError` when `uri` is no format of one.
+    """Return the name of a shard's file; `ConfigError` if `uri` is no valid format of one.
 
-    The number may be padded, and nothing else is formatted: the format comes from whoever
-    registered the dataset, and `{shard:1000000000}` would be a gigabyte.
+    The number may be padded; no other formatting is allowed. The format comes from the process that registered
+    the dataset, and `{shard:1000000000}` would be a gigabyte.
     """
     try:
         for _text, name, spec, conversion in _FORMATTER.parse(uri):

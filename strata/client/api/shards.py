@@ -1,4 +1,4 @@
-"""`ShardManager`: divide a dataset among a job's workers, and hear of each change."""
+"""`ShardManager`: register datasets, get the assignment of their shards to workers, and listen for its changes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ OnChange = Callable[[DatasetAssignment], object]
 
 
 class ShardManager:
-    """A blocking client for any thread, beside `DatasetRegistry`, whose errors it raises.
+    """A blocking client for any thread, like `DatasetRegistry`, whose errors it raises.
 
-    The coordinators divide shards, not this client: among the members of the job's world, and anew
-    whenever these change. A member's shards move only when it leaves, or when there is a new one to share with.
+    The coordinators assign shards, not this client: to the members of the job's world, and again whenever these
+    change. A member's shards move only when it leaves, or when a new member takes a share.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ShardManager:
         self.close()
 
     def close(self) -> None:
-        """End every `listen`, and close the connections."""
+        """Stop every listener, and close the connections."""
         for listener in tuple(self._listeners):
             self._forget(listener)
         self._registry.close()
@@ -70,28 +70,28 @@ class ShardManager:
     def register_dataset(
         self, name: str, *, shards: int, uri: str = "", metadata: Mapping[str, str] | None = None
     ) -> None:
-        """Create a dataset, or find it as it is; the arguments are those of `DatasetRegistry.register`."""
+        """Create a dataset, or confirm an existing one; the arguments are those of `DatasetRegistry.register`."""
         self._registry.register(name, shards=shards, uri=uri, metadata=metadata)
 
     def assign(self, dataset: str | None = None) -> DatasetAssignment:
-        """Return whose shards are whose, once they are divided; `dataset` may be left out if it is the only one.
+        """Return the owner of each shard, once they are assigned; `dataset` may be omitted if the job has only one.
 
-        Waits for it up to `timeout_s`, then raises `NotFound`.
+        Wait for it up to `timeout_s`, then raise `NotFound`.
         """
         return self._registry.assignment(dataset)
 
     def reassign(self, dataset: str | None = None) -> DatasetAssignment:
-        """Return whose shards are whose among the members that the job's world has now.
+        """Return the owner of each shard among the members of the job's present world.
 
-        For after a member came, left or died: waits, up to `timeout_s`, until the world is formed and
-        the shards are divided among exactly its members. `Unavailable` after that.
+        For use after a member came, left or died: wait, up to `timeout_s`, until the world is formed and the
+        shards are assigned to exactly its members. Then raise `Unavailable`.
         """
         deadline = time.monotonic() + self._client.timeout_s
         while True:
             found = self.assign(dataset)
             try:
                 members = sorted(member.worker_id for member in self._client.world().members)
-            except NotFound:  # no world: nobody to divide them among
+            except NotFound:  # no world: no member to assign shards to
                 members = []
             if members and sorted(found.workers) == members:
                 return found
@@ -106,9 +106,9 @@ class ShardManager:
     def listen(self, on_change: OnChange, dataset: str | None = None) -> Callable[[], None]:
         """Call `on_change` with each assignment as it is now, then with every later one, in order.
 
-        Without `dataset`: of all the job's datasets. It is called in a thread of its own, and may take its
-        time; what it raises is logged. None is left out while coordinators come and go. Returns the
-        function that ends this.
+        Without `dataset`, follow all the job's datasets. `on_change` is called in a thread of its own and may
+        take its time; its errors are logged. No assignment is skipped while coordinators come and go. Return
+        the function that stops the listener.
         """
         listener = _Listener(self._client, on_change, dataset)
         self._listeners.add(listener)
@@ -120,7 +120,7 @@ class ShardManager:
 
 
 class _Listener:
-    """Follows a job's assignments in the background loop, and hands them over in a thread."""
+    """Follows a job's assignments in the background loop, and delivers them in a thread of its own."""
 
     def __init__(self, client: CoordinatorClient, on_change: OnChange, dataset: str | None) -> None:
         self._client = client
@@ -128,13 +128,13 @@ class _Listener:
         self._prefix = PREFIX if dataset is None else f"{PREFIX}{dataset}{SUFFIX}"
         self._news: queue.SimpleQueue[DatasetAssignment | None] = queue.SimpleQueue()
         self._revisions: dict[str, int] = {}
-        """By dataset, of the assignment told last. Epochs begin again where a dataset is registered again."""
+        """Each dataset's last delivered revision; `assign_epoch` restarts if a dataset is registered again."""
         self._following = event_loop.shared().submit(self._follow())
-        self._thread = threading.Thread(target=self._hand_over, name="strata-shards", daemon=True)
+        self._thread = threading.Thread(target=self._deliver, name="strata-shards", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Call nothing any more; harmless when repeated, and in the callback."""
+        """Stop the calls of `on_change`. Idempotent, and allowed inside the callback."""
         self._following.cancel()
         self._news.put(None)
         if threading.current_thread() is not self._thread:
@@ -162,7 +162,9 @@ class _Listener:
         if event.deleted or not event.key.endswith(SUFFIX):
             return
         name = event.key.removeprefix(PREFIX).removesuffix(SUFFIX)
-        if self._revisions.get(name) == event.mod_revision:  # a resync lists what was told before
+        if (
+            self._revisions.get(name) == event.mod_revision
+        ):  # a resync lists assignments that were delivered before
             return
         self._revisions[name] = event.mod_revision
         record = decode(Assignment, event.value)
@@ -179,12 +181,12 @@ class _Listener:
             )
         )
 
-    def _hand_over(self) -> None:
+    def _deliver(self) -> None:
         while (news := self._news.get()) is not None:
             if self._following.cancelled():
                 return
             try:
                 self._on_change(news)
             except Exception:
-                # the caller's own; the next change is told all the same
+                # the caller's own error; the next change is delivered all the same
                 log.exception("a listener of dataset %s raised", news.dataset)

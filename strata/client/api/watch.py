@@ -1,4 +1,4 @@
-"""A relayed watch that survives its replica: ordered, without gaps, whoever serves it."""
+"""A watch through a replica that survives its loss: ordered, without gaps, whichever replica serves it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ async def watch(
 ) -> AsyncGenerator[WatchResponse, None]:
     """Yield the keys of a job below `prefix`: first all that are there (`resync`), then each change.
 
-    Goes on at another replica after the last revision that was yielded. `Unavailable` when none
-    serves for `timeout_s`; what will not change by trying again is raised at once. A watch that was served once
-    ends with a refusal only after one more in a row than there are endpoints: a credential may have been renewed
-    since it began, and an endpoint that is down may serve it later.
+    If a replica is lost, the watch goes on at another one after the last revision that was yielded. Raise
+    `Unavailable` if none serves it for `timeout_s`. An error that a retry cannot change is raised at once. A
+    watch that was served once tolerates refusals: it ends after one more refusal in a row than there are
+    endpoints. A credential may have been renewed since the watch began, and an endpoint that is down may serve
+    it later.
     """
     clock = asyncio.get_running_loop().time
     route, token = Route(endpoints, rng), Token()
     refusals = 0
-    """How often in a row endpoints refused who we are."""
-    served_at, trouble = clock(), ""
+    """The number of refusals in a row for our credentials."""
+    served_at, last_error = clock(), ""
     while clock() - served_at < timeout_s:
         endpoint, delay_s = route.next()
         await asyncio.sleep(delay_s)
@@ -55,9 +56,9 @@ async def watch(
             if not error.retryable and (not token.uid or is_final(error, welcomed=True)):
                 raise
             refusals = refusals + 1 if isinstance(error, Unauthenticated | ConfigError) else 0
-            if refusals > route.count:  # the first one may be of a credential that was renewed since
+            if refusals > route.count:  # the first refusal may be for a credential that was renewed since
                 raise
-            trouble = error.message
+            last_error = error.message
     raise Unavailable(
-        f"no coordinator served the watch within {timeout_s:g} s" + (f": {trouble}" if trouble else "")
+        f"no coordinator served the watch within {timeout_s:g} s" + (f": {last_error}" if last_error else "")
     )

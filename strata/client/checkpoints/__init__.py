@@ -1,4 +1,4 @@
-"""Checkpoints for a training: `CheckpointManager`, the coordinators' catalog, and the upkeep of a job's checkpoints.
+"""Checkpoints of a training: `CheckpointManager`, the coordinators' catalog, and maintenance of a job's checkpoints.
 
 Begin with `manager`.
 """

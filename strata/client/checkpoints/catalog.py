@@ -1,8 +1,8 @@
-"""The catalog that the coordinators keep, as one rank sees it over its session.
+"""The coordinators' catalog, accessed by one rank over its session.
 
-Every request may be repeated, and is, for as long as `save_wait_s`: without any coordinator a due
-save waits that long and then fails. What the session pushes is taken as news; because a push may
-be lost with a connection, whoever waits also asks again every few seconds.
+Every request is idempotent, and is repeated for up to `save_wait_s`: without any coordinator, a due save waits
+that long and then fails. Records pushed by the session are taken as news. Because a push may be lost with a
+connection, a waiting caller also requests the record every few seconds.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from strata.wire.pages import whole
 
 SYNC_BARRIER: Final = "strata.checkpoint.sync"
 ASK_AGAIN_S: Final = 2.0
-"""How often whoever waits asks, in case a push was lost."""
+"""Seconds between two requests of a waiting caller, in case a push was lost."""
 LOOK_S: Final = 0.25
-"""How often a waiting save looks whether it was cancelled."""
+"""Seconds between two checks of a waiting save for its cancellation."""
 MOST_SEEN: Final = 64
-"""Of so many slots the newest state is remembered, which is many more than are saved at a time."""
+"""The number of slots whose newest state is remembered, many more than are saved at a time."""
 ABORT_S: Final = 10.0
 REPORT_S: Final = 10.0
 
@@ -75,14 +75,14 @@ class CoordinatedCatalog:
         self._new_id = new_id
         self._save_wait_s = save_wait_s
         self.stands: Callable[[], bool] = lambda: False
-        """Whether this rank stands for an outage however long: what waits for coordinators then gives up by no clock."""
+        """Whether this rank outlasts an outage of any length: its waits for coordinators then have no time limit."""
         self._ask_again_s = ask_again_s
         self._news = Condition()
         self._seen: dict[tuple[int, int], Checkpoint] = {}
         self._stop_observing = port.observe_checkpoints(self._observe)
 
     def close(self) -> None:
-        """Observe no longer; harmless when repeated."""
+        """Stop observing. Idempotent."""
         stop, self._stop_observing = self._stop_observing, lambda: None
         stop()
 
@@ -103,11 +103,11 @@ class CoordinatedCatalog:
         return self._port.generation
 
     def observe(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
-        """Hand what the session says of checkpoints to `callback`, in its thread; return the way out."""
+        """Call `callback` with the session's checkpoint records, in its thread; return the function that removes it."""
         return self._port.observe_checkpoints(callback)
 
     def look_up(self, checkpoint: CheckpointMetadata) -> Checkpoint:
-        """Return what is on record of a checkpoint by now; `StaleGeneration` once this one is over."""
+        """Return the present record of a checkpoint; raise `StaleGeneration` once this generation is over."""
         message = GetCheckpointRequest(job=self._port.job, step=checkpoint.step, attempt=checkpoint.id)
         with _begun(checkpoint):
             found: Checkpoint = self.ask(message, wait_s=self._ask_again_s).checkpoint
@@ -115,7 +115,9 @@ class CoordinatedCatalog:
         return found
 
     def folder(self, checkpoint: CheckpointMetadata) -> str:
-        """A fork's bytes lie with the job that it comes from: where its path says."""
+        """Return a checkpoint's folder. A fork's bytes lie in the folder of the job it comes from, as its path
+        shows.
+        """
         root = f"{self._root_uri.rstrip('/')}/"
         if checkpoint.path.startswith(root):
             return checkpoint.path.removeprefix(root)
@@ -125,7 +127,7 @@ class CoordinatedCatalog:
     # -- saving
 
     def meet(self, timeout_s: float) -> None:
-        """Return once every rank is here; `BarrierTimeout` names who was not, `timeout_s` after the first."""
+        """Return once every rank is here; `BarrierTimeout` names those missing `timeout_s` after the first arrival."""
         self._port.barrier(SYNC_BARRIER, timeout_s=timeout_s)
 
     def begin(self, request: SaveRequest) -> CheckpointMetadata:
@@ -194,7 +196,7 @@ class CoordinatedCatalog:
     ) -> CheckpointMetadata:
         slot = checkpoint.step, checkpoint.generation
         deadline = time.monotonic() + timeout_s
-        asked = time.monotonic()
+        requested_s = time.monotonic()
         current = checkpoint
         while True:
             with self._news:
@@ -211,15 +213,15 @@ class CoordinatedCatalog:
                 raise Unavailable(
                     f"step {checkpoint.step} is not committed after {timeout_s:g} s: {_waiting_for(current)}"
                 )
-            if now - asked >= self._ask_again_s:
-                asked = now
+            if now - requested_s >= self._ask_again_s:
+                requested_s = now
                 with contextlib.suppress(Unavailable):
                     self.look_up(checkpoint)
 
     def look(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
-        """Return the record of an attempt that goes on, as the coordinators have it, or as it was known last.
+        """Return the record of an attempt in progress: the coordinators' one, or else the last known one.
 
-        `CheckpointAborted` when it was given up or replaced.
+        Raise `CheckpointAborted` if the attempt was given up or replaced.
         """
         current = checkpoint
         with contextlib.suppress(Unavailable):
@@ -241,7 +243,7 @@ class CoordinatedCatalog:
         return metadata_of(answer.checkpoint)
 
     def before(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata | None:
-        """Return the newest good one that counts less than this one and is not superseded; None: there is none."""
+        """Return the newest good checkpoint that counts less than this one and is not superseded, or None."""
         request = GetCheckpointRequest(
             job=self._port.job, step=checkpoint.step, attempt=checkpoint.id, before=True
         )
@@ -261,7 +263,7 @@ class CoordinatedCatalog:
         return state is CheckpointState.DELETING
 
     def restore_point(self) -> CheckpointMetadata | None:
-        """Return where this rank's generation begins; needs no coordinator."""
+        """Return the checkpoint that this rank's generation starts from; needs no coordinator."""
         point = self._port.restore_point
         if point is None or not point.attempt:
             return None
@@ -286,9 +288,10 @@ class CoordinatedCatalog:
     # -- copies
 
     def report_copy(self, *, phase: SavePhase | None = None, **copy: Any) -> None:
-        """Say how far a copy in another storage is, and what it took; the fields are those of `ReportCopyRequest`.
+        """Report the progress of a copy in another storage, and its times; the fields are those of `ReportCopyRequest`.
 
-        `Refused` or `CheckpointNotFound` when it is not wanted any more, `Unavailable` when nobody answers.
+        Raise `Refused` or `CheckpointNotFound` if the copy is not needed any more, `Unavailable` if no
+        coordinator answers.
         """
         took = phase_message(phase) if phase is not None else None
         self.ask(ReportCopyRequest(job=self._port.job, phase=took, **copy), wait_s=REPORT_S)
@@ -296,7 +299,7 @@ class CoordinatedCatalog:
     # -- inside
 
     def author(self) -> Author:
-        """Return who this rank is, in the generation it belongs to."""
+        """Return the identity of this rank in its generation."""
         port = self._port
         return Author(
             worker_id=port.worker_id,
@@ -306,9 +309,10 @@ class CoordinatedCatalog:
         )
 
     def ask(self, request: Message, *, wait_s: float | None = None) -> Any:
-        """Return the answer to any request of this job, asking again while nobody can give one.
+        """Return the response to any request of this job, repeating it while no coordinator can answer.
 
-        `Unavailable` when there is none within `wait_s`, or within the time of a save, unless this rank `stands`.
+        Raise `Unavailable` if there is none within `wait_s`. Without `wait_s` the limit is that of a save, and
+        there is none while this rank `stands`.
         """
         deadline = time.monotonic() + (self._save_wait_s if wait_s is None else wait_s)
         while True:
@@ -327,10 +331,10 @@ class CoordinatedCatalog:
         self._learn(checkpoint)
 
     def _learn(self, news: Checkpoint) -> CheckpointMetadata:
-        """Take what was pushed or answered as news unless a newer record is known; return what is known.
+        """Take a pushed or requested record unless a newer one is known; return the newest known one.
 
-        An ack does not change the record's revision: of two states of one revision the later one counts. Where
-        that one lacks an ack, whoever waits for it asks again.
+        An ack does not change the record's revision, so of two states with one revision the one received later
+        counts. If that one lacks an ack, the waiting caller requests the record again.
         """
         slot = news.step, news.generation
         with self._news:
@@ -345,7 +349,7 @@ class CoordinatedCatalog:
 
 @contextlib.contextmanager
 def _begun(checkpoint: CheckpointMetadata) -> Iterator[None]:
-    """Take an attempt that was begun and is not there any more for one that was given up."""
+    """Raise `CheckpointAborted` for an attempt that was begun and no longer exists."""
     try:
         yield
     except CheckpointNotFound:
@@ -364,7 +368,7 @@ def phase_message(phase: SavePhase) -> SavePhaseMessage:
 
 
 def metadata_of(message: Checkpoint) -> CheckpointMetadata:
-    """Return a catalog's record as the library shows it."""
+    """Return a catalog record as the library's `CheckpointMetadata`."""
     return CheckpointMetadata(
         id=message.attempt,
         step=message.step,
@@ -390,11 +394,13 @@ def metadata_of(message: Checkpoint) -> CheckpointMetadata:
     )
 
 
-def _check_attempt(current: CheckpointMetadata, wanted: CheckpointMetadata) -> None:
-    if current.id != wanted.id:
-        raise CheckpointAborted(f"another attempt took the place of the save of step {wanted.step}")
+def _check_attempt(current: CheckpointMetadata, expected: CheckpointMetadata) -> None:
+    if current.id != expected.id:
+        raise CheckpointAborted(f"another attempt took the place of the save of step {expected.step}")
     if current.state not in {CheckpointState.OPEN, CheckpointState.COMMITTED}:
-        raise CheckpointAborted(f"the save of step {wanted.step} is {current.state.value}: {current.reason}")
+        raise CheckpointAborted(
+            f"the save of step {expected.step} is {current.state.value}: {current.reason}"
+        )
 
 
 def _waiting_for(checkpoint: CheckpointMetadata) -> str:

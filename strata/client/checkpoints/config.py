@@ -1,4 +1,4 @@
-"""What a `CheckpointManager` can be told, and where its storage is."""
+"""The settings of a `CheckpointManager`, and the place of its storage."""
 
 from __future__ import annotations
 
@@ -30,27 +30,31 @@ _HINT: Final = 'give the path of a folder, or its URI: "file:///data/checkpoints
 class CheckpointManagerConfig:
     """The settings of a `CheckpointManager`.
 
-    `keep_count` is how many committed checkpoints stay (0: all; None: what the job was told last, at first all). Beside those newest ones stay, where
-    asked for: the first from each multiple of `keep_every_steps` on, the `keep_best` best by the number
-    under `best_metric` in their metadata (`best_mode` "min" or "max"), and those younger than `keep_age_s`.
-    `save_wait_s` is how long a due save waits while no coordinator answers, `commit_timeout_s` how long for
-    other ranks; `save_grace_s` how long a save is tried again that the storage refuses for a reason that time
-    may heal (a full disk, a server that answers 503), 0: not at all; `corrupt_wait_s` how long a restore that finds damage waits for what other hosts find.
-    `when_full` is what a save does that finds two in flight: "block", "drop" the one that has not
-    begun, or "fail". `low_memory`: no copy of the state is made, and a save returns when it is
-    written. `io_threads` hash and write, or read and prove, together. A key of a state
-    belongs to the model, or to the optimizer, if one of these patterns matches it. `replicated` are
-    the paths of a state whose tensors all ranks hold alike (True: all), so that each writes only its
-    share of them; of a module in DistributedDataParallel that is known. `mesh` is this rank's place,
-    (index, size), in each dimension of the partitioning ({"pp": (0, 2)}), kept in its manifest; named
-    dimensions of DTensors' meshes are added.
+    Retention: `keep_count` is the number of newest committed checkpoints that stay (0: all; None: the job's
+    present rules, at first all). Three settings keep more. `keep_every_steps`: the first checkpoint from each
+    of its multiples on. `keep_best`: that many best ones, by the number under `best_metric` in their metadata
+    (`best_mode` "min" or "max"). `keep_age_s`: the younger ones.
 
-    The storage is `storage_path`: a folder, or `s3://bucket/prefix`. Or `bucket` with
-    `storage_type="s3"`, where `storage_path` is the prefix; without `bucket` it is "bucket/prefix".
-    `storage_backend` and `checkpoint_dir` are other names of `storage_type` and `storage_path`.
-    `endpoint_url` and `region` are for S3.
-    `replica_path` is a second storage, which gets each checkpoint after it is committed.
-    `save_interval_steps` is what `should_save` goes by; `save` itself saves whenever it is called.
+    Times: a due save waits `save_wait_s` while no coordinator answers, and `commit_timeout_s` for other ranks.
+    `save_grace_s` is how long a save is retried that the storage refuses for a temporary reason (a full disk, a
+    server that answers 503); 0: no retry. A restore that finds damage waits `corrupt_wait_s` for the findings
+    of other hosts.
+
+    Saving: `when_full` applies to a save that finds two in flight: "block", "drop" the one that has not begun,
+    or "fail". With `low_memory`, no copy of the state is made, and a save returns once it is written. Together,
+    `io_threads` threads hash and write, or read and verify. `save_interval_steps` affects only `should_save`;
+    `save` saves whenever it is called.
+
+    State: a key belongs to the model or the optimizer if it matches one of `model_keys` or `optimizer_keys`.
+    `replicated` are the paths of a state whose tensors are equal on all ranks (True: all), so that each rank
+    writes only its share of them; a module in DistributedDataParallel is recognized without it. `mesh` is this
+    rank's place, (index, size), in each dimension of the partitioning ({"pp": (0, 2)}). It is kept in the
+    rank's manifest; named dimensions of DTensors' meshes are added.
+
+    Storage: `storage_path` is a folder or `s3://bucket/prefix`. With `storage_type="s3"` and `bucket`, it is
+    the prefix; without `bucket`, it is "bucket/prefix". `storage_backend` and `checkpoint_dir` are other names
+    of `storage_type` and `storage_path`. `endpoint_url` and `region` are for S3. `replica_path` is a second
+    storage, which receives each checkpoint after its commit.
     """
 
     storage_path: str | Path | None = None
@@ -138,16 +142,16 @@ class CheckpointManagerConfig:
 
     @property
     def compares(self) -> bool:
-        """Whether ranks compare what they hold at each save, and write once what is equal.
+        """Whether ranks compare their tensors at each save, and write equal ones once.
 
-        Not with little memory: there the trainer waits until its state is written, and would then wait
-        for the other ranks to come to their save.
+        Not with `low_memory`: there the trainer's thread waits until its state is written, and would then also
+        wait for the other ranks to reach their save.
         """
         return not self.low_memory and not isinstance(self.replicated, bool)
 
     @property
     def keep(self) -> Keep:
-        """What stays, as the rules of retention; everything, when nothing is said."""
+        """The retention rules; without settings, everything stays."""
         return Keep(
             latest=self.keep_count or 0,
             every_steps=self.keep_every_steps or 0,
@@ -158,7 +162,7 @@ class CheckpointManagerConfig:
         )
 
     def selected(self, state: Mapping[str, Any], kind: CheckpointType) -> dict[str, Any]:
-        """Return what a checkpoint of this type holds of `state`; `CheckpointError` if that is nothing."""
+        """Return the part of `state` that a checkpoint of this type holds; `CheckpointError` if that is nothing."""
         if kind in {CheckpointType.FULL, CheckpointType.INCREMENTAL}:
             return dict(state)
         name = "model_keys" if kind is CheckpointType.MODEL_ONLY else "optimizer_keys"
@@ -176,7 +180,7 @@ class CheckpointManagerConfig:
         return chosen
 
     def place(self) -> Place:
-        """Return the storage root; `ConfigError` when the settings name none, or contradict each other."""
+        """Return the storage root; `ConfigError` if the settings name none or contradict each other."""
         text = _text(self.storage_path)
         scheme = scheme_of(text)
         bucket, prefix = self.bucket, text
@@ -206,7 +210,7 @@ class CheckpointManagerConfig:
         return parse_place(text, endpoint_url=self.endpoint_url, region=self.region)
 
     def replica(self) -> Place | None:
-        """Return the second storage; None when there is none."""
+        """Return the place of the second storage, or None."""
         if self.replica_path is None:
             return None
         place = parse_place(_text(self.replica_path), endpoint_url=self.endpoint_url, region=self.region)
@@ -227,16 +231,16 @@ class CheckpointManagerConfig:
 def merged(
     storage_path: str | Path | None, config: CheckpointManagerConfig | None, settings: Mapping[str, Any]
 ) -> CheckpointManagerConfig:
-    """Return `config` with what is told beside it; `ConfigError` for what is no setting."""
-    told = settings if storage_path is None else {**settings, "storage_path": storage_path}
+    """Return `config` with `settings` and `storage_path` applied; `ConfigError` for an unknown setting."""
+    changes = settings if storage_path is None else {**settings, "storage_path": storage_path}
     try:
-        return replace(config or CheckpointManagerConfig(), **told)
+        return replace(config or CheckpointManagerConfig(), **changes)
     except TypeError as error:
         raise ConfigError(str(error)) from None
 
 
 def type_named(value: CheckpointType | str) -> CheckpointType:
-    """Return the type of this name; `InvalidArgument` when there is none."""
+    """Return the type of this name; `InvalidArgument` if there is none."""
     try:
         return CheckpointType(value)
     except ValueError:
@@ -245,7 +249,7 @@ def type_named(value: CheckpointType | str) -> CheckpointType:
 
 
 def paths_of(replicated: Collection[str] | bool | None) -> frozenset[str]:
-    """Return the paths that are declared replicated; `ConfigError` for anything else."""
+    """Return the paths that are declared replicated; `ConfigError` for any other value."""
     if replicated is None:
         return frozenset()
     if isinstance(replicated, bool):
@@ -258,7 +262,7 @@ def paths_of(replicated: Collection[str] | bool | None) -> frozenset[str]:
 
 
 def _check_count(name: str, count: object, *, least: int, most: int | None = None) -> None:
-    """Return if `count` is a whole number in these bounds; else `ConfigError`."""
+    """Raise `ConfigError` unless `count` is a whole number within these bounds."""
     if type(count) is not int or count < least or (most is not None and count > most):
         raise ConfigError(
             f"{name} must be at least {least}{f', at most {most}' if most else ''}, not {count!r}"

@@ -1,11 +1,11 @@
-"""How the ranks of one save tell each other what they hold: `RankExchange`.
+"""The exchange in which the ranks of one save compare their tensors: `RankExchange`.
 
-A background barrier carries the messages. It has one name a generation, so its rounds do not know
-of saves: every message begins with the attempt and the stage that it is of. Ranks that met with
-different ones (because one of them gave its save up, say) look at the record, and meet again.
+A background barrier carries the messages. It has one name per generation, so its rounds know nothing of saves.
+Every message therefore begins with its attempt and stage. Ranks that met with different ones (for example
+because one of them gave its save up) read the record, and meet again.
 
-The barrier breaks every few seconds until all ranks have come. So a rank that waits there notices
-soon that the attempt was given up or cancelled.
+The barrier breaks every few seconds until all ranks have come. So a waiting rank soon notices that the attempt
+was given up or cancelled.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from strata.core.words import ranks_text
 from strata.errors import BarrierBroken, BarrierTimeout, CheckpointAborted, CheckpointError, Unavailable
 
 ROUND_S: Final = 2.0
-"""How long a round waits for the ranks that are late, before all look whether the save goes on."""
+"""Seconds a round waits for late ranks before all ranks check whether the save goes on."""
 AGAIN_S: Final = 0.2
-"""How long a rank waits after a round without an outcome, or with different saves, before it meets the others again."""
+"""Seconds a rank waits after a round without an outcome, or with different saves, before the next round."""
 
 _HEAD: Final = struct.Struct(">QQH")
 
 
 class RankExchange(Exchange):
-    """The exchange of one rank over its session. `wait_s` bounds the wait for the other ranks."""
+    """One rank's exchange, over its session. `wait_s` bounds the wait for the other ranks."""
 
     def __init__(
         self, port: SessionPort, catalog: CoordinatedCatalog, *, wait_s: float, round_s: float = ROUND_S
@@ -57,7 +57,7 @@ class RankExchange(Exchange):
         deadline_s = time.monotonic() + self._wait_s
         while True:
             try:
-                told = self._port.barrier(COMPARE_BARRIER, head + message, timeout_s=self._round_s)
+                messages = self._port.barrier(COMPARE_BARRIER, head + message, timeout_s=self._round_s)
             except BarrierTimeout as error:
                 why = error.message
             except BarrierBroken as error:
@@ -65,14 +65,14 @@ class RankExchange(Exchange):
                     f"the save of step {record.step} lost a rank: {error.message}", hint="save it again"
                 ) from None
             except Unavailable as error:
-                cancelled.wait(AGAIN_S)  # the port may say so at once
+                cancelled.wait(AGAIN_S)  # the port may raise this at once
                 self._check_in_time(record, cancelled, deadline_s, error.message)
-                continue  # the same round: this rank may be the only one that did not hear its outcome
+                continue  # the same round: this rank may be the only one that missed its outcome
             else:
-                if len(told) == self._port.world_size and all(
-                    one[: _HEAD.size] == head for one in told.values()
+                if len(messages) == self._port.world_size and all(
+                    one[: _HEAD.size] == head for one in messages.values()
                 ):
-                    return [told[rank][_HEAD.size :] for rank in sorted(told)]
+                    return [messages[rank][_HEAD.size :] for rank in sorted(messages)]
                 why = "the ranks are at different saves"
                 cancelled.wait(AGAIN_S)
             self._check_in_time(record, cancelled, deadline_s, why)
@@ -91,9 +91,10 @@ class RankExchange(Exchange):
             )
 
     def _check_open(self, record: CheckpointMetadata) -> None:
-        """Raise unless the attempt is open, and every rank that has a part in it by now has compared it.
+        """Raise unless the attempt is open and no rank has acked it without comparing.
 
-        A rank acks after the last stage, which this one has not seen: so it takes no part in any.
+        A rank acks after the last stage, which this rank has not seen. So a rank that has acked takes no part
+        in the exchange.
         """
         found = self._catalog.look(record)
         if found.acked:

@@ -1,4 +1,6 @@
-"""What a rank does for the job's checkpoints beyond its own saves: keeps, clears, reads, and doubts them."""
+"""Upkeep of a job's checkpoints that ranks do besides their own saves: retention, removal, reader leases,
+corruption reports.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,11 @@ from strata.wire.enums import CHECKPOINT_STATES, from_wire
 
 ASK_S: Final = 10.0
 TIDY_ASK_S: Final = 2.0
-"""How long a chore waits for a coordinator: the next commit's pass does the same work."""
+"""Seconds a maintenance request waits for a coordinator: the pass after the next commit does the same work."""
 MARKED_WITHIN_S: Final = 2.0
-"""How long rank 0 waits after a commit for the leader to mark what goes; else the next commit's turn."""
+"""Seconds rank 0 waits after a commit for the leader to mark checkpoints for deletion; later marks wait for the
+next commit.
+"""
 LOOK_S: Final = 0.25
 CLOSE_S: Final = 5.0
 
@@ -49,9 +53,9 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class GarbageCollection:
-    """One rank's part in it. One process of each host speaks for it when a copy is in doubt.
+    """One rank's part in maintenance. One process of each host verifies copies that other hosts reported damaged.
 
-    Rank 0 hands over the rules of `config`; where they say nothing those that the job has stand.
+    Rank 0 sends the retention rules of `config`; without rules in `config`, the job's present rules stay.
     """
 
     def __init__(
@@ -62,45 +66,49 @@ class GarbageCollection:
     ) -> None:
         self._catalog = catalog
         self._keep = config.keep
-        self._told = config.keep_count is None or catalog.rank != 0
+        self._rules_sent = config.keep_count is None or catalog.rank != 0
         self._host = socket.gethostname()
         self._corrupt_wait_s = config.corrupt_wait_s
         self._tasks = Maintenance(
-            self._ask_soon, job=catalog.job, host=self._host, storages=tiers_of(storage), first=self._tell
+            self._ask_soon,
+            job=catalog.job,
+            host=self._host,
+            storages=tiers_of(storage),
+            first=self._send_rules,
         )
         looks = os.environ.get("LOCAL_RANK", "0") == "0"
         self._stop = catalog.observe(self._observe) if looks else lambda: None
-        if looks or not self._told:
-            self._tasks.soon()  # a doubt may have come up before anybody observed here
+        if looks or not self._rules_sent:
+            self._tasks.soon()  # a copy may have been reported damaged before this rank observed
 
     def close(self) -> None:
-        """Doubt nothing any more; harmless when repeated."""
+        """Stop the upkeep, after waiting for maintenance under way. Idempotent."""
         self.let_go()
         self._tasks.close(CLOSE_S)
 
     def let_go(self) -> None:
-        """Do so without waiting for what is under way."""
+        """Stop observing, without waiting for maintenance under way."""
         stop, self._stop = self._stop, lambda: None
         stop()
 
     # -- after a commit
 
     def after_commit(self) -> None:
-        """Remove what the policy gives up; for one rank of the job."""
+        """Remove the checkpoints that the retention rules give up; for one rank of the job."""
         self._tasks.collect_garbage(marked_within_s=MARKED_WITHIN_S)
 
     def clear(self) -> None:
-        """Remove the bytes of what was marked for deletion, as far as this host has them."""
+        """Remove the bytes marked for deletion, as far as this host has them."""
         self._tasks.collect_garbage()
 
-    def _tell(self) -> None:
-        """Hand the rules over, once, from the beginning on; `Unavailable` when nobody takes them just now.
+    def _send_rules(self) -> None:
+        """Send the retention rules, once per process; `Unavailable` if no coordinator takes them now.
 
-        That they are refused is no error here: of a generation that is over the next one hands over its own, and
-        of one that the catalog does not know (yet) they are handed over with a later pass. That this caller may not
-        set them is: `PermissionDenied` or `Unauthenticated`, for without them everything stays.
+        A plain `Refused` is no error here. If this generation is over, the next one sends its own rules; if the
+        catalog does not know this generation (yet), a later pass sends them. A missing permission is an error
+        (`PermissionDenied` or `Unauthenticated`), because without the rules every checkpoint stays.
         """
-        if not self._told:
+        if not self._rules_sent:
             retention = Retention(keep=keep_message(self._keep), who=f"rank {self._catalog.rank}")
             request = SetRetentionRequest(
                 job=self._catalog.job, retention=retention, author=self._catalog.author()
@@ -112,17 +120,17 @@ class GarbageCollection:
             except Refused as error:
                 log.info("these rules of what stays are not handed over: %s", error.message)
             else:
-                self._told = True
+                self._rules_sent = True
 
     # -- reading
 
     @contextlib.contextmanager
     def reading(self, checkpoint: CheckpointMetadata, *, begins: bool) -> Iterator[None]:
-        """Keep the bytes of a checkpoint while it is read.
+        """Protect the bytes of a checkpoint from deletion while they are read.
 
-        The restore point of this generation needs no more than that, as long as this rank `begins`:
-        `latest` names it until all ranks, this one among them, have acked a save, and what `latest`
-        names is never deleted. Once this rank has saved, that may have happened.
+        The restore point of this generation needs no lease while this rank `begins` (has not saved yet).
+        `latest` names it until all ranks have acked a save, including this one, and the checkpoint that
+        `latest` names is never deleted. After this rank's first save, `latest` may have moved on.
         """
         point = self._catalog.restore_point()
         if begins and point is not None and point.id == checkpoint.id:
@@ -132,9 +140,10 @@ class GarbageCollection:
             yield
 
     def hold(self, checkpoint: CheckpointMetadata) -> ReaderKey:
-        """Keep the bytes of a checkpoint until the key is closed; `Refused` or `CheckpointNotFound` when they go already.
+        """Protect the bytes of a checkpoint until the key is closed; `Refused` or `CheckpointNotFound` if they
+        are being deleted.
 
-        Where no coordinator answers it is asked for again and again; the reading goes on meanwhile, without it.
+        While no coordinator answers, the request is repeated; the read goes on meanwhile, without the lease.
         """
         return ReaderKey(
             self._ask,
@@ -148,34 +157,35 @@ class GarbageCollection:
     # -- damage
 
     def report(self, checkpoint: CheckpointMetadata, damaged: Sequence[Damage], *, begins: bool) -> list[str]:
-        """Report the copies that were read twice and are not what was saved; return what others said of them.
+        """Report copies that were read twice and differ from the saved bytes; return the findings of other hosts.
 
-        `begins`: none was good, and this rank has not trained yet. Then this generation cannot go on if it begins
-        here: wait for what the others find. Once it is confirmed the leader ends the generation, and the next call
-        of this rank is `StaleGeneration`, unless its supervisor ends the process first. Where another host found
-        the bytes as they were saved, or nobody confirms it in time, it returns: the rank fails as itself.
+        `begins`: no copy was good, and this rank has not trained yet. If this generation starts from this
+        checkpoint, it cannot go on, so wait for the findings of the other hosts. Once they confirm the damage,
+        the leader ends the generation; the next call of this rank raises `StaleGeneration`, unless its agent
+        ends the process first. If another host found the bytes intact, or none confirms the damage in time,
+        return: then this rank alone fails.
         """
         point = self._catalog.restore_point()
         waits = begins and point is not None and point.id == checkpoint.id
         generation = self._catalog.generation if waits else 0
         refused = [self._report(checkpoint, each, generation=generation) for each in damaged]
-        heard = [why for why in refused if why]
+        answers = [why for why in refused if why]
         waited = {each.tier for each, why in zip(damaged, refused, strict=True) if not why}
         deadline = time.monotonic() + (self._corrupt_wait_s if waits else 0.0)
         while waited and time.monotonic() < deadline:
             time.sleep(LOOK_S)
             with contextlib.suppress(Unavailable):
                 now = self._catalog.look_up(checkpoint)
-                for said in now.doubts:
-                    if said not in heard and not said.startswith(f"{self._host} on "):
-                        heard.append(said)
-                        log.warning("step %d: %s", checkpoint.step, said)
+                for finding in now.doubts:
+                    if finding not in answers and not finding.startswith(f"{self._host} on "):
+                        answers.append(finding)
+                        log.warning("step %d: %s", checkpoint.step, finding)
                 if not waited & set(now.suspected) and not is_corrupt(now):
                     break
-        return heard
+        return answers
 
     def _report(self, checkpoint: CheckpointMetadata, damage: Damage, *, generation: int) -> str:
-        """Say what is wrong with one copy; return "" once that is taken down, else why it is not."""
+        """Report one damaged copy; return "" once the report is recorded, else why it is not."""
         report = ReportDamageRequest(
             job=self._catalog.job,
             step=checkpoint.step,
@@ -215,5 +225,5 @@ class GarbageCollection:
 
 
 def is_corrupt(message: Checkpoint) -> bool:
-    """Tell whether no copy of a checkpoint is left."""
+    """Return whether no good copy of a checkpoint is left."""
     return from_wire(CHECKPOINT_STATES, message.state) is CheckpointState.CORRUPT

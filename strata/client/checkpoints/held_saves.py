@@ -1,4 +1,4 @@
-"""What a rank that cannot save says of it: with each of its words, and once for the record."""
+"""A rank's report that it cannot save: part of each progress report, and recorded once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log: Final = logging.getLogger("strata.client")
 
 
 class HeldSaves:
-    """One hold of one rank, from the moment on in which it is said; made in the loop."""
+    """One save hold of one rank, from its beginning on; made in the loop."""
 
     def __init__(self, session: Session, job: str, author: Author, hold: SaveHold) -> None:
-        """Begin to put the hold on record; that goes on over any number of replicas."""
+        """Begin to record the hold; the recording goes on over any number of replicas."""
         self._hold = hold
         self._since_s = asyncio.get_running_loop().time() - max(0.0, hold.held_s)
         request = HoldSavesRequest(
@@ -33,7 +33,7 @@ class HeldSaves:
         self.recording = asyncio.get_running_loop().create_task(_record(session, request), name="held saves")
 
     def message(self) -> SaveHoldMessage:
-        """Return the hold as the rank's progress carries it at this moment."""
+        """Return the hold for the rank's progress report, with its present duration."""
         held_s = asyncio.get_running_loop().time() - self._since_s
         return SaveHoldMessage(
             step=self._hold.step,
@@ -44,7 +44,7 @@ class HeldSaves:
 
 
 async def _record(session: Session, request: HoldSavesRequest) -> None:
-    """Have the hold recorded. Without that the generation may count as one without progress: no more is lost."""
+    """Record the hold. If that fails, the generation may count as one without progress, and nothing else is lost."""
     try:
         await session.call(request, timeout_s=None)
     except StrataError as error:

@@ -1,8 +1,8 @@
-"""The chores of a job's checkpoints, done on one host (PROTOCOLS 8.6, 8.8).
+"""Maintenance tasks of a job's checkpoints, done on one host (PROTOCOLS 8.6, 8.8).
 
-The coordinators mark what is to go, and doubt what a host found damaged. Whoever has the bytes asks what
-is due: rank 0 after each commit, and one process of each host when a doubt comes up. Every chore may be
-done twice, by several, and late.
+The coordinators mark checkpoints for deletion, and request the verification of copies that a host reported
+damaged. Processes that have the bytes request the tasks: rank 0 after each commit, and one process of each host
+when a corruption report comes in. Every task may be done twice, by several processes, and late.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from strata.v1.checkpoints_pb2 import (
 from strata.wire.pages import whole
 
 LOOK_S: Final = 0.05
-"""How often whoever waits for the leader's marks looks whether they are there."""
+"""Seconds between two requests while the leader's marks are awaited."""
 
 Ask = Callable[[Message], Any]
-"""Sends a request of the job and returns its answer; `Unavailable` when there is none in time."""
+"""Sends a request of the job and returns its response; raises `Unavailable` if there is none in time."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
 
 class Maintenance:
-    """What this host does for the checkpoints of `job`, where one of `storages` has them.
+    """This host's maintenance of the checkpoints of `job`, as far as `storages` hold them.
 
     `first` is called before each pass.
     """
@@ -78,13 +78,13 @@ class Maintenance:
         self._worker: threading.Thread | None = None
 
     def collect_garbage(self, *, marked_within_s: float = 0.0) -> None:
-        """Remove what is due; with `marked_within_s`, also what the leader marks until then.
+        """Do the removals that are due; with `marked_within_s`, also those that the leader marks in that time.
 
-        What cannot be removed keeps nothing else from going; the first such error is raised at the end.
-        Without a coordinator it is left for the next time.
+        A failed removal does not stop the others; the first such error is raised at the end. Without a
+        coordinator, everything is left for the next pass.
         """
         deadline = time.monotonic() + marked_within_s
-        trouble: StorageError | None = None
+        failure: StorageError | None = None
         done: set[bytes] = set()
         with self._busy:
             try:
@@ -95,19 +95,20 @@ class Maintenance:
                         name = task.SerializeToString()
                         if name not in done and task.kind != MAINTENANCE_KIND_VERIFY:
                             done.add(name)
-                            trouble = self._attempt(task) or trouble
+                            failure = self._attempt(task) or failure
                     if not answer.pending or time.monotonic() >= deadline:
                         break
                     time.sleep(LOOK_S)
             except (Unavailable, QuotaExceeded) as error:
                 log.warning("old checkpoints stay for now: %s", error.message)
-        if trouble is not None:
-            raise trouble
+        if failure is not None:
+            raise failure
 
     def soon(self) -> None:
-        """Look, and do what is due, in a thread of its own; one that is at it goes on to what came up meanwhile.
+        """Request and do the tasks in a thread of its own; if the thread is already running, it makes one more pass.
 
-        Where no thread can be started, because the process is ending, say, it is left for the next time.
+        If no thread can be started, for example because the process is ending, the tasks are left for the next
+        time.
         """
         with self._waking:
             self._again = True
@@ -118,7 +119,7 @@ class Maintenance:
                     self._worker = worker
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the thread, if there is one; what it leaves undone is done by the next process."""
+        """Wait for the thread, if there is one; the next process does the tasks that it leaves."""
         with self._waking:
             worker = self._worker
         if worker is not None:
@@ -134,7 +135,7 @@ class Maintenance:
             self._pass()
 
     def look(self) -> None:
-        """Read what another host found damaged, and say what came of it; what cannot be said is left."""
+        """Verify the objects that other hosts reported damaged; an undelivered result waits for the next pass."""
         for task in whole(self._ask, ListMaintenanceRequest(job=self._job, host=self._host)).tasks:
             if task.kind == MAINTENANCE_KIND_VERIFY:
                 self._attempt(task)
@@ -148,12 +149,12 @@ class Maintenance:
         except StrataError as error:  # the generation ended, or the job was deleted
             log.debug("no chores: %s", error.message)
 
-    # -- one chore
+    # -- one task
 
     def _attempt(self, task: MaintenanceTask) -> StorageError | None:
         found = next((s for s in self._storages if task.path.startswith(_root(s))), None)
         if found is None:
-            return None  # another storage has it, and whoever has that one
+            return None  # another storage has it: a process with that storage does the task
         folder = task.path.removeprefix(_root(found))
         try:
             if task.kind == MAINTENANCE_KIND_VERIFY:
@@ -189,9 +190,9 @@ class Maintenance:
         )
 
     def _may_clear(self, task: MaintenanceTask, storage: Storage, folder: str) -> bool:
-        """Tell whether a save that was given up may go: never before its marker was looked for.
+        """Return whether an aborted save may be removed; always look for its marker first.
 
-        That of one whose slot another attempt took is not there any more to be marked for deletion.
+        If another attempt took over its slot, no record is left that could be marked for deletion.
         """
         if not storage.exists(f"{folder}/{MARKER}"):
             with contextlib.suppress(CheckpointNotFound):
@@ -218,10 +219,10 @@ class Maintenance:
         return False
 
     def _verify(self, task: MaintenanceTask, storage: Storage, folder: str) -> None:
-        """Read the object that another host found damaged, and say what came of it.
+        """Read the object that another host reported damaged, and report the result.
 
-        What could not be read, be it not there or not mounted, confirms nothing; whoever waits for this host's
-        word learns why.
+        An object that could not be read, because it is missing or not mounted, confirms nothing. The report
+        gives the reason to the hosts that wait for this one.
         """
         try:
             if not storage.exists(folder):

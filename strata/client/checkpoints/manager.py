@@ -1,8 +1,8 @@
 """`CheckpointManager`: save and restore the state of a training.
 
-Two modes. Under `strata run`, or with `client=`, the coordinators keep the catalog: a checkpoint
-is committed when every rank's part is durable, and a restore begins where the world begins.
-Without coordinators one process has a storage root of its own. A root belongs to one mode.
+There are two modes. Under `strata run`, or with `client=`, the coordinators keep the catalog: a checkpoint is
+committed when every rank's part is durable, and a restore starts from the world's restore point. Without
+coordinators, one process has a storage root of its own. A root belongs to one mode.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointInfo", "CheckpointManager", "CheckpointManagerConfig", "CheckpointMetadata"]
 
 FAILING_GRACE_S: Final = 5.0
-"""How long a program that fails waits for a save that makes no progress: other ranks may never come to it."""
+"""Seconds a failing program waits for a save without progress: other ranks may never join that save."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
 
 class CheckpointManager:
-    """Saves in the background, restores only what is committed, complete and verified.
+    """Saves in the background; restores only checkpoints that are committed, complete and verified.
 
-    For one thread of one process. At most two saves are in flight; a third `save` blocks until
-    one has ended. An error of a save is raised by `info.wait()`, else by the next `save`, by
-    `check_for_errors`, `wait_until_finished` or `close`.
+    For one thread of one process. At most two saves are in flight; a third `save` blocks until one has ended.
+    `info.wait()` raises the error of a save. Otherwise the next `save`, `check_for_errors`,
+    `wait_until_finished` or `close` raises it.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class CheckpointManager:
     ) -> None:
         """Open a storage root. `settings` are the fields of `CheckpointManagerConfig`.
 
-        A whole configuration may stand in the place of the path. `client` is what `strata.connect()`
-        returned. Without it, under `strata run`, the manager connects by itself. `ConfigError` when
-        the root belongs to the other mode.
+        A whole configuration may replace the path. `client` is the result of `strata.connect()`. Without it,
+        under `strata run`, the manager connects by itself. Raise `ConfigError` if the root belongs to the other
+        mode.
         """
         if isinstance(storage_path, CheckpointManagerConfig):
             if config is not None:
@@ -83,7 +83,7 @@ class CheckpointManager:
             storage_path = None
         self.config = merged(storage_path, config, settings)
         self._closing = ExitStack()
-        """What is let go at the end, the last first, whichever of it fails."""
+        """Closes parts in reverse order, even if some of them fail."""
         if client is None and os.environ.get("STRATA_SOCKET"):
             owned = client = session_of_rank()
             self._closing.callback(owned.close)
@@ -95,7 +95,7 @@ class CheckpointManager:
         self._root = OpenRoot(self.config, client)
         self._closing.callback(lambda: self._root.close(saving=not self._writer.idle))
         self._tiers, self._storage = self._root.tiers, self._root.storage
-        self._catalog, self._keeping = self._root.catalog, self._root.keeping
+        self._catalog, self._garbage_collection = self._root.catalog, self._root.keeping
         self.root_ids = self._root.root_ids
         self._exchange: Exchange | None = None
         self._preemption: PreemptionPoint | None = None
@@ -106,7 +106,7 @@ class CheckpointManager:
         self._reached: int | None = None
         """The step that was saved or restored last."""
         self.gone_back: str | None = None
-        """Why nothing is saved any more: an older step was restored by hand."""
+        """Why no save is accepted any more: a caller restored an older step. None: saves are accepted."""
         self._tiers.start(self._catalog, afterwards=self._collect_garbage)
         tell = client.hold_saves if client is not None else (lambda hold: None)
         retry = SaveRetry(grace_s=self.config.save_grace_s, tell=tell)
@@ -152,7 +152,7 @@ class CheckpointManager:
         progress: Progress | None = None,
         sync: bool = False,
     ) -> CheckpointInfo:
-        """Save opaque bytes; return at once, when they are copied, or with `sync` when all ranks have committed."""
+        """Save opaque bytes; return once they are copied, or with `sync` once all ranks have committed."""
         if not isinstance(model_bytes, bytes | bytearray | memoryview):
             raise InvalidArgument(
                 f"save() takes bytes, not {type(model_bytes).__name__}", hint="save_state() takes a mapping"
@@ -172,16 +172,17 @@ class CheckpointManager:
         sync: bool = False,
         replicated: Collection[str] | bool = (),
     ) -> CheckpointInfo:
-        """Save modules, optimizers, tensors, arrays and plain values; return when they are copied.
+        """Save modules, optimizers, tensors, arrays and plain values; return once they are copied.
 
-        With `sync`: barrier, save, barrier. It returns when the checkpoint is committed, on all ranks.
+        With `sync`: barrier, save, barrier. The call then returns on all ranks once the checkpoint is
+        committed.
 
-        An Incremental writes what has changed since the newest checkpoint, and is a Full when most
-        has, or there is none. MODEL_ONLY and OPTIMIZER_ONLY hold the keys of the state that match
-        `model_keys` and `optimizer_keys`; no world begins from them. Tensors that all ranks hold equal
-        in this save are written once between them, others by each rank. What stands under the paths
-        in `replicated`, or in the configuration's, must be equal: the save fails, naming the tensor,
-        if it is not. `CheckpointError`, naming the key, for what cannot be saved.
+        An Incremental writes the changes since the newest checkpoint. It becomes a Full if most has changed, or
+        if there is no checkpoint. MODEL_ONLY and OPTIMIZER_ONLY hold the keys of the state that match
+        `model_keys` and `optimizer_keys`; no world starts from them. Tensors that are equal on all ranks in
+        this save are written once, divided between the ranks; each rank writes its other tensors itself.
+        Tensors under the paths in `replicated`, or in the configuration's, must be equal; otherwise the save
+        fails and names the tensor. Raise `CheckpointError`, naming the key, for a value that cannot be saved.
         """
         if not isinstance(state, Mapping):
             raise InvalidArgument(
@@ -190,16 +191,16 @@ class CheckpointManager:
         kind = type_named(checkpoint_type)
         chosen = self.config.selected(state, kind)
         request = self._request(step, epoch, kind, metadata)
-        # random generators belong to the whole of a training, not to a part of its state
+        # random generators belong to the whole training, not to a part of its state
         capture_rng = self.config.capture_rng and kind in RESTORABLE_TYPES
         return self._save(
             chosen, request, capture_rng=capture_rng, progress=progress, sync=sync, replicated=replicated
         )
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        """Have the memory ready for saves of `state`, so that the first ones block no longer than later ones.
+        """Allocate the memory for saves of `state`, so that the first saves block no longer than later ones.
 
-        An optimizer has its state only after its first step; call it then, or leave it.
+        An optimizer has its state only after its first step; call this then, or not at all.
         """
         self._writer.prepare(dict(state), capture_rng=self.config.capture_rng)
 
@@ -239,7 +240,7 @@ class CheckpointManager:
         self, step: int, epoch: int, checkpoint_type: CheckpointType, metadata: Mapping[str, str] | None
     ) -> SaveRequest:
         step, epoch = integer("step", step, below=MAX_STEP), integer("epoch", epoch, below=2**63)
-        told = arguments.metadata(metadata)
+        checked = arguments.metadata(metadata)
         if self.gone_back is not None:
             raise CheckpointError(self.gone_back, hint="start the job again to train on from there")
         if not self._claimed:
@@ -247,7 +248,7 @@ class CheckpointManager:
                 self._root.claim()
                 self._claimed = True
         self._progressed_to = self._reached = step
-        return SaveRequest(step=step, epoch=epoch, type=checkpoint_type, metadata=told)
+        return SaveRequest(step=step, epoch=epoch, type=checkpoint_type, metadata=checked)
 
     def _retain(self, saved: CheckpointMetadata | None) -> None:
         if saved is not None:
@@ -270,15 +271,17 @@ class CheckpointManager:
     ) -> CheckpointMetadata | None:
         """Put a checkpoint into `state`: tensors in place, objects by `load_state_dict`.
 
-        Restored are the keys that `state` has. Without `step`: where this world begins under
-        coordinators, else the newest good checkpoint. Of several steps each key comes from the
-        first that holds it. Returns what was restored (the first), or None when there is nothing to
-        begin from. `CheckpointCorrupt` when bytes differ from what was saved (without coordinators
-        the one before is taken, with an error in the log); `CheckpointError` naming the key or the
-        tensor that does not fit. Nothing is changed then.
+        Only the keys that `state` has are restored. Without `step`, the checkpoint is this world's restore
+        point under coordinators, else the newest good one. With several steps, each key comes from the first
+        step that holds it. Return the restored checkpoint (the first of several), or None if there is nothing
+        to start from.
 
-        A rank that the saving world did not have takes what all ranks had alike, and what rank 0 had
-        at and below the paths in `of_rank_0`, where ranks may differ.
+        Raise `CheckpointCorrupt` if bytes differ from the saved ones; without coordinators the checkpoint
+        before it is taken, and an error logged. Raise `CheckpointError`, naming the key or tensor that does not
+        fit. In both cases nothing is changed.
+
+        A rank that the saving world did not have takes the values that were equal on all ranks. At and below
+        the paths in `of_rank_0`, where ranks may differ, it takes rank 0's values.
         """
         self._writer.settle()
         found = self._loading.each(step, state, begins=self._progressed_to is None)
@@ -301,7 +304,7 @@ class CheckpointManager:
             self._writer.take_back()
 
     def load_bytes(self, step: int | None = None) -> bytes:
-        """Return what `save` was given; `CheckpointNotFound` when there is none."""
+        """Return the bytes given to `save`; raise `CheckpointNotFound` if there are none."""
         self._writer.settle()
         found = self._loading.one(step, None, begins=self._progressed_to is None)
         if found is None:
@@ -316,7 +319,7 @@ class CheckpointManager:
         return bytes(loaded.saved.value(tree))
 
     def _note_restored(self, checkpoint: CheckpointMetadata) -> None:
-        """What is saved from now on follows from this checkpoint, if it is whole, also when newer ones exist."""
+        """Record the restored checkpoint: later saves continue from it if it is whole, even if newer ones exist."""
         if checkpoint.checkpoint_type in RESTORABLE_TYPES:
             self._reached = self.holds.retry.committed_step = checkpoint.step
         if isinstance(self._catalog, LocalCatalog):
@@ -332,14 +335,14 @@ class CheckpointManager:
     # -- when to save
 
     def should_save(self, step: int) -> bool:
-        """Tell whether a loop should save this step: the same on all ranks that ask about the same steps.
+        """Return whether a loop should save this step: the same answer on all ranks that call it for the same steps.
 
-        Yes for the first step of all, for multiples of `save_interval_steps`, and when `reached_preemption`
-        says so. No for a step that is not beyond the one saved, restored or begun from last.
+        True for the very first step, for multiples of `save_interval_steps`, and if `reached_preemption` is
+        true. False for a step not beyond the last one saved, restored or started from.
         """
         step = integer("step", step, below=MAX_STEP)
         if self._reached is None:
-            # under coordinators not the newest checkpoint: ranks may look before and after a commit
+            # under coordinators not the newest checkpoint: ranks may call this before and after a commit
             alone = isinstance(self._catalog, LocalCatalog)
             point = self._catalog.latest() if alone else self._catalog.restore_point()
             self._reached = point.step if point is not None else -1
@@ -349,31 +352,32 @@ class CheckpointManager:
         return stops or self._reached < 0 or step % self.config.save_interval_steps == 0
 
     def reached_preemption(self, step: int) -> bool:
-        """Tell whether this job is asked to stop, and `step` is one to save before the end.
+        """Return whether this job is requested to stop and `step` is one to save before the end.
 
-        All ranks ask, at the same steps, and are told so from the same step on, whichever of them heard
-        first. Always False without coordinators. Under `strata.init` the run does this by itself.
+        All ranks call it at the same steps, and for all of them it is true from the same step on, whichever
+        rank received the request first. Always False without coordinators. Under `strata.init` the run calls it
+        by itself.
         """
         step = integer("step", step, below=MAX_STEP)
         return self._preemption is not None and self._preemption.reached(step)
 
     def is_saving_in_progress(self) -> bool:
-        """Tell whether a save is in flight: staged, and neither committed nor given up yet."""
+        """Return whether a save is in flight: staged, and neither committed nor given up yet."""
         return not self._writer.idle
 
-    # -- looking
+    # -- reading the catalog
 
     @property
     def directory(self) -> Path | str:
-        """Where the storage root is: the path of a folder, or the URI of a place in S3."""
+        """The storage root: the path of a folder, or the URI of a place in S3."""
         place = self.config.place()
         return place if isinstance(place, Path) else place.uri
 
     def best_step(self) -> int | None:
         """Return the step of the best whole checkpoint by the number under `best_metric` in its metadata.
 
-        The highest or the lowest, as `best_mode` says; of equals the newer. None when no metric is
-        configured (`keep_best`, `best_metric`), and when no checkpoint has such a number.
+        The best is the highest or the lowest, as `best_mode` specifies; of equals, the newer. None if no metric
+        is configured (`keep_best`, `best_metric`), or if no checkpoint has such a number.
         """
         return best_step(self._catalog.all(), self.config.keep)
 
@@ -391,55 +395,58 @@ class CheckpointManager:
         return self._catalog.all()
 
     def texts_of_ranks(self, checkpoint: CheckpointMetadata, *path: str) -> dict[int, str]:
-        """Return the text that each rank had saved at `path`, key below key; ranks without one are absent."""
+        """Return the text that each rank saved at `path`, a sequence of nested keys; ranks without one are absent."""
         return self._tiers.texts_of_ranks(checkpoint, self._catalog.folder(checkpoint), path)
 
     # -- deleting
 
     def delete(self, step: int) -> None:
-        """Delete what is committed of `step`, and its bytes; for one rank of the job.
+        """Delete the committed checkpoints of `step`, and their bytes; for one rank of the job.
 
-        `Refused`, saying why, for the newest checkpoint there is, a pinned or tagged one, one that an
-        Incremental uses or that is being read. `CheckpointNotFound` when there is none of this step.
+        Raise `Refused`, with the reason, for the newest checkpoint, a pinned or tagged one, one that an
+        Incremental uses, and one that is being read. Raise `CheckpointNotFound` if there is none of this step.
         """
-        delete_step(self._catalog, self._storage, self._keeping, integer("step", step, below=MAX_STEP))
+        delete_step(
+            self._catalog, self._storage, self._garbage_collection, integer("step", step, below=MAX_STEP)
+        )
 
     # -- the end
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
-        """Return once no save is in flight; raise the error of one that failed, or of its copy."""
+        """Return once no save is in flight; raise the error of a failed save or copy."""
         self._writer.wait_until_finished(arguments.timeout(timeout_s, zero=True))
         self._tiers.check_for_errors()
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Return once no save is in flight; what failed before keeps the next save from nothing.
+        """Return once no save is in flight; an earlier failure does not stop the next save.
 
-        It is raised by whatever raises errors after that save. `Unavailable` after `timeout_s`; the saves go on.
+        The calls that raise errors raise that failure after the next save. `Unavailable` after `timeout_s`; the
+        saves go on.
         """
         self._writer.settle(arguments.timeout(timeout_s, zero=True))
         self._writer.let_pass()
 
     def stand(self, stands: Callable[[], bool]) -> None:
-        """Have saves wait for coordinators beyond their time as long as it `stands`."""
+        """Let saves wait for coordinators beyond their time limit while `stands()` is true."""
         if not isinstance(self._catalog, LocalCatalog):
             self._catalog.stands = stands
 
     def wait_until_replicated(self, timeout_s: float | None = None) -> None:
         """Return once every committed checkpoint is in the second storage too.
 
-        `StorageError` after `timeout_s`, naming what it fails of; the copying goes on.
+        `StorageError` after `timeout_s`, with the cause of the delay; the copying goes on.
         """
         timeout_s = arguments.timeout(timeout_s, zero=True)
         self._writer.wait_until_finished(timeout_s)
         self._tiers.wait(timeout_s)
 
     def check_for_errors(self) -> None:
-        """Raise the error of a save that failed, or of its copy, unless it was raised before."""
+        """Raise the error of a failed save or copy, unless it was raised before."""
         self._writer.check_for_errors()
         self._tiers.check_for_errors()
 
     def close(self) -> None:
-        """Wait for the saves in flight and their copies; raise the error of one that failed."""
+        """Wait for the saves in flight and their copies; raise the error of a failed one."""
         self._close(failing=False)
 
     def _close(self, *, failing: bool) -> None:
@@ -458,6 +465,6 @@ class CheckpointManager:
         try:
             self._close(failing=True)
         except StrataError as lost:
-            # the training's own error goes on; this one is told beside it
+            # the training's own error goes on; this one becomes a note on it
             error.add_note(f"a checkpoint was lost as well: {lost}")
             log.error("a checkpoint was lost: %s", lost)  # noqa: TRY400  # as above

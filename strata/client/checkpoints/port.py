@@ -1,7 +1,7 @@
-"""What a `CheckpointManager` needs of the client: `SessionPort`.
+"""`SessionPort`: the part of the client that a `CheckpointManager` needs.
 
-The facade that `strata.connect()` returns is one. `CheckpointManager(path, client=facade)` takes
-nothing else of it. All members may be used from any thread; `call` blocks.
+The result of `strata.connect()` is one. `CheckpointManager(path, client=…)` uses no other member of it. All
+members may be used from any thread; `call` blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SessionPort(Protocol):
 
     @property
     def uid(self) -> str:
-        """The cluster's uid, as the session's token names it."""
+        """The cluster's uid, from the session's token."""
         ...
 
     @property
@@ -45,13 +45,13 @@ class SessionPort(Protocol):
 
     @property
     def restore_point(self) -> RestorePoint | None:
-        """Where this rank's generation begins; None when it begins from nothing."""
+        """The checkpoint that this rank's generation starts from; None if it starts from nothing."""
         ...
 
     def call(self, request: Message, *, timeout_s: float = ...) -> Any:
         """Return the response to one of the requests that `Call` carries.
 
-        Raises the `StrataError` of the answer; `Unavailable` when there was none in time.
+        Raise the `StrataError` of the reply; `Unavailable` if there was none in time.
         """
         ...
 
@@ -63,24 +63,26 @@ class SessionPort(Protocol):
         ranks: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> dict[int, bytes]:
-        """Return once every rank of the world is here; `BarrierTimeout` names who was missing."""
+        """Return once every rank of the world is here; `BarrierTimeout` names the missing ones."""
         ...
 
     def hold_saves(self, hold: SaveHold | None) -> None:
-        """Say that this rank trains on and cannot save for now, or (None) that it can again; never raises."""
+        """Report that this rank trains on but cannot save for now, or (None) that it can again; never raise."""
         ...
 
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
-        """Hand every `Down.checkpoint` to `callback`, in the session's thread; return the way out."""
+        """Call `callback` with every `Down.checkpoint`, in the session's thread; return the function that
+        removes it.
+        """
         ...
 
 
 PORT_MEMBERS: Final = tuple(sorted(name for name in vars(SessionPort) if not name.startswith("_")))
-"""What an object must have to be one."""
+"""The members that an object must have to be one."""
 
 
 def check_port(client: SessionPort) -> None:
-    """Return if `client` is a session that knows its cluster; else `ConfigError`."""
+    """Raise `ConfigError` unless `client` is a session that knows its cluster."""
     missing = [name for name in PORT_MEMBERS if not hasattr(client, name)]
     if missing:
         raise ConfigError(

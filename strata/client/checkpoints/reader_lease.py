@@ -1,4 +1,4 @@
-"""A restore that keeps what it reads: a leased key says so until it is done (PROTOCOLS 8.5)."""
+"""Reader lease: a leased key protects a checkpoint from deletion while a restore reads it (PROTOCOLS 8.5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strata.errors import StrataError, Unavailable
 from strata.v1.checkpoints_pb2 import CloseCheckpointRequest, OpenCheckpointRequest
 
 TTL_S: Final = 60
-"""How long a reader that died keeps what it was reading."""
+"""Seconds a dead reader still protects the checkpoint that it was reading."""
 RENEW_S: Final = TTL_S / 3
 JOIN_S: Final = 5.0
 
@@ -22,10 +22,11 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class ReaderKey:
-    """Keeps a checkpoint's bytes until `close`, by a thread that renews its lease; `Refused` when they go already.
+    """Protects a checkpoint's bytes until `close`, by a thread that renews the lease; `Refused` if they are
+    being deleted.
 
-    Where no coordinator answers the reading goes on. If none answers anybody, nobody marks anything for deletion; where
-    only this host is cut off, what it reads may go.
+    If no coordinator answers, the read goes on. In an outage of all coordinators nothing is marked for
+    deletion. If only this host is cut off, the bytes it reads may be deleted.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class ReaderKey:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have the thread take the key away, and wait for nothing."""
+        """Let the thread delete the key; do not wait."""
         self._done.set()
 
     def close(self) -> None:
-        """Take the key away; the lease runs out by itself where that takes too long."""
+        """Delete the key; if that takes too long, the lease expires by itself."""
         self.stop()
         self._thread.join(JOIN_S)
 
@@ -66,7 +67,7 @@ class ReaderKey:
                 self._ask(self._open)
             except StrataError as error:
                 self._warn(error)
-        with contextlib.suppress(StrataError):  # the lease runs out by itself
+        with contextlib.suppress(StrataError):  # the lease expires by itself
             self._ask(self._close)
 
     def _warn(self, error: StrataError) -> None:

@@ -1,4 +1,4 @@
-"""Finding the checkpoint that is to be restored, reading it with proof of every byte, and putting it into a state."""
+"""Restore: find the checkpoint, read it with every byte verified, and put it into a state."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _COORDINATED_HINT: Final = (
 _STANDALONE_HINT: Final = "restore() without a step takes the newest good one"
 
 Found = Sequence[tuple[CheckpointMetadata, Loaded]]
-"""Checkpoints, what is wanted most first."""
+"""Checkpoints, in order of preference."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
 
 class Loading:
-    """What one rank reads of the checkpoints in `root`, in memory of `lend`.
+    """One rank's reads of the checkpoints in `root`, into memory of `lend`.
 
     `begins`, in each call: this rank has not trained yet.
     """
@@ -59,13 +59,13 @@ class Loading:
         self._catalog = root.catalog
         self._storage = root.storage
         self._tiers = root.tiers
-        self._keeping = root.keeping
+        self._garbage_collection = root.keeping
         self._lend = lend
 
     def each(
         self, step: int | Sequence[int] | None, state: Mapping[str, Any], *, begins: bool
     ) -> list[tuple[CheckpointMetadata, Loaded]]:
-        """Return what `one` does of each step, in their order; nothing when there is nothing to begin from."""
+        """Return the results of `one` for each step, in order; an empty list if there is nothing to start from."""
         if isinstance(step, Sequence):
             if not step:
                 raise InvalidArgument("restore() takes a step or several, not none")
@@ -77,7 +77,7 @@ class Loading:
     def one(
         self, step: int | None, state: Mapping[str, Any] | None, *, begins: bool
     ) -> tuple[CheckpointMetadata, Loaded] | None:
-        """Return the checkpoint of `step`, or the one to begin from if there is any, read and proven."""
+        """Return the checkpoint of `step`, or the one to start from (None: there is none), read and verified."""
         if step is not None:
             found = self.find(step)
             if found.state is CheckpointState.CORRUPT:
@@ -91,24 +91,29 @@ class Loading:
     def _held(
         self, checkpoint: CheckpointMetadata, state: Mapping[str, Any] | None, *, begins: bool
     ) -> tuple[CheckpointMetadata, Loaded]:
-        """Return a checkpoint that nobody removes while it is read."""
-        keeping = self._keeping
-        with keeping.reading(checkpoint, begins=begins) if keeping else contextlib.nullcontext():
+        """Read a checkpoint and return it, protected from removal meanwhile."""
+        garbage_collection = self._garbage_collection
+        with (
+            garbage_collection.reading(checkpoint, begins=begins)
+            if garbage_collection
+            else contextlib.nullcontext()
+        ):
             try:
                 return checkpoint, self._read(checkpoint, state, begins=begins)
             except (CheckpointIncomplete, CheckpointNotFound) as error:
                 raise self._naming_newer(checkpoint, error) from error
 
     def _naming_newer(self, checkpoint: CheckpointMetadata, error: CheckpointError) -> CheckpointError:
-        """Return the error, with the newer checkpoints that lie in storage and that the catalog does not have, if any.
+        """Return the error, extended by the newer checkpoints that are in storage and not in the catalog, if any.
 
-        Then the catalog is older than the storage: etcd was put back to an older snapshot.
+        Such checkpoints mean that the catalog is older than the storage: etcd was restored from an older
+        snapshot.
         """
         newer: list[Folder] = []
         with contextlib.suppress(StrataError):
             known = {each.id for each in self._catalog.all()}
             newer = newer_unknown(self._storage, self._catalog.folder(checkpoint), known)
-        if not newer or self._keeping is None:
+        if not newer or self._garbage_collection is None:
             return error
         steps = ", ".join(str(step) for step in sorted({each.step for each in newer}))
         return type(error)(
@@ -120,7 +125,7 @@ class Loading:
     def _newest_good(
         self, catalog: LocalCatalog, state: Mapping[str, Any] | None
     ) -> tuple[CheckpointMetadata, Loaded] | None:
-        """Return the newest checkpoint whose every byte is as saved, saying which are not."""
+        """Return the newest checkpoint whose every byte is as saved; log the corrupt ones."""
         corrupt: CheckpointCorrupt | None = None
         for checkpoint in reversed(catalog.all()):
             if checkpoint.checkpoint_type not in RESTORABLE_TYPES:
@@ -144,7 +149,9 @@ class Loading:
         return None
 
     def find(self, step: int) -> CheckpointMetadata:
-        """Return the newest committed checkpoint of `step`, else one that is CORRUPT; `CheckpointNotFound` if there is none."""
+        """Return the newest committed checkpoint of `step`, else a CORRUPT one; `CheckpointNotFound` if there
+        is none.
+        """
         integer("step", step, below=MAX_STEP)
         known = self._catalog.all()
         at_step = [c for c in known if c.step == step]
@@ -170,8 +177,8 @@ class Loading:
         check_there(self._storage, checkpoint, folder)
         read = self._tiers.loads(checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._lend)
         loaded = self.proven(checkpoint, read, begins=lambda: begins)
-        if self._keeping is not None and not self._storage.exists(f"{folder}/{MARKER}"):
-            try:  # whoever committed it may have died before it was marked
+        if self._garbage_collection is not None and not self._storage.exists(f"{folder}/{MARKER}"):
+            try:  # the rank that committed it may have died before it wrote the marker
                 write_marker(self._storage, folder, loaded.manifest, checkpoint.manifest_digest)
             except StorageError as error:
                 log.warning("step %d stays without its marker: %s", checkpoint.step, error.message)
@@ -184,33 +191,33 @@ class Loading:
         *,
         begins: Callable[[], bool] = lambda: False,
     ) -> _T:
-        """Return what `read` finds in the nearest copy of which it proves what it needs.
+        """Return the result of `read` on the nearest copy that it verifies.
 
-        What is damaged is read again before it counts; then the coordinators are told, and `CheckpointCorrupt` is
-        raised if no copy is good; `CheckpointNotFound` where it was removed meanwhile.
+        A damaged copy is read again before it counts, and is then reported to the coordinators. If no copy is
+        good, raise `CheckpointCorrupt`, or `CheckpointNotFound` if the checkpoint was removed meanwhile.
         """
         folder = self._catalog.folder(checkpoint)
         damaged: list[Damage] = []
 
         def report(begins: Callable[[], bool] = lambda: False) -> list[str]:
-            if self._keeping is None or not damaged:
+            if self._garbage_collection is None or not damaged:
                 return []
-            return self._keeping.report(checkpoint, damaged, begins=bool(_answered(begins)))
+            return self._garbage_collection.report(checkpoint, damaged, begins=bool(_answer_or_none(begins)))
 
         try:
             found = self._tiers.first_good(checkpoint, folder, read, damaged)
         except CheckpointCorrupt as error:
-            heard = report(begins)
-            gone = _answered(lambda: self._catalog.is_gone(checkpoint))
-            if gone:
+            findings = report(begins)
+            removed = _answer_or_none(lambda: self._catalog.is_gone(checkpoint))
+            if removed:
                 raise CheckpointNotFound(
                     f"step {checkpoint.step} was removed while it was read",
                     hint="load again, or keep more of them: keep_count=",
                 ) from error
             hint = MISSING_HINT if isinstance(error, CheckpointIncomplete) else self._corrupt_hint()
-            if gone is None:
-                heard.append("whether it was removed meanwhile is not known")
-            raise type(error)("; ".join([error.message, *heard]), hint=error.hint or hint) from error
+            if removed is None:
+                findings.append("whether it was removed meanwhile is not known")
+            raise type(error)("; ".join([error.message, *findings]), hint=error.hint or hint) from error
         except StorageError:
             report()
             raise
@@ -218,18 +225,18 @@ class Loading:
         return found
 
     def _corrupt_hint(self) -> str:
-        return _COORDINATED_HINT if self._keeping is not None else _STANDALONE_HINT
+        return _COORDINATED_HINT if self._garbage_collection is not None else _STANDALONE_HINT
 
 
-def _answered(ask: Callable[[], bool]) -> bool | None:
-    """Return the answer, None where there is none: what is raised is the damage."""
+def _answer_or_none(ask: Callable[[], bool]) -> bool | None:
+    """Return the answer, or None if there is none: the caller raises the damage, not this error."""
     with contextlib.suppress(StrataError):
         return ask()
     return None
 
 
 def check_there(storage: Storage, checkpoint: CheckpointMetadata, folder: str) -> None:
-    """Raise `CheckpointNotFound` where a storage has nothing of a checkpoint: what is not mounted is not damaged."""
+    """Raise `CheckpointNotFound` if a storage has nothing of a checkpoint: an unmounted storage is not damaged."""
     if not storage.exists(folder):
         raise CheckpointNotFound(
             f"step {checkpoint.step} was saved to {checkpoint.path}, and {storage.uri} has nothing of it",
@@ -238,7 +245,7 @@ def check_there(storage: Storage, checkpoint: CheckpointMetadata, folder: str) -
 
 
 def steps_of(checkpoints: Sequence[CheckpointMetadata]) -> list[int]:
-    """Return the steps of those that are committed, in order."""
+    """Return the steps of the committed checkpoints, in order."""
     return sorted({c.step for c in checkpoints if c.state is CheckpointState.COMMITTED})
 
 
@@ -250,9 +257,9 @@ def put_into(
     rank: int,
     restore_rng: bool,
 ) -> None:
-    """Restore each key of `state` from the first that holds it, and the random generators.
+    """Restore each key of `state` from the first checkpoint that holds it, and the random generators.
 
-    `CheckpointError`, naming what does not fit, before anything is changed.
+    Raise `CheckpointError`, naming the key or tensor that does not fit, before anything is changed.
     """
     for _, loaded in found:
         loaded.check_known(state, of_rank_0, rank=rank)

@@ -1,8 +1,9 @@
-"""Which checkpoints go: after each commit, where one process keeps the catalog, what no rule keeps; or one by hand.
+"""Retention: delete the checkpoints that no rule keeps, for a process with a catalog of its own; delete one
+step by hand.
 
-Under coordinators the leader decides by the same rules. The latest one, pinned and tagged ones, and
-whatever the catalog refuses to delete stay. What an earlier run never finished goes too. A pass that is interrupted is made up for by the
-next one.
+Under coordinators the leader decides by the same rules. These stay: the latest checkpoint, pinned and tagged
+ones, and all that the catalog refuses to delete. Saves that an earlier run never finished are deleted too. If a
+pass is interrupted, the next pass does the rest.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ log: Final = logging.getLogger("strata.checkpoint")
 def excess(
     checkpoints: Sequence[CheckpointMetadata], keep: Keep, *, now_unix_ms: int
 ) -> list[CheckpointMetadata]:
-    """Return what goes of `checkpoints` (in their order, each committed or corrupt), the oldest first.
+    """Return the checkpoints to delete, the oldest first. `checkpoints` is in order, each committed or corrupt.
 
-    Unless everything is kept, of the attempts at a step only the newest counts, and the earlier ones go.
-    A corrupt one stays until there are as many newer good ones as the rules count.
+    Unless everything is kept, only the newest attempt at a step counts, and earlier attempts are deleted. A
+    corrupt checkpoint stays until there are as many newer good ones as the rules count.
     """
-    whole_or_not = [candidate_of(c) for c in checkpoints if c.state is CheckpointState.COMMITTED]
+    candidates = [candidate_of(c) for c in checkpoints if c.state is CheckpointState.COMMITTED]
     if not keep.everything:
-        whole_or_not = newest_of_each_step(whole_or_not)
-    counted = {candidate.key for candidate in whole_or_not}
+        candidates = newest_of_each_step(candidates)
+    counted = {candidate.key for candidate in candidates}
     committed = [c for c in checkpoints if c.id in counted and c.checkpoint_type in RESTORABLE_TYPES]
     if not committed:
         return []
     oldest = (0, 0)
     if keep.latest and len(committed) >= keep.latest:
         oldest = committed[-keep.latest].order
-    stays = kept(whole_or_not, keep, now_unix_ms=now_unix_ms)
+    stays = kept(candidates, keep, now_unix_ms=now_unix_ms)
     return [
         c
         for c in checkpoints
@@ -64,9 +65,9 @@ def excess(
 
 
 def newest_afar(catalog: LocalCatalog, storage: Storage, checkpoints: Sequence[CheckpointMetadata]) -> str:
-    """Return the newest attempt that a training can begin from by the far storage alone; nothing without one.
+    """Return the newest attempt that a training can start from with the far storage alone, or "".
 
-    It is what is left if this host is lost, so it stays until a newer one is there.
+    It would be the only copy left if this host were lost, so it stays until there is a newer one.
     """
     if not isinstance(storage, TieredStorage):
         return ""
@@ -90,23 +91,23 @@ def candidate_of(checkpoint: CheckpointMetadata) -> Candidate:
 
 
 def retain(catalog: LocalCatalog, storage: Storage, keep: Keep, *, now_unix_ms: int) -> None:
-    """Remove what the rules leave over; for one process with a storage root of its own.
+    """Delete the checkpoints that no rule keeps; for one process with a storage root of its own.
 
-    What cannot be removed keeps nothing else from going; the first such error is raised at the end. While the far
-    storage is away nothing more is removed.
+    A failed removal does not stop the others; the first such error is raised at the end. While the far storage
+    is unreachable, nothing more is removed.
     """
     failed: list[StorageError] = []
     try:
-        for folder in catalog.leftovers():  # first: a save that never ended may use an older one
-            with _noted(failed, f"{folder}, which never ended,"):
+        for folder in catalog.leftovers():  # first: a save that never ended may use an older checkpoint
+            with _collect_error(failed, f"{folder}, which never ended,"):
                 remove_objects(storage, folder)
-        # the newest of them first: an Incremental goes before what it uses
+        # the newest of them first: an Incremental is removed before the checkpoints that it uses
         known = catalog.kept()
         going = excess(known, keep, now_unix_ms=now_unix_ms)
         spared = newest_afar(catalog, storage, known) if going else ""
         for checkpoint in reversed(going):
             if checkpoint.id != spared:
-                with _noted(failed, f"step {checkpoint.step}"):
+                with _collect_error(failed, f"step {checkpoint.step}"):
                     _remove(catalog, storage, checkpoint)
     except FarAway as error:
         log.warning("old checkpoints stay for now: %s", error.message)
@@ -115,7 +116,7 @@ def retain(catalog: LocalCatalog, storage: Storage, keep: Keep, *, now_unix_ms: 
 
 
 @contextlib.contextmanager
-def _noted(failed: list[StorageError], what: str) -> Iterator[None]:
+def _collect_error(failed: list[StorageError], what: str) -> Iterator[None]:
     try:
         yield
     except FarAway:
@@ -137,10 +138,10 @@ def _remove(catalog: LocalCatalog, storage: Storage, checkpoint: CheckpointMetad
 
 
 def delete_step(catalog: Catalog, storage: Storage, keeping: GarbageCollection | None, step: int) -> None:
-    """Delete every checkpoint of `step`, the newest first; the first refusal ends it.
+    """Delete every checkpoint of `step`, the newest first; stop at the first refusal.
 
-    The catalog refuses what is needed. Under coordinators (`keeping`) this host removes the bytes it has, and
-    the others theirs with their next pass.
+    The catalog refuses checkpoints that are needed. Under coordinators (`keeping`) this host removes the bytes
+    it has, and the other hosts remove theirs in their next pass.
     """
     known = catalog.all()
     there = [c for c in known if c.step == step and c.state in _THERE]
@@ -157,7 +158,7 @@ def delete_step(catalog: Catalog, storage: Storage, keeping: GarbageCollection |
 
 
 def best_step(checkpoints: Sequence[CheckpointMetadata], keep: Keep) -> int | None:
-    """Return the step that would stay if only the best one did; None without a metric, or a number under it."""
+    """Return the step that would stay if only the best one did; None without a metric or a number under it."""
     if not keep.metric:
         return None
     whole = [

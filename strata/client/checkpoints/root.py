@@ -1,6 +1,6 @@
-"""A storage root, opened for one rank: its storages, the catalog of what is in it, and the job's part in its upkeep.
+"""A storage root opened for one rank: its storages, its catalog, and the rank's part in maintenance.
 
-What saves or restores works with one, whoever brings the state: `CheckpointManager`, and torch's DCP.
+All savers and restorers use one: `CheckpointManager`, and torch's DCP.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class OpenRoot:
-    """With a session the coordinators keep the catalog; else this process does, for a world of `ranks`.
+    """An open storage root. With a session, the coordinators keep the catalog, else this process, for `ranks` ranks.
 
-    `ConfigError` when the root belongs to the other mode. `ask_again_s` is how often whoever waits asks, where a
-    session is pushed nothing.
+    Raise `ConfigError` if the root belongs to the other mode. `ask_again_s` is the interval at which waiting
+    callers request a record, for sessions without pushes.
     """
 
     def __init__(
@@ -73,21 +73,22 @@ class OpenRoot:
         return catalog
 
     def claim(self) -> None:
-        """Take a root that has no owner for processes without coordinators; `ConfigError` when it has another."""
+        """Claim a root without an owner for processes without coordinators; `ConfigError` if it has another owner."""
         if isinstance(self.catalog, LocalCatalog):
             self.tiers.claim(root.STANDALONE)
 
     def collect_garbage(self) -> None:
-        """Remove what the rules give up, after a commit: what storage shows, or as rank 0 what the leader marks."""
+        """After a commit, remove the checkpoints that the rules give up, or (rank 0) those that the leader marks."""
         if isinstance(self.catalog, LocalCatalog):
             retain(self.catalog, self.storage, self.config.keep, now_unix_ms=now_unix_ms())
         elif self.keeping is not None and self.catalog.rank == 0:
             self.keeping.after_commit()
 
     def close(self, *, saving: bool = False) -> None:
-        """Take part in nothing any more; harmless when repeated.
+        """End all maintenance. Idempotent.
 
-        Unless it is `saving` yet, others may remove what this process left unfinished.
+        Unless a save is still in flight (`saving`), other processes may now remove unfinished saves of this
+        one.
         """
         self.let_go()
         if self.keeping is not None:
@@ -96,7 +97,7 @@ class OpenRoot:
             self.catalog.go_back()
 
     def let_go(self) -> None:
-        """Hear of nothing any more; nothing is waited for."""
+        """Stop observing; wait for nothing."""
         if self.keeping is not None:
             self.keeping.let_go()
         if not isinstance(self.catalog, LocalCatalog):

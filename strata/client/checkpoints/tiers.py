@@ -1,4 +1,4 @@
-"""The storages of a `CheckpointManager`: one, or a near one with a far one behind it."""
+"""The storage tiers of a `CheckpointManager`: one storage, or a near one with a far one behind it."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A copy that was read twice, and is not what was saved: the name of its tier, and what differs."""
+    """A copy that was read twice and differs from the saved bytes: the name of its tier, and the difference."""
 
     tier: str
     complaint: str
 
 
 class Tiers:
-    """Opened as `config` says; nothing is written yet. `storage` is all of them as one.
+    """The storages of `config`, opened; nothing is written yet. `storage` is all of them as one.
 
-    `doubted` are the checkpoints of which a copy was found damaged, by who restores or by who copies.
+    `doubted` holds the checkpoints of which a restore or the copier found a damaged copy.
     """
 
     def __init__(self, config: CheckpointManagerConfig, *, nonce: Callable[[], str]) -> None:
@@ -77,11 +77,11 @@ class Tiers:
         self._replicator: Replicator | None = None
 
     def claim(self, owner: str, *, folder: str = "") -> dict[str, str]:
-        """Take every root for `owner` and return the ids by URI; `ConfigError` when one is somebody else's."""
+        """Claim every root for `owner` and return the ids by URI; `ConfigError` if a root has another owner."""
         return {storage.uri: root.claim(storage, owner, folder=folder) for storage in tiers_of(self.storage)}
 
     def claim_again(self, owner: str) -> None:
-        """The same for roots that have an owner already."""
+        """Claim, for `owner`, the roots that already have an owner; `ConfigError` if that is another one."""
         for storage in tiers_of(self.storage):
             if root.owner_of(storage) is not None:
                 root.claim(storage, owner)
@@ -95,9 +95,9 @@ class Tiers:
         state: Mapping[Any, Any] | None,
         lend: Lend | None = None,
     ) -> Callable[[Storage], Loaded]:
-        """Return what reads a copy of a checkpoint, in memory of `lend`, and proves every byte of it.
+        """Return a function that reads a copy of a checkpoint, into memory of `lend`, and verifies every byte of it.
 
-        `state` is what is wanted of the tensors that ranks have saved parts of.
+        `state` determines which tensors are assembled from the parts that ranks saved.
         """
         return partial(
             load,
@@ -112,7 +112,7 @@ class Tiers:
     def texts_of_ranks(
         self, checkpoint: CheckpointMetadata, folder: str, path: Sequence[str]
     ) -> dict[int, str]:
-        """Return the text that each rank had saved at `path`, from the nearest copy that is good."""
+        """Return the text that each rank saved at `path`, from the nearest good copy."""
         read = partial(texts_of_ranks, folder=folder, manifest_digest=checkpoint.manifest_digest, path=path)
         return self.first_good(checkpoint, folder, read, [])
 
@@ -123,10 +123,10 @@ class Tiers:
         read: Callable[[Storage], _T],
         damaged: list[Damage],
     ) -> _T:
-        """Return what `read` finds in the nearest copy that proves to be what was saved.
+        """Return the result of `read` on the nearest copy that it verifies.
 
-        Each copy that does not is read again before it counts, and then added to `damaged`. `CheckpointCorrupt` names
-        what is wrong with each; `FarAway` when the near one is damaged and the far one is out of reach.
+        A copy that fails is read again before it counts, and is then added to `damaged`. `CheckpointCorrupt`
+        names the damage of each copy. `FarAway`: the near copy is damaged and the far one is unreachable.
         """
         found: list[CheckpointCorrupt] = []
         for storage in copies(self.storage):
@@ -164,7 +164,7 @@ class Tiers:
         read: Callable[[Storage], _T],
         damaged: list[Damage],
     ) -> _T:
-        """Return what one copy holds; what is not as it was saved is read again, and of this copy alone."""
+        """Return the content of one copy; if it differs from the saved bytes, read again, and from this copy alone."""
         try:
             return read(storage)
         except CheckpointIncomplete:
@@ -173,7 +173,7 @@ class Tiers:
             log.warning("step %d is read again: %s", checkpoint.step, error.message)
             first = error
         try:
-            return read(_alone(storage))
+            return read(_near_only(storage))
         except CheckpointIncomplete:
             raise
         except CheckpointCorrupt as error:
@@ -181,16 +181,16 @@ class Tiers:
                 damaged.append(Damage(tier=tier, complaint=error.message))
             raise
         except StorageError:
-            raise first from None  # which proves nothing of that copy
+            raise first from None  # an unreadable copy proves nothing
 
     def _tier_of(self, storage: Storage, folder: str) -> str:
-        """Return the name that a copy has in the record, or "" for a storage that was never given it."""
+        """Return the copy's tier name in the record; "" if this storage never had the checkpoint."""
         if isinstance(self.storage, TieredStorage) and storage is self.storage.far:
             return TIER
-        near = _alone(storage)
+        near = _near_only(storage)
         if storage is near:
             return PRIMARY
-        # hosts may have disks of their own at one path: what never was here is not damaged here
+        # hosts may have disks of their own at one path: a checkpoint that was never here is not damaged here
         with contextlib.suppress(StorageError):
             return PRIMARY if near.exists(folder) else ""
         return ""
@@ -199,17 +199,21 @@ class Tiers:
 
     @property
     def two(self) -> bool:
-        """Whether there is a far one, which no save may have to wait for."""
+        """Whether there is a far storage; no save may have to wait for it."""
         return isinstance(self.storage, TieredStorage)
 
     def start(self, catalog: CoordinatedCatalog | LocalCatalog, *, afterwards: Callable[[], None]) -> None:
-        """Copy from now on what `committed` names, and tell the coordinators how far it is; then call `afterwards`."""
+        """Begin to copy the checkpoints given to `committed` and to report the progress; after each, call
+        `afterwards`.
+        """
         if not isinstance(self.storage, TieredStorage):
             return
         near, far = self.storage.near, self.storage.far
 
         def missing() -> list[Replica]:
-            """What earlier processes left: alone all of it, else where this world began."""
+            """Return earlier processes' missing copies: all of them in standalone mode, else only the restore
+            point's.
+            """
             if isinstance(catalog, LocalCatalog):
                 known = catalog.all()
             else:
@@ -225,7 +229,7 @@ class Tiers:
 
         self._catalog = catalog
         self._replicator = Replicator(
-            self.storage,  # a part that the near one refused may lie in the far one alone
+            self.storage,  # both: a part that the near one refused may lie in the far one alone
             far,
             rank=catalog.rank,
             ranks=catalog.world_size,
@@ -238,34 +242,36 @@ class Tiers:
         )
 
     def follow(self, info: CheckpointInfo) -> None:
-        """Tell the handle when its copy is whole."""
+        """Complete the handle once its copy is whole."""
         if self._replicator is not None:
             self._replicator.follow(info)
 
     def committed(self, checkpoint: CheckpointMetadata) -> None:
-        """Have it copied."""
+        """Queue a committed checkpoint for copying."""
         if self._replicator is not None:
             self._replicator.add(_replica(self._catalog, checkpoint))
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return once all that is committed is copied; `StorageError` after `timeout_s`, or when parts stay away."""
+        """Return once all committed checkpoints are copied; `StorageError` after `timeout_s`, or if parts stay
+        missing.
+        """
         if self._replicator is None:
             raise ConfigError("there is no second storage", hint="CheckpointManager(replica_path=…)")
         self._replicator.wait(timeout_s)
 
     def check_for_errors(self) -> None:
-        """Raise, once, what a checkpoint could not be copied for."""
+        """Raise, once, the error for which a checkpoint could not be copied."""
         if self._replicator is not None:
             self._replicator.check()
 
     def close(self) -> None:
-        """Copy nothing more."""
+        """Stop copying."""
         if self._replicator is not None:
             self._replicator.close()
 
 
-def _alone(storage: Storage) -> Storage:
-    """Return the near storage of two that are read as one: what it lacks is not taken from afar then."""
+def _near_only(storage: Storage) -> Storage:
+    """Return the near storage of two that are read as one, so that its missing parts are not read from the far one."""
     return storage.near if isinstance(storage, TieredStorage) else storage
 
 
@@ -279,10 +285,11 @@ def _replica(catalog: Catalog, checkpoint: CheckpointMetadata) -> Replica:
 
 
 class CopyReports:
-    """What the coordinators are told of one rank's copies in the second storage, at the URI `root` (PROTOCOLS 8.7).
+    """Reports of one rank's copies in the second storage, at the URI `root`, to the coordinators (PROTOCOLS 8.7).
 
-    They are told before the first byte is there, so that what a crash leaves goes with the record; when a
-    rank's part is; and when the marker is. With all of them the storage is a tier of the record.
+    There are three: before the first byte is there, when the rank's part is there, and when the marker is. The
+    first one ensures that the remains of a crash are removed with the record. With all three, the storage is a
+    tier of the record.
     """
 
     def __init__(self, catalog: CoordinatedCatalog, *, root: str) -> None:
@@ -290,12 +297,12 @@ class CopyReports:
         self._root = root
 
     def __call__(self, replica: Replica, **what: Any) -> None:
-        """Say it; a plain `Refused` is left to those for whom the copy is not wanted any more."""
+        """Send one report; leave a plain `Refused` to the caller: the copy is then not needed any more."""
         try:
             self._catalog.report_copy(
                 step=replica.step, attempt=replica.attempt, tier=TIER, root=self._root, **what
             )
-        except QuotaExceeded as error:  # by etcd, say: there may be room again
+        except QuotaExceeded as error:  # etcd may be full, for example, and may have space again
             raise Unavailable(error.message, hint=error.hint) from error
         except (Conflict, PermissionDenied, Unauthenticated) as error:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""What a `CheckpointManager`'s saves do while they are held, for whoever decides what a training does meanwhile."""
+"""`Holds`: the held saves of a `CheckpointManager`, for the code that decides how the training proceeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK_S: Final = 0.1
 
 
 class Holds:
-    """A manager's saves as far as they are held, for whoever decides what a training does meanwhile."""
+    """A manager's held saves: saves that are retried because the storage refuses them for a temporary reason."""
 
     def __init__(self, retry: SaveRetry, writer: AsyncCheckpointWriter) -> None:
         self.retry = retry
@@ -23,18 +23,20 @@ class Holds:
 
     @property
     def current(self) -> SaveHold | None:
-        """Why nothing can be saved at this moment, for a reason that time may heal."""
+        """The temporary reason for which nothing can be saved now, or None."""
         return self.retry.hold
 
     def on_over(self, act: Callable[[str], None]) -> None:
-        """Have the writing thread tell `act` why, when a save was held for `save_grace_s`.
+        """Register `act`: the writing thread calls it with the reason when a save was held for `save_grace_s`.
 
-        What follows is `act`'s business: such a save counts as dropped then, and raises nowhere.
+        `act` decides how to proceed. Such a save then counts as dropped, and no call raises its error.
         """
         self.retry.on_over = act
 
     def wait_room(self, limit_s: float) -> str:
-        """Return why another save would have to wait, once one is held or after `limit_s`; "" once it need not."""
+        """Return why another save would have to wait, once a save is held or after `limit_s`; "" once it need
+        not wait.
+        """
         end_s = time.monotonic() + limit_s
         while not self._writer.wait_room(0.0):
             if (hold := self.current) is not None:
@@ -51,6 +53,6 @@ class Holds:
             raise Unavailable(f"two saves are in flight, for more than {limit_s:g} s", hint="")
 
     def drop(self) -> None:
-        """Give up, for all ranks, what is in flight while a save is held: a newer one takes its place."""
+        """While a save is held, give up the saves in flight, on all ranks: a newer save replaces them."""
         if self.current is not None:
             self._writer.give_way()

@@ -1,8 +1,8 @@
-"""Which round of a barrier a rank is at, and what an outcome means to whoever called.
+"""A rank's barrier rounds: the number of the next round, and the result of an outcome.
 
-Every rank counts the rounds of each name by itself, from the first after the world's floor on. A
-round counts once its outcome is *delivered*: a call that gave up locally is followed by one that
-arrives at the same round again, or takes the outcome that came in between. So no rank gets ahead.
+Every rank counts the rounds of each name by itself, beginning after the world's floor (the last round that
+ended before). A round counts once its outcome is *delivered* to the caller. If a call gives up locally, the
+next call arrives at the same round again, or takes the outcome that came in between. So no rank gets ahead.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ class RoundBook:
         self._open: dict[str, asyncio.Future[BarrierOutcome]] = {}
 
     def floors(self, floors: Mapping[str, int]) -> None:
-        """Take note of rounds that ended without this rank, or before it began to count.
+        """Record rounds that ended without this rank, or before it began to count.
 
-        A name whose round is open here is not touched: its outcome is still to be delivered.
+        A name with an open round here is not touched: its outcome is still to be delivered.
         """
         for name, floor in floors.items():
             if name not in self._open:
                 self._last[name] = max(floor, self._last.get(name, 0))
 
     def next_round(self, name: str) -> int:
-        """Return the round that an arrival at `name` is for."""
+        """Return the round number of the next arrival at `name`."""
         return self._last.get(name, 0) + 1
 
     def pending(self, name: str) -> asyncio.Future[BarrierOutcome] | None:
-        """Return the outcome to come of an arrival that was made and not delivered yet."""
+        """Return the future outcome of an arrival that is not delivered yet, or None."""
         return self._open.get(name)
 
     def arrived(self, name: str, outcome: asyncio.Future[BarrierOutcome]) -> None:
-        """Keep the outcome to come of an arrival at the next round."""
+        """Keep the future outcome of an arrival at the next round."""
         self._open[name] = outcome
 
     def delivered(self, name: str, outcome: BarrierOutcome | None) -> None:
@@ -50,6 +50,6 @@ class RoundBook:
 
 
 def payloads_of(outcome: BarrierOutcome) -> dict[int, bytes]:
-    """Return what the ranks brought, by rank; raise how the round ended unless it was released."""
+    """Return the payloads by rank; raise the round's error unless it was released."""
     check_released(outcome)
     return dict(outcome.payloads)

@@ -1,4 +1,4 @@
-"""`strata.connect()`: this process's session, as its environment says or as the caller does."""
+"""`strata.connect()`: open this process's session, as its environment or its caller specifies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import RankHello
 from strata.v1.worlds_pb2 import JobSpec, RestorePoint
 
-_SUPERVISED: Final = (
+_RANK_VARIABLES: Final = (
     "STRATA_SOCKET",
     "STRATA_JOB",
     "STRATA_WORKER_ID",
@@ -57,26 +57,27 @@ def connect(
 ) -> RankClient:
     """Return this process's rank, once it is part of a world.
 
-    Under `strata run`, and without `endpoints`, that is the rank of the environment. Elsewhere the
-    process becomes a member of `job` (STRATA_JOB, or `job` in strata.toml, else "default") with one
-    rank, at `endpoints` (STRATA_ENDPOINTS, or `endpoints` in strata.toml), under `worker_id`
-    (STRATA_WORKER_ID, else made of the host's name and the local rank, or the process id). The job is
-    created with `min_workers` and `max_workers` (as many) if it is new; the call returns once its
-    world has formed with this process in it: without `timeout_s` it waits for that as long as it takes.
+    Under `strata run`, and without `endpoints`, that is the rank of the environment. Elsewhere the process
+    becomes a member of `job` with one rank, at `endpoints`, under `worker_id`. Their defaults: `job` is
+    STRATA_JOB, or `job` in strata.toml, else "default". `endpoints` is STRATA_ENDPOINTS, or `endpoints` in
+    strata.toml. `worker_id` is STRATA_WORKER_ID, else made of the host's name and the local rank or process id.
+    If the job is new, it is created with `min_workers` and `max_workers` (default: `min_workers`). The call
+    returns once a world has formed with this process in it. Without `timeout_s` it waits for that without
+    limit.
 
-    `cannot_restart` is for a program that ends when the world has changed, as `strata.init` without an agent does: no
-    world grows by it while it holds another such member.
+    `cannot_restart` is for a program that ends when the world changes, such as `strata.init` without an agent:
+    no world that holds another such member grows to take it in.
 
-    `credentials` say who this process is, and whom it trusts; without them, the environment and
+    `credentials` hold this process's identity and the authorities it trusts; without them, the environment and
     strata.toml do. A rank needs none: its agent has them.
 
-    Connecting again in the same process gives another client of the same session: of the rank's, or
-    of the standalone process's with the same endpoints, job and worker id.
+    Connecting again in the same process returns another client of the same session: of the rank's, or of the
+    standalone process's with the same endpoints, job and worker id.
 
-    `ConfigError` when neither the environment nor the file names a coordinator; `Unavailable` when the world, or any
-    coordinator, was not there within `timeout_s` (a coordinator: 300 s by default); `Conflict` when another process lives under
-    this name; `JobDone` or `JobFailed` when the job has ended, `Refused` when that was another run's, as far as
-    the environment tells them apart (STRATA_RUN_ID, SLURM_JOB_ID).
+    `ConfigError`: neither the environment nor the file names a coordinator. `Unavailable`: no world, or no
+    coordinator, within `timeout_s` (for a coordinator 300 s by default). `Conflict`: another process lives
+    under this name. `JobDone` or `JobFailed`: the job has ended. `Refused`: the job that ended was another
+    run's, as far as the environment distinguishes runs (STRATA_RUN_ID, SLURM_JOB_ID).
     """
     environment = os.environ
     timeout_s = None if timeout_s is None else arguments.seconds(timeout_s)
@@ -88,10 +89,10 @@ def connect(
     if endpoints is None and "STRATA_SOCKET" in environment:
         attach = partial(_attach, background, environment)
         return background.call(_share(background, environment["STRATA_SOCKET"], attach, timeout_s))
-    said_all = endpoints is not None and job and credentials is not None
-    found = LibraryConfig() if said_all else LibraryConfig.load(env=environment)
-    where = list(found.endpoints) if endpoints is None else endpoints
-    if where in ("", []):
+    all_given = endpoints is not None and job and credentials is not None
+    found = LibraryConfig() if all_given else LibraryConfig.load(env=environment)
+    addresses = list(found.endpoints) if endpoints is None else endpoints
+    if addresses in ("", []):
         raise ConfigError(
             "this process runs neither under `strata run` nor knows a coordinator",
             hint="set STRATA_ENDPOINTS, or `endpoints` in strata.toml, or pass them:"
@@ -116,41 +117,44 @@ def connect(
     except ValueError:
         raise ConfigError(f"STRATA_DETECT_S is {environment['STRATA_DETECT_S']!r}, not a number") from None
     own = found.credentials if credentials is None else credentials
-    words = [where] if isinstance(where, str) or not isinstance(where, Iterable) else list(where)
-    who = frozenset(parse_endpoints(words, own)), registration.job, registration.worker_id
+    words = (
+        [addresses] if isinstance(addresses, str) or not isinstance(addresses, Iterable) else list(addresses)
+    )
+    key = frozenset(parse_endpoints(words, own)), registration.job, registration.worker_id
     join_as = partial(join, background, start_of(words, detect_s, own), registration)
-    return background.call(_share(background, who, join_as, timeout_s))
+    return background.call(_share(background, key, join_as, timeout_s))
 
 
-def _members(what: str, value: object) -> int:
-    """Return a number of members; whether the two make sense together is for the coordinator to say."""
-    count = arguments.integer(what, value, below=2**31, hint="a number of members, from 1 on")
+def _members(name: str, value: object) -> int:
+    """Return a number of members; the coordinator checks whether the two numbers make sense together."""
+    count = arguments.integer(name, value, below=2**31, hint="a number of members, from 1 on")
     if count == 0:
-        raise InvalidArgument(f"{what} is 0", hint="a world has at least one member")
+        raise InvalidArgument(f"{name} is 0", hint="a world has at least one member")
     return count
 
 
 @dataclass(slots=True)
 class _Shared:
-    """The seat of one rank of this process; `lock` is held by whoever takes it."""
+    """The shared session of one rank of this process; the caller that opens it holds `lock`."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     shared_session: SharedSession | None = None
 
 
 _shared: Final[defaultdict[object, _Shared]] = defaultdict(_Shared)
-"""By the agent's socket; of a standalone process by endpoints, job and worker id. A second session of the same would be
-refused by the first."""
+"""By the agent's socket; for a standalone process, by endpoints, job and worker id. A second
+session of the same rank or member would be refused.
+"""
 
 
 async def _share(
     background: event_loop.BackgroundLoop,
-    who: object,
+    key: object,
     join_session: Callable[[float | None], Awaitable[SharedSession]],
     timeout_s: float | None,
 ) -> RankClient:
-    """Return a client of the session that this process has as this rank; take a seat if it has none."""
-    shared, clock = _shared[who], asyncio.get_running_loop().time
+    """Return a client of this process's session as this rank; open the session if there is none."""
+    shared, clock = _shared[key], asyncio.get_running_loop().time
     deadline = None if timeout_s is None else clock() + timeout_s
     try:
         async with asyncio.timeout_at(deadline):
@@ -169,7 +173,9 @@ async def _share(
                 shared.shared_session.session.token.uid,
                 shared.shared_session.place,
             ):
-                shared.shared_session.rounds = before.rounds  # the rank is the same one, and as far as it was
+                shared.shared_session.rounds = (
+                    before.rounds
+                )  # the same rank, so it has completed the same rounds
         assert shared.shared_session is not None
         return RankClient(shared.shared_session, background)
     finally:
@@ -179,8 +185,8 @@ async def _share(
 async def _attach(
     background: event_loop.BackgroundLoop, environment: Mapping[str, str], timeout_s: float | None
 ) -> SharedSession:
-    """Attach to the supervisor as the rank that the environment names."""
-    missing = [name for name in _SUPERVISED if name not in environment]
+    """Attach to the agent as the rank that the environment names."""
+    missing = [name for name in _RANK_VARIABLES if name not in environment]
     if missing:
         raise ConfigError(
             f"STRATA_SOCKET is set, but {', '.join(missing)} is not",
@@ -213,7 +219,9 @@ async def _attach(
         hello,
         watcher,
         rng=random.Random(),
-        pace=Pace(progress_s=0.0),  # its client gathers: a second timer would wake this process up once more
+        pace=Pace(
+            progress_s=0.0
+        ),  # `ProgressReports` already coalesces: a second timer would wake this process up once more
     )
     session.on_request = watcher.on_request
     serving = running(background, session)

@@ -1,4 +1,4 @@
-"""What an agent answers while somebody looks at one of its ranks: its threads' stacks, and what it wrote last."""
+"""An agent's answer to an inspection of one of its ranks: its threads' stacks, and the last lines of its output."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ TAIL_LINES: Final = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLog:
-    """The file that one process of a rank writes, or wrote."""
+    """The output file of one process of a rank, running or ended."""
 
     generation: int
-    """In which the process began."""
+    """The generation in which the process began."""
     file: Path
     ended: str = ""
     """How it ended; "" while it runs."""
 
 
 class Inspection:
-    """Answers the looks that come on a session; one look at a rank at a time."""
+    """Answers the inspection requests that arrive on a session; one at a time for each rank."""
 
     def __init__(
         self,
@@ -43,35 +43,37 @@ class Inspection:
         *,
         log: Log,
     ) -> None:
-        """`tell` is called with (generation, evidence). `stack` returns where a rank's threads stand, None if it cannot tell; `logs` where its output went,
-        the newest process first.
+        """`tell` is called with (generation, evidence). `stack` returns the stacks of a rank's threads, or None
+        if they are unknown. `logs` returns a rank's output files, the newest process first.
         """
-        self._tell = tell
+        self._send = tell
         self._stack = stack
         self._logs = logs
         self._log = log
-        self._looking: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
 
     def on_request(self, down: Down) -> None:
-        """Take a message of the session; those that are no look are passed over."""
-        if down.HasField("inspect") and down.inspect.rank not in self._looking:
+        """Take a message of the session; ignore those that request no inspection."""
+        if down.HasField("inspect") and down.inspect.rank not in self._running:
             rank = down.inspect.rank
-            task = asyncio.create_task(self._look(down.inspect.generation, rank), name=f"look at rank {rank}")
-            self._looking[rank] = task
-            task.add_done_callback(partial(self._looked, rank))
+            task = asyncio.create_task(
+                self._inspect(down.inspect.generation, rank), name=f"look at rank {rank}"
+            )
+            self._running[rank] = task
+            task.add_done_callback(partial(self._log_failure, rank))
 
-    def _looked(self, rank: int, task: asyncio.Task[None]) -> None:
+    def _log_failure(self, rank: int, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            # whoever looks asks again every second, and the training that is looked at must not end by it
+            # the request is repeated every second, and a failed inspection must not end the training
             self._log.warning("rank.not_looked_at", rank=rank, reason=f"{type(error).__name__}: {error}")
 
-    async def _look(self, generation: int, rank: int) -> None:
+    async def _inspect(self, generation: int, rank: int) -> None:
         try:
-            self._tell(generation, await self._seen(rank))
+            self._send(generation, await self._collect(rank))
         finally:
-            del self._looking[rank]
+            del self._running[rank]
 
-    async def _seen(self, rank: int) -> RankEvidence:
+    async def _collect(self, rank: int) -> RankEvidence:
         stack, logs = await self._stack(rank), self._logs(rank)
         newest, before = await asyncio.to_thread(_newest_two, logs)
         return RankEvidence(
@@ -96,7 +98,7 @@ def _newest_two(logs: Sequence[RankLog]) -> tuple[RankLogMessage, RankLogMessage
 
 
 def last_lines(file: Path) -> list[str]:
-    """Return the last lines of a file, of bounded length; if it cannot be read, one line that says why."""
+    """Return the last lines of a file, of bounded length; if it cannot be read, one line with the reason."""
     try:
         with file.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
@@ -106,5 +108,5 @@ def last_lines(file: Path) -> list[str]:
         return [f"({file} cannot be read: {error.strerror or error})"]
     lines = text.splitlines()
     if size > TAIL_BYTES:
-        lines = lines[1:]  # its beginning is not there
+        lines = lines[1:]  # its beginning is cut off
     return lines[-TAIL_LINES:]

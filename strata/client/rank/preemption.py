@@ -1,13 +1,13 @@
-"""From a notice to a step that all ranks agree to save: `PreemptionPoint`.
+"""From a stop notice to a step that all ranks agree to save: `PreemptionPoint`.
 
-Ranks hear of a notice at different moments, and one that saves alone waits for the others in vain.
+Ranks receive a notice at different moments, and a rank that saves alone waits for the others in vain.
 
-1. Each rank asks about every step, in the same order. Before the notice the answer is no.
-2. A rank that hears of the notice arrives at a barrier, in a thread of its own, with the last step it was
-   told no about. From then on its training waits when it asks about the next one.
-3. All have arrived: the point is behind the highest of those steps, which nobody has passed.
+1. Each rank calls `reached` for every step, in the same order. Before the notice it returns False.
+2. A rank that receives the notice arrives at a barrier, in a thread of its own, with the last step for which
+   `reached` returned False. From then on its training waits in the next call of `reached`.
+3. When all have arrived, the agreed point is the highest of those steps. No rank has passed it.
 
-All of it belongs to one generation: in a newer one, which a standalone process may rejoin, it begins anew.
+All of it belongs to one generation. In a newer one, which a standalone process may rejoin, it begins anew.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 @dataclass(slots=True)
 class _Agreement:
-    """What the ranks of one generation agree on, as far as this rank is."""
+    """The agreement of one generation's ranks, as far as this rank knows it."""
 
     generation: int
     last_no: int = -1
     begun: bool = False
     over: threading.Event = field(default_factory=threading.Event)
     point: int | None = None
-    """The highest step that any rank was told no about; None: there is no agreement."""
+    """The highest step for which any rank's `reached` returned False; None without an agreement."""
 
 
 class PreemptionPoint:
-    """One rank's part. It looks for notices from the first question on.
+    """One rank's part in the agreement. It watches for notices from the first call of `reached` on.
 
-    `client` is what `strata.connect()` returned; one that tells nothing of worlds is never asked to
-    stop. `storage_uri` tells the managers of a process apart.
+    `client` is the result of `strata.connect()`; a client that does not report worlds is never requested to
+    stop. `storage_uri` distinguishes the managers of one process.
     """
 
     def __init__(self, client: Any, *, storage_uri: str) -> None:
@@ -53,13 +53,13 @@ class PreemptionPoint:
         self._barrier = f"{BARRIER}.{hashlib.sha256(storage_uri.encode()).hexdigest()[:8]}"
         self._lock = threading.Lock()
         self._notice: Any = None
-        """The newest notice that asks anybody to stop; it may be of a generation not rejoined yet."""
+        """The newest notice that requests a stop; it may belong to a generation not rejoined yet."""
         self._agreement = _Agreement(0)
         self._stop: Callable[[], None] | None = None
 
     def reached(self, step: int) -> bool:
-        """Tell whether `step` is behind the point; waits for the other ranks once a notice was heard."""
-        self._look()
+        """Return whether `step` is behind the agreed point; once a notice was received, wait for the other ranks."""
+        self._observe()
         with self._lock:
             agreement = self._current()
             if not agreement.begun:
@@ -69,34 +69,37 @@ class PreemptionPoint:
         return agreement.point is not None and step > agreement.point
 
     def close(self) -> None:
-        """Look no more; harmless when repeated."""
+        """Stop watching. Idempotent."""
         stop, self._stop = self._stop, None
         if stop is not None:
             stop()
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         if self._stop is not None or not hasattr(self._client, "observe_world"):
             return
         self._client.heed_notices()
-        self._stop = self._client.observe_world(self._hear)
+        self._stop = self._client.observe_world(self._on_world)
 
-    def _hear(self, update: Any) -> None:
-        """Take note of the world as it is known; in the session's thread, which must not wait."""
+    def _on_world(self, update: Any) -> None:
+        """Record the newest notice; called in the session's thread, so it must not wait."""
         from strata.wire.worlds import notice_record  # noqa: PLC0415  # imports protobuf, which a manager alone needs not
 
-        # before a world of another size nobody leaves, and whoever is told "yes" does
+        # without a deadline, the notice announces a world of another size: no rank leaves for that, so
+        # `reached` must not return True
         if update.HasField("notice") and notice_record(update.notice).has_deadline:
             with self._lock:
                 self._notice = update.notice
                 self._current()
 
     def _current(self) -> _Agreement:
-        """Return the agreement of the client's generation, begun if a notice asks for it; with the lock held."""
+        """Return the agreement of the client's generation, begun if a notice requests it; call it with the lock
+        held.
+        """
         generation, notice = self._client.generation, self._notice
         if self._agreement.generation != generation:
             self._agreement = _Agreement(generation)
             if self._stop is not None:
-                threading.Thread(target=self._take_part, name="strata-begin", daemon=True).start()
+                threading.Thread(target=self._meet_to_begin, name="strata-begin", daemon=True).start()
         agreement = self._agreement
         if notice is not None and notice.generation == generation and not agreement.begun:
             agreement.begun = True
@@ -107,17 +110,17 @@ class PreemptionPoint:
             ).start()
         return agreement
 
-    def _take_part(self) -> None:
-        """Let the leader know that these ranks save when they are asked to stop: it ends others at once."""
+    def _meet_to_begin(self) -> None:
+        """Show the leader that these ranks save before they stop; on a stop request it ends other ranks at once."""
         with contextlib.suppress(StrataError):
-            if not self._client.has_met(BEGIN_BARRIER):  # `strata.init` has, if this process uses it
+            if not self._client.has_met(BEGIN_BARRIER):  # `strata.init` did already, if this process uses it
                 self._client.barrier(BEGIN_BARRIER)
 
     def _agree(self, agreement: _Agreement, limit_s: float) -> None:
-        name = f"{self._barrier}.{agreement.generation}"  # who comes too late meets nobody of the next one
+        name = f"{self._barrier}.{agreement.generation}"  # late ranks meet none of the next one
         try:
-            said = self._client.barrier(name, str(agreement.last_no).encode(), timeout_s=limit_s)
-            agreement.point = max(map(int, said.values()))
+            last_steps = self._client.barrier(name, str(agreement.last_no).encode(), timeout_s=limit_s)
+            agreement.point = max(map(int, last_steps.values()))
         except StrataError as error:
             log.warning("the ranks agree on no step to save before they stop: %s", error)
         finally:

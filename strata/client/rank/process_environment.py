@@ -1,4 +1,4 @@
-"""What a process is part of, as far as its environment and torch know."""
+"""A process's context, as known from its environment and torch: its rank's session, its world size, ids, time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def session_of_rank() -> Any:
 
 
 def world_size_elsewhere() -> int:
-    """Return how many processes train together as far as torch or the environment know."""
+    """Return the number of processes that train together, as torch or the environment reports it."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_world_size())
@@ -26,10 +26,10 @@ def world_size_elsewhere() -> int:
 
 
 def random_id() -> str:
-    """Return a new id of an attempt, or a part of a temporary file's name."""
+    """Return a new id, for an attempt or a temporary file's name."""
     return uuid.uuid4().hex
 
 
 def now_unix_ms() -> int:
-    """Return the time by this host's clock."""
+    """Return the time of this host's clock."""
     return time.time_ns() // 1_000_000

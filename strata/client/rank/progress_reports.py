@@ -1,11 +1,11 @@
-"""What one rank reports of its steps, on the way from its trainer's thread to its session: `ProgressReports`.
+"""A rank's step reports, on the way from its trainer's thread to its session: `ProgressReports`.
 
     trainer's thread   add ─▶ queue ◀─ add ◀─ add …
     loop               ─────────▶ send, at most every `GATHERED_S` ─▶ session
 
-A step costs its trainer a clock and an entry in a queue. The first report after a pause wakes the loop up, which costs
-more than all the rest; while the loop has a timer running, nobody wakes it. Each step goes into the rank's window, with
-the time at which it was reported; a message is made of the newest report only.
+A step costs the trainer's thread one clock reading and one queue entry. The first report after a pause wakes
+the loop, which costs more than all the rest. While the loop has a timer running, no report wakes it. Each step
+enters the rank's window with the time at which it was reported. Only the newest report becomes a message.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from strata.v1.members_pb2 import StepTimes as StepTimesMessage
 log = get_logger()
 
 GATHERED_S: Final = 0.2
-"""Of the reports of so long the newest is sent: charts have one point a second, and a rank is late after two."""
+"""The newest report of each such interval is sent: charts have one point a second, and a rank is late after two."""
 MOST_REPORTED: Final = 1024
 
 MakeTraining = Callable[[], TrainingReport]
-"""Returns how the training went at the moment of a report; called in the loop."""
+"""Returns the state of the training at the moment of a report; called in the loop."""
 
 
 _Report = tuple[RankPlace, float, int, str, float, float, MakeTraining | None]
-"""(place, when, step, phase, compute time and data wait together, data wait, training): a plain tuple is made quickest."""
+"""(place, time, step, phase, compute time plus data wait, data wait, training); a plain tuple, as the fastest
+to make.
+"""
 
 
 class ProgressReports:
-    """The reports of one client of `seat`. `add` is for any thread, all else for the loop."""
+    """The reports of one client of a shared session. `add` is for any thread, all else for the loop."""
 
     def __init__(self, shared_session: SharedSession, background: BackgroundLoop) -> None:
         self._shared_session = shared_session
@@ -51,7 +53,7 @@ class ProgressReports:
     def add(
         self, step: int, phase: str, own_s: float, data_wait_s: float, training: MakeTraining | None
     ) -> None:
-        """Have a report sent soon, unless a newer one follows it."""
+        """Queue a report; it is sent soon unless a newer one follows it."""
         self._reported.append(
             (self._shared_session.place, self._now_s(), step, phase, own_s, data_wait_s, training)
         )
@@ -60,20 +62,20 @@ class ProgressReports:
             self._loop.soon(self.send)
 
     def send(self) -> None:
-        """Send the newest report, with what the steps of all of them cost; look again after `GATHERED_S`."""
+        """Send the newest report with the times of all queued steps; look again after `GATHERED_S`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if not self._reported:
             self._awake = False
-        if self._reported:  # also if one was added before the trainer's thread saw that nobody is awake
+        if self._reported:  # also if one was added before the trainer's thread saw that the loop sleeps
             self._awake = True
             self._timer = asyncio.get_running_loop().call_later(GATHERED_S, self.send)
-            if (newest := self._noted()) is not None:
+            if (newest := self._drain()) is not None:
                 self._send(newest)
 
     def send_again(self) -> None:
-        """Send what was sent last, with what has changed since of why the rank cannot save."""
+        """Send the last message again with the present save hold, or without one."""
         shared_session = self._shared_session
         again = RankProgress(
             rank=shared_session.place.rank, supports_graceful_stop=shared_session.supports_graceful_stop
@@ -81,10 +83,10 @@ class ProgressReports:
         if shared_session.said is not None:
             again.CopyFrom(shared_session.said)
             again.ClearField("save_hold")
-        self._tell(again)
+        self._transmit(again)
 
-    def _noted(self) -> _Report | None:
-        """Empty the queue, note what each step cost, and return the newest report; None if none is of this generation."""
+    def _drain(self) -> _Report | None:
+        """Empty the queue, note the time of each step, and return the newest report of this generation, or None."""
         queue, place, note, newest = (
             self._reported,
             self._shared_session.place,
@@ -100,34 +102,34 @@ class ProgressReports:
         return newest
 
     def _send(self, report: _Report) -> None:
-        """Send a report as of now: replicas order what they hear of a rank by time, and a step and the phase behind it
-        may be less apart than a message takes.
+        """Send a report with the present time. Replicas order a rank's messages by time, and two reports (a
+        step and the phase after it) may be closer together than one message takes.
         """
         shared_session = self._shared_session
         place, _, step, phase, own_s, _, training = report
-        said = RankProgress(
+        progress = RankProgress(
             rank=place.rank,
             step=step,
             phase=phase,
             supports_graceful_stop=shared_session.supports_graceful_stop,
             step_us=round(1e6 * own_s),
-            training=_made(training),
-            # empty while it warms up: so nobody takes what it measured then for its pace
+            training=_training_report(training),
+            # empty while the rank warms up, so that no reader takes those times for its pace
             step_times=_step_times(shared_session.steps.times) if own_s > 0 else None,
         )
-        self._tell(said)
+        self._transmit(progress)
 
-    def _tell(self, said: RankProgress) -> None:
-        """Send what the rank says of its step and phase, with why it cannot save, if so."""
+    def _transmit(self, progress: RankProgress) -> None:
+        """Send a rank's step and phase, with the save hold if there is one."""
         shared_session = self._shared_session
         if shared_session.save_hold is not None:
-            said.save_hold.CopyFrom(shared_session.save_hold.message())
-        shared_session.said = said
-        shared_session.session.progress(shared_session.place.generation, [said])
+            progress.save_hold.CopyFrom(shared_session.save_hold.message())
+        shared_session.said = progress
+        shared_session.session.progress(shared_session.place.generation, [progress])
 
 
-def _made(training: MakeTraining | None) -> TrainingReport | None:
-    """Return how the training goes; nothing if the program that is to say it fails: its steps count all the same."""
+def _training_report(training: MakeTraining | None) -> TrainingReport | None:
+    """Return the training's state, or None if the program's function fails: the step counts all the same."""
     if training is None:
         return None
     try:
@@ -138,7 +140,7 @@ def _made(training: MakeTraining | None) -> TrainingReport | None:
 
 
 def _step_times(times: StepTimes | None) -> StepTimesMessage:
-    """Return the message of what a rank measured; an empty one before it made enough steps."""
+    """Return the message of a rank's step times; an empty one before there are enough steps."""
     if times is None:
         return StepTimesMessage()
     return StepTimesMessage(

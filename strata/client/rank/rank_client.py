@@ -1,7 +1,8 @@
-"""`RankClient`: one rank's blocking view of its session. What `strata.connect()` returns.
+"""`RankClient`: one rank's blocking interface to its session, returned by `strata.connect()`.
 
-Inside `strata run` the rank attaches to its agent's socket, and its place is in the environment. Otherwise it is a
-standalone process, whose agent is a member with one rank, and whose place the world gives. Both are used alike.
+Inside `strata run` the rank attaches to its agent's socket, and its place (generation, rank, world size) is in
+the environment. Otherwise it is a standalone process: its agent is a member with one rank, and the world
+assigns its place. The interface is the same.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, RestorePoint
 
 LOCAL_SLACK_S: Final = 10.0
-"""How much later than a barrier's own time its outcome may come: reconnects take a while."""
+"""Seconds after a barrier's own timeout in which its outcome may still come: reconnects take a while."""
 
 UNHEARD_S: Final = 2.0
-"""After so long it is said that nobody has answered to a rank's end."""
+"""Seconds after which a warning says that no coordinator has confirmed this rank's end."""
 
 log: Final = logging.getLogger("strata.client")
 
@@ -48,25 +49,24 @@ T = TypeVar("T")
 class RankClient:
     """One rank: barriers, progress and requests, from any thread.
 
-    Coordinators may come and go; calls wait for them as long as their time allows. Once a newer
-    world exists every call of this rank raises `StaleGeneration`, and once the session is over
-    for good every call raises why (`StaleIncarnation`, `ClusterReplaced`, `JobFailed`…).
+    Coordinators may come and go; calls wait for them until their timeout. Once a newer world exists, every call
+    of this rank raises `StaleGeneration`. Once the session is over for good, every call raises the reason
+    (`StaleIncarnation`, `ClusterReplaced`, `JobFailed`…).
     """
 
     def __init__(self, shared_session: SharedSession, background: BackgroundLoop) -> None:
-        """Become one more user of `seat`; made in the loop."""
+        """Become one more user of the shared session; call it in the loop."""
         shared_session.users += 1
         self._shared_session = shared_session
         self._session = shared_session.session
         self._loop = background
         self._closed = False
         self._reports = ProgressReports(shared_session, background)
-        self._telling: concurrent.futures.Future[bool] | None = None
-        """Says how this rank ended, from `close` on."""
-        """Until when, while it does."""
+        self._reporting: concurrent.futures.Future[bool] | None = None
+        """The report of how this rank ended, from `close` on."""
         self._loop.at_stop(self._detach)
 
-    # -- who this is
+    # -- identity
 
     @property
     def job(self) -> str:
@@ -79,12 +79,12 @@ class RankClient:
 
     @property
     def incarnation(self) -> int:
-        """What tells the member from its replacement."""
+        """The number that distinguishes this member from its replacement under the same id."""
         return self._session.incarnation
 
     @property
     def generation(self) -> int:
-        """The generation this rank belongs to; not a newer one that may exist."""
+        """The generation this rank belongs to, even if a newer one exists."""
         return self._shared_session.place.generation
 
     @property
@@ -97,7 +97,7 @@ class RankClient:
 
     @property
     def restore_point(self) -> RestorePoint | None:
-        """The checkpoint that this generation begins from; None when from nothing."""
+        """The checkpoint that this generation starts from; None if it starts from nothing."""
         return self._shared_session.place.restore_point
 
     @property
@@ -107,16 +107,16 @@ class RankClient:
 
     @property
     def detect_s(self) -> float:
-        """Within how many seconds a frozen process is noticed."""
+        """Seconds within which a frozen process is detected."""
         welcome = self._session.welcome
         return welcome.detect_s if welcome is not None else 0.0
 
     @property
     def connected(self) -> bool:
-        """Whether the session is served at this moment."""
+        """Whether a coordinator serves the session now."""
         return self._session.connected
 
-    # -- what a rank does
+    # -- calls of a rank
 
     def barrier(
         self,
@@ -126,15 +126,15 @@ class RankClient:
         ranks: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> dict[int, bytes]:
-        """Return once every rank of the world (or of `ranks`) is here, with what each brought.
+        """Return the payloads by rank once every rank of the world (or of `ranks`) has arrived.
 
-        Ranks without a payload are absent from the result. A name belongs to one set of ranks,
-        and each call with it is a round of its own; one call a name at a time.
+        Ranks without a payload are absent from the result. A name belongs to one set of ranks. Each call with
+        it is a round of its own, and only one call per name may be open.
 
-        `BarrierTimeout` names who was missing `timeout_s` after the first arrival, and
-        `BarrierBroken` who died: for all ranks alike, and the round is over. `Unavailable` is
-        local: no outcome could be learned. Call again, and it is the same round. `InvalidArgument`
-        for what could never be carried.
+        `BarrierTimeout` names the ranks still missing `timeout_s` after the first arrival, `BarrierBroken` the
+        ranks that died. All ranks get the same error, and the round is over. `Unavailable` is local: this rank
+        could not learn the outcome; calling again joins the same round. `InvalidArgument`: an argument that no
+        barrier can carry.
         """
         checked = (
             arguments.barrier_name(name),
@@ -169,14 +169,15 @@ class RankClient:
             self._shared_session.rounds.arrived(name, pending)
         try:
             async with asyncio.timeout(None if timeout_s is None else timeout_s + LOCAL_SLACK_S):
-                # Who gives up leaves the round open. From Python 3.14 on, `shield` would log its later failure.
+                # A caller that gives up leaves the round open. From Python 3.14 on, `shield` would log its
+                # later failure.
                 await asyncio.wait((pending,))
             outcome = pending.result()
         except TimeoutError:
-            trouble = self._session.last_trouble
+            last_error = self._session.last_trouble
             raise Unavailable(
                 f"barrier {name!r}: no outcome within {timeout_s:g} s and {LOCAL_SLACK_S:g} s more"
-                + (f": {trouble.message}" if trouble is not None else "")
+                + (f": {last_error.message}" if last_error is not None else "")
             ) from None
         except StrataError:
             self._shared_session.rounds.delivered(name, None)
@@ -185,7 +186,7 @@ class RankClient:
         return payloads_of(outcome)
 
     def has_met(self, name: str) -> bool:
-        """Tell whether this rank has been at a barrier of that name in its generation."""
+        """Return whether this rank has completed a barrier of that name in its generation."""
         return self._shared_session.rounds.next_round(name) > 1
 
     def progress(
@@ -197,13 +198,13 @@ class RankClient:
         data_wait_s: float | None = None,
         training: MakeTraining | None = None,
     ) -> None:
-        """Say which step this rank is at, and what it does; sent soon, without waiting.
+        """Report this rank's step and phase; sent soon, without waiting.
 
-        Shown to people, and named when others wait for this rank. Of `phase` 200 characters count,
-        and control characters become "?". `own_s` is how long this rank's own part of its last step
-        took, if it knows that: it tells a slow rank from those that wait for it in every step.
-        `data_wait_s` is how much of that was the wait for its batches. `training` returns how the training goes as
-        a whole, and that of rank 0 is shown: it is called in the background thread, only for a report that is sent.
+        Shown to users, and named when other ranks wait for this one. `phase` is cut to 200 characters, and
+        control characters become "?". `own_s` is the time this rank itself spent on its last step, if it knows
+        that. Without it, a slow rank looks like the ranks that wait for it in every step. `data_wait_s` is the
+        share of `own_s` spent waiting for batches. `training` returns the state of the training as a whole, of
+        which rank 0's is shown. It is called in the background thread, and only for a report that is sent.
         """
         step = arguments.integer("step", step, below=2**63)
         phase = arguments.phase(phase)
@@ -216,12 +217,12 @@ class RankClient:
         self._reports.add(step, phase, own_s, min(data_wait_s, own_s), training)
 
     def hold_saves(self, hold: SaveHold | None) -> None:
-        """Say that this rank trains on and cannot save for now, or (None) that it can again.
+        """Report that this rank trains on but cannot save for now, or (None) that it can save again.
 
-        Sent soon, without waiting, from any thread; never raises. Everybody is shown it with the rank's
-        progress, and of a rank that has trained it is put on record once (`core.stop.save_hold`).
+        Sent soon, without waiting, from any thread; never raises. It is shown with the rank's progress. For a
+        rank that has trained, it is also recorded once (`core.stop.save_hold`).
         """
-        with contextlib.suppress(Unavailable):  # the session is over: nobody is left to tell
+        with contextlib.suppress(Unavailable):  # the session is over: no coordinator is left to report to
             self._loop.soon(lambda: self._hold(hold))
 
     def _hold(self, hold: SaveHold | None) -> None:
@@ -239,27 +240,27 @@ class RankClient:
         self._reports.send_again()
 
     def heed_notices(self) -> None:
-        """Say, from the next progress on, that this rank stops by itself when its world is asked to."""
+        """Report, from the next progress on, that this rank stops by itself when its world is requested to stop."""
         self._shared_session.supports_graceful_stop = True
 
     def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
         """Return the response to one of the requests that a session carries.
 
-        `Unavailable` after `timeout_s`: it may have taken effect, and may be repeated.
+        `Unavailable` after `timeout_s`: the request may have taken effect, and may be repeated.
         """
         return self._loop.call(self._session.call(request, timeout_s=arguments.seconds(timeout_s)))
 
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
-        """Hand every change of a checkpoint to `callback`, in the background thread.
+        """Call `callback` with every change of a checkpoint, in the background thread.
 
-        It must not block. Returns the function that ends this.
+        It must not block. Return the function that removes the callback.
         """
         return _observe(self._shared_session.watcher.checkpoint_callbacks, callback)
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
-        """Hand the world as it is known, and every update of it, to `callback`, in the background thread.
+        """Call `callback` with the known world and every update of it, in the background thread.
 
-        It must not block. Returns the function that ends this.
+        It must not block. Return the function that removes the callback.
         """
         stop = _observe(self._shared_session.watcher.world_callbacks, callback)
         if self._session.world is not None:
@@ -268,25 +269,25 @@ class RankClient:
         return stop
 
     def observe_place(self, callback: Callable[[PlaceMessage], None]) -> Callable[[], None]:
-        """Hand this rank's place in a newer generation to `callback`, in the background thread.
+        """Call `callback` with this rank's place in a newer generation, in the background thread.
 
-        Only a supervisor that restarts ranks in their processes tells one. It must not block.
+        Only an agent that restarts ranks inside their processes sends one. The callback must not block.
         """
         return _observe(self._shared_session.watcher.place_callbacks, callback)
 
     def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
-        """Hand the error that ends this rank's session for good to `callback`, in the background thread, or at once.
+        """Call `callback` with the error that ends this rank's session for good: in the background thread, or at once.
 
         It must not block nor raise.
         """
         stop = _observe(self._shared_session.watcher.end_callbacks, callback)
         if (error := self._session.error) is not None:
-            callback(error)  # it ended before
+            callback(error)  # the session ended before this call
         return stop
 
     @property
     def is_standalone(self) -> bool:
-        """Whether this is a standalone process, and no agent's rank."""
+        """Whether this is a standalone process rather than an agent's rank."""
         return self._shared_session.owns_member
 
     def check(self) -> None:
@@ -310,13 +311,13 @@ class RankClient:
             )
 
     def rejoin(self, *, timeout_s: float | None = None) -> None:
-        """Become part of the newest world, once there is a newer one with a place for this member.
+        """Join the newest world once a newer one has a place for this member.
 
-        For a standalone process that holds nothing of the old generation (no process group, no state of
-        other ranks). Afterwards `rank`, `world_size`, `generation` and `restore_point` are new.
+        For a standalone process that holds nothing of the old generation (no process group, no state of other
+        ranks). Afterwards `rank`, `world_size`, `generation` and `restore_point` are new.
 
-        It waits for that world, and logs a warning when it has to: call it after `StaleGeneration`.
-        `Unavailable` when there is none after `timeout_s`, if that is given; the rank is then what it was.
+        Call it after `StaleGeneration`: it waits for the newer world, and logs a warning if it has to. Raise
+        `Unavailable` if there is none within `timeout_s`; the rank is then unchanged.
         """
         if not self._shared_session.owns_member:
             raise Refused(
@@ -350,7 +351,7 @@ class RankClient:
                 hint="rejoin only after StaleGeneration; the job may wait for members: see `strata members`",
             ) from None
         self._shared_session.rounds = RoundBook()
-        self._shared_session.said = None  # of a generation that has ended, as is a save that it held
+        self._shared_session.said = None  # of a generation that has ended, and so is a save hold
         self._shared_session.steps = StepWindow()
         if self._shared_session.save_hold is not None:
             self._shared_session.save_hold.recording.cancel()
@@ -371,40 +372,45 @@ class RankClient:
     def close(self, *, code: int = 0, reason: str = "") -> None:
         """End this client; the last one of its rank in this process ends the session. Idempotent.
 
-        Under `strata run` the supervisor learns from the process's own end how the rank fared; only that it
-        stopped as it was asked to (75), or that another try would meet the same (78), is said here: the program may end
-        with another code after that.
-        A standalone process says it here: with code 0 its rank is done, with 75 it stopped as it was asked
-        to; it waits a minute for coordinators that are away. Otherwise, and when the process ends without this,
-        the member leaves its world, which ends the generation for the others.
+        Under `strata run` the agent learns a rank's result from its exit code. Only two results are reported
+        here, because the program may still exit with another code: it stopped as requested (75), or another try
+        would fail in the same way (78).
 
-        `Preempted` when it was done and nobody heard that, in time or because its agent has ended: the program is
-        to be begun again, to say so. A thread that is interrupted here goes at once; the end is told behind its
-        back for as long as the process lives, and a moment longer.
+        A standalone process reports here: code 0 means its rank is done, 75 that it stopped as requested. It
+        waits one minute for coordinators that are unreachable. With any other code, or if the process ends
+        without `close`, the member leaves its world, which ends the generation for the others.
+
+        Raise `Preempted` if the rank is done but no coordinator learned of it in time, or its agent has ended:
+        start the program again to report it. A thread interrupted here returns at once; the report goes on in
+        the background while the process lives, and a moment longer.
         """
         if self._closed or self._loop.is_inherited:
             return
         self._loop.refuse_inside()  # in a callback of `observe_world`, say
         self._closed = True
         try:
-            self._telling = self._loop.submit(self._close(code, reason or "closed"))
-            told = self._telling.result()
+            self._reporting = self._loop.submit(self._close(code, reason or "closed"))
+            reported = self._reporting.result()
         except (Unavailable, concurrent.futures.CancelledError):
-            told = True  # nobody to tell, and nothing left to do
+            reported = True  # no session to report to, and nothing left to do
         self._loop.forget_at_stop(self._detach)
-        if not told and not code:
+        if not reported and not code:
             log.error("NOBODY HEARD THAT RANK %d IS DONE; begin it again, to say so", self.rank)
             raise Preempted(f"rank {self.rank} is done, and no coordinator heard that")
 
     async def _close(self, code: int, reason: str) -> bool:
-        """Say how this rank ended, if it is to be said here, and leave; False when nobody heard it in time."""
+        """Report how this rank ended, if that is reported here, and leave; False if no coordinator received it
+        in time.
+        """
         self._reports.send()
         self._shared_session.users -= 1
         last, member = not self._shared_session.users, self._shared_session.owns_member
-        tells = last and code in {0, PREEMPTED} if member else code in {PREEMPTED, DO_NOT_REQUEUE}
-        told = True
-        if tells:
-            unheard = asyncio.get_running_loop().call_later(UNHEARD_S, _say_unheard) if member else None
+        reports_exit = last and code in {0, PREEMPTED} if member else code in {PREEMPTED, DO_NOT_REQUEUE}
+        reported = True
+        if reports_exit:
+            unreported = (
+                asyncio.get_running_loop().call_later(UNHEARD_S, _warn_unreported) if member else None
+            )
             try:
                 async with asyncio.timeout(UNTOLD_S if member else LOCAL_SLACK_S):
                     await self._session.rank_exit(
@@ -414,31 +420,31 @@ class RankClient:
                         reason=reason if code == DO_NOT_REQUEUE else "",
                     )
             except (StaleGeneration, JobDone):
-                pass  # leaving says the rest
+                pass  # leaving reports the rest
             except (StrataError, TimeoutError):
-                told = False
+                reported = False
             finally:
-                if unheard is not None:
-                    unheard.cancel()
+                if unreported is not None:
+                    unreported.cancel()
         if last:
             await self._session.leave(reason, limit_s=LEAVE_S)
-        return told
+        return reported
 
     async def _detach(self) -> None:
         """Leave when the process ends without `close`, so that it is not taken for frozen."""
-        if self._telling is not None:  # the thread that closed was interrupted
-            await asyncio.wait({asyncio.wrap_future(self._telling)})
+        if self._reporting is not None:  # the thread that closed was interrupted
+            await asyncio.wait({asyncio.wrap_future(self._reporting)})
         elif not self._closed:
             self._closed = True
             await self._close(1, "the process ends")
 
 
-def _say_unheard() -> None:
+def _warn_unreported() -> None:
     log.warning("no coordinator hears how this rank ended; waiting up to %g s for one", UNTOLD_S)
 
 
 def _observe(callbacks: list[Callable[[T], None]], callback: Callable[[T], None]) -> Callable[[], None]:
-    """Have `callback` called as well; return the function that ends this."""
+    """Add `callback` to `callbacks`; return the function that removes it."""
     callbacks.append(callback)
 
     def stop() -> None:

@@ -1,4 +1,4 @@
-"""What the clients of one rank in this process share: its place, its session, and who watches that."""
+"""The state that all clients of one rank in this process share: its place, its session, and their observers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
 log: Final = logging.getLogger("strata.client")
 
 REACH_S: Final = 300.0
-"""How long a coordinator, or the agent, is tried to reach by a caller that gives no limit."""
+"""Seconds a caller without a timeout tries to reach a coordinator or the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Which rank of which generation this process is."""
+    """The rank and generation of this process."""
 
     job: str
     worker_id: str
@@ -42,10 +42,10 @@ class RankPlace:
 
 @dataclass(slots=True, kw_only=True)
 class SharedSession:
-    """One rank's session, and what all its clients in this process share. Changed in the loop only.
+    """One rank's session and the state its clients in this process share. Changed in the loop only.
 
-    A rank has one session: a second one would take its place. So whoever connects again in the
-    same process gets another client of the same seat, and the last to close gives it up.
+    A rank has one session: a second one would replace it. So connecting again in the same process returns
+    another client of the same shared session, and the last client to close ends the session.
     """
 
     session: Session
@@ -55,17 +55,17 @@ class SharedSession:
     rounds: RoundBook = field(default_factory=RoundBook)
     phase: str = ""
     said: RankProgress | None = None
-    """What the rank said last of its step and phase."""
+    """The rank's last report of its step and phase."""
     steps: StepWindow = field(default_factory=StepWindow)
-    """What its newest steps cost the rank."""
+    """The times of the rank's newest steps."""
     save_hold: HeldSaves | None = None
-    """Why the rank cannot save for now."""
+    """The reason why the rank cannot save for now."""
     supports_graceful_stop: bool = False
     users: int = 0
 
 
 class Watcher:
-    """The observer of a rank's session: remembers, wakes who waits, passes checkpoints on."""
+    """The observer of a rank's session: wakes waiting callers and calls the clients' callbacks."""
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
@@ -73,18 +73,18 @@ class Watcher:
         self.world_callbacks: list[Callable[[WorldUpdate], None]] = []
         self.place_callbacks: list[Callable[[PlaceMessage], None]] = []
         self.end_callbacks: list[Callable[[StrataError], None]] = []
-        self._told: set[type[StrataError]] = set()
-        """The kinds of trouble told since it was last connected: once each, not once a try or endpoint."""
+        self._logged: set[type[StrataError]] = set()
+        """The error types logged since the last connection: each type once, not once per try or endpoint."""
 
     def on_connected(self, welcome: Welcome) -> None:
-        if self._told:
+        if self._logged:
             log.warning("connected again: replica %s", welcome.replica)
-        self._told.clear()
+        self._logged.clear()
         self.changed.set()
 
     def on_disconnected(self, reason: StrataError) -> None:
-        if type(reason) not in self._told:
-            self._told.add(type(reason))
+        if type(reason) not in self._logged:
+            self._logged.add(type(reason))
             log.warning("not connected, trying on: %s", reason.message)
         self.changed.set()
 
@@ -94,7 +94,9 @@ class Watcher:
             try:
                 callback(update)
             except Exception:
-                log.exception("an observer of the world failed")  # as with checkpoints
+                log.exception(
+                    "an observer of the world failed"
+                )  # must not end the session, as with checkpoints
 
     def on_ended(self, serving: concurrent.futures.Future[None]) -> None:
         """Hand the error that ended the session for good to observers; an orderly leave has none."""
@@ -104,7 +106,7 @@ class Watcher:
                 callback(error)
 
     def on_request(self, down: Down) -> None:
-        """Tell observers of a place in a newer generation; a look at this rank its agent answers."""
+        """Pass on a place in a newer generation. The agent answers inspection requests, not this process."""
         for callback in tuple(self.place_callbacks) if down.HasField("place") else ():
             try:
                 callback(down.place)
@@ -112,21 +114,21 @@ class Watcher:
                 log.exception("an observer of places failed")  # as with checkpoints
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
-        pass  # whoever arrived has its future
+        pass  # the arriving caller has its future
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         for callback in tuple(self.checkpoint_callbacks):
             try:
                 callback(checkpoint)
             except Exception:
-                # a bug in one observer must not end the session that everything else rides on
+                # a bug in one observer must not end the session that everything else depends on
                 log.exception("an observer of checkpoints failed")
 
 
 async def placed(session: Session, watcher: Watcher, *, job: str, worker_id: str, after: int) -> RankPlace:
     """Return this member's place once a world newer than generation `after` has one for it.
 
-    For a member with one rank. `JobFailed` or `JobDone` when the job ends instead.
+    For a member with one rank. Raise `JobFailed` or `JobDone` if the job ends instead.
     """
     while True:
         watcher.changed.clear()
@@ -150,7 +152,7 @@ async def placed(session: Session, watcher: Watcher, *, job: str, worker_id: str
 
 
 def running(background: BackgroundLoop, session: Session) -> concurrent.futures.Future[None]:
-    """Run the session in the background loop until it ends; its own errors reach the user with every call."""
+    """Run the session in the background loop until it ends; each call of the user raises the session's errors."""
     future = background.submit(session.run())
     future.add_done_callback(_report_bug)
     return future
@@ -165,7 +167,9 @@ def _report_bug(running: concurrent.futures.Future[None]) -> None:
 
 
 async def connected(session: Session, timeout_s: float | None, what: str) -> None:
-    """Return once the session is served; `Unavailable` after `timeout_s`, by default `REACH_S`, names `what`."""
+    """Return once the session is served; after `timeout_s` (default `REACH_S`) raise `Unavailable`, which names
+    `what`.
+    """
     timeout_s = REACH_S if timeout_s is None else timeout_s
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,7 +1,7 @@
-"""Has this process write the stacks of its threads into a file whenever its supervisor asks.
+"""Dump the stacks of this process's threads into a file on request of its agent.
 
-The file's name is in `STRATA_STACKS`, where `%r` stands for the rank; the question is SIGUSR2. The other side is
-`strata.agent.health.stack_request`, and a warm process does the same before it runs the script.
+`STRATA_STACKS` holds the file's name, in which `%r` stands for the rank. The request is SIGUSR2. The other side
+is `strata.agent.health.stack_request`. A warm process does the same before it runs the script.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _files: list[IO[bytes]] = []
 
 
 def answer_stack_dumps(environment: Mapping[str, str]) -> bool:
-    """Register the answer; False where nobody will ask, or the script uses SIGUSR2 itself."""
+    """Register the signal handler; return False if no agent will request a dump or the script uses SIGUSR2 itself."""
     name = environment.get("STRATA_STACKS", "").replace("%r", environment.get("RANK", ""))
     if not name or Path(name).exists() or signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
         return False
-    # under its own name only once the handler is there: without it the signal would end the process
+    # the file gets its name only once the handler exists: without it the signal would end the process
     announced = Path(name)
     file = announced.with_suffix(".part").open("ab")
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)

@@ -1,14 +1,15 @@
-"""The watch over ranks that live but do nothing: an agent's over its own.
+"""The watch over ranks that live but make no progress; each agent watches its own ranks.
 
-It hears what each rank says on its way up (`core.health.stalls` has the rules), adds how long steps take,
-and looks twice a second who is late, and who has stood still for too long. It tells of a late rank at once: an agent
-that reports no late rank is taken for one that can report nothing. Then the rank is asked where its threads
-are, and one that stands still also what its communication library recorded, which may take seconds and holds up no
-look; both go up as soon as they are there, so that any replica can tell who holds up whom. With `evict` the rank that seems to hold up the others is killed, which
-ends the generation: one restart instead of a hang of hours.
+The watch receives each rank's reports on their way up (`core.health.stalls` has the rules) and adds step times
+to them. Twice a second it looks for ranks that are late and ranks that have stalled (made no progress for too
+long). It reports a late rank at once: an agent that reports no late rank is taken for one that cannot report.
+Then it fetches the rank's stacks and, for a stalled rank, the recording of its communication library. Fetching
+may take seconds and holds up no look. Stacks and recording are reported as soon as they are there, so that any
+replica can determine which rank holds up which.
 
-What it decides costs nobody's life by default: a long evaluation that was told as a step is reported,
-and the report ends by itself when the rank moves.
+With `evict`, the rank that seems to hold up the others is killed, which ends the generation: one restart
+instead of a hang of hours. By default no rank is killed. A long evaluation that was reported as a step is
+reported as a stall, and the stall ends by itself when the rank moves.
 """
 
 from __future__ import annotations
@@ -28,54 +29,58 @@ from strata.core.health.stalls import KEPT, RankPace, Stall, StallLimits, kind_o
 from strata.v1.members_pb2 import RankProgress, SaveHold, StepTimes
 
 LOOK_S: Final = 0.5
-"""How often it looks who is late, and who stands still."""
+"""Seconds between two looks for late and stalled ranks."""
 OVERSLEPT_S: Final = 0.5
-"""A look that came later than this tells of our own stall: nobody is blamed for that time."""
+"""A look that is later than this shows that this process itself stalled: that time counts against no rank."""
 STACKS: Final = 16
-"""At most so many stacks are asked for at a time, and told of: hundreds of slots may stand still. Where the main
-thread stands is told of all that were asked."""
+"""The most stacks fetched and reported at a time: hundreds of slots may stall. The innermost frame of the main
+thread is reported for every rank whose stacks were fetched.
+"""
 STACK_CHARS: Final = 4000
 EVICT_AFTER_S: Final = 3.0
-"""Between the first stall and the eviction: others come to stand still in the same moments, and who
-holds up whom shows only then."""
+"""Seconds between the first stall and the eviction: other ranks stall in the same moments, and only then does
+it show which rank holds up the others.
+"""
 
 Tell = Callable[[int, Sequence[RankProgress]], None]
-"""Called with (generation, ranks): tells the coordinators."""
+"""Called with (generation, ranks): reports them to the coordinators."""
 
 
 class Log(Protocol):
-    """Where people read what the watch finds: an event and its facts."""
+    """The log of the watch's findings: an event and its facts."""
 
     def info(self, event: str, **facts: Any) -> None:
-        """Say what has become better."""
+        """Log an improvement."""
         ...
 
     def warning(self, event: str, **facts: Any) -> None:
-        """Say what is wrong."""
+        """Log a problem."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Actions:
-    """What the watch may do; the supervisor's other parts do it."""
+    """The watch's actions, carried out by other parts of the agent."""
 
     log: Log
     tell: Tell
     stack: Callable[[int], Awaitable[str | None]]
-    """Returns the stacks of a rank's threads, or None when it cannot tell."""
+    """Returns the stacks of a rank's threads, or None if they are unknown."""
     trace: Callable[[int], Awaitable[tuple[Path, int] | None]]
-    """Returns where the recording of a rank's communication lies and its size, if there is one."""
+    """Returns the file with the recording of a rank's communication, and its size, if there is one."""
     evict: Callable[[int, int, str], None] | None
     """Kills (rank, generation) for a reason; None: ranks are only reported."""
     process: Callable[[int], str] = lambda _rank: ""
-    """Returns the state of a rank's process, as `RankProgress.process` has it; "" when it cannot tell."""
+    """Returns the state of a rank's process, as `RankProgress.process` has it; "" if it is unknown."""
     blame: Callable[[], Awaitable[Collection[int] | None]]
-    """Returns the ranks that hold up the others, of the whole world, if that shows; None: nobody answers."""
+    """Returns the ranks of the whole world that hold up the others; empty if none shows; None: no coordinator
+    answers.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Evidence:
-    """What a rank that does not move was found to do: its process's state, and where its threads are."""
+    """The state of a rank that makes no progress: its process, its threads' stacks, its recording."""
 
     process: str = ""
     stack: str = ""
@@ -90,21 +95,21 @@ class _Watched:
     stall: Stall | None = None
     late: bool = False
     """Whether it has not moved for clearly longer than usual."""
-    asked: bool = False
-    """Whether it was asked where it stands, since it is late."""
+    fetched: bool = False
+    """Whether its stacks were fetched since it became late."""
     evidence: _Evidence = _Evidence()
     since_s: float = 0.0
     """When the stall was found."""
     times: StepTimes | None = None
-    """What its steps cost it, in its own last words."""
+    """Its step times, from its own last report."""
     save_hold: SaveHold | None = None
-    """Why it cannot save for now, in its own last words."""
+    """Why it cannot save for now, from its own last report."""
     own_us: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
-    """How long the rank says its own part of its steps took, without waiting for others."""
+    """The rank's own time for each step, as it reports it, without waiting for others."""
 
 
 class StallWatch:
-    """Watches the ranks of one generation at a time. `run` is its life; the rest is told to it."""
+    """Watches the ranks of one generation at a time. Run `run` as a task."""
 
     def __init__(self, limits: StallLimits, actions: Actions) -> None:
         self._limits = limits
@@ -112,61 +117,61 @@ class StallWatch:
         self._generation = 0
         self._ranks: dict[int, _Watched] = {}
         self._evicted = False
-        """Whether a rank of this generation was: one is enough to end it."""
+        """Whether a rank of this generation was evicted: one is enough to end it."""
         self._unanswered_s = -EVICT_AFTER_S
 
-    # -- what it is told
+    # -- input
 
     def watch(self, generation: int) -> None:
-        """Watch the ranks of this generation from now on, and no others; 0: nobody."""
+        """Watch the ranks of this generation from now on, and no others; 0: none."""
         self._generation = generation
         self._evicted = False
         self._ranks.clear()
 
     def hear(self, generation: int, ranks: Sequence[RankProgress]) -> None:
-        """Take note of what ranks say, and pass it on with how long their steps take."""
+        """Record the reports of ranks, and pass them on with their step times."""
         if generation == self._generation:
-            ranks = [self._heard(rank) for rank in ranks]
+            ranks = [self._annotate(rank) for rank in ranks]
         self._actions.tell(generation, ranks)
 
     def gone(self, generation: int, rank: int) -> None:
-        """Watch a rank no more that has said farewell."""
+        """Stop watching a rank that has announced its end."""
         if generation == self._generation:
             self._ranks.pop(rank, None)
 
-    def _heard(self, said: RankProgress) -> RankProgress:
+    def _annotate(self, report: RankProgress) -> RankProgress:
         now_s = asyncio.get_running_loop().time()
-        watched = self._ranks.setdefault(said.rank, _Watched())
+        watched = self._ranks.setdefault(report.rank, _Watched())
         before = watched.pace.step
-        if watched.pace.hear(said.step, said.phase, now_s - max(0, said.age_ms) / 1000):
+        if watched.pace.hear(report.step, report.phase, now_s - max(0, report.age_ms) / 1000):
             if watched.stall is not None:
                 self._actions.log.info(
                     "rank.moves_again",
-                    rank=said.rank,
-                    step=said.step,
+                    rank=report.rank,
+                    step=report.step,
                     stood_still_s=round(watched.stall.still_s + now_s - watched.since_s, 1),
                 )
             watched.stall, watched.evidence = None, _Evidence()
-            watched.late = watched.asked = False
-        if said.step_us > 0 and said.step != before:
-            watched.own_us.append(said.step_us)
-        if said.HasField("step_times"):
-            watched.times = said.step_times
-        self._note_hold(watched, said)
-        told = RankProgress()
-        told.CopyFrom(said)  # with what is none of this watch's business
-        told.MergeFrom(self._message(said.rank, watched, age_ms=said.age_ms))
-        return told
+            watched.late = watched.fetched = False
+        if report.step_us > 0 and report.step != before:
+            watched.own_us.append(report.step_us)
+        if report.HasField("step_times"):
+            watched.times = report.step_times
+        self._note_hold(watched, report)
+        merged = RankProgress()
+        merged.CopyFrom(report)  # with the fields that this watch does not use
+        merged.MergeFrom(self._message(report.rank, watched, age_ms=report.age_ms))
+        return merged
 
-    def _note_hold(self, watched: _Watched, said: RankProgress) -> None:
-        before, now = watched.save_hold, said.save_hold if said.HasField("save_hold") else None
+    def _note_hold(self, watched: _Watched, report: RankProgress) -> None:
+        before, now = watched.save_hold, report.save_hold if report.HasField("save_hold") else None
         watched.save_hold = now
         if now is not None and (before is None or before.reason != now.reason):
             self._actions.log.warning(
-                "rank.saves_held", rank=said.rank, step=now.step, reason=now.reason, host=now.host
+                "rank.saves_held", rank=report.rank, step=now.step, reason=now.reason, host=now.host
             )
         elif now is None and before is not None:
-            self._actions.log.info("rank.saves_again", rank=said.rank, step=before.step)
+            self._actions.log.info("rank.saves_again", rank=report.rank, step=before.step)
 
     def _message(self, rank: int, watched: _Watched, *, age_ms: int) -> RankProgress:
         pace, stall, evidence = watched.pace, watched.stall, watched.evidence
@@ -191,10 +196,10 @@ class StallWatch:
             step_times=watched.times,
         )
 
-    # -- its life
+    # -- the task
 
     async def run(self) -> None:
-        """Look twice a second who stands still, until cancelled."""
+        """Look for late and stalled ranks twice a second, until cancelled."""
         loop = asyncio.get_running_loop()
         asking: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
@@ -210,14 +215,14 @@ class StallWatch:
                     asking = tasks.create_task(self._ask(), name="where late ranks stand")
 
     def _note_late(self, now_s: float) -> None:
-        """Tell of each rank that has become late since the last look, before anybody asks where it stands."""
+        """Report each rank that became late since the last look, before its stacks are fetched."""
         late = []
         for rank, watched in self._ranks.items():
             if watched.stall is None and not watched.late and watched.pace.late_s(now_s) is not None:
                 watched.late = True
                 if (
                     self._actions.process(rank) == STOPPED
-                ):  # it is not asked anything: that is all there is to know
+                ):  # a stopped process answers nothing: its state is all there is to know
                     watched.evidence = _Evidence(process=STOPPED)
                 late.append(rank)
         self._tell(self._generation, late)
@@ -225,13 +230,13 @@ class StallWatch:
     async def _ask(self) -> None:
         loop = asyncio.get_running_loop()
         while await self._look(loop.time()):
-            pass  # others have become late meanwhile, or are too many to be asked at a time
+            pass  # more ranks are late by now, or there were too many to fetch at a time
         await self._evict(loop.time())
 
     async def _look(self, now_s: float) -> bool:
-        """Ask late ranks where they stand, some at a time, and report each that has come to stand still; False if none.
+        """Fetch the stacks of late ranks, some at a time, and report each new stall; return False if there is neither.
 
-        A rank is asked where it stands when it is late, and once more when that is a stall.
+        A rank's stacks are fetched when it is late, and once more when it is found to stall.
         """
         generation = self._generation
         found: dict[int, Stall] = {}
@@ -240,26 +245,31 @@ class StallWatch:
             if watched.stall is None and (stall := watched.pace.stall(now_s, self._limits)) is not None:
                 watched.stall, watched.since_s = stall, now_s
                 found[rank] = stall
-            elif watched.late and not watched.asked:
+            elif watched.late and not watched.fetched:
                 late.add(rank)
         if not (found or late):
             return False
         moved = {rank: (watched.pace.step, watched.pace.phase) for rank, watched in self._ranks.items()}
-        asked = sorted([*found, *late], key=lambda rank: (rank not in found, moved[rank], rank))[:STACKS]
-        seen = await asyncio.gather(*(self._evidence(rank, stalled=rank in found) for rank in asked))
+        chosen = sorted([*found, *late], key=lambda rank: (rank not in found, moved[rank], rank))[:STACKS]
+        seen = await asyncio.gather(*(self._evidence(rank, stalled=rank in found) for rank in chosen))
         if generation != self._generation:
             return True
-        held = sum(1 for rank, watched in self._ranks.items() if watched.evidence.stack and rank not in asked)
-        for rank, evidence in zip(asked, seen, strict=True):
+        held = sum(
+            1 for rank, watched in self._ranks.items() if watched.evidence.stack and rank not in chosen
+        )
+        for rank, evidence in zip(chosen, seen, strict=True):
             now = self._ranks.get(rank)
             if now is None or (now.pace.step, now.pace.phase) != moved[rank]:
-                continue  # it moved while it was asked
+                continue  # it moved meanwhile
             if evidence.stack:
                 held += 1
-            now.asked, now.evidence = True, evidence if held <= STACKS else replace(evidence, stack="")
+            now.fetched, now.evidence = (
+                True,
+                evidence if held <= STACKS else replace(evidence, stack=""),
+            )
         still = [rank for rank, stall in found.items() if self._stall_of(rank) is stall]
         self._warn(generation, still)
-        self._tell(generation, [*still, *(rank for rank in asked if rank in late and self._is_late(rank))])
+        self._tell(generation, [*still, *(rank for rank in chosen if rank in late and self._is_late(rank))])
         return True
 
     def _stall_of(self, rank: int) -> Stall | None:
@@ -270,7 +280,7 @@ class StallWatch:
         return rank in self._ranks and self._ranks[rank].late and self._ranks[rank].stall is None
 
     def _tell(self, generation: int, ranks: Sequence[int]) -> None:
-        """Tell for how long these ranks have not moved, and what is known of them."""
+        """Report how long these ranks have not moved, and the evidence found."""
         if ranks:
             now_s = asyncio.get_running_loop().time()
             ages_ms = {rank: round(1000 * self._ranks[rank].pace.still_s(now_s)) for rank in ranks}
@@ -295,16 +305,16 @@ class StallWatch:
             )
 
     async def _evidence(self, rank: int, *, stalled: bool) -> _Evidence:
-        """Return what a rank does, and of a stalled one its recording."""
+        """Return a rank's evidence; a recording only if it has stalled."""
         process = self._actions.process(rank)
         if process == STOPPED:
             return _Evidence(process=process)  # it answers nothing
         trace = None
         if stalled:
-            told, trace = await asyncio.gather(self._actions.stack(rank), self._actions.trace(rank))
+            fetched, trace = await asyncio.gather(self._actions.stack(rank), self._actions.trace(rank))
         else:
-            told = await self._actions.stack(rank)
-        stack = told or ""
+            fetched = await self._actions.stack(rank)
+        stack = fetched or ""
         return _Evidence(
             process=process,
             stack=shortened(stack, STACK_CHARS),
@@ -314,11 +324,11 @@ class StallWatch:
         )
 
     async def _evict(self, now_s: float) -> None:
-        """Kill one of the ranks here that hold up the others, once all had time to come to stand still.
+        """Kill one local rank that holds up the others, once all ranks had time to stall.
 
-        Of those whom the coordinators blame, who know all ranks: what stands still here may wait for one elsewhere
-        that moves. While none answers nobody is killed: ranks may stand still because they wait for them, and a
-        new generation needs them, too.
+        Only ranks blamed by the coordinators, which see all ranks, are candidates: a rank that stalls here may
+        wait for one elsewhere that moves. While no coordinator answers, no rank is killed: the ranks may have
+        stalled because they wait for the coordinators, and a new generation needs those, too.
         """
         still = {rank: watched for rank, watched in self._ranks.items() if watched.stall is not None}
         evict = self._actions.evict
@@ -331,12 +341,12 @@ class StallWatch:
         if blamed is None:
             self._unanswered_s = asyncio.get_running_loop().time()
         if now_s - self._unanswered_s < EVICT_AFTER_S:
-            return  # they may move, now that somebody is there
+            return  # they may move, now that a coordinator answers
         if not blamed or generation != self._generation:
             return
         still = {rank: watched for rank, watched in still.items() if watched.stall is not None}
         if not still.keys() & blamed:
-            return  # another node's rank: its supervisor sees to it
+            return  # another node's rank: its agent handles it
         named, how = suspects(
             [
                 RankReport(
@@ -359,12 +369,12 @@ class StallWatch:
 
 
 async def kept(watch: Callable[[], Awaitable[None]], log: Log) -> None:
-    """Run a watch, and begin it anew after a bug: it must not end the training that it watches."""
+    """Run a watch, and restart it after a bug: a bug in it must not end the training that it watches."""
     while True:
         try:
             await watch()
         except Exception:  # noqa: BLE001
-            # as the docstring says; a minute later, so that it does not fill the log
+            # restart a minute later, so that a permanent bug does not fill the log
             log.warning("health.watch_failed", reason=traceback.format_exc())
             await asyncio.sleep(60)
 

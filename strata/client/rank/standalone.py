@@ -1,7 +1,7 @@
-"""A standalone process: no agent is there for it, so it starts one as its child (`strata.agent.standalone`).
+"""A standalone process: it has no agent, so it starts one as its child (`strata.agent.standalone`).
 
-The two speak over a socket pair. The agent is the member of the job; this process has that member's session, and
-imports no grpc.
+The two communicate over a socket pair. The agent is the member of the job. This process has that member's
+session, and imports no grpc.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from strata.v1.session_pb2 import AgentStart, Down, Up
 log: Final = logging.getLogger("strata.client")
 
 SPARED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What the agent ignores: somebody sends it to all processes, and means the programs."""
+"""Signals that the agent ignores: they are sent to all processes of a group, but meant for the programs."""
 SAY_S: Final = 10.0
-"""After which a standalone process says that it waits."""
+"""Seconds after which a standalone process logs that it waits."""
 ROOT: Final = str(Path(strata.__file__).parent.parent)
 PROGRAM: Final = """
 import sys
@@ -51,11 +51,11 @@ sys.path.insert(next((i for i, path in enumerate(sys.path) if path.endswith("-pa
 from strata.agent.standalone import main
 main(int(descriptor))
 """
-"""Runs the agent of this very Strata, wherever this process found it, with the standard library before everything else."""
+"""Runs the agent from this process's own copy of Strata, with the standard library before everything else."""
 
 
 def start_of(endpoints: Sequence[str], detect_s: float, own: Credentials) -> AgentStart:
-    """Return what the agent is to know: in a message, for other users may read a command line."""
+    """Return the agent's settings, as a message: other users may read a command line."""
     return AgentStart(
         endpoints=endpoints,
         detect_s=detect_s,
@@ -72,8 +72,8 @@ async def join(
 ) -> SharedSession:
     """Register as a member with one rank, and wait for a world that has a place for it.
 
-    Without `timeout_s` only the first coordinator must answer in time: a world may wait for members
-    that come tomorrow.
+    Without `timeout_s` only the first coordinator must answer in time: a world may wait for members that come
+    tomorrow.
     """
     deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     watcher = Watcher()
@@ -82,10 +82,13 @@ async def join(
         route=Route((Endpoint(path=f"agent of process {os.getpid()}"),), random.Random()),
         dial=own_agent(start),
         observer=watcher,
-        # its client gathers; the agent says nothing before a coordinator answers, and its end shows at once
+        # `ProgressReports` already coalesces; the agent is silent until a coordinator answers, and its end
+        # shows at once
         pace=Pace(progress_s=0.0, handshake_s=math.inf),
     )
-    session.on_request = Inspection(session.evidence, own_stacks, lambda _rank: (), log=_Words()).on_request
+    session.on_request = Inspection(
+        session.evidence, own_stacks, lambda _rank: (), log=_LibraryLog()
+    ).on_request
     waits = "waiting for a world with a place for %s in job %s"
     saying = asyncio.get_running_loop().call_later(
         SAY_S, log.warning, waits, registration.worker_id, registration.job
@@ -100,8 +103,8 @@ async def join(
             )
     except TimeoutError:
         await session.leave("no world came about in time")
-        trouble = session.last_trouble.message if session.last_trouble is not None else ""
-        why = session.world.world.reason if session.world is not None else trouble
+        last_error = session.last_trouble.message if session.last_trouble is not None else ""
+        why = session.world.world.reason if session.world is not None else last_error
         raise Unavailable(
             f"no world with a place for this member within {timeout_s:g} s" + (f": {why}" if why else ""),
             hint="the job waits for more members, or has as many as it takes: see `strata members`",
@@ -115,7 +118,7 @@ async def join(
 
 
 def own_agent(start: AgentStart) -> Dial:
-    """Return how this process's agent is dialled: the first time it is started; it is never started again."""
+    """Return the dial function for this process's agent: the first call starts the agent, which never starts again."""
     sockets: list[socket.socket] = []
     why = ""
 
@@ -141,10 +144,10 @@ def own_agent(start: AgentStart) -> Dial:
 
 
 def spawned() -> socket.socket:
-    """Start an agent as a child of this process; return this end of the pair that joins the two."""
+    """Start an agent as a child of this process; return this end of the socket pair between the two."""
     if not sys.executable or getattr(
         sys, "frozen", False
-    ):  # the latter is the program itself, as PyInstaller makes it
+    ):  # frozen: sys.executable is the program itself, as with PyInstaller
         raise _cannot_start("sys.executable names no interpreter")
     ours, theirs = paired()
     with theirs, _without_signals():
@@ -160,7 +163,9 @@ def spawned() -> socket.socket:
         except OSError as error:
             ours.close()
             raise _cannot_start(str(error)) from error
-    threading.Thread(target=process.wait, name="strata-agent", daemon=True).start()  # or a zombie stays
+    threading.Thread(
+        target=process.wait, name="strata-agent", daemon=True
+    ).start()  # reaps it, so that no zombie stays
     return ours
 
 
@@ -173,7 +178,7 @@ def _cannot_start(why: str) -> ConfigError:
 
 @contextlib.contextmanager
 def _without_signals() -> Iterator[None]:
-    """Block in this thread what a child is to be spared before it ignores it: it inherits the mask."""
+    """Block the spared signals in this thread: the child inherits the mask until it ignores them itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SPARED)
     try:
         yield
@@ -182,7 +187,7 @@ def _without_signals() -> Iterator[None]:
 
 
 async def own_stacks(_rank: int) -> str | None:
-    """Return where this process's threads stand, as faulthandler writes it."""
+    """Return the stacks of this process's threads, in faulthandler's format."""
     descriptor = os.memfd_create("stacks")
     try:
         faulthandler.dump_traceback(descriptor, all_threads=True)
@@ -192,8 +197,8 @@ async def own_stacks(_rank: int) -> str | None:
         os.close(descriptor)
 
 
-class _Words:
-    """Puts events into Python's own log, as everything that the library says in a user's process."""
+class _LibraryLog:
+    """Writes events to Python's own log, as the library does for all it logs in a user's process."""
 
     def info(self, event: str, **facts: Any) -> None:
         log.info("%s: %s", event, facts)

@@ -1,13 +1,12 @@
-"""The gate: who calls, whether they may, and how often.
+"""Admission: authentication, authorisation and rate limits of calls and streams.
 
-Who it is, is found out once for a call or a stream (`caller`); what they may do is read from the
-table in `strata.core.access.authority` (`admit` here, `permission` for requests), for unary calls, sessions
-and what they carry, peers and watches alike. Without authentication everybody is nobody in
-particular, and may do everything.
+A call or a stream is authenticated once (`caller`). The table in `strata.core.access.authority` says what the identity
+may do: `admit` here checks streams, `permission` checks requests. The same rules hold for unary calls, sessions and the
+calls they carry, peers and watches. Without authentication every caller is anonymous, and may do everything.
 
-A stream outlives the moment at which it was admitted. So what is open is judged again, by the credential that it
-was admitted by and the function that admitted it, every `review_s`: whose token was revoked or expired, whose
-certificate expired or lost its authority, is ended. Who has a newer one connects again with that, as after any
+A stream lives on after its admission. So every `review_s` each open stream is reviewed: the function that admitted
+it checks again the credential that it was admitted by. A stream ends if its token was revoked or expired, or if its
+certificate expired or lost its authority. A client with a newer credential connects again with that, as after any
 broken connection.
 """
 
@@ -36,21 +35,21 @@ from strata.wire.tls import Certified, Context, address_of, bearer, certified
 log = get_logger()
 
 REVIEW_AT_ONCE: Final = 20
-"""Streams that are judged without a pause: each costs a comparison with every token."""
+"""Streams reviewed without a pause: each review costs a comparison with every token."""
 REFUSAL_S: Final = 1.0
-"""How often a refused stream is logged at most: whoever is refused may come again at once."""
+"""The shortest time between two log lines about refused streams: a refused client may retry at once."""
 
 
 End = Callable[[StrataError], None]
 """Ends a stream with an error."""
 Reviewed = Callable[[End], AbstractContextManager[None]]
 Credential = str | Certified
-"""A token, or a certificate whose owner the transport has made sure of."""
+"""A token, or a certificate whose owner the transport has authenticated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Stream:
-    """A stream that was admitted."""
+    """An admitted stream that is open."""
 
     credential: Credential = field(repr=False)
     identity: Identity
@@ -59,7 +58,7 @@ class _Stream:
 
 
 class Admission:
-    """Made once for a replica; `ConfigError` when the file of tokens, or of authorities, cannot be used."""
+    """Made once for a replica; `ConfigError` if the file of tokens or of authorities is invalid."""
 
     def __init__(
         self,
@@ -83,20 +82,20 @@ class Admission:
         self._authorities = Authorities(ca_file, now=now) if path is None and ca_file is not None else None
 
     def caller(self, context: Context) -> Identity | None:
-        """Return who calls, None where nobody is asked; `Unauthenticated` when they cannot be known."""
+        """Return the caller's identity, or None without authentication; `Unauthenticated` if it cannot be proved."""
         if not self._authenticates:
             return None
         credential = self._credential(context)
         if self._tokens is not None and isinstance(credential, str):
             return self._tokens.identify(credential)
-        return self._holder(credential)
+        return self._identity_of(credential)
 
     def _credential(self, context: Context) -> Credential:
-        """Return what the caller shows; `Unauthenticated` if it shows no token where one is wanted."""
+        """Return the caller's credential; `Unauthenticated` if a token is required and it sends none."""
         return bearer(context) if self._tokens is not None else certified(context)
 
-    def _holder(self, credential: Credential) -> Identity:
-        """Return whom a credential stands for, by the tokens as they were read last; `Unauthenticated` if for nobody."""
+    def _identity_of(self, credential: Credential) -> Identity:
+        """Return the identity of a credential, by the tokens last read; `Unauthenticated` if it proves none."""
         if isinstance(credential, str):
             assert self._tokens is not None
             return self._tokens.holder(credential)
@@ -106,12 +105,12 @@ class Admission:
         return identity
 
     def asks(self, context: Context) -> Identity | None:
-        """Return who calls, as `caller`; `QuotaExceeded` when they do it too often, known or unknown."""
+        """Return the caller as `caller` does, and count the call; `QuotaExceeded` for too many, known caller or not."""
         now_s = asyncio.get_running_loop().time()
         try:
             identity = self.caller(context)
         except Unauthenticated:
-            if self._tokens is None:  # what it shows is the connection's, and stays as it is
+            if self._tokens is None:  # a certificate belongs to the connection, and cannot change on it
                 self._refused.add(context.peer())
             self.meter.stranger(address_of(context), now_s)
             raise
@@ -120,18 +119,18 @@ class Admission:
         return identity
 
     def admitted(self) -> set[str]:
-        """Return the peers whose calls were admitted since this was last asked: the connection's address and port."""
+        """Return the peers (a connection's address and port) with admitted calls since the last call of this method."""
         peers, self._admitted = self._admitted, set()
         return peers
 
     def refused(self) -> set[str]:
-        """Return the peers that were refused for their certificate since this was last asked."""
+        """Return the peers whose certificate was refused since the last call of this method."""
         peers, self._refused = self._refused, set()
         return peers
 
     @contextmanager
     def holding(self, identity: Identity | None, kind: str) -> Iterator[None]:
-        """Count a stream for as long as the block runs; `QuotaExceeded` when it is one too many."""
+        """Count a stream while the block runs; `QuotaExceeded` if that is one too many."""
         self.meter.open(identity, kind)
         try:
             yield
@@ -139,17 +138,17 @@ class Admission:
             self.meter.close(identity, kind)
 
     def reviewed(self, context: Context, identity: Identity | None, kind: str) -> Reviewed:
-        """Return the block in which a stream is judged again and again, to be given what ends it.
+        """Return a context manager that has a stream reviewed while it is open; call it with the stream's `end`.
 
-        `end` is called once the stream would not be admitted any more.
+        `end` is called once the stream would no longer be admitted.
         """
-        # now, for a context cannot be asked any more once its call has ended
+        # read the credential now: after its call has ended, a context cannot be read
         return partial(
-            self._registered, identity, None if identity is None else self._credential(context), kind
+            self._under_review, identity, None if identity is None else self._credential(context), kind
         )
 
     @contextmanager
-    def _registered(
+    def _under_review(
         self, identity: Identity | None, credential: Credential | None, kind: str, end: End
     ) -> Iterator[None]:
         if identity is None or credential is None:
@@ -163,7 +162,7 @@ class Admission:
             self._open.pop(stream, None)
 
     async def review(self) -> None:
-        """Judge what is open again, every `review_s`, until cancelled."""
+        """Review all open streams every `review_s`, until cancelled."""
         while True:
             await asyncio.sleep(self._review_s)
             if not self._readable():
@@ -172,10 +171,10 @@ class Admission:
                 if number % REVIEW_AT_ONCE == 0:
                     await asyncio.sleep(0)
                 if stream in self._open:
-                    self._judge(stream)
+                    self._review_stream(stream)
 
     def _readable(self) -> bool:
-        """Tell whether the tokens can be read. A file that is being replaced must not end every session."""
+        """Reload the tokens; return False if they cannot be read. A file being replaced must not end every session."""
         try:
             if self._tokens is not None:
                 self._tokens.reload()
@@ -184,9 +183,9 @@ class Admission:
             return False
         return True
 
-    def _judge(self, stream: _Stream) -> None:
+    def _review_stream(self, stream: _Stream) -> None:
         try:
-            if self._holder(stream.credential) == stream.identity:
+            if self._identity_of(stream.credential) == stream.identity:
                 return
             why = Unauthenticated(f"the credential of {stream.identity} stands for other rights now")
         except Unauthenticated as error:
@@ -198,19 +197,19 @@ class Admission:
         stream.end(Unauthenticated(f"admitted earlier, and no longer: {why.message}", hint=hint))
 
     def admit(self, context: Context, method: str, *, job: str | None = None) -> Identity | None:
-        """Return who opens a stream, or asks about the cluster, as `asks`; raises when they may not."""
+        """Return the caller of a stream, or of a call about the cluster, as `asks` does; raise if it may not."""
         identity = self.asks(context)
         rule = RULES.get(method)
-        # for whom a session speaks is known with its Hello, and is checked then
+        # a session names its worker in its Hello, and is checked against it then
         worker = identity.id if identity is not None and rule is not None and rule.own_worker else None
         check(refusal(identity, method, cluster=self._cluster, job=job, worker=worker))
         return identity
 
 
 def own_identity(config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -> Identity | None:
-    """Return what this replica's peers will take it for, None where nobody is asked; else `ConfigError`.
+    """Return the identity that peers will see for this replica, or None without authentication.
 
-    They would refuse it one by one, and it would wait for them for ever.
+    Raise `ConfigError` if peers would refuse it: otherwise this replica would wait for them for ever.
     """
     mine = config.credentials
     identity: Identity | None

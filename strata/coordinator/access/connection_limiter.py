@@ -1,9 +1,9 @@
-"""The connections of the gRPC port, held to their limits: a look at the descriptors once a second.
+"""Connection limits of the gRPC port, enforced by reading the process's descriptors once a second.
 
-What gRPC's C core can bound, it bounds (`server.server_options`): the time of a handshake, the time that a connection
-is idle, the streams of a connection, and the connections in all. It does not know whether anybody behind a
-connection is known, nor does it count by address: that is done here, by the rule in `core.access.connection_limits`. A call that
-passed the gate names its connection by the peer's address and port.
+gRPC's C core limits the time of a handshake, the idle time of a connection, its streams, and all connections
+together (`server.server_options`). It does not know whether a connection's client is authenticated, and does not count
+connections by address. This module does both, by the rule in `core.access.connection_limits`. An admitted call names
+its connection by the peer's address and port.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ log = get_logger()
 
 LOOK_S: Final = 1.0
 SHORTENED_DEADLINE_S: Final = 0.1
-"""Between looks while more than three quarters of the connections are taken."""
+"""Between checks while more than three quarters of the connections are taken."""
 LOG_S: Final = 60.0
 
 
 def connection_shares(config: CoordinatorConfig) -> Shares:
-    """Return how many connections each port of this process may have; `ConfigError` when there is room for none."""
+    """Return how many connections each port of this process may have; `ConfigError` if descriptors are too few."""
     return shares(
         descriptors=limit(), most=config.max_connections, per_address=config.max_connections_per_address
     )
 
 
 class ConnectionReport:
-    """What a replica shows of its connections: how many are open at each port, and which it closed and why."""
+    """The connections of a replica, for its metrics: how many are open at each port, and how many it closed and why."""
 
     def __init__(self) -> None:
         self.open: dict[str, int] = {}
@@ -62,7 +62,7 @@ class ConnectionReport:
         self._pending_errors: Tally[str] = Tally()
 
     def tell(self, port: str, excess: Sequence[Excess[Any]], now_s: float) -> None:
-        """Count what is closed; say so in the log once a minute at most."""
+        """Count the closed connections; log them once a minute at most."""
         for each in excess:
             self.closed.child(port, each.reason).add()
             self._pending_errors[f"{port} {each.reason}"] += 1
@@ -78,19 +78,19 @@ class ConnectionReport:
 
 
 class Callers(Protocol):
-    """Who called, by the peers of their calls, since it was last asked."""
+    """The peers of calls since the last request for them."""
 
     def admitted(self) -> set[str]:
-        """Return those whose calls were admitted."""
+        """Return the peers whose calls were admitted."""
         ...
 
     def refused(self) -> set[str]:
-        """Return those whose certificate was refused: nobody can call on these connections again."""
+        """Return the peers whose certificate was refused: no call on these connections can be admitted."""
         ...
 
 
 class ConnectionLimiter:
-    """Closes the connections of one gRPC port that are above the limits, while it runs."""
+    """Closes the connections of one gRPC port that exceed the limits, while it runs."""
 
     def __init__(
         self,
@@ -105,23 +105,23 @@ class ConnectionLimiter:
         self._report = report
         self._callers = callers
         self._refused: set[str] = set()
-        """Refused before the last look: that they were has been sent by now."""
+        """Peers refused before the last check: their refusals have been sent by now."""
         self._looking = asyncio.Lock()
 
     async def run(self) -> None:
-        """Look, and close, until cancelled."""
+        """Check and close connections, until cancelled."""
         while True:
             await self.look()
-            hurried = len(self._connections) > self._connections.limits.most * 3 // 4
-            await asyncio.sleep(SHORTENED_DEADLINE_S if hurried else LOOK_S)
+            is_nearly_full = len(self._connections) > self._connections.limits.most * 3 // 4
+            await asyncio.sleep(SHORTENED_DEADLINE_S if is_nearly_full else LOOK_S)
 
     async def look(self) -> None:
-        """Close what is above the limits now."""
+        """Close the connections that exceed the limits now."""
         async with self._looking:
             await self._look()
 
     async def end(self, peer: str) -> bool:
-        """Close the connection of `peer`, as the context of a call names it; False if it has ended already."""
+        """Close the connection of `peer`, as a call's context names it; False if it has already ended."""
         await self.look()
         connection = self._by_peer.get(peer_of(peer))
         if connection is not None:
@@ -130,25 +130,24 @@ class ConnectionLimiter:
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        admitted = (
-            self._callers.admitted()
-        )  # before the look: whoever is in it has a descriptor still, or is gone
+        # before the check, so each peer in it still has a descriptor or has disconnected
+        admitted = self._callers.admitted()
         seen = await asyncio.to_thread(self._descriptors.look)
         now_s = loop.time()
-        for gone in seen.closed:
-            self._connections.closed(gone)
-            if self._by_peer.get(gone.peer) is gone:
-                del self._by_peer[gone.peer]
-        for came in seen.opened:
-            self._connections.opened(came, address_key(came.peer[0]), now_s)
-            self._by_peer[came.peer] = came
+        for ended in seen.closed:
+            self._connections.closed(ended)
+            if self._by_peer.get(ended.peer) is ended:
+                del self._by_peer[ended.peer]
+        for accepted in seen.opened:
+            self._connections.opened(accepted, address_key(accepted.peer[0]), now_s)
+            self._by_peer[accepted.peer] = accepted
         for text in admitted:
             connection = self._by_peer.get(peer_of(text))
             if connection is not None:
                 self._connections.admitted(connection)
         excess = self._connections.excess(now_s)
         for each in excess:
-            if not shut(each.connection):  # the next look finds it gone, or tries again
+            if not shut(each.connection):  # the next check finds it closed, or tries again
                 self._connections.opened(each.connection, each.address, now_s)
         due, self._refused = self._refused, self._callers.refused()
         for text in due:
@@ -161,6 +160,6 @@ class ConnectionLimiter:
 
 
 def peer_of(text: str) -> Peer:
-    """Return host and port of what gRPC calls a peer: `ipv4:10.0.0.7:40312`, `ipv6:%5B::1%5D:40312`."""
+    """Return host and port of a gRPC peer string: `ipv4:10.0.0.7:40312`, `ipv6:%5B::1%5D:40312`."""
     host, _, port = urllib.parse.unquote(text.partition(":")[2]).rpartition(":")
     return plain_host(host.strip("[]")), int(port) if port.isdecimal() else 0

@@ -1,8 +1,8 @@
-"""The connections that this process accepted at a port, found among its descriptors, and shut if need be.
+"""The accepted connections of a port, found among the process's file descriptors, and closed if necessary.
 
-gRPC's C core shows neither the connections that it accepted nor any that is still in its handshake, and offers no
-way to close one. The kernel does: a descriptor whose socket is bound to the served port and has a peer is one of them.
-A descriptor's number is used again; the inode of its socket tells one connection from the next.
+gRPC's C core shows neither the connections that it accepted nor those still in their handshake, and cannot close
+one. The kernel shows them: a descriptor is such a connection if its socket is bound to the served port and has a
+peer. Descriptor numbers are reused, so the inode of the socket tells one connection from the next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = get_logger()
 OWN: Final = "/proc/self/fd"
 
 Peer = tuple[str, int]
-"""Host and port of the other side."""
+"""Host and port of the peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What changed since the look before."""
+    """The changes since the previous check."""
 
     opened: list[Accepted] = field(default_factory=list)
     closed: list[Accepted] = field(default_factory=list)
@@ -51,18 +51,18 @@ class Descriptors:
         self._known: dict[int, tuple[int, Accepted | None]] = {}
 
     def look(self) -> Seen:
-        """Return the connections that came and went since the last look: 2 µs a descriptor, 10 µs a new one."""
+        """Return the connections opened and closed since the last check; 2 µs a descriptor, 10 µs a new one."""
         seen, before, now = Seen(), self._known, {}
         try:
             names = os.listdir(OWN)  # noqa: PTH208  # a Path for each takes three times as long
         except OSError:
-            return seen  # no descriptor is left for the listing, or there is no /proc: gRPC's own bounds hold
+            return seen  # no descriptor is left to list with, or no /proc: gRPC's own limits still hold
         for name in names:
             number = int(name)
             try:
                 status = os.fstat(number)
             except OSError:
-                continue  # the listing's own, or closed meanwhile
+                continue  # the descriptor of the listing itself, or one closed meanwhile
             if not stat.S_ISSOCK(status.st_mode):
                 continue
             entry = before.get(number)
@@ -89,17 +89,17 @@ class Descriptors:
                 return None
             host, port = looked_at.getpeername()[:2]
         except OSError:
-            return None  # it listens, or its peer has gone
+            return None  # a listening socket, or its peer has disconnected
         finally:
-            looked_at.detach()  # it is not ours to close
+            looked_at.detach()  # gRPC owns the descriptor and closes it
         return Accepted(descriptor=number, inode=inode, peer=(plain_host(host), port))
 
 
 def shut(accepted: Accepted) -> bool:
-    """End a connection as if its peer had; False when it has ended already, or no descriptor is left to do it with.
+    """End a connection as its peer would; False if it has already ended, or no descriptor is left for that.
 
-    Its owner reads the end of the stream and closes the descriptor itself. On a descriptor of our own, whose inode
-    is compared: the number may belong to another connection by now.
+    The owner of the connection then reads the end of the stream and closes its descriptor. This function works on a
+    duplicate and compares the inode, since the number may belong to another connection by now.
     """
     try:
         own = os.dup(accepted.descriptor)
@@ -108,7 +108,7 @@ def shut(accepted: Accepted) -> bool:
     try:
         if os.fstat(own).st_ino != accepted.inode:
             return False
-        with contextlib.suppress(OSError):  # its peer was faster
+        with contextlib.suppress(OSError):  # its peer closed it first
             connection = socket.socket(fileno=own)
             own = -1
             with connection:
@@ -120,7 +120,7 @@ def shut(accepted: Accepted) -> bool:
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of descriptors to the hard one, and return it; what was changed is said in the log."""
+    """Raise the soft limit of descriptors to the hard limit, log the change, and return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -129,5 +129,5 @@ def raise_limit() -> int:
 
 
 def limit() -> int:
-    """Return how many descriptors this process may have once `raise_limit` was called."""
+    """Return how many descriptors this process may have after `raise_limit`."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -1,4 +1,4 @@
-"""Whether a request may be made: what it says of job and worker, held against the table of rules."""
+"""Authorisation of requests: the job and worker that a request names, checked against the table of rules."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from strata.v1.worlds_pb2 import ListJobsResponse
 
 
 def check(refused: StrataError | None) -> None:
-    """Raise a refusal, if it is one."""
+    """Raise the refusal, if there is one."""
     if refused is not None:
         raise refused
 
 
 def check_call(identity: Identity | None, method: str, request: Any, cluster: str) -> None:
-    """Return if `identity` may make this call of a method, "Worlds.GetJob"; else raise the refusal."""
+    """Return if `identity` may make this call of a method, such as "Worlds.GetJob"; else raise the refusal."""
     if identity is None:
         return
     fields = request.DESCRIPTOR.fields_by_name
@@ -29,12 +29,12 @@ def check_call(identity: Identity | None, method: str, request: Any, cluster: st
     who = request.author if "author" in fields else body
     worker = who.worker_id if "worker_id" in who.DESCRIPTOR.fields_by_name else None
     check(refusal(identity, method, cluster=cluster, job=job, worker=worker))
-    if "source_job" in fields:  # a second job, whose bytes the first one is to have
+    if "source_job" in fields:  # a second job, whose checkpoint the first job receives
         check(refusal(identity, method, cluster=cluster, job=request.source_job, worker=worker))
 
 
 def hide_others(identity: Identity | None, response: Any) -> None:
-    """Take out of a list of jobs those that `identity` may not look at; its pages go on as they were."""
+    """Remove the jobs that `identity` may not read from a list of jobs; its page token stays valid."""
     if identity is None or not identity.jobs or identity.role is Role.COORDINATOR:
         return
     if isinstance(response, ListJobsResponse):
@@ -44,12 +44,12 @@ def hide_others(identity: Identity | None, response: Any) -> None:
 
 
 def check_session(identity: Identity | None, *, cluster: str, job: str, worker: str) -> None:
-    """Return if `identity` may be this worker of this job; else raise the refusal."""
+    """Return if `identity` may open a session for this worker of this job; else raise the refusal."""
     check(refusal(identity, "Sessions.Session", cluster=cluster, job=job, worker=worker))
 
 
 def check_peer(identity: Identity | None, replica: str) -> None:
-    """Return if `identity` may speak for this replica: a coordinator speaks for its own name only."""
+    """Return if `identity` may act for this replica: a coordinator acts under its own name only."""
     if identity is not None and identity.id != replica:
         raise PermissionDenied(
             f"{identity} is not replica {replica[:128]}",

@@ -1,1 +1,1 @@
-"""Barriers across replicas: the rounds, and the links that arrivals are forwarded on."""
+"""Barriers across replicas: the rounds, and the forwarding of arrivals to peers."""

@@ -1,8 +1,8 @@
-"""The visible counter of a barrier that stays open: a hint for people (PROTOCOLS 6.5).
+"""The visible counter of a barrier that stays open, as a hint for people (PROTOCOLS 6.5).
 
-One replica keeps it for each round, the one whose turn it would be to write the outcome. It is
-written when it says something new, a tenth of a second after the round opened at the earliest and
-every half second at most. No decision reads it.
+One replica maintains it for each round: the first in the order of writers of the outcome. It writes the
+counter only if its content changed, at the earliest 0.1 s after the round opened, and at most every 0.5 s. No
+decision reads the counter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = get_logger()
 
 
 class Counters:
-    """Writes the counters of the rounds in `book`."""
+    """Writes the counters of the open rounds in `book`."""
 
     def __init__(
         self, context: ReplicaContext, book: BarrierBook, ready: Callable[[], Iterable[InstanceId]]
@@ -32,36 +32,38 @@ class Counters:
         self._context = context
         self._book = book
         self._ready = ready
-        self._shown_at: dict[BarrierKey, float] = {}
+        self._written_at: dict[BarrierKey, float] = {}
 
     async def run(self) -> None:
-        """Keep the counters until cancelled."""
+        """Update the counters until cancelled."""
         while True:
             await asyncio.sleep(self._context.timing.counter_after_s)
             open_rounds = list(self._book.open())
-            self._shown_at = {r.key: self._shown_at[r.key] for r in open_rounds if r.key in self._shown_at}
+            self._written_at = {
+                r.key: self._written_at[r.key] for r in open_rounds if r.key in self._written_at
+            }
             for open_round in open_rounds:
                 if not self._is_due(open_round):
                     continue
                 try:
-                    await self._show(open_round)
+                    await self._write_counter(open_round)
                 except StrataError as error:
                     log.debug("counter_not_written", barrier=str(open_round.key), error=error.message)
 
     def _is_due(self, open_round: OpenRound) -> bool:
         timing, now = self._context.timing, asyncio.get_running_loop().time()
-        shown_at = self._shown_at.get(open_round.key, float("-inf"))
+        written_at = self._written_at.get(open_round.key, float("-inf"))
         return (
             now - open_round.since_ms / 1000 >= timing.counter_after_s
-            and now - shown_at >= timing.counter_every_s
+            and now - written_at >= timing.counter_every_s
             and writer_delay_ms(open_round.key, self._context.instance, self._ready()) == 0
         )
 
-    async def _show(self, open_round: OpenRound) -> None:
+    async def _write_counter(self, open_round: OpenRound) -> None:
         decide = partial(self._decide, open_round.key)
         if decide(self._context.mirror.view).txn is None:
-            return  # settling would read etcd to find that out
-        self._shown_at[open_round.key] = asyncio.get_running_loop().time()
+            return  # settling would read etcd to find out the same
+        self._written_at[open_round.key] = asyncio.get_running_loop().time()
         limit_s = self._context.timing.counter_every_s
         await self._context.executor.settle(decide, deadline_s=limit_s, coalesce=True)
 

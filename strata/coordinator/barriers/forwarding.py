@@ -1,8 +1,8 @@
-"""What this replica's own members said, on its way to the peers (PROTOCOLS 6.3).
+"""Forwarding of arrivals from this replica's own members to its peers (PROTOCOLS 6.3).
 
-Level-triggered: what is new goes out within 5 ms, and all that is open again whenever the ready
-peers change, and every second until its outcome is seen. A duplicate means nothing to a peer, so
-nothing here has to know what arrived.
+Level-triggered: new arrivals go out within 5 ms. All arrivals of open rounds go out again whenever the ready peers
+change, and every second until the outcome is in the view. A peer ignores duplicates, so this module need not know
+what a peer has received.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from strata.v1 import barriers_pb2
 from strata.wire import barriers as wire
 
 COALESCE_S: Final = 0.005
-"""How long an arrival waits for others to be forwarded with it. Nobody waits for that: once all of
-this replica's members have arrived, what they said is forwarded at once. (With 1 ms half of a
-replica's time in a burst went into forwards.)"""
+"""How long an arrival waits for others to be forwarded with it. The last arrival does not wait: once all of
+this replica's members have arrived, their arrivals are forwarded at once. (With 1 ms, half of a
+replica's time in a burst went into forwarding.)"""
 
 
 @dataclass(slots=True)
 class _Own:
-    """The part of one open round that came here, and not by way of a peer."""
+    """The arrivals at one open round that came from own members, not from a peer."""
 
     awaited: int
     ranks: set[int] = field(default_factory=set)
@@ -42,9 +42,9 @@ class Forwarding:
         self._flush: asyncio.TimerHandle | None = None
 
     def add(self, key: BarrierKey, ranks: Collection[int], served: Callable[[], int]) -> None:
-        """Forward that own members have arrived, `ranks` of them.
+        """Forward the arrivals of own members at `ranks`.
 
-        `served` counts, once a round, the participants whose session is here.
+        `served` returns the number of participants whose session is here; it is called once a round.
         """
         own = self._own.get(key)
         if own is None:
@@ -55,23 +55,23 @@ class Forwarding:
         own.ranks.update(ranks)
         self._unsent.add(key)
         if len(own.ranks) >= own.awaited:
-            self._send_news()
+            self._send_unsent()
         elif self._flush is None:
-            self._flush = asyncio.get_running_loop().call_later(COALESCE_S, self._send_news)
+            self._flush = asyncio.get_running_loop().call_later(COALESCE_S, self._send_unsent)
 
     def drop(self, key: BarrierKey) -> None:
-        """Forward nothing more of a round: it has ended."""
+        """Stop forwarding a round that has ended."""
         self._own.pop(key, None)
         self._unsent.discard(key)
 
     def again(self) -> None:
-        """Forward all that is open once more."""
+        """Forward the arrivals of all open rounds once more."""
         arrivals = [self._arrival(key, own.ranks) for key, own in self._own.items()]
         if arrivals:
             self.send(arrivals)
 
-    def _send_news(self) -> None:
-        """Forward the news of all rounds together."""
+    def _send_unsent(self) -> None:
+        """Forward the unsent arrivals of all rounds together."""
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None

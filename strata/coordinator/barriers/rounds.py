@@ -1,15 +1,15 @@
-"""Barriers at one replica: soft arrivals, forwarded, and one commit by whoever may (PROTOCOLS 6).
+"""Barriers at one replica: arrivals in memory, forwarded to peers, and one outcome in etcd (PROTOCOLS 6).
 
     member ──arrival──▶ book ────────▶ every ready peer's book
                           │
                  full, late or hopeless? ──after 20 k ms──▶ outcome in etcd ──view──▶ waiters
 
-Nothing here is owned by anybody: each replica holds what it heard, and forwards what its own
-members said, again and again until it sees the outcome. Whoever can decide a round writes its
-outcome; the others find it in their view. Waiters are answered from the view only, never by the
-commit's return, so it is all one whether this replica wrote, another did, or one that has died.
+No replica owns a round. Each replica stores the arrivals that it receives, and forwards those of its own members
+repeatedly until it sees the outcome. Any replica that can decide a round writes its outcome; the others find the
+outcome in their view. Waiters are answered from the view only, never from the result of the write. So it makes no
+difference whether this replica wrote the outcome, another one did, or one that has died since.
 
-`BarrierBook` is what this replica knows of the open rounds.
+`BarrierBook` holds this replica's knowledge of the open rounds.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ log = get_logger()
 
 
 REFUSALS_S: Final = 60.0
-"""How often a refused arrival of a peer is logged."""
+"""The shortest time between two log lines about a peer's refused arrivals."""
 LATE_LOOK_S: Final = 0.05
-"""How much longer than its timeout a round may be open before somebody looks."""
+"""How long after its timeout a round may stay open before it is checked."""
 
 
 class Waiter(Protocol):
-    """Who wants to know how a round ended: a session, or a call."""
+    """A session or a call that waits for the end of a round."""
 
     def outcome(self, key: BarrierKey, message: barriers_pb2.BarrierOutcome) -> None:
-        """Hear the outcome of a round that it arrived at."""
+        """Receive the outcome of a round at which it arrived."""
         ...
 
     def refused(self, key: BarrierKey, ranks: tuple[int, ...], error: StrataError) -> None:
-        """Hear that an arrival does not count, or no longer does."""
+        """Receive the refusal of an arrival that does not count, or no longer counts."""
         ...
 
 
 class Barriers:
-    """All barriers, as this replica sees them. `run` owns the writers."""
+    """All barriers, as this replica sees them. `run` owns the writers of outcomes."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Barriers:
         phases: Callable[[str, int], dict[int, str]],
         served: Callable[[str], Iterable[int]],
     ) -> None:
-        """`forward` sends to every ready peer; `ready` are their instances, without ours.
+        """`forward` sends to every ready peer; `ready` returns the ready peers' instances, without this replica's own.
 
-        `served` are the ranks of a job's world whose sessions are here.
+        `served` returns the ranks of a job's world whose sessions are here.
         """
         self._context = context
         self._ranks = ranks
@@ -90,7 +90,7 @@ class Barriers:
         self.forwarding = Forwarding(self._book, forward)
         self._counters = Counters(context, self._book, ready)
         self._waiters: dict[BarrierKey, dict[Waiter, None]] = {}
-        """Of each open round, in the order they came."""
+        """The waiters of each open round, in the order of their arrival."""
         self._writers: dict[BarrierKey, asyncio.Task[None]] = {}
         measures = context.measures
         self._from_members = measures.arrivals.child("member")
@@ -102,14 +102,14 @@ class Barriers:
     # -- arrivals
 
     def arrive(self, arrival: Arrival, waiter: Waiter | None) -> None:
-        """Take an arrival: of `waiter`, who shall hear the outcome, or as a peer forwarded it."""
+        """Record an arrival. `waiter` receives the outcome; it is None for an arrival that a peer forwarded."""
         try:
             self._arrive(arrival, waiter)
         except StrataError as error:
             if waiter is not None:
                 waiter.refused(arrival.key, arrival.ranks, error)
             else:
-                # Routine are those of a peer whose view is late or ahead. It sends every arrival again each second.
+                # Routine if this view and the peer's differ in age: the peer resends every arrival each second.
                 routine = isinstance(error, Refused | StaleGeneration)
                 if not routine and self._refusals.due(self._now_ms() / 1000) is not None:
                     log.warning("forwarded_arrival_refused", barrier=str(arrival.key), error=str(error))
@@ -129,7 +129,7 @@ class Barriers:
                     waiter.outcome(key, wire.outcome_message(job, key, end))
                 return
         if index is None or key.generation > index.head.generation:
-            # A member knows its world from this view. A peer may be ahead of this view, and forwards the arrival again.
+            # A member knows its world from this view. A peer may be ahead of it, and forwards the arrival again.
             raise Refused(f"{key}: there is no such generation yet")
         entry = self._book.add(arrival, size=index.head.size, now_ms=self._now_ms())
         if waiter is not None:
@@ -141,29 +141,29 @@ class Barriers:
             self._reconsider(entry)
 
     def forget(self, waiter: Waiter, job: str) -> None:
-        """Tell `waiter` nothing more of the job's rounds; what it said stays said."""
+        """Send `waiter` nothing more about the job's rounds; its arrivals still count."""
         for open_round in self._book.open(job):
             self._waiters.get(open_round.key, {}).pop(waiter, None)
 
     def open(self, job: str) -> Iterator[OpenRound]:
-        """Yield the rounds of a job that are open as far as is known here."""
+        """Yield the rounds of a job that this replica knows to be open."""
         return self._book.open(job)
 
-    # -- what the view says
+    # -- changes of the view
 
     def on_round(self, key: BarrierKey) -> None:
-        """Look at a round whose outcome was written."""
+        """Close a round whose outcome was written."""
         if self._book.get(key) is not None:
             self._end_if_ended(key)
 
     def on_floor(self, job: str, name: str, generation: int) -> None:
-        """Look at the rounds of a barrier whose floor moved: an outcome's own event may be lost."""
+        """Close ended rounds of a barrier whose floor moved: the outcome's own event may be lost."""
         for open_round in self._book.open(job):
             if (open_round.key.name, open_round.key.generation) == (name, generation):
                 self._end_if_ended(open_round.key)
 
     def on_change(self, job: str) -> None:
-        """Look at all open rounds of a job: its head changed, or somebody went."""
+        """Check all open rounds of a job: its head changed, or a member or rank was lost."""
         for open_round in self._book.open(job):
             if not self._end_if_ended(open_round.key):
                 self._reconsider(open_round)
@@ -205,7 +205,7 @@ class Barriers:
             self._writers[key] = self._tasks.create_task(self._write(key), name=f"writer of {key}")
 
     async def _write(self, key: BarrierKey) -> None:
-        """Write the outcome in one's turn, unless somebody did; keep at it while it can be decided."""
+        """Write the outcome in this replica's turn, unless another has; retry while it can be decided."""
         delay_ms = writer_delay_ms(key, self._context.instance, self._ready())
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
@@ -218,10 +218,10 @@ class Barriers:
                 else:
                     return
         except StrataError as error:
-            # a refusal is the round's end, which the view shows too; another is a poison record
+            # a refusal is the end of the round, which the view shows too; any other error is a poison record
             log.warning("outcome_not_written", barrier=str(key), error=error.message)
         except Exception:
-            # a bug that one round brings out must not end the replica, which serves all others
+            # a bug that one round triggers must not end the replica, which serves all others
             log.exception("writer_failed", barrier=str(key))
         finally:
             del self._writers[key]
@@ -241,22 +241,22 @@ class Barriers:
     # -- in the background
 
     async def run(self) -> None:
-        """Write outcomes and counters, and do it all again, until cancelled."""
+        """Write outcomes and counters, and repeat all open work each second, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
                 tasks.create_task(self._counters.run(), name="barrier counters")
-                tasks.create_task(self._end_the_late(), name="barrier deadlines")
+                tasks.create_task(self._check_deadlines(), name="barrier deadlines")
                 for job in {open_round.key.job for open_round in self._book.open()}:
                     self.on_change(job)
                 while True:
                     await asyncio.sleep(self._context.timing.arrivals_again_s)
-                    self._again()
+                    self._repeat()
             finally:
-                self._tasks = None  # nothing is begun while this ends
+                self._tasks = None  # no writer starts while this ends
 
-    async def _end_the_late(self) -> None:
-        """Look at each round whose time is over."""
+    async def _check_deadlines(self) -> None:
+        """Check each round whose deadline has passed."""
         while True:
             await asyncio.sleep(LATE_LOOK_S)
             now_ms = self._now_ms()
@@ -265,13 +265,13 @@ class Barriers:
                 if late and open_round.key not in self._writers:
                     self._reconsider(open_round)
 
-    def _again(self) -> None:
-        """Do what every second is done again, for whatever got lost."""
+    def _repeat(self) -> None:
+        """Repeat the work of every open round, in case a message or a write was lost."""
         self.forwarding.again()
         for open_round in self._book.open():
             self._reconsider(open_round)
 
-    # -- small things
+    # -- helpers
 
     def _note_time(self, key: BarrierKey) -> None:
         if (open_round := self._book.get(key)) is not None:
@@ -280,7 +280,7 @@ class Barriers:
             self._context.charts.round_ended(key.job, seconds)
 
     def _served_of(self, open_round: OpenRound) -> int:
-        """Return how many participants of a round have their session here."""
+        """Return the number of participants of a round whose session is here."""
         return sum(rank in open_round.participants for rank in self._served(open_round.key.job))
 
     @staticmethod

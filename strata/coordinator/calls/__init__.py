@@ -1,1 +1,1 @@
-"""What can be asked of a replica, by a session or by a unary call: one table of handlers."""
+"""The calls that a replica answers, on a session or as unary calls: one table of methods."""

@@ -1,4 +1,4 @@
-"""Admin: the cluster as the replica that answers sees it."""
+"""The calls of `Admin`: the cluster as the answering replica sees it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from strata.v1 import admin_pb2
 log = get_logger()
 
 RESOURCE_BYTES: Final = ANSWER_BYTES - 64
-"""Leaves room for what is around it in a message."""
+"""Leaves space for the other fields of the message."""
 
 
 class AdminCalls:
-    """Answers what `Admin` offers.
+    """Answers the methods of `Admin`.
 
-    `peer_ready` tells whether a peer said within the last second that it is ready; `read` returns a resource of
-    the HTTP API, None where this replica has none.
+    `peer_ready` returns whether a peer reported within the last second that it is ready. `read` returns a resource
+    of the HTTP API; it is None if this replica serves none.
     """
 
     def __init__(
@@ -81,7 +81,10 @@ class AdminCalls:
             replicas=sorted(
                 [
                     *(self._replica(entry, leader=entry.record.instance == instance) for entry in replicas),
-                    *(self._gone(name, record) for name, record in unreachable(view, context.keys).items()),
+                    *(
+                        self._unreachable_status(name, record)
+                        for name, record in unreachable(view, context.keys).items()
+                    ),
                 ],
                 key=lambda each: each.replica,
             ),
@@ -111,7 +114,7 @@ class AdminCalls:
         log.info("coordinator_forgotten", coordinator=name)
         return admin_pb2.ForgetCoordinatorResponse()
 
-    def _gone(self, name: str, record: Coordinator) -> admin_pb2.ReplicaStatus:
+    def _unreachable_status(self, name: str, record: Coordinator) -> admin_pb2.ReplicaStatus:
         since_unix_ms = record.unreachable_since_unix_ms
         return admin_pb2.ReplicaStatus(
             replica=name,

@@ -1,9 +1,9 @@
 """Barriers for clients without a session: WaitBarrier is the arrival (PROTOCOLS 5.8).
 
-The arrival is forwarded and kept like any other, so it makes no difference to which replica the
-call goes, or whether that one is still there when the round ends. Only the answer is bound to the
-call: it ends after `WAIT_S`, or when its replica stops, as `Unavailable`, and is then made again
-for the same round, as long as the barrier takes. An arrival for a finished round gets its outcome.
+The arrival is forwarded and recorded like any other. So the client may call any replica, even one that stops
+before the round ends. Only the answer is bound to the call. The call ends with `Unavailable` after `WAIT_S`, or when
+its replica stops. The client then repeats it for the same round, as long as the barrier takes. An arrival for a
+finished round receives its outcome.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from strata.v1 import barriers_pb2 as pb
 from strata.wire import barriers as wire
 
 WAIT_S: Final = 30.0
-"""How long one call waits. Not for ever: a proxy or a client that is gone in silence would leave
-calls behind, and a client that hears nothing cannot tell a long barrier from a lost answer."""
+"""How long one call waits. The wait is bounded for two reasons: a client or proxy that disappears silently would
+leave its call behind, and a client without an answer cannot distinguish a long barrier from a lost answer."""
 
 
 class _Call:
-    """One WaitBarrier as a waiter."""
+    """One WaitBarrier call, as a waiter of its round."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[pb.BarrierOutcome] = asyncio.get_running_loop().create_future()
@@ -48,7 +48,7 @@ class _Call:
 
 
 class BarrierCalls:
-    """Answers what `Barriers` offers."""
+    """Answers the methods of `Barriers`."""
 
     def __init__(self, context: ReplicaContext, ranks: RankIndexes, barriers: Barriers) -> None:
         self._context = context
@@ -61,16 +61,16 @@ class BarrierCalls:
         yield Row(method="Barriers.ListBarriers", answer=self.list)
 
     def part(self) -> None:
-        """Send every waiting call elsewhere: this replica stops."""
+        """End every waiting call with `Unavailable`, so that its client calls another replica: this one stops."""
         for call, key in self._waiting.items():
             call.refused(key, (), Unavailable("this replica stops", hint=_AGAIN))
 
     async def wait(
         self, request: pb.WaitBarrierRequest, _identity: Identity | None
     ) -> pb.WaitBarrierResponse:
-        """Return the outcome once the round is released; raise how else it ended.
+        """Return the outcome once the round is released; raise an error for any other result.
 
-        `Unavailable` while it is open. A caller that goes away has arrived all the same.
+        `Unavailable` while the round is open. The arrival of a client that disconnects still counts.
         """
         arrival = wire.arrival(request.arrival)
         await self._check(request, arrival)
@@ -89,7 +89,7 @@ class BarrierCalls:
         return _released(outcome, request.page_token)
 
     async def _check(self, request: pb.WaitBarrierRequest, arrival: Arrival) -> None:
-        """Return if the caller may arrive for these ranks; a refusal comes from a fresh view (2.2)."""
+        """Return if the caller may arrive for these ranks; otherwise raise a refusal from a fresh view (2.2)."""
         if self._refusal(request, arrival) is not None:
             await self._context.mirror.fresh()
             refusal = self._refusal(request, arrival)
@@ -105,7 +105,7 @@ class BarrierCalls:
         if index is None or index.head.generation < arrival.generation:
             return Refused(f"{arrival.key}: there is no such generation yet", hint="ask for the world first")
         if index.head.generation > arrival.generation:
-            return None  # the round's own end, or that of its generation, is the answer
+            return None  # the answer is the end of the round or of its generation
         mine = index.ranks(worker, incarnation)
         if all(rank in mine for rank in arrival.ranks):
             return None
@@ -145,12 +145,12 @@ _AGAIN: Final = "call again with the same round, at any replica"
 
 
 def _name(key: BarrierKey, *, ended: bool) -> str:
-    """Return what rounds are listed by: the open ones first."""
+    """Return the key by which rounds are listed: open rounds first."""
     return f"{int(ended)}/{key.name}/{key.generation:020d}/{key.round:020d}"
 
 
 def _ended(job: JobView, key: BarrierKey, outcome: Entry[BarrierOutcome]) -> pb.BarrierOutcome:
-    """Return an outcome for a list; payloads, which can be half a megabyte a round, only if they leave room."""
+    """Return an outcome for a list, without its payloads (up to half a megabyte a round) if they fill half a page."""
     message = wire.outcome_message(job, key, outcome)
     if message.ByteSize() > PAGE_BYTES // 2:
         message.ClearField("payloads")
@@ -182,7 +182,7 @@ def _released(outcome: pb.BarrierOutcome, token: str) -> pb.WaitBarrierResponse:
 
 
 def outcomes(job: JobView) -> Iterator[tuple[BarrierKey, Entry[BarrierOutcome]]]:
-    """Yield the outcomes that are still kept, of every barrier and generation."""
+    """Yield the stored outcomes of every barrier and generation."""
     for name in job.view.names(job.keys.barriers):
         for generation in job.view.names(job.keys.barrier_name(name)):
             for round_ in job.view.names(job.keys.barrier_generation(name, int(generation))):

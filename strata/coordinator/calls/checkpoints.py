@@ -1,4 +1,4 @@
-"""The checkpoint catalog's requests: each one decision, answered from the view."""
+"""The calls of the checkpoint catalog. Each is one decision, answered from the view."""
 
 from __future__ import annotations
 
@@ -34,24 +34,26 @@ MAX_READER_TTL_S: Final = 3600
 
 
 def catalog(context: ReplicaContext) -> Iterator[Row]:
-    """Yield what saves make, pin, copy, judge and take away."""
+    """Yield the rows of calls that save, pin, tag, copy, adopt and delete checkpoints, or report damage."""
     changes = partial(change, context)
     yield changes(
         "Checkpoints.BeginCheckpoint",
         wire.begin_request,
-        lambda job, wanted: core.decide_begin(job, wanted, now_unix_ms=int(context.unix_now() * 1000)),
-        _shown(_of_author),
+        lambda job, decoded: core.decide_begin(job, decoded, now_unix_ms=int(context.unix_now() * 1000)),
+        _with_checkpoint(_of_author),
     )
     calls = CatalogCalls(context)
     yield Row(method="Checkpoints.AckCheckpoint", answer=calls.ack)
-    yield changes("Checkpoints.SealCheckpoint", wire.seal_request, core.decide_seal, _shown(_of_author))
+    yield changes(
+        "Checkpoints.SealCheckpoint", wire.seal_request, core.decide_seal, _with_checkpoint(_of_author)
+    )
     yield changes(
         "Checkpoints.AbortCheckpoint",
         as_it_is,
         lambda job, r: core.decide_abort(
             job, author=wire.author(r.author), step=r.step, attempt=r.attempt, reason=r.reason
         ),
-        _shown(_of_author),
+        _with_checkpoint(_of_author),
     )
     yield changes(
         "Checkpoints.HoldSaves",
@@ -64,19 +66,19 @@ def catalog(context: ReplicaContext) -> Iterator[Row]:
         "Checkpoints.PinCheckpoint",
         as_it_is,
         lambda job, r: pins.decide_pin(job, step=r.step, attempt=r.attempt, who=r.who, why=r.why),
-        _shown(_named),
+        _with_checkpoint(_named),
     )
     yield changes(
         "Checkpoints.UnpinCheckpoint",
         as_it_is,
         lambda job, r: pins.decide_unpin(job, step=r.step, attempt=r.attempt),
-        _shown(_named),
+        _with_checkpoint(_named),
     )
     yield changes(
         "Checkpoints.TagCheckpoint",
         _with_tag,
         lambda job, r: pins.decide_tag(job, tag=r.tag, step=r.step, attempt=r.attempt, who=r.who),
-        _shown(lambda job, r: pins.tagged(job, r.tag)),
+        _with_checkpoint(lambda job, r: pins.tagged(job, r.tag)),
     )
     yield changes(
         "Checkpoints.UntagCheckpoint",
@@ -89,11 +91,13 @@ def catalog(context: ReplicaContext) -> Iterator[Row]:
         lambda job, r: core.decide_delete(
             job, step=r.step, attempt=r.attempt, finished=r.finished, tier=r.tier, host=r.host
         ),
-        _shown(_named),
+        _with_checkpoint(_named),
     )
     yield Row(method="Checkpoints.ReportCopy", answer=calls.report_copy)
-    yield changes("Checkpoints.ReportDamage", wire.damage_report, decide_report_damage, _shown(_named))
-    yield changes("Checkpoints.AdoptCheckpoint", wire.adopt_request, decide_adopt, _shown(_named))
+    yield changes(
+        "Checkpoints.ReportDamage", wire.damage_report, decide_report_damage, _with_checkpoint(_named)
+    )
+    yield changes("Checkpoints.AdoptCheckpoint", wire.adopt_request, decide_adopt, _with_checkpoint(_named))
     yield Row(method="Checkpoints.GetCheckpoint", answer=calls.get)
     yield Row(method="Checkpoints.ListCheckpoints", answer=calls.list)
     yield Row(method="Checkpoints.OpenCheckpoint", answer=calls.open)
@@ -107,59 +111,61 @@ def _with_tag(request: Any) -> Any:
     return request
 
 
-def _of_author(job: JobView, wanted: Any) -> Entry[CheckpointRecord] | None:
-    return job.checkpoint(wanted.step, wanted.author.generation)
+def _of_author(job: JobView, decoded: Any) -> Entry[CheckpointRecord] | None:
+    return job.checkpoint(decoded.step, decoded.author.generation)
 
 
-def _named(job: JobView, wanted: Any) -> Entry[CheckpointRecord] | None:
-    return core.find(job, wanted.step, wanted.attempt)
+def _named(job: JobView, decoded: Any) -> Entry[CheckpointRecord] | None:
+    return core.find(job, decoded.step, decoded.attempt)
 
 
-def _shown(find: Callable[[JobView, Any], Entry[CheckpointRecord] | None]) -> Find:
-    return lambda job, wanted: _show(job, find(job, wanted))
+def _with_checkpoint(find: Callable[[JobView, Any], Entry[CheckpointRecord] | None]) -> Find:
+    return lambda job, decoded: _checkpoint_field(job, find(job, decoded))
 
 
-def _show(job: JobView, entry: Entry[CheckpointRecord] | None) -> Mapping[str, Any]:
-    """Return the field with a checkpoint, none if that is gone."""
+def _checkpoint_field(job: JobView, entry: Entry[CheckpointRecord] | None) -> Mapping[str, Any]:
+    """Return the response field with a checkpoint; empty if the checkpoint no longer exists."""
     return {} if entry is None else {"checkpoint": wire.checkpoint_message(job, entry)}
 
 
 class CatalogCalls:
-    """What is more than one decision."""
+    """Answers the calls that need more than one decision."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
 
     async def ack(self, request: pb.AckCheckpointRequest, _identity: Identity | None) -> Any:
-        wanted = wire.ack_request(request)
-        job = await self._counted(request.job, request.phases, core.decide_ack, wanted, _of_author)
-        return pb.AckCheckpointResponse(**_show(job, _of_author(job, wanted)))
+        decoded = wire.ack_request(request)
+        job = await self._settle_counting_phases(
+            request.job, request.phases, core.decide_ack, decoded, _of_author
+        )
+        return pb.AckCheckpointResponse(**_checkpoint_field(job, _of_author(job, decoded)))
 
     async def report_copy(self, request: pb.ReportCopyRequest, _identity: Identity | None) -> Any:
-        wanted = wire.copy_request(request)
+        decoded = wire.copy_request(request)
         phases = [request.phase] if request.HasField("phase") else []
-        job = await self._counted(request.job, phases, decide_report_copy, wanted, _named)
-        return pb.ReportCopyResponse(**_show(job, _named(job, wanted)))
+        job = await self._settle_counting_phases(request.job, phases, decide_report_copy, decoded, _named)
+        return pb.ReportCopyResponse(**_checkpoint_field(job, _named(job, decoded)))
 
-    async def _counted(
+    async def _settle_counting_phases(
         self,
         name: str,
         phases: Sequence[SavePhase],
         decide: Callable[[JobView, Any], Decision],
-        wanted: Any,
+        decoded: Any,
         find: Callable[[JobView, Any], Entry[CheckpointRecord] | None],
     ) -> JobView:
-        """Carry a decision out; count the phases once, if it wrote something: a request may come again."""
+        """Settle a decision, and count the phases only if it wrote: the client may repeat a request."""
         wrote = False
 
         def deciding(job: JobView) -> Decision:
             nonlocal wrote
-            decision = decide(job, wanted)
+            decision = decide(job, decoded)
             wrote |= decision.txn is not None
             return decision
 
         job = await settled(self._context, name, deciding)
-        if wrote and phases and (entry := find(job, wanted)) is not None:
+        if wrote and phases and (entry := find(job, decoded)) is not None:
             self._context.save_times.reported(entry.record.type, phases)
         return job
 
@@ -177,7 +183,7 @@ class CatalogCalls:
         job = self._context.job(request.job)
         entry = find(job)
         if entry is None:
-            await self._context.mirror.fresh()  # a refusal is a decision: it takes a fresh view
+            await self._context.mirror.fresh()  # a refusal is a decision and needs a fresh view
             entry = find(job)
         if entry is None:
             raise _absent(request)
@@ -185,7 +191,7 @@ class CatalogCalls:
 
     async def list(self, request: pb.ListCheckpointsRequest, _identity: Identity | None) -> Any:
         job = self._context.job(request.job)
-        if job.latest() is None:  # a fork has checkpoints before it has a member
+        if job.latest() is None:  # a forked job has checkpoints before it has a member
             job = await existing_job(self._context, request.job)
         found, after = page(
             job.checkpoints(),
@@ -196,10 +202,10 @@ class CatalogCalls:
         )
         return pb.ListCheckpointsResponse(checkpoints=found, next_page_token=after)
 
-    # -- readers, each on a lease of its own
+    # -- readers, each with a lease of its own
 
     async def open(self, request: pb.OpenCheckpointRequest, _identity: Identity | None) -> Any:
-        """Register a reader, or renew the lease of the one that there is."""
+        """Register a reader, or renew its existing lease."""
         ttl_s = request.ttl_s or READER_TTL_S
         if not 1 <= ttl_s <= MAX_READER_TTL_S:
             raise InvalidArgument(f"ttl_s is {ttl_s}", hint=f"1 to {MAX_READER_TTL_S} seconds, or 0")
@@ -219,24 +225,24 @@ class CatalogCalls:
                 ),
             )
         except StrataError as error:
-            if granted and not error.retryable:  # else the registration may still take effect
+            if granted and not error.retryable:  # otherwise the registration may still take effect
                 await self._revoke(lease)
             if isinstance(error, NotFound):
                 raise Unavailable("the reader's lease ran out before it was registered") from error
             raise
-        return pb.OpenCheckpointResponse(**_show(job, _named(job, request)))
+        return pb.OpenCheckpointResponse(**_checkpoint_field(job, _named(job, request)))
 
     async def _lease(self, request: pb.OpenCheckpointRequest, ttl_s: int) -> tuple[int, bool]:
-        """Return the reader's lease, renewed, and whether it is a new one."""
-        if held := self._held(request):
-            with contextlib.suppress(NotFound):  # it ran out: a new one takes its place
-                await self._context.store.keep_alive(held)
-                return held, False
+        """Return the reader's renewed lease, and whether it is a new one."""
+        if lease := self._reader_lease(request):
+            with contextlib.suppress(NotFound):  # it expired: grant a new one
+                await self._context.store.keep_alive(lease)
+                return lease, False
         return (await self._context.store.grant(ttl_s)).id, True
 
     async def close(self, request: pb.CloseCheckpointRequest, _identity: Identity | None) -> Any:
         checked_id("reader", request.reader)
-        held = self._held(request)
+        lease = self._reader_lease(request)
         await settled(
             self._context,
             request.job,
@@ -244,19 +250,19 @@ class CatalogCalls:
                 job, step=request.step, attempt=request.attempt, reader=request.reader
             ),
         )
-        if held:
-            await self._revoke(held)
+        if lease:
+            await self._revoke(lease)
         return pb.CloseCheckpointResponse()
 
-    def _held(self, request: pb.OpenCheckpointRequest | pb.CloseCheckpointRequest) -> int:
+    def _reader_lease(self, request: pb.OpenCheckpointRequest | pb.CloseCheckpointRequest) -> int:
         job = self._context.job(request.job)
         return pins.reader_lease(job, step=request.step, attempt=request.attempt, reader=request.reader)
 
     async def _revoke(self, lease: int) -> None:
-        with contextlib.suppress(StrataError):  # it runs out by itself
+        with contextlib.suppress(StrataError):  # the lease expires by itself
             await self._context.store.revoke(lease)
 
-    # -- beginning elsewhere
+    # -- fork and rewind
 
     async def fork(self, request: pb.ForkCheckpointRequest, _identity: Identity | None) -> Any:
         await existing_job(self._context, request.source_job)
@@ -273,10 +279,10 @@ class CatalogCalls:
                 latest=request.latest,
             ),
         )
-        return pb.ForkCheckpointResponse(**_show(job, next(job.checkpoints(), None)))
+        return pb.ForkCheckpointResponse(**_checkpoint_field(job, next(job.checkpoints(), None)))
 
     async def rewind(self, request: pb.RewindJobRequest, _identity: Identity | None) -> Any:
-        """A request that names no generation means the one that is current now, however often this is decided."""
+        """Rewind a job. If the request names no generation, read the current one once, before the first decision."""
         head = (await existing_job(self._context, request.job)).head()
         generation = request.generation or (head.record.generation if head is not None else 0)
         job = await settled(
@@ -286,7 +292,9 @@ class CatalogCalls:
                 job, generation=generation, step=request.step, attempt=request.attempt, who=request.who
             ),
         )
-        return pb.RewindJobResponse(**_show(job, find_committed(job, request.step, request.attempt)))
+        return pb.RewindJobResponse(
+            **_checkpoint_field(job, find_committed(job, request.step, request.attempt))
+        )
 
 
 def _absent(request: pb.GetCheckpointRequest) -> CheckpointNotFound:

@@ -1,4 +1,4 @@
-"""Requests about datasets: which there are, and whose shards are whose."""
+"""The calls about datasets: which exist, and which worker owns which shards."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from strata.v1 import datasets_pb2 as pb
 from strata.wire import datasets as wire
 
 PIECE_SHARDS: Final = 32_768
-"""Shards of one worker that a page has at most: their numbers take up to three bytes each."""
+"""Shards of one worker in one page: each number takes up to three bytes."""
 
 
 class DatasetCalls:
-    """Answers what `Datasets` offers."""
+    """Answers the methods of `Datasets`."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
@@ -45,12 +45,12 @@ class DatasetCalls:
     async def get_assignment(
         self, request: pb.GetAssignmentRequest, _identity: Identity | None
     ) -> pb.GetAssignmentResponse:
-        """Before the job has a world nobody owns a shard: assign_epoch is 0 and owners is empty."""
+        """Before the job has a world no worker owns a shard: assign_epoch is 0 and owners is empty."""
         job = self._context.job(request.job)
         try:
             name, spec = _dataset(job, request.dataset)
         except NotFound:
-            await self._context.mirror.fresh()  # a refusal is a decision: it takes a fresh view
+            await self._context.mirror.fresh()  # a refusal is a decision and needs a fresh view
             job = await existing_job(self._context, request.job)
             name, spec = _dataset(job, request.dataset)
         entry = job.view.entry(job.keys.assignment(name), Assignment)
@@ -95,13 +95,13 @@ class DatasetCalls:
 
 
 def pieces(shards: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield the shards of one worker in pieces of bounded size, one at least."""
+    """Yield one worker's shards in pieces of bounded size, at least one piece."""
     for start in range(0, max(1, len(shards)), PIECE_SHARDS):
         yield shards[start : start + PIECE_SHARDS]
 
 
 def assignments(job: JobView) -> Iterator[tuple[str, Entry[Assignment]]]:
-    """Yield the name and the assignment of each dataset that has one."""
+    """Yield each assigned dataset's name and assignment."""
     for name, _spec in _datasets(job):
         entry = job.view.entry(job.keys.assignment(name), Assignment)
         if entry is not None:
@@ -116,7 +116,7 @@ def _datasets(job: JobView) -> Iterator[tuple[str, DatasetSpec]]:
 
 
 def _dataset(job: JobView, wanted: str) -> tuple[str, DatasetSpec]:
-    """Return the dataset of that name; without a name, the job's only one."""
+    """Return the dataset with that name; without a name, the job's only dataset."""
     there = dict(_datasets(job))
     if wanted:
         if wanted not in there:

@@ -1,7 +1,7 @@
-"""Finding what a request names.
+"""Lookup of the job that a request names.
 
-What is absent is looked for once more, in a fresh view: that there is no such thing is a refusal,
-and a refusal is a decision (PROTOCOLS 2.2).
+A missing job is looked up again in a fresh view: "there is no such job" is a refusal, and a refusal is a decision
+(PROTOCOLS 2.2).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from strata.errors import NotFound
 
 
 async def existing_job(context: ReplicaContext, name: str) -> JobView:
-    """Return a job that exists; `NotFound` when there is none of that name."""
+    """Return an existing job; `NotFound` if no job has that name."""
     job = context.job(name)
     if not job.exists:
         await context.mirror.fresh()

@@ -1,7 +1,7 @@
-"""Lists in pages: an answer fits into one message of bounded size, however long the list is.
+"""Paged lists: an answer fits into one message of bounded size, however long the list is.
 
-A page's token is the key of its last item, so any replica can go on, and what comes or goes
-meanwhile moves nothing else: each item that is there all the time is told exactly once.
+A page's token is the key of its last item, so any replica can continue. Items created or deleted meanwhile do
+not shift the others: each item that exists throughout is listed exactly once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from strata.wire.pages import merge
 T = TypeVar("T")
 
 ANSWER_BYTES: Final = 256 << 10
-"""What the answer to a unary call may have; `rpc.handlers` holds all of them to it."""
+"""The maximum size of a unary call's answer; `rpc.handlers` enforces it."""
 PAGE_BYTES: Final = ANSWER_BYTES - (2 << 10)
-"""What a page's items may have: both tokens need room as well."""
+"""The maximum size of a page's items; the rest is for the two tokens."""
 MAX_TOKEN: Final = 512
 
 
@@ -31,10 +31,10 @@ def page(
     token: str,
     page_bytes: int = PAGE_BYTES,
 ) -> tuple[list[Any], str]:
-    """Return the messages after `token` and the next token, "" at the end.
+    """Return the messages after `token` and the next token, which is "" at the end.
 
-    `size` is how many at most, 0: as many as fit. Keys sort as text, and `items` may come in any
-    order. A page holds one item at least.
+    `size` is the maximum number of items; 0 means as many as fit. Keys sort as text, and `items` may come in any
+    order. A page holds at least one item.
     """
     if size < 0 or len(token) > MAX_TOKEN:
         raise InvalidArgument("page_size cannot be negative, and page_token is what an answer had")
@@ -43,7 +43,7 @@ def page(
     last = ""
     for item in sorted((item for item in items if key(item) > token), key=key):
         message = make(item)
-        total += message.ByteSize() + 8  # its tag and length
+        total += message.ByteSize() + 8  # the tag and length of its field
         if found and (total > page_bytes or (size and len(found) >= size)):
             return found, last
         found.append(message)
@@ -54,7 +54,7 @@ def page(
 def fill(
     answer: Any, items: Iterable[T], *, key: Callable[[T], str], part: Callable[[T], Any], request: Any
 ) -> None:
-    """Merge into `answer`, which has what is no list, the items of the page that `request` asks for.
+    """Add the page of items that `request` asks for to `answer`, whose other fields are already set.
 
     `part` returns an answer with that item alone.
     """
@@ -71,13 +71,13 @@ def fill(
 
 
 def of_state(what: str, token: str, *made_of: Entry[Any] | None) -> str:
-    """Return the beginning of the keys of a list that is replaced as a whole: it names what the list is made of now.
+    """Return a key prefix for a list that is replaced as a whole; it identifies the state of `made_of`.
 
-    `StaleGeneration` for a token of another one: pages of two of them are no list. What is written has a greater
-    revision than all there was, and what is deleted is missing in the count, so no two states are named alike.
+    Raise `StaleGeneration` for a token of another state: pages of two states make no list. No two states have the same
+    prefix: a write has a greater revision than all before it, and a deletion lowers the count.
     """
-    there = [entry.mod_revision for entry in made_of if entry is not None]
-    prefix = f"{max(there, default=0):020d}.{len(there)}/"
+    revisions = [entry.mod_revision for entry in made_of if entry is not None]
+    prefix = f"{max(revisions, default=0):020d}.{len(revisions)}/"
     if token and not token.startswith(prefix):
         raise StaleGeneration(
             f"{what} was replaced, or went, between two pages", hint="begin again, without page_token"

@@ -1,4 +1,4 @@
-"""The request of a worker that goes on: its world, its ranks' parts of the checkpoint, its shards."""
+"""The call of a restarting worker: its world, its ranks' parts of the checkpoint, its shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strata.wire import worlds as wire
 
 
 class RecoveryCalls:
-    """Answers what `Recovery` offers."""
+    """Answers the methods of `Recovery`."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
@@ -31,7 +31,7 @@ class RecoveryCalls:
     async def get_recovery(
         self, request: pb.RecoveryRequest, _identity: Identity | None
     ) -> pb.RecoveryResponse:
-        """A job that has no world yet has an empty answer."""
+        """Return an empty answer if the job has no world yet."""
         checked_id("worker", request.worker_id)
         job = await existing_job(self._context, request.job)
         response = pb.RecoveryResponse()

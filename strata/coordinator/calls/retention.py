@@ -1,4 +1,4 @@
-"""Requests about what a job keeps: its policy, and what hosts are to copy and to remove for it."""
+"""The calls about retention: a job's policy, and the maintenance tasks (copies, removals) of its hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from strata.wire import checkpoints as wire
 
 
 def retention(context: ReplicaContext) -> Iterator[Row]:
-    """Yield what sets and shows a policy."""
+    """Yield the rows that set and return a policy, and list maintenance tasks."""
     yield change(
         context,
         "Checkpoints.SetRetention",
@@ -39,17 +39,17 @@ def retention(context: ReplicaContext) -> Iterator[Row]:
 
 
 _Policy = tuple[Retention, Author | None, int | None]
-"""The policy, who sets it, and the revision that it is to replace."""
+"""The policy, its author, and the revision that it replaces."""
 
 
-def _decide_set_retention(job: JobView, wanted: _Policy) -> Decision:
-    policy, author, revision = wanted
+def _decide_set_retention(job: JobView, decoded: _Policy) -> Decision:
+    policy, author, revision = decoded
     return retention_plan.decide_set_retention(job, policy, author=author, if_revision=revision)
 
 
-def _retention(job: JobView, wanted: _Policy) -> Mapping[str, Any]:
+def _retention(job: JobView, decoded: _Policy) -> Mapping[str, Any]:
     held = retention_plan.retention(job)
-    return {"retention": wire.retention_message(held.record if held is not None else wanted[0])}
+    return {"retention": wire.retention_message(held.record if held is not None else decoded[0])}
 
 
 async def _get_retention(

@@ -1,9 +1,9 @@
-"""One table from a request to what answers it, for unary calls, the calls of a session and the dashboard.
+"""The table of methods, one row each, for unary calls, calls on a session and the dashboard.
 
-A row names a method and what answers it; who may call it stands in `core.access.authority.RULES`. Most methods change one
-job, and are four functions (`change`): decode the request, decide on the view, settle, find what to show. Every
-answer follows the same steps: honour the caller's token, check that it speaks for itself, do the one thing, say in
-the response which revision the caller has now seen.
+A row names a method and the function that answers it; `core.access.authority.RULES` says who may call it. Most
+methods change one job, and consist of four functions (`change`): decode the request, decide on the view, settle the
+decision, find the fields of the response. Every call takes the same steps: honour the caller's token, check that the
+caller speaks for itself, answer, and put the revision that the caller has now seen into the response.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from strata.errors import InvalidArgument, Refused
 from strata.v1 import session_pb2
 
 Answer = Callable[[Any, Identity | None], Awaitable[Any]]
-"""From a request, and who makes it, to the response without its token."""
+"""From a request and the caller's identity to the response without its token."""
 Decode = Callable[[Any], Any]
-"""From a request to what it wants; `InvalidArgument` if that cannot be."""
+"""From a request to the decoded request; `InvalidArgument` if it is invalid."""
 Decide = Callable[[JobView, Any], Decision]
 Find = Callable[[JobView, Any], Mapping[str, Any]]
-"""From the job as the view shows it afterwards, and what was wanted, to the fields of the response."""
+"""From the view of the job after the change, and the decoded request, to the fields of the response."""
 
 
 def _services() -> dict[str, ServiceDescriptor]:
-    """Return the services of `strata.v1` by their names; each has the file of its name."""
+    """Return the services of `strata.v1` by name; each service has a proto file of its own."""
     names = sorted({method.partition(".")[0] for method in RULES})
     files = {"Sessions": "session"}
     return {
@@ -53,21 +53,21 @@ SERVICES: Final = _services()
 
 
 def descriptor(method: str) -> MethodDescriptor:
-    """Return what the protos say of a method, "Worlds.GetJob"."""
+    """Return the descriptor of a method, such as "Worlds.GetJob"."""
     service, _, name = method.partition(".")
     return SERVICES[service].methods_by_name[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One unary method of `strata.v1`, and what answers it."""
+    """One unary method of `strata.v1`, and the function that answers it."""
 
     method: str
     answer: Answer
     default_job: str = ""
-    """The job that a request means which names none."""
+    """The job of a request that names none."""
     waits: bool = True
-    """Whether a replica that is behind its caller catches up first. What it says of itself, it says as it is."""
+    """Whether a replica that is behind its caller catches up first. Not for answers about the replica itself."""
 
 
 def change(
@@ -79,34 +79,34 @@ def change(
     *,
     exists: bool = False,
 ) -> Row:
-    """Return the row of a method that changes the job which its request names; with `exists` there must be one."""
+    """Return the row of a method that changes the job its request names; `exists`: the job must exist."""
     response: type[Message] = GetMessageClass(descriptor(method).output_type)
 
     async def answer(request: Any, _identity: Identity | None) -> Message:
-        wanted = decode(request)
+        decoded = decode(request)
         if exists:
             await existing_job(context, request.job)
-        job = await settled(context, request.job, lambda job: decide(job, wanted))
-        return response(**find(job, wanted))
+        job = await settled(context, request.job, lambda job: decide(job, decoded))
+        return response(**find(job, decoded))
 
     return Row(method=method, answer=answer)
 
 
 async def settled(context: ReplicaContext, name: str, decide: Callable[[JobView], Decision]) -> JobView:
-    """Carry a decision about a job out; return the job as the view then shows it. Raises the decision's refusal."""
+    """Settle a decision about a job; return the job as the view then shows it. Raise the decision's refusal."""
     keys = context.keys.job(name)
     await context.executor.settle(lambda view: decide(JobView(view, keys)), coalesce=True)
     return context.job(name)
 
 
 def as_it_is(request: Any) -> Any:
-    """Decode a request whose fields are what it wants."""
+    """Return a request that needs no decoding."""
     return request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks, as its session proves it."""
+    """The caller, as its session proves it."""
 
     job: str
     worker: str
@@ -115,7 +115,7 @@ class Caller:
 
 
 ANYBODY: Final = None
-"""The caller of a unary request: it has no session, and its identity is all that is known."""
+"""The caller of a unary request: it has no session, only an identity."""
 
 
 class Calls:
@@ -129,7 +129,7 @@ class Calls:
     async def answer(
         self, name: str, request: Any, caller: Caller | None, identity: Identity | None = None
     ) -> Any:
-        """Return the response to one request; raises the refusal."""
+        """Return the response to one request; raise its refusal."""
         if caller is not None:
             _check(request, caller)
             identity = caller.identity
@@ -156,14 +156,14 @@ class Calls:
 
 
 def _check(request: Any, caller: Caller) -> None:
-    """Return if the caller speaks of its own job and for itself; a job left out is its own."""
+    """Return if the caller acts on its own job and for itself; a missing job means its own."""
     request.job = request.job or caller.job
     if request.job != caller.job:
         raise Refused(f"this session belongs to job {caller.job}, the request to {request.job[:128]}")
     fields = request.DESCRIPTOR.fields_by_name
     if "author" in fields and (
         request.author.worker_id != caller.worker or request.author.incarnation > caller.incarnation
-    ):  # of an older incarnation of its own the decision says that it is stale
+    ):  # for an older incarnation of the caller, the decision raises the error that it is stale
         raise Refused(
             f"this session is that of {caller.worker}, incarnation {caller.incarnation}; the request's author"
             f" is {request.author.worker_id[:128]}, incarnation {request.author.incarnation}",

@@ -1,9 +1,8 @@
-"""Watches relayed to clients, with etcd's promises: ordered, without gaps, resumable (PROTOCOLS 3).
+"""Watches for clients, with etcd's promises: ordered, without gaps, resumable (PROTOCOLS 3).
 
-Each watch reads the replica's history from the revision that its client has seen. A client that is further
-behind than `QUEUE_EVENTS`, or whose token is older than the history, is given the whole state anew
-(`resync`), which is never older than what it has. So nothing is queued for a client, and there is never a
-gap that it does not learn of.
+Each watch reads the replica's history from the revision that its client has seen. If a client is more than
+`QUEUE_EVENTS` behind, or its token is older than the history, it receives the whole state (`resync`), which is
+never older than the client's. So no events are queued for a client, and a client learns of every gap.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from strata.v1 import watch_pb2 as pb
 from strata.wire import tokens
 
 QUEUE_EVENTS: Final = 2_000
-"""How many events a watcher may be behind; then it is resynced."""
+"""How many events a watcher may be behind before it is resynced."""
 CHUNK_BYTES: Final = 256 << 10
-"""Of values in one message: a resync of a large job comes in several, the first with the flag."""
+"""Bytes of values in one message. A resync of a large job takes several; the first carries the flag."""
 PROGRESS_S: Final = 5.0
-"""How often a quiet watch says how far it is."""
+"""How often a watch without changes sends its revision."""
 
 
 class Watches:
@@ -35,7 +34,7 @@ class Watches:
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
         self._changed: set[asyncio.Event] = set()
-        """One of each watch: set when there is something for it."""
+        """One event for each watch, set when it has something to send."""
         self._stopped = False
 
     def stop(self) -> None:
@@ -45,7 +44,7 @@ class Watches:
             changed.set()
 
     async def watch(self, request: pb.WatchRequest) -> AsyncGenerator[pb.WatchResponse, None]:
-        """Yield the changes below a job's prefix; raises what makes the request impossible."""
+        """Yield the changes below a job's prefix; raise an error for an invalid request."""
         mirror = self._context.mirror
         await floors.honour(mirror, request.token)
         root = self._context.keys.job(request.job).root
@@ -64,7 +63,7 @@ class Watches:
         try:
             while not self._stopped:
                 changed.clear()
-                # a list is a gap, also if its revision is one that the client knows
+                # a new list is a gap, even if the client has seen its revision
                 missed = self._missed(prefix, seen) if lists == mirror.history.lists else None
                 if seen is None or missed is None:
                     seen, lists = mirror.view.revision, mirror.history.lists
@@ -92,7 +91,7 @@ class Watches:
             leave()
 
     def _missed(self, prefix: str, seen: int | None) -> list[tuple[int, list[Event]]] | None:
-        """Return what changed below the prefix after `seen`, by revision; None where only a list helps."""
+        """Return the changes below the prefix after `seen`, by revision; None if a resync is needed."""
         batches = None if seen is None else self._context.mirror.history.since(seen)
         if batches is None:
             return None
@@ -107,7 +106,7 @@ class Watches:
         """Return the state at `revision` as messages; only the last carries the token.
 
         A client that loses the stream in between has no token of the new state and lists again.
-        The keys are taken at once. A message is made when it is asked for: of a slow reader's there is one.
+        The keys are collected at once, but each message is made on demand: a slow reader holds only one in memory.
         """
         mirror = self._context.mirror
         walked = mirror.view.walk(prefix.rpartition("/")[0])

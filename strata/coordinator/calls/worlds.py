@@ -1,4 +1,4 @@
-"""Requests about jobs and worlds: who trains together."""
+"""The calls about jobs and their worlds."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from strata.wire import worlds as wire
 
 
 class WorldCalls:
-    """Answers what `Worlds` offers."""
+    """Answers the methods of `Worlds`."""
 
     def __init__(self, context: ReplicaContext, told: Told) -> None:
         self._context = context
-        self._told = told
+        self._live = told
         self._answers: WeakKeyDictionary[World, dict[str, worlds_pb2.GetWorldResponse]] = WeakKeyDictionary()
-        """What is said of the members of a world, each page made once: thousands may ask."""
+        """Answers with the members of a world, cached by page: thousands of callers may request them."""
 
     def rows(self) -> Iterator[Row]:
         def changed(job: JobView, _request: Any) -> Mapping[str, Any]:
@@ -53,18 +53,18 @@ class WorldCalls:
     async def get_world(
         self, request: worlds_pb2.GetWorldRequest, _identity: Identity | None
     ) -> worlds_pb2.GetWorldResponse:
-        """A job that has no world yet has an empty answer."""
+        """Return an empty answer if the job has no world yet."""
         job = await existing_job(self._context, request.job)
         world = job.world()
         prefix = of_state(f"the world of {request.job}", request.page_token, job.head())
         if world is None:
             return worlds_pb2.GetWorldResponse()
-        made, token = self._answers.setdefault(world, {}), request.page_token
-        answer = made.get(token) if not request.page_size else None
+        cached, token = self._answers.setdefault(world, {}), request.page_token
+        answer = cached.get(token) if not request.page_size else None
         if answer is None:
             answer = self._members(job, world, prefix, request)
-            if not request.page_size and token in {"", *(page.next_page_token for page in made.values())}:
-                made[token] = answer  # one that no answer had is somebody's invention
+            if not request.page_size and token in {"", *(page.next_page_token for page in cached.values())}:
+                cached[token] = answer  # not for a token that no answer contained: the caller invented it
         response = worlds_pb2.GetWorldResponse()
         response.CopyFrom(answer)
         if not request.page_token:
@@ -74,7 +74,7 @@ class WorldCalls:
     def _members(
         self, job: JobView, world: World, prefix: str, request: worlds_pb2.GetWorldRequest
     ) -> worlds_pb2.GetWorldResponse:
-        """Return the members of one page; the head, which is beside them, is counted."""
+        """Return one page of members, which leaves space for the head: the caller adds that."""
         answer = worlds_pb2.GetWorldResponse(world=wire.world_message(job, world.head))
         fill(
             answer,
@@ -104,9 +104,9 @@ class WorldCalls:
         return worlds_pb2.GetJobResponse(job=self._job(await existing_job(self._context, request.job)))
 
     def _job(self, job: JobView) -> worlds_pb2.Job:
-        """Return a job with what is wrong with its ranks, as far as this replica heard."""
+        """Return a job with the diagnosis of its ranks, as far as this replica has reports."""
         message = wire.job_message(job)
-        found = diagnose_job(self._told, job)
+        found = diagnose_job(self._live, job)
         message.trouble = found.says
         message.suspects.extend(found.suspects)
         return message
@@ -114,7 +114,7 @@ class WorldCalls:
     async def list_generations(
         self, request: worlds_pb2.ListGenerationsRequest, _identity: Identity | None
     ) -> worlds_pb2.ListGenerationsResponse:
-        """The newest first; a limit below 0 is a mistake."""
+        """List generations, newest first; `InvalidArgument` for a limit below 0."""
         if request.limit < 0:
             raise InvalidArgument(f"a limit of {request.limit}", hint="0 asks for all that are kept")
         job = await existing_job(self._context, request.job)
@@ -131,21 +131,21 @@ class WorldCalls:
     async def stop_job(
         self, request: worlds_pb2.StopJobRequest, _identity: Identity | None
     ) -> worlds_pb2.StopJobResponse:
-        """A request for the current generation means the one it first finds, and no later one twice."""
+        """Stop a job. A request for the current generation stops the first one found, and never a later one too."""
         while True:
-            asked = wire.stop_request(request)
+            stop = wire.stop_request(request)
             job = await existing_job(self._context, request.job)
             await self._context.mirror.fresh()
             head = job.head()
             current = head.record.generation if head is not None else 0
-            asked = replace(asked, generation=asked.generation or current)
+            stop = replace(stop, generation=stop.generation or current)
             try:
-                await settled(self._context, request.job, partial(decide_stop, request=asked))
+                await settled(self._context, request.job, partial(decide_stop, request=stop))
             except StaleGeneration:
                 if request.generation:
                     raise
                 continue
-            notice = job.notice(asked.generation) if asked.generation else None
+            notice = job.notice(stop.generation) if stop.generation else None
             return worlds_pb2.StopJobResponse(
-                notice=None if notice is None else wire.notice_message(asked.generation, notice.record)
+                notice=None if notice is None else wire.notice_message(stop.generation, notice.record)
             )

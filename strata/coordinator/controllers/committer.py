@@ -1,8 +1,8 @@
-"""Commits every checkpoint, and every further copy of one, that is complete. Runs on every replica (PROTOCOLS 8.3).
+"""The committer: commits every complete checkpoint and further copy. Runs on every replica (PROTOCOLS 8.3).
 
-The last two acks may come through two replicas, neither of which knew then that the set was full.
-So nobody commits because of an ack: everybody commits what its view shows complete, after every
-change and at the start. Replicas that try at once do no harm: one transaction succeeds.
+The last two acks may come through two replicas, and neither then knows that the set of acks is complete.
+So no replica commits because of an ack. Every replica commits all that its view shows as complete, after every
+change and at its start. Concurrent attempts do no harm: one transaction succeeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strata.core.kv.view import View
 
 
 class Committer(JobController):
-    """The controller that commits."""
+    """The controller that commits checkpoints."""
 
     name = "committer"
     folders = frozenset({"checkpoints"})
@@ -31,13 +31,13 @@ class Committer(JobController):
 
     async def work(self, name: str) -> None:
         keys = self._keys.job(name)
-        # Looking costs nothing; settling reads etcd before it finds nothing to do.
+        # Checking the view is free; settling reads etcd before it finds nothing to do.
         if _next_commit(self._mirror.view, keys).txn is not None:
             await self._executor.settle(lambda view: _next_commit(view, keys))
 
 
 def _next_commit(view: View, keys: JobKeys) -> Decision:
-    """Decide the first commit of this job that can be made, or the first tier; settled when there is none."""
+    """Decide this job's first possible commit of a checkpoint or of a tier; without one, return an empty decision."""
     job = JobView(view, keys)
     for entry in job.checkpoints():
         if entry.record.state is CheckpointState.OPEN:

@@ -1,8 +1,7 @@
-"""Keeps etcd small: compacts to five minutes ago, and warns when etcd fills up (PROTOCOLS 3.5).
+"""Compaction: drops etcd's history older than five minutes, and warns when etcd fills up (PROTOCOLS 3.5).
 
-etcd knows revisions, not times, so the view's revision is sampled. Compaction cannot carry a
-fence and needs none: to drop history that is older than five minutes is right from anybody, and
-no harm when it comes late.
+etcd knows revisions, not times, so the controller samples the view's revision. A compaction cannot carry a
+fence and needs none: any replica may drop history older than five minutes, however late.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ WARN_SHARE: Final = 0.7
 
 
 class Compaction:
-    """The controller that compacts; `members` says how full etcd is."""
+    """The controller that compacts; `members` returns the etcd members with their database sizes."""
 
     name: Final = "compaction"
     tick_s: Final = SAMPLE_S
@@ -43,7 +42,7 @@ class Compaction:
         self._compacted = 0
         self._quota_at = 0.0
 
-    def wants(self, batch: WatchBatch) -> bool:  # time alone gives work here
+    def wants(self, batch: WatchBatch) -> bool:  # only time makes work here
         return False
 
     async def turn(self) -> None:

@@ -1,6 +1,6 @@
-"""Keeps the list of coordinators, so that one that is gone stays visible (PROTOCOLS 4.9).
+"""The list of coordinators, maintained so that a lost replica stays visible (PROTOCOLS 4.9).
 
-It writes when a coordinator registers or its registration goes, and at no other time.
+The controller writes only when a coordinator registers or its registration ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AGAIN_S: Final = 0.1
 
 
 class CoordinatorList:
-    """The controller of `P/coordinators/` for one term of office."""
+    """The controller of `P/coordinators/`, for one leader term."""
 
     name: Final = "coordinators"
     tick_s: Final = EVERY_S
@@ -37,7 +37,7 @@ class CoordinatorList:
         return any(event.kv.key.startswith(folders) for event in batch.events)
 
     async def turn(self) -> float | None:
-        """Write what the registrations say; soon again if one of them changed meanwhile."""
+        """Write the list from the registrations; return a short delay if one of them changed meanwhile."""
         plan = plan_list(
             self._mirror.view, self._keys, epoch=self._fence.epoch, now_unix_ms=int(1000 * self._unix_now())
         )

@@ -1,4 +1,4 @@
-"""Divides the shards of every dataset among the members of its job's world. The leader's."""
+"""Assignment of every dataset's shards to the members of its job's world. Runs on the leader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGAIN_S: Final = 0.1
 
 
 class Datasets(JobController):
-    """The assignment controller of one term of office."""
+    """The assignment controller of one leader term."""
 
     name = "datasets"
     folders = frozenset({"world", "phase", "datasets"})

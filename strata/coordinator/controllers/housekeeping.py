@@ -1,9 +1,9 @@
-"""Clears away what has ended: keys of old generations, and members that no replica serves.
+"""Garbage collection of keys: ended generations, and *orphans* (members whose replica is lost).
 
-A member whose replica is gone has five seconds to come back through another one, counted from
-the latest of: this leader sees it, it took office, a replica registered (PROTOCOLS 5.4). A leader
-that is not sure of itself deletes none (5.5), nor anybody who is at its own door by then: it waits for
-an etcd that is slow to write down that it is served here.
+An orphan has five seconds to register at another replica. They count from the latest of three times: this leader
+first sees the orphan, it takes the lead, a replica registers (PROTOCOLS 5.4). A leader that may be at fault
+itself deletes no orphan (5.5). Nor does it delete an orphan that already has a transport at this replica: its
+registration here only waits for a slow etcd.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ log = get_logger()
 AGAIN_S: Final = 0.1
 MORE_S: Final = 0.01
 ATTEMPT_S: Final = 1.2
-"""How long one attempt at deleting orphans may take, before it is asked again who is one: a little longer than a request
-to one etcd member, which is blamed for its silence only if it has had all of that."""
+"""Deadline of one attempt at deleting orphans, after which they are determined again. It is a little longer than
+a request to one etcd member, which is blamed for its silence only if it had that much time."""
 CLEARING_S: Final = 5.0
 """How long a job's worlds wait for the next of several transactions that delete its orphans."""
 
 
 class Housekeeping(JobController):
-    """The clearing controller of one term of office."""
+    """The garbage collection controller of one leader term."""
 
     name = "housekeeping"
     folders = frozenset({"workers", "world"})
@@ -55,7 +55,7 @@ class Housekeeping(JobController):
         spares_s: Callable[[], float],
         hears: Callable[[str, str, str], bool],
     ) -> None:
-        """`hears`: whether this job's worker, of this boot, has a transport at this replica, or had a moment ago."""
+        """`hears`: whether this boot of a job's worker has a transport at this replica, or had one a moment ago."""
         super().__init__(keys=keys, mirror=mirror)
         self._fence = fence
         self._timing = timing
@@ -66,10 +66,10 @@ class Housekeeping(JobController):
         self._calm_since_ms = _now_ms()
 
     def is_clearing(self, name: str) -> bool:
-        """Tell whether members of this job are being deleted who are more than one transaction takes.
+        """True while several transactions delete members of this job.
 
-        A world that is written between two of these holds members that go a moment later, and ends by it: a few of them
-        would count as so many failures of the job.
+        A world written between two of them would hold members that are deleted a moment later, and would end by that.
+        Each such world would count as a failure of the job.
         """
         since_ms = self._clearing_since_ms.get(name)
         return since_ms is not None and _now_ms() - since_ms < CLEARING_S * 1000
@@ -83,7 +83,7 @@ class Housekeeping(JobController):
         return super().wants(batch) or bool(replicas)
 
     async def work(self, name: str) -> float | None:
-        """Delete what is due in one job; return when the next thing is."""
+        """Delete the due keys of one job; return the seconds until the next are due."""
         return min(
             (
                 delay
@@ -102,7 +102,7 @@ class Housekeeping(JobController):
         job, now_ms = JobView(self._mirror.view, self._keys.job(name)), _now_ms()
         if (spares_s := self._spares_s()) > 0:
             self._clearing_since_ms.pop(name, None)
-            return spares_s  # what this replica has not seen may be its own fault
+            return spares_s  # members may seem lost by this replica's own fault
         found = orphans(job, keys=self._keys)
         since = self._orphans[name] = first_seen(self._orphans.get(name, {}), found, now_ms)
         plan = plan_orphans(
@@ -127,18 +127,18 @@ class Housekeeping(JobController):
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 done = await self._executed(name, first)
-        except TimeoutError:  # who came to the door meanwhile is not to be deleted by one more try
+        except TimeoutError:  # a retry must not delete members that have connected here meanwhile
             return AGAIN_S
         if not done:
             return AGAIN_S
         if more:
-            self._clearing_since_ms[name] = _now_ms()  # it goes on: each part may take its time
+            self._clearing_since_ms[name] = _now_ms()  # restart the time limit for each transaction
             return MORE_S
         self._clearing_since_ms.pop(name, None)
         return _soonest(waits_s)
 
     async def _executed(self, name: str, plan: Plan) -> bool:
-        """Execute a plan; return whether all of it took effect: it was outdated otherwise."""
+        """Execute a plan; return False if part of it was outdated."""
         if plan.txns:
             results = [await self._fence.execute(txn) for txn in plan.txns]
             if not all(result.succeeded for result in results):
@@ -148,7 +148,7 @@ class Housekeeping(JobController):
 
 
 def _soonest(waits_s: list[float]) -> float | None:
-    """Return when to look again."""
+    """Return the seconds until the next check."""
     return min((max(wait_s, AGAIN_S) for wait_s in waits_s), default=None)
 
 

@@ -1,7 +1,7 @@
-"""A controller of jobs: which it has to look at, and when again.
+"""The base of controllers that work job by job: which jobs are due, and when again.
 
-One job's trouble is its own: a record that somebody wrote by hand, or a bug that one job's state
-brings out, is reported, and that job is tried again after growing pauses, while the others go on.
+Errors stay with their job. A hand-written record, or a bug that one job's state triggers, is logged, and that
+job is retried after growing pauses, while the others go on.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from strata.core.kv.txn import WatchBatch
 from strata.errors import NotLeader
 
 EVERY_S: Final = 30.0
-"""How often every job is looked at without any reason."""
+"""How often every job is due without a change."""
 
 
 class JobController:
-    """A controller that looks at the jobs that are due, one after the other: a subclass has `work`.
+    """A controller that works on the due jobs one after the other; a subclass defines `work`.
 
-    `folders` are the parts of a job whose changes matter, as do those of `barriers`. `attempts` are the parts of a
-    checkpoint's attempt that matter; its record does with them.
+    `folders`: the folders of a job's keys whose changes make the job due. `barriers`: the barriers whose changes do.
+    `attempts`: the parts of a checkpoint attempt whose changes do; if there are any, changes of its record do too.
     """
 
     name: ClassVar[str]
@@ -42,11 +42,11 @@ class JobController:
         self._all_at = 0.0
 
     async def work(self, name: str) -> float | None:
-        """Do what is missing in one job; return in how many seconds it is due again, or None: when it changes."""
+        """Do one job's missing work; return the seconds until it is due again, or None to wait for a change."""
         raise NotImplementedError
 
     def wants(self, batch: WatchBatch) -> bool:
-        """Take notice of a change; tell whether it made a job due."""
+        """Record a change; return whether it made a job due."""
         found = False
         for event in batch.events:
             match self._keys.parts(event.kv.key):
@@ -57,7 +57,7 @@ class JobController:
         return found
 
     def _below(self, folder: str, rest: Sequence[str]) -> bool:
-        """Tell whether a key of a folder that does not matter as a whole matters itself."""
+        """True if this key makes its job due, although its folder as a whole does not."""
         if folder == "barriers":
             return bool(rest) and rest[0] in self.barriers
         if folder == "checkpoints" and self.attempts:
@@ -65,11 +65,11 @@ class JobController:
         return False
 
     def all_due(self) -> None:
-        """Look at every job in the next turn."""
+        """Make every job due in the next turn."""
         self._all_at = 0.0
 
     async def turn(self) -> float | None:
-        """Work on every job that is due; return the seconds until the next one is."""
+        """Work on every due job; return the seconds until the next one is due."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if now >= self._all_at:

@@ -1,4 +1,4 @@
-"""The leader's office: the controllers of each term, begun and ended with it."""
+"""The leader's term: starts the controllers when this replica is elected, and stops them when the term ends."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ OVER: Final = "its controllers found that they may not act any more"
 
 
 class LeaderTerm:
-    """Runs fresh controllers for every term of office that the election brings.
+    """Runs fresh controllers for every term that the election brings.
 
-    `hears` tells whether a boot of a worker of a job has a transport here, or had one a moment ago.
+    `hears`: whether a boot of a job's worker has a transport here, or had one a moment ago.
     """
 
     def __init__(
@@ -36,19 +36,17 @@ class LeaderTerm:
         self._hears = hears
 
     async def run(self) -> None:
-        """Govern whenever elected, until cancelled."""
+        """Run a term whenever this replica is elected, until cancelled."""
         while True:
-            await self._term(await self._context.election.elected())
+            await self._run_term(await self._context.election.elected())
 
-    async def _term(self, epoch: Epoch) -> None:
-        """Run the controllers until the term ends; whoever meets the fence ends it for all."""
+    async def _run_term(self, epoch: Epoch) -> None:
+        """Run the controllers until the term ends; the first controller that loses the fence ends it for all."""
         election, mirror = self._context.election, self._context.mirror
         try:
-            async with asyncio.TaskGroup() as office:
+            async with asyncio.TaskGroup() as tasks:
                 working = [
-                    office.create_task(
-                        drive(controller, mirror, self._context.measures), name=controller.name
-                    )
+                    tasks.create_task(drive(controller, mirror, self._context.measures), name=controller.name)
                     for controller in self._controllers(epoch)
                 ]
                 await election.ended(epoch)

@@ -1,15 +1,15 @@
-"""The loop that every controller runs in.
+"""The loop that drives every controller.
 
-A controller has one method, `turn`: look at the view, do what is missing. The loop calls it when
-the view changed in a way that the controller cares about (changes during a turn make one further
-turn), when the time that the last turn asked for has come, and after `tick_s` in any case.
+A controller has one method, `turn`: read the view, do the missing work. The loop calls `turn` in three cases: a
+change that the controller wants (changes during a turn cause one further turn), the end of the delay that the
+last turn returned, and the end of `tick_s`.
 
-A controller rests for a while after each turn, in proportion to what the turn took. A turn looks at
-all members of a job, and a thousand of them register in a thousand transactions: a turn for each
-would leave this loop no time to hear of the others, and the view would fall behind etcd.
+After each turn a controller rests, in proportion to the turn's duration. A turn reads all members of a job,
+and a thousand members register in a thousand transactions. With a turn for each, the loop would have no time to
+process the other registrations, and the view would fall behind etcd.
 
-Controllers are isolated: what one raises is logged and tried again, with growing pauses, and
-stops neither the others nor the leadership. Only the loss of the fence passes through.
+Controllers are isolated: an error in one is logged and retried with growing pauses. It stops neither the other
+controllers nor the leadership. Only the loss of the fence (`NotLeader`) passes through.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = get_logger()
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 REST_SHARE: Final = 2.0
-"""The rest after a turn, in times of what the turn took."""
+"""The rest after a turn, as a multiple of the turn's duration."""
 LONGEST_REST_S: Final = 0.25
 """Well within the time in which a leader's world controller must turn (PROTOCOLS 4.4)."""
 
 
 class Controller(Protocol):
-    """What the loop drives."""
+    """The interface of a controller to the loop."""
 
     @property
     def name(self) -> str: ...
@@ -44,30 +44,30 @@ class Controller(Protocol):
     def tick_s(self) -> float: ...
 
     def wants(self, batch: WatchBatch) -> bool:
-        """Take notice of a change; tell whether it may give work. Called on every batch: cheap."""
+        """Record a change; return whether it may give work. Called on every batch, so it must be cheap."""
         ...
 
     async def turn(self) -> float | None:
-        """Do what is missing; return in how many seconds to look again, or None for the tick."""
+        """Do the missing work; return the seconds until the next turn, or None for `tick_s`."""
         ...
 
 
 class Backoff:
-    """Growing pauses after failures in a row."""
+    """Growing pauses after consecutive failures."""
 
     def __init__(self) -> None:
         self._pause_s = 0.0
 
     def failed(self) -> float:
-        """Return how long to wait now."""
+        """Return the pause after this failure, in seconds."""
         self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
         return self._pause_s
 
 
 async def drive(controller: Controller, mirror: Mirror, measures: Measures | None = None) -> None:
-    """Run `controller` until cancelled; `NotLeader` when its fence is lost."""
+    """Run `controller` until cancelled; raise `NotLeader` when its fence is lost."""
     changed = asyncio.Event()
-    changed.set()  # what was there before counts as a change
+    changed.set()  # the state at the start counts as a change
 
     def look(batch: WatchBatch) -> None:
         if controller.wants(batch):
@@ -104,7 +104,7 @@ async def drive(controller: Controller, mirror: Mirror, measures: Measures | Non
 
 
 def report(name: str, error: Exception, **fields: str) -> None:
-    """Log a failure: a sentence for what Strata raises on purpose, a traceback for the rest."""
+    """Log a failure: one sentence for a StrataError, a traceback for any other error."""
     if isinstance(error, StrataError):
         log.warning("controller_failed", controller=name, error=str(error), **fields)
     else:

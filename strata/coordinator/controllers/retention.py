@@ -1,8 +1,8 @@
-"""Marks what a job's policy gives up, and what two hosts found damaged (PROTOCOLS 8.6, 8.8).
+"""Retention: marks checkpoints that a job's policy drops or that two hosts found damaged (PROTOCOLS 8.6, 8.8).
 
-Marking is all that a coordinator does: the bytes are removed by hosts that have them, which ask for
-their chores. Level-triggered, like everything a leader does: on each change of what the policy looks at.
-A checkpoint that has grown too old goes with the next look at every job, half a minute later at most.
+A coordinator only marks. The hosts that hold the bytes remove them: they request maintenance tasks. The
+controller is level-triggered: it works on each change of a key that the policy reads. A checkpoint that
+becomes too old is marked at the next check of every job, at most half a minute later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from strata.observe import get_logger
 log = get_logger()
 
 MAX_ROUNDS: Final = 100
-"""Marks in one turn of one job; the others have theirs before it goes on."""
+"""Marks in one turn of one job; then the other jobs have their turn first."""
 AGAIN_S: Final = 0.1
 
 FOLDERS: Final = frozenset(
@@ -32,7 +32,7 @@ FOLDERS: Final = frozenset(
 
 
 class RetentionController(JobController):
-    """The marking controller of one term of office."""
+    """The marking controller of one leader term."""
 
     name = "retention"
     folders = FOLDERS
@@ -45,7 +45,7 @@ class RetentionController(JobController):
         self._unix_now = unix_now
 
     async def work(self, name: str) -> float | None:
-        """Mark what is due in one job; return when to go on, if there is more than for one turn."""
+        """Mark due checkpoints of one job; return when to continue, if one turn is not enough."""
         for _ in range(MAX_ROUNDS):
             job, now = JobView(self._mirror.view, self._keys.job(name)), int(self._unix_now() * 1000)
             decision = _next(job, now)

@@ -1,10 +1,11 @@
-"""Turns members into worlds, job by job. The leader's first duty, and its proof of life.
+"""The world controller: turns the members of each job into a world, and proves that the leader is alive.
 
-`plan_world` decides; this controller keeps the clock, carries the plan out under the fence, and
-beats for the election: a leader whose world controller does not turn must not renew its lease.
+`plan_world` decides. This controller measures time, executes the plan under the fence, and beats for the
+controller watchdog: a leader whose world controller does not turn must not renew its lease.
 
-Before a new head, saves that are complete are committed, so that the world begins from them; the
-others are given up. One that began after that and before the head is given up after it.
+1. Before a new head it commits the saves that are complete, so that the world begins from them.
+2. It aborts the other saves.
+3. After the head it aborts any save that began between step 2 and the head.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from strata.observe import get_logger
 log = get_logger()
 
 TURN_S: Final = 0.5
-"""It turns this often with nothing to do, so that its beat is never older."""
+"""The longest time between two turns, so that the beat is never older than that."""
 CLEARING_LOOK_S: Final = 0.05
 MAX_ROUNDS: Final = 20
-"""Plans of one job in one turn; more means that something changes as fast as it is planned."""
+"""Plans of one job in one turn; more means that the job changes as fast as it is planned."""
 
 FOLDERS: Final = frozenset({"spec", "phase", "workers", "world", "worlds", "latest", "rewind"})
 
 
 class Worlds(JobController):
-    """The world controller of one term of office."""
+    """The world controller of one leader term."""
 
     name = "worlds"
     tick_s = TURN_S
@@ -56,28 +57,28 @@ class Worlds(JobController):
         unix_now: Callable[[], float],
         is_clearing: Callable[[str], bool],
     ) -> None:
-        """`is_clearing`: whether more members of this job are about to be deleted."""
+        """`is_clearing`: whether further members of this job are about to be deleted."""
         super().__init__(keys=keys, mirror=mirror)
         self._fence = fence
         self._heartbeat = heartbeat
         self._unix_now = unix_now
         self._is_clearing = is_clearing
         self._settling_since: dict[str, float] = {}
-        self._asked: dict[str, dict[int, float]] = {}
+        self._requests_seen: dict[str, dict[int, float]] = {}
 
     async def turn(self) -> float | None:
         self._heartbeat.beat()
         return await super().turn()
 
     async def work(self, name: str) -> float | None:
-        """Bring one job as far as its view allows; return when its settling or a notice's time is over."""
+        """Advance one job as far as its view allows; return when its settling or a notice's deadline ends."""
         keys = self._keys.job(name)
         for _ in range(MAX_ROUNDS):
             self._heartbeat.beat()
             if self._is_clearing(name):
                 return CLEARING_LOOK_S
             job = JobView(self._mirror.view, keys)
-            asked_s = self._asked_s(job)
+            asked_s = self._request_ages_s(job)
             wait_s = self._settling_s(job, asked_s)
             plan = plan_world(
                 job,
@@ -98,7 +99,7 @@ class Worlds(JobController):
         return TURN_S
 
     async def _write(self, name: str, plan: WorldPlan) -> None:
-        """Execute a plan in order; a compare that fails ends it, and the next plan knows why."""
+        """Execute a plan in order, up to the first failed compare; then the job is planned again."""
         for txn in plan.txns:
             with self._heartbeat.waiting():
                 result = await self._fence.execute(txn)
@@ -114,16 +115,16 @@ class Worlds(JobController):
                     lambda view: decide_close(JobView(view, keys), through_generation=through, reason=reason)
                 )
 
-    def _asked_s(self, job: JobView) -> Mapping[int, float]:
-        """Return for how long this leader has known of each request to leave: a soft time as well."""
+    def _request_ages_s(self, job: JobView) -> Mapping[int, float]:
+        """Return for how long this leader has known each request to leave; liveness only, like the settling time."""
         name, now = job.keys.name, asyncio.get_running_loop().time()
-        since = self._asked[name] = first_seen(self._asked.get(name, {}), revisions(job), now)
+        since = self._requests_seen[name] = first_seen(self._requests_seen.get(name, {}), revisions(job), now)
         return {revision: now - at for revision, at in since.items()}
 
     def _settling_s(self, job: JobView, asked_s: Mapping[int, float]) -> float | None:
-        """Return how long the members of this job still settle; None when none is awaited.
+        """Return how long the members of this job still settle; None if no settling is needed.
 
-        The clock is this leader's own and starts anew with its term: time is liveness only.
+        The clock is this leader's own and restarts with its term: the time affects liveness only.
         """
         name, spec = job.keys.name, job.spec()
         if spec is None or not needs_settling(job, asked_s):

@@ -1,1 +1,1 @@
-"""A replica's own look at etcd: version, members, and whether it takes writes."""
+"""Checks of etcd by a replica: its version, its members, and whether it accepts writes."""

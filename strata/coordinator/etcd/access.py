@@ -1,4 +1,4 @@
-"""A coordinator's etcd: waited for at the start, judged by its version, asked how it is."""
+"""Connecting to etcd: wait for it at the start, check its version, read the status of its members."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ log = get_logger()
 
 RETRY_S: Final = 1.0
 ATTEMPT_S: Final = 2.0
-"""How long one attempt may take, so that a log shows that we wait, and for whom."""
+"""Timeout of one attempt, so that the log soon shows that the replica waits, and for which endpoint."""
 
 
 @asynccontextmanager
 async def connected(config: EtcdConfig) -> AsyncIterator[EtcdStore]:
-    """Yield a store once some member answers, and close it at the end.
+    """Yield a store once any etcd member answers, and close it at the end.
 
-    `Unavailable` when none did within `config.wait_s`; `ConfigError` when waiting will not help:
-    certificates, the password, something that is not etcd.
+    `Unavailable` if none answers within `config.wait_s`. `ConfigError` if waiting cannot help: wrong
+    certificates, a wrong password, a server that is not etcd.
     """
     store = await _connect(config)
     try:
@@ -38,11 +38,11 @@ async def connected(config: EtcdConfig) -> AsyncIterator[EtcdStore]:
 
 
 async def connect_once(config: EtcdConfig) -> EtcdStore:
-    """Return a store if some member answers within `ATTEMPT_S`; else `Unavailable` or `ConfigError`, as `connected`."""
+    """Return a store if an etcd member answers within `ATTEMPT_S`; else raise as `connected` does."""
     tls = TlsConfig.of(config)
     if tls is not None:
         own = Credentials(ca_file=config.ca_file, cert_file=config.cert_file, key_file=config.key_file)
-        read_pem(own, dt.datetime.now(dt.UTC))  # what is wrong with them is said before etcd is asked
+        read_pem(own, dt.datetime.now(dt.UTC))  # report faulty certificates before connecting to etcd
     return await EtcdStore.connect(
         config.endpoints,
         tls=tls,
@@ -55,7 +55,7 @@ async def connect_once(config: EtcdConfig) -> EtcdStore:
 async def _connect(config: EtcdConfig) -> EtcdStore:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + config.wait_s
-    said = ""
+    logged = ""
     while True:
         try:
             return await connect_once(config)
@@ -66,14 +66,14 @@ async def _connect(config: EtcdConfig) -> EtcdStore:
                     f"etcd did not answer within {config.wait_s:g} s: {error.message}",
                     hint="check that it runs, and etcd.endpoints (--etcd)",
                 ) from error
-            if error.message != said:  # it is said once for how long, and how that ended
+            if error.message != logged:  # log each error once
                 log.warning("waiting_for_etcd", left_s=round(left_s), error=error.message)
-            said = error.message
+            logged = error.message
             await asyncio.sleep(min(RETRY_S, left_s))
 
 
 async def check_versions(store: EtcdStore) -> None:
-    """Warn of every member with known bugs; `ConfigError` for one that is too old."""
+    """Warn about every etcd member with known bugs; raise `ConfigError` if one is too old."""
     for endpoint, status in (await store.cluster.statuses()).items():
         if isinstance(status, MemberStatus):
             verdict = judge(EtcdVersion.parse(status.version))
@@ -84,7 +84,7 @@ async def check_versions(store: EtcdStore) -> None:
 
 
 async def member_statuses(store: EtcdStore) -> list[EtcdMember]:
-    """Return how every endpoint is; one that does not answer is part of the answer."""
+    """Return the status of every endpoint; for one that does not answer, the error."""
     found = await store.cluster.statuses()
     return [_member(endpoint, status) for endpoint, status in found.items()]
 

@@ -1,8 +1,8 @@
-"""Finds out whether etcd takes writes: carries out what `core.leadership.etcd_writable` asks for.
+"""Dry runs: whether etcd accepts writes, with the schedule of `core.leadership.etcd_writable`.
 
-At rest a replica makes one dry run a minute, and asks etcd's members every five seconds how they are, and for
-alarms: what only reads waits for no disk. A write of its own that etcd refuses for want of space, and a
-silence of etcd, make the next dry run due at once.
+At rest a replica makes one dry run a minute. Every five seconds it requests the status and the alarms of etcd's
+members: requests that only read wait for no disk. The next dry run is due at once if etcd refuses a write of this
+replica for lack of space, or is silent.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ log = get_logger()
 
 TURN_S: Final = 1.0
 MEMBERS_S: Final = 5.0
-"""How often etcd's members are asked how they are."""
+"""Interval between two requests for the status of etcd's members."""
 ANSWER_S: Final = 2.0
-"""How long a dry run is waited for."""
+"""Timeout of a dry run."""
 
 
 def dry_run(keys: ClusterKeys) -> Txn:
-    """Return a transaction that etcd treats as a write and that never writes: no version is below 0."""
+    """Return a transaction that etcd handles as a write but that never writes: no version is below 0."""
     never = Compare(key=keys.dry_run, target=Target.VERSION, op=Op.LESS, operand=0)
     return Txn(compares=(never,), success=(Put(key=keys.dry_run, value=b"never written"),))
 
 
 class DryRuns:
-    """Knows whether etcd takes writes, and how its members are. `run` finds out; `clock` runs through suspends."""
+    """Tracks whether etcd accepts writes, and its members' status. `run` checks; `clock` counts suspend too."""
 
     def __init__(
         self,
@@ -55,28 +55,28 @@ class DryRuns:
         self._members: Sequence[EtcdMember] = ()
         self._clock = clock
         self._state = Writability(proven_s=clock())
-        self._told = ""
+        self._logged_kind = ""
 
     def outage(self) -> str:
-        """Return why nothing can be written; an empty string as long as something can."""
+        """Return why no replica can write; an empty string while writes are possible."""
         return self._state.outage(self._clock())
 
     def members(self) -> Sequence[EtcdMember]:
-        """Return etcd's members as they last were, or why none was asked; nothing before the first answer."""
+        """Return the last status of etcd's members, or the error of requesting it; empty before the first answer."""
         return self._members
 
     def wrote(self, error: StrataError | None) -> None:
-        """Take note how a write of this replica ended."""
+        """Record the result of a write of this replica."""
         if error is None:
             self._state.proved(self._clock())
         elif isinstance(error, NoSpace):
-            self._mirror.note_contact()  # it answers, and members are not to be sent away for a silence
+            self._mirror.note_contact()  # etcd did answer: no reason to send members to another replica
             self._state.suspect()
 
     async def run(self) -> None:
-        """Find out, until cancelled."""
+        """Check until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_at_members(), name="members of etcd")
+            tasks.create_task(self._poll_members(), name="members of etcd")
             await self._mirror.started()
             while True:
                 await asyncio.sleep(TURN_S)
@@ -84,7 +84,7 @@ class DryRuns:
                     self._state.suspect()
                 if self._state.is_due(self._clock()):
                     await self._try()
-                self._tell()
+                self._log_change()
 
     async def _try(self) -> None:
         began_s = self._clock()
@@ -99,27 +99,29 @@ class DryRuns:
             self._state.proved(self._clock())
 
     def _why(self, error: Exception) -> str:
-        """Return what etcd's members last said of it: a member without a leader still tells its status."""
+        """Return why a dry run failed, by the members' last status, which they report even without a leader."""
         answering = [member for member in self._members if member.version]
         if self._members and all(member.error == NO_LEADER for member in answering):
             return f"it has no leader: {len(answering)} of {len(self._members)} members answer"
         return error.message if isinstance(error, StrataError) else "no answer"
 
-    async def _look_at_members(self) -> None:
+    async def _poll_members(self) -> None:
         while True:
             try:
                 self._members = await self._ask_members()
-            except StrataError as error:  # a replica that may not ask them learns of alarms by a dry run
+            except (
+                StrataError
+            ) as error:  # without the permission for it, a replica learns of alarms by a dry run
                 self._members = (EtcdMember(endpoint="etcd", error=error.message),)
             if any(member.full for member in self._members):
                 self._state.suspect()
             await asyncio.sleep(MEMBERS_S)
 
-    def _tell(self) -> None:
+    def _log_change(self) -> None:
         outage = self.outage()
-        kind = outage.partition(" for ")[0]  # once a trouble, not once a turn
-        if kind != self._told:
-            self._told = kind
+        kind = outage.partition(" for ")[0]  # log once an outage, not once a turn
+        if kind != self._logged_kind:
+            self._logged_kind = kind
             if outage:
                 log.error("etcd_takes_no_writes", reason=outage)
             else:

@@ -1,4 +1,4 @@
-"""What etcd's members say of themselves."""
+"""The status of etcd's members, as they report it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 NO_LEADER: Final = "it knows no leader"
-"""The error of an etcd member that answers and knows of no leader."""
+"""The error of an etcd member that answers but has no leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdMember:
-    """One etcd member as its own status call describes it; `error` says why it did not answer."""
+    """One etcd member as its status call describes it; `error` is why it did not answer."""
 
     endpoint: str
     version: str = ""
@@ -25,4 +25,4 @@ class EtcdMember:
 
 
 AskMembers = Callable[[], Awaitable[Sequence[EtcdMember]]]
-"""Asks every etcd member for its status, each with a limit of its own; raises for none of them."""
+"""Requests the status of every etcd member, each with its own timeout; raises for no member's failure."""

@@ -1,1 +1,1 @@
-"""Who leads: this replica's own key, the election, and the office that it brings."""
+"""Leadership: this replica's own key, the leader election, and taking over from a dead leader."""

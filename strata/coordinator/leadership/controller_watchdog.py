@@ -1,7 +1,7 @@
-"""The world controller's sign of life, on which the renewal of leadership depends.
+"""The controller watchdog: the leader renews its lease only while its world controller makes progress.
 
-To wait for etcd counts as turning: a slow etcd is no reason to give the lead to another replica
-that waits for the same etcd. To be stuck anywhere else is one (PROTOCOLS 4.4).
+Waiting for etcd counts as progress: if etcd is slow, another leader would wait for the same etcd. Being stuck
+anywhere else does not count, so the lead passes to another replica (PROTOCOLS 4.4).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class Heartbeat:
-    """When the loop last turned, by `clock`."""
+    """When the controller's loop last turned, by `clock`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -19,12 +19,12 @@ class Heartbeat:
         self._waiting = 0
 
     def beat(self) -> None:
-        """Say that the loop turns."""
+        """Record that the loop turned."""
         self._at = self._clock()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Beat for as long as the body waits for etcd."""
+        """Count as turning while the body waits for etcd."""
         self._waiting += 1
         try:
             yield
@@ -34,5 +34,5 @@ class Heartbeat:
 
     @property
     def turned_s(self) -> float:
-        """When the loop last turned; now, while it waits for etcd."""
+        """When the loop last turned; the current time while it waits for etcd."""
         return self._clock() if self._waiting else self._at

@@ -1,8 +1,8 @@
-"""Leadership: carries out what `core.leadership.leader` says, and tells the rest of the replica.
+"""Leader election: carries out the steps of `core.leadership.leader`, and publishes the epoch inside the replica.
 
-The pure part decides every step from (standing, view, time). Here are its hands: the lease and
-its renewal on a store handle of their own, the campaign, the confirmation, the guarded delete.
-Whoever acts as leader asks `epoch` before each act, which reads the clock again.
+The pure part decides every step from (leader state, view, time). This module does the I/O: the lease and its
+renewal on a store handle of their own, the campaign, the confirmation, the guarded delete. Code that acts as the
+leader reads `epoch` before each act, which reads the clock again.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ log = get_logger()
 
 RETRY_S: Final = 0.1
 REFUSED_S: Final = 1.0
-"""The pause after what does not go away by itself."""
+"""The pause after an error that does not resolve by itself."""
 
 
 class Election:
-    """One instance's part in who leads. `run` campaigns and renews until cancelled.
+    """One instance's part in the election. `run` campaigns and renews until cancelled.
 
-    `renewals` is the store handle that leases go through, so that nothing else stands before
-    them. `clock` runs through suspends (CLOCK_BOOTTIME).
+    `renewals` is the store handle for leases, so that no other request queues before a renewal.
+    `clock` also counts time in suspend (CLOCK_BOOTTIME).
     """
 
     def __init__(
@@ -76,50 +76,52 @@ class Election:
         return leader_state.epoch if leader_state.may_act(self._clock()) else None
 
     async def elected(self) -> Epoch:
-        """Return the epoch once this replica is in office."""
+        """Return the epoch once this replica leads."""
         while (epoch := self._leader_state.epoch) is None:
             await self._term_changed.wait()
         return epoch
 
     async def ended(self, epoch: Epoch) -> None:
-        """Return once the office of `epoch` has ended."""
+        """Return once the leadership of `epoch` has ended."""
         while self._leader_state.epoch == epoch:
             await self._term_changed.wait()
 
     def deposed(self, epoch: Epoch, reason: str) -> None:
-        """End the office of `epoch` at once, if it is the current one."""
+        """End the leadership of `epoch` at once, if it is the current one."""
         if self._leader_state.epoch == epoch:
             self._stop(reason)
             self._wake.set()
 
     async def resign(self) -> None:
-        """Leave office and delete the leader key if it is ours, so that another leads at once.
+        """Stop leading and delete the leader key if this instance holds it, so that another replica leads at once.
 
-        The lease goes as well: a campaign that is still on its way must not win for a replica that is
-        gone. To be called when `run` has ended. The caller sets the limit: etcd may be away.
+        Revoke the lease too: a campaign still in flight must not win for a replica that has stopped.
+        Call this after `run` has ended. The caller sets the time limit, since etcd may be unreachable.
         """
         lease = self._leader_state.lease
         if self._leader_state.epoch is not None:
             self._leave("it resigned", log.info)
         held = leader_of(self._mirror.view, self._keys)
         self._leader_state = self._leader_state.stopped()
-        async with asyncio.TaskGroup() as tasks:  # at once: either may wait for what never comes
+        async with asyncio.TaskGroup() as tasks:  # concurrently: either may wait forever
             if held is not None and held.record.instance == self._leader_state.instance:
                 delete = resign_txn(self._keys, held.create_revision)
-                tasks.create_task(self._part(self._executor.execute(delete)), name="resignation")
+                tasks.create_task(self._log_failure(self._executor.execute(delete)), name="resignation")
             if lease is not None:
-                tasks.create_task(self._part(self._renewals.revoke(lease.lease_id)), name="lease's end")
+                tasks.create_task(
+                    self._log_failure(self._renewals.revoke(lease.lease_id)), name="lease's end"
+                )
 
-    async def _part(self, work: Coroutine[Any, Any, object]) -> None:
+    async def _log_failure(self, work: Coroutine[Any, Any, object]) -> None:
         try:
             await work
-        except StrataError as error:  # then the lease runs out
+        except StrataError as error:  # then the lease expires
             log.warning("resignation_failed", error=str(error))
 
     async def run(self, *, address: str) -> None:
-        """Campaign whenever nobody leads, and renew while in office; until cancelled.
+        """Campaign whenever there is no leader, and renew while leading; until cancelled.
 
-        To be started once `address`, where this replica is reached, is served.
+        Start it once this replica serves at `address`.
         """
 
         def look(batch: WatchBatch) -> None:
@@ -137,14 +139,14 @@ class Election:
                         log.debug("election_retries", error=error.message)
                         await self._pause(RETRY_S)
                     except StrataError as error:
-                        # A leader key that somebody wrote by hand, a password or a certificate that etcd takes no
-                        # more: each may be mended. An end of this replica would help nobody: its members need no leader.
+                        # A hand-written leader key, or a password or certificate that etcd no longer accepts: an
+                        # operator can repair each. Ending this replica would help nobody: its members need no leader.
                         log.warning("election_refused", error=str(error))
                         await self._pause(REFUSED_S)
         finally:
             leave()
 
-    # -- the hands
+    # -- I/O
 
     def _next(self) -> Step:
         return next_step(
@@ -187,28 +189,28 @@ class Election:
                 self._stop(step.reason)
 
     async def _submit(self, txn: Txn) -> None:
-        """Execute once and see the outcome in the view. If it is unknown, the next step knows."""
+        """Execute once and wait until the view shows the outcome. An unknown outcome is left to the next step."""
         try:
             result = await self._renewals.execute(txn)
-        except NotFound:  # the lease ran out on the way
+        except NotFound:  # the lease expired while the request was in flight
             self._leader_state = self._leader_state.stopped()
         else:
             await self._mirror.at_least(result.revision)
 
     async def _pause(self, limit_s: float | None) -> None:
-        """Return after `limit_s`, or when the leader key or the standing changes."""
+        """Return after `limit_s`, or when the leader key or the leader state changes."""
         with suppress(TimeoutError):
-            # A clock other than the loop's may be a little ahead of it: never a busy loop.
+            # A clock other than the loop's may be slightly ahead of it: the minimum prevents a busy loop.
             async with asyncio.timeout(None if limit_s is None else max(limit_s, 0.001)):
                 await self._wake.wait()
 
     async def _take_lead(self, epoch: Epoch) -> None:
-        """Confirm the key by a linearizable read, bring the view there, begin (PROTOCOLS 4.3)."""
+        """Confirm the key by a linearizable read, bring the view to its revision, begin to lead (PROTOCOLS 4.3)."""
         answer = await self._renewals.read(Range(key=self._keys.leader))
         await self._mirror.at_least(answer.revision)
         (held,) = answer.kvs or (None,)
         if held is None or held.create_revision != epoch:
-            return  # the view knows better by now
+            return  # the view already shows a newer state
         lease = self._leader_state.lease
         if lease is None or not lease.may_act(self._clock()):
             return
@@ -218,10 +220,10 @@ class Election:
         self._announce()
 
     async def _renew(self) -> None:
-        """Send one keepalive; its answer moves the deadline if it is still that lease's.
+        """Send one keepalive; if the lease is still the same, its answer moves the deadline.
 
-        And if the key is there: a view that is late, by a slow watch or a broken one, does not tell
-        that it went, and etcd may answer for a lease whose key has gone (PROTOCOLS 4.5).
+        Also read the leader key. A slow or broken watch may hide that the key was deleted, and etcd may
+        renew a lease whose key is deleted (PROTOCOLS 4.5).
         """
         lease, epoch = self._leader_state.lease, self._leader_state.epoch
         assert lease is not None
@@ -234,9 +236,9 @@ class Election:
             ttl_s = granted_s
         except NotFound:
             ttl_s = 0
-        except StrataError as error:  # retried like any other until the lease runs out (PROTOCOLS 4.5)
+        except StrataError as error:  # retried like any other until the lease expires (PROTOCOLS 4.5)
             log.warning("leadership_not_renewed", error=str(error))
-        if self._leader_state.lease == lease:  # else this office has ended meanwhile
+        if self._leader_state.lease == lease:  # otherwise this leadership has ended meanwhile
             if not held:
                 self._stop(f"the leader key of epoch {epoch} is gone, as etcd says")
             else:
@@ -246,10 +248,10 @@ class Election:
     def _stop(self, reason: str) -> None:
         self._leave(reason, log.warning)
 
-    def _leave(self, reason: str, say: Callable[..., object]) -> None:
+    def _leave(self, reason: str, log_line: Callable[..., object]) -> None:
         epoch = self._leader_state.epoch
         self._leader_state = self._leader_state.stopped()
-        say("leadership_ended", epoch=epoch, reason=reason)
+        log_line("leadership_ended", epoch=epoch, reason=reason)
         self._announce()
 
     def _announce(self) -> None:

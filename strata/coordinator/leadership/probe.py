@@ -1,4 +1,4 @@
-"""The plain TCP connect that tells a port nobody listens on from everything else."""
+"""A plain TCP connect that distinguishes a refused connection from every other result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ CONNECT_S = 0.5
 
 
 async def tcp_probe(address: str) -> Probe:
-    """Connect to `host:port` and hang up. REFUSED only when every address of the host refuses."""
+    """Connect to `host:port` and close. Return REFUSED only if every address of the host refuses."""
     try:
         host, port = split_address("address", address)
         async with asyncio.timeout(CONNECT_S):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
             answers = [await _connect(family, where) for family, _type, _proto, _name, where in found]
-    except (TimeoutError, OSError, UnicodeError, ConfigError):  # a host's name may be no name at all
+    except (TimeoutError, OSError, UnicodeError, ConfigError):  # UnicodeError: the host is not a valid name
         return Probe.UNCLEAR
     if Probe.ANSWERED in answers:
         return Probe.ANSWERED

@@ -1,12 +1,12 @@
-"""This replica's own key `P/replicas/<replica>`, alive as long as its lease is renewed.
+"""The replica's registration: its own key `P/replicas/<replica>`, alive as long as its lease is renewed.
 
-The key tells clients and peers where this replica serves, and tells the leader that the members
-served by this instance are not orphans. The name belongs to one instance at a time. A remnant of an
-earlier run goes with its lease within seconds, and at once if its port is the one that this
-instance has bound: nobody else can serve there. An instance that stays is somebody else's.
+The key shows clients and peers the address where this replica serves. It shows the leader that this instance's members
+are not orphans. One instance at a time holds the name. The key of an earlier run (a *remnant*) expires with its
+lease within seconds. It is deleted at once if its address is the one that this instance has bound, since nobody else
+can serve there. An instance that keeps renewing the key is another replica of the same name: a conflict.
 
-Nothing here waits for the view. A frozen etcd member makes the watch late for a quarter of a minute,
-and may cost the lease as well; without the key this replica's members would be deleted meanwhile.
+Nothing here waits for the view. A frozen etcd member may delay the watch for about 15 s, and may cost the lease too.
+Without the key, this replica's members would be deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REMNANT_S: Final = 10.0
 
 
 class Registration:
-    """Keeps the key. `run` does the work."""
+    """Maintains the replica's key; `run` does the work."""
 
     def __init__(
         self,
@@ -51,20 +51,20 @@ class Registration:
         self._name = replica
         self._record = record
         self._lease = 0
-        self._since = 0
-        """The revision of the key as etcd had it; an older view says nothing of it."""
-        self._is_kept = False
+        self._read_revision = 0
+        """The key's revision at the last read of etcd; an older view has no information about it."""
+        self._is_held = False
         self._was_registered = False
 
     @property
     def registered(self) -> bool:
-        """Whether the key is there, as far as this replica knows."""
-        return self._is_kept and not self._is_lost(self._mirror.view)
+        """Whether the key exists, as far as this replica knows."""
+        return self._is_held and not self._is_lost(self._mirror.view)
 
     async def run(self) -> None:
         """Register, renew, and register again if the key is lost; until cancelled.
 
-        `Conflict` when another instance holds the name and stays alive.
+        `Conflict` if another instance holds the name and stays alive.
         """
         while True:
             try:
@@ -75,38 +75,38 @@ class Registration:
                 log.warning("registration_lost")
             except Conflict:
                 raise
-            except (Unavailable, NotFound) as error:  # NotFound: the lease ran out on the way
+            except (Unavailable, NotFound) as error:  # NotFound: the lease expired before the write
                 log.warning("registration_failed", error=error.message)
                 await asyncio.sleep(REFUSED_S if isinstance(error, NoSpace) else RETRY_S)
-            except StrataError as error:  # no error of one call ends a replica that serves members
+            except StrataError as error:  # an error of one call must not end a replica that serves members
                 log.warning("registration_refused", error=str(error))
                 await asyncio.sleep(REFUSED_S)
             finally:
-                self._is_kept = False
+                self._is_held = False
 
     async def withdraw(self) -> None:
-        """Remove the key with its lease. To be called when `run` has ended."""
+        """Remove the key with its lease. Call it after `run` has ended."""
         if self._lease:
             await self._store.revoke(self._lease)
 
     async def _register(self) -> None:
-        """Return once the key is ours under our lease."""
+        """Return once the key belongs to this instance, under its current lease."""
         try:
             await self._settle()
         except Conflict:
             log.info("replica_name_held", wait_s=REMNANT_S)
-            with suppress(TimeoutError):  # then whoever holds it is no remnant
+            with suppress(TimeoutError):  # on a timeout the holder is alive, and no remnant
                 async with asyncio.timeout(REMNANT_S):
                     await self._mirror.wait_until(self._is_free)
-            self._lease = (await self._store.grant(LEASE_S)).id  # the one before ran out meanwhile
+            self._lease = (await self._store.grant(LEASE_S)).id  # the previous lease expired meanwhile
             await self._settle()
-        self._is_kept = self._was_registered = True
+        self._is_held = self._was_registered = True
 
     async def _settle(self) -> None:
-        """Carry out what `_decide` finds in etcd, until it finds nothing; raises its refusal."""
+        """Read the key and execute `_decide`'s transaction until there is none; raise its refusal."""
         while True:
             found = await self._store.read(Range(key=self._key))
-            self._since = max((kv.mod_revision for kv in found.kvs), default=0)
+            self._read_revision = max((kv.mod_revision for kv in found.kvs), default=0)
             view = View()
             view.reset(found.revision, found.kvs)
             decision = self._decide(view)
@@ -117,11 +117,11 @@ class Registration:
             await self._store.execute(decision.txn)
 
     async def _renew(self) -> None:
-        """Return once the lease or the key is gone."""
+        """Return once the lease or the key is lost."""
         failing = False
         while True:
             try:
-                # the attempt before took as long as a pause, and the lease allows for one more
+                # the failed attempt took as long as a pause; the lease has time for one more attempt
                 async with asyncio.timeout(RETRY_S if failing else RENEW_S):
                     await self._mirror.wait_until(self._is_lost)
                 return
@@ -139,11 +139,11 @@ class Registration:
                 failing = False
 
     def _is_free(self, view: View) -> bool:
-        return view.revision >= self._since and view.get(self._key) is None
+        return view.revision >= self._read_revision and view.get(self._key) is None
 
     def _is_lost(self, view: View) -> bool:
         kv = view.get(self._key)
-        return view.revision >= self._since and (kv is None or kv.lease != self._lease)
+        return view.revision >= self._read_revision and (kv is None or kv.lease != self._lease)
 
     def _decide(self, view: View) -> Decision:
         entry, kv = view.entry(self._key, Replica), view.get(self._key)
@@ -152,8 +152,8 @@ class Registration:
             return Decision(reason="the name is free", txn=Txn(compares=(absent(self._key),), success=(put,)))
         if entry.record.instance != self._record.instance:
             if entry.record.address == self._record.address and not self._was_registered:
-                # Two transactions, so that our key is a new one: it counts as a replica that became
-                # ready (PROTOCOLS 5.4).
+                # Two transactions, so that this instance's key is created anew: it then counts as a replica
+                # that became ready (PROTOCOLS 5.4).
                 delete = Txn(
                     compares=(unchanged(self._key, kv.mod_revision),), success=(Delete(key=self._key),)
                 )

@@ -14,14 +14,14 @@ from strata.observe import get_logger
 log = get_logger()
 
 START_S: Final = 60.0
-"""Before `run` the loop is not measured; nobody is served then."""
+"""Before `run` the loop is not measured: the replica serves nobody yet."""
 
 
 class Health:
-    """Asked before each act that could harm a member. `clock` runs through suspends.
+    """This replica's health, checked before each act that could harm a member. `clock` also counts time in suspend.
 
-    `outage` says why nothing can be written. That makes no replica unready for members: they are
-    served nowhere better.
+    `outage` returns why no replica can write. An outage does not make this replica unready: no other replica
+    would serve its members better.
     """
 
     def __init__(self, mirror: Mirror, clock: Callable[[], float], outage: Callable[[], str]) -> None:
@@ -29,7 +29,7 @@ class Health:
         self._mirror = mirror
         self._clock = clock
         self._diagnosis = Diagnosis(turned_s=clock() + START_S)
-        self._told = ""
+        self._logged_reason = ""
 
     async def run(self) -> None:
         """Measure the loop until cancelled."""
@@ -39,16 +39,16 @@ class Health:
             self._diagnosis.turned(
                 self._clock(), etcd_silence_s=self.etcd_silence_s(), behind_s=self._mirror.behind_s()
             )
-            self._tell(self.unready())
+            self._log_change(self.unready())
 
     def unready(self) -> str:
-        """Return why this replica is no good for members now; an empty string when it is."""
+        """Return why this replica cannot serve members well now, or an empty string if it can."""
         return self._diagnosis.unready(
             self._clock(), etcd_silence_s=self.etcd_silence_s(), behind_s=self._mirror.behind_s()
         )
 
     def better_off(self, peer_silence_s: float) -> bool:
-        """Tell whether members should leave for a peer that is ready and heard of etcd so long ago."""
+        """True if members should move to a ready peer that last heard from etcd `peer_silence_s` ago."""
         return self._diagnosis.better_off(
             self._clock(),
             etcd_silence_s=self.etcd_silence_s(),
@@ -57,25 +57,24 @@ class Health:
         )
 
     def is_cut_off(self) -> bool:
-        """Tell whether nothing can be settled here: etcd does not answer, or what it did comes too late."""
+        """True if no decision can succeed here: etcd does not answer, or the view is too far behind."""
         return self.etcd_silence_s() > ETCD_SILENT_S or self._mirror.behind_s() > BEHIND_S
 
     def spares_s(self) -> float:
-        """Return for how long this replica deletes nobody; 0 when it may."""
+        """Return for how long this replica must not delete members; 0 if it may."""
         if self._outage():
-            self._diagnosis.spare(
-                self._clock(), "etcd takes no writes"
-            )  # who is deleted now could not register again
+            # a member deleted now could not register again
+            self._diagnosis.spare(self._clock(), "etcd takes no writes")
         return self._diagnosis.spares_s(
             self._clock(), etcd_silence_s=self.etcd_silence_s(), behind_s=self._mirror.behind_s()
         )
 
     def alone(self) -> None:
-        """Take note that no peer is ready any more."""
+        """Record that no peer is ready any more."""
         self._diagnosis.spare(self._clock(), "it lost every peer that was ready")
 
     def lost(self, *, left: int) -> None:
-        """Take note that a session broke, and how many are left."""
+        """Record that a session broke, and that `left` sessions remain."""
         now_s = self._clock()
         before_s = self._diagnosis.spare_until_s
         self._diagnosis.lost(now_s, left=left)
@@ -83,14 +82,14 @@ class Health:
             log.warning("deletes_nobody_for_now", reason=self._diagnosis.spare_reason)
 
     def etcd_silence_s(self) -> float:
-        """Return for how long etcd has been silent since its first answer: none is served before."""
+        """Return for how long etcd has been silent since its first answer; 0 before that, when nobody is served."""
         silence_s = self._mirror.silence_s()
         return 0.0 if math.isinf(silence_s) else silence_s
 
-    def _tell(self, why: str) -> None:
-        kind = why.partition(" for ")[0]  # once a trouble, not once a turn
-        if kind != self._told:
-            self._told = kind
+    def _log_change(self, why: str) -> None:
+        kind = why.partition(" for ")[0]  # log once a reason, not once a turn
+        if kind != self._logged_reason:
+            self._logged_reason = kind
             if why:
                 log.warning("replica_unready", reason=why)
             else:

@@ -1,7 +1,7 @@
-"""Taking the lead from a dead leader: carries out what `core.leadership.takeover` decides.
+"""Takeover from a dead leader: carries out the decisions of `core.leadership.takeover`.
 
-The links to the other replicas tell this of every handshake and of every end. One case is looked
-into at a time; there is one leader. The delete of its key wakes every election.
+The links to the other replicas report every handshake and every end to this module. It investigates one *case*,
+a leader whose link broke, at a time. Deleting the leader's key wakes every election.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from strata.observe import get_logger
 log = get_logger()
 
 Prober = Callable[[str], Awaitable[Probe]]
-"""Connects to `host:port` once and says what it met, within about a second; raises nothing."""
+"""Connects to `host:port` once and returns the result within about a second; raises nothing."""
 
 ATTEMPTS: Final = 5
 RETRY_S: Final = 0.1
 
 
 class Deposition:
-    """What one replica knows of its links to leaders. `run` acts on it until cancelled."""
+    """One replica's knowledge of its links to leaders. `run` acts on it until cancelled."""
 
     def __init__(
         self,
@@ -61,21 +61,21 @@ class Deposition:
         self._cases: asyncio.Queue[Entry[Leader]] = asyncio.Queue()
 
     def met(self, instance: InstanceId) -> None:
-        """Take note that this instance shook hands, on a link of its own or of ours."""
+        """Record that this instance completed a handshake, on a link that either side opened."""
         before = self._memory
         self._memory = before.met(instance, self._clock())
         if self._memory is not before:
             log.warning("deposed_leader_lives", instance=instance)
 
     def linked(self, instance: InstanceId) -> None:
-        """Take note that our link to this instance is up: it shook hands under that uuid."""
+        """Record that this replica's link to the instance is up: it completed a handshake under that uuid."""
         self._linked.add(instance)
         self.met(instance)
 
     def unlinked(self, instance: InstanceId, *, broke: bool) -> None:
-        """Take note that our link to this instance, which was up, ended; `broke`: it was ended or reset by the other side.
+        """Record that this replica's link to the instance, which was up, ended. `broke`: the peer closed or reset it.
 
-        Silence, and an error that says nothing of the other process, are no reason to look into it.
+        Silence, or an error that shows nothing about the other process, opens no case.
         """
         self._linked.discard(instance)
         view, now_s = self._mirror.view, self._clock()
@@ -84,11 +84,11 @@ class Deposition:
             self._cases.put_nowait(case)
 
     async def run(self) -> None:
-        """Look into every case, until cancelled."""
+        """Investigate every case, until cancelled."""
         while True:
-            await self._look_into(await self._cases.get())
+            await self._investigate(await self._cases.get())
 
-    async def _look_into(self, case: Entry[Leader]) -> None:
+    async def _investigate(self, case: Entry[Leader]) -> None:
         log.info("leader_link_broke", epoch=case.create_revision, address=case.record.address)
         verdict = await self._probed(case)
         log.info("leader_probed", epoch=case.create_revision, act=verdict.act.value, reason=verdict.reason)
@@ -96,7 +96,7 @@ class Deposition:
             await self._depose(case)
 
     async def _probed(self, case: Entry[Leader]) -> Verdict:
-        """Connect as often as it takes to decide."""
+        """Probe until a verdict is reached."""
         probes: list[Probe] = []
         while True:
             probes.append(await self._probe(case.record.address))
@@ -117,7 +117,7 @@ class Deposition:
         )
 
     async def _depose(self, case: Entry[Leader]) -> None:
-        """Delete the key of that epoch; an unknown outcome is asked for again, if it still seems dead.
+        """Delete the leader key of that epoch. If the outcome is unknown, retry while the leader still seems dead.
 
         If etcd does not answer for longer, the lease ends the epoch.
         """

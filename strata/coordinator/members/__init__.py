@@ -1,1 +1,1 @@
-"""The members that this replica serves: their sessions, their registration, their deaths."""
+"""The members that this replica serves: their sessions, registration and failure detection."""

@@ -1,23 +1,22 @@
-"""Which members reach this replica, and the death of those that no longer do (PROTOCOLS 5.2, 5.3).
+"""The failure detector: which members have a transport to this replica, and removal of the dead (PROTOCOLS 5.2, 5.3).
 
-A worker key that names this replica in `served_by` is *attended* while a transport of the same
-boot is up here: a session, or a client's heartbeats. When it is not for `reconnect_grace`, this
-replica deletes the key, comparing its mod_revision, so that a member which came back elsewhere is
+A transport is a session or a client's heartbeats. A worker key that names this replica in `served_by` is
+*connected* while a transport of the same boot is up here. If it stays disconnected for `reconnect_grace`, this
+replica deletes the key. The delete compares the key's mod_revision, so a member that came back at another replica is
 never removed.
 
-A key may also come to name this replica though its member has had no session here since: by a
-registration whose client went away half way, or a hand-over that took effect after everybody had
-given it up. Then no transport has failed; the member may have been served elsewhere until that very
-moment, and has to find a replica again, with an etcd that is slow. It has `detect_s` for that, less the
-grace.
+A key may also name this replica although its member has had no session here since. Either the client gave up
+half way through its registration, or a hand-over took effect after everybody involved had given it up. Then no
+transport has failed: another replica may have served the member until that moment, and the member must find a
+replica again while etcd is slow. It has `detect_s` less the grace for that.
 
-While this replica may itself be what is wrong, nobody dies (PROTOCOLS 5.5): `core.leadership.replica_health` is asked
-before each removal. While etcd cannot be reached, nobody dies either. A removal is sent only when etcd has just answered, for a
-short time, and looked at again before it is repeated. One whose outcome is unknown may still take
-effect when its member is back: then the member's registration writes the key once more
-(`condemned`), and the late removal compares a revision that is gone.
+While this replica may itself be the fault, it removes nobody (PROTOCOLS 5.5): each removal first checks
+`core.leadership.replica_health`. While etcd cannot be reached, it removes nobody either. A removal is sent only
+if etcd has just answered, with a short deadline, and is decided again before each repetition. A removal whose
+outcome is unknown may still take effect after its member is back. Therefore the member's registration writes the
+key once more (`pending_removal`), and the late removal fails: the revision that it compares no longer exists.
 
-The other way round, a transport ends when the view shows that its member is not ours any more.
+Conversely, a transport is dismissed once the view shows that this replica no longer serves its member.
 """
 
 from __future__ import annotations
@@ -42,31 +41,31 @@ from strata.v1.members_pb2 import MemberHeard
 log = get_logger()
 
 ATTEMPT_S: Final = 1.0
-"""How long one attempt at a removal may take, before it is asked again whether it is right."""
+"""Deadline of one attempt at a removal; after it the removal is decided again."""
 SILENCE_LOOK_S: Final = 0.1
-"""How often it is looked which transports have been silent for too long."""
+"""How often transports are checked for silence."""
 
 
 class Transport(Protocol):
-    """One way in which one run of a member's process reaches this replica."""
+    """One connection between one run of a member's process and this replica."""
 
     job: str
     worker: WorkerId
     boot: BootId
     incarnation: int
-    """0 until the registration is done; only then does the view's word count."""
+    """0 until the registration is done; only then is the transport compared with the view."""
 
     def dismiss(self, error: StrataError) -> None:
-        """End: the member is not served by this transport any more."""
+        """End: this transport no longer serves the member."""
         ...
 
     @property
     def heard_s(self) -> float:
-        """When the member last sent something, on the loop's clock."""
+        """When the member last sent a message, on the loop's clock."""
         ...
 
     def quiet_s(self) -> float:
-        """Return for how long nothing shows that its member is there; 0 while a connection does."""
+        """Return for how many seconds there has been no sign of life; 0 while a connection is up."""
         ...
 
 
@@ -75,28 +74,28 @@ _Key = tuple[str, str]
 
 
 class FailureDetector:
-    """Knows the transports; finds and removes the dead. `run` owns the removals."""
+    """Tracks the transports, and removes dead members. `run` owns the removals."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
         self._transports: dict[_Key, dict[BootId, Transport]] = {}
-        self._unattended_since: dict[_Key, float] = {}
+        self._disconnected_since: dict[_Key, float] = {}
         self._removals: dict[_Key, asyncio.Task[None]] = {}
         self._failed: dict[_Key, int] = {}
-        """The mod_revision of a key whose member was served here, and whose transport went down."""
+        """The mod_revision of each key whose member was served here and whose transport failed."""
         self._last: dict[tuple[_Key, BootId], float] = {}
-        """Whose transport went down within the last `_away_s`, and when it was last heard; in the order of the losses."""
+        """The last sign of life on each transport that ended within the last `_away_s`, in the order of the ends."""
         self._named_since: dict[_Key, tuple[int, float]] = {}
-        """At which mod_revision a key names this replica, and since when that is seen."""
+        """The mod_revision at which a key names this replica, and when this replica first saw that."""
         self._pending_removal: dict[_Key, int] = {}
         self._changes: dict[_Key, asyncio.Event] = {}
-        """What sets those going that wait for a change of a member's key or transports."""
+        """Events that wake the waiters for a change of a member's key or transports."""
         self._tasks: asyncio.TaskGroup | None = None
         self._stopped = False
         self._lost = context.measures.removals.child("transport_failed")
 
     async def run(self) -> None:
-        """End the transports that have been silent for `detect_s`, and remove who is dead, until cancelled."""
+        """End transports that have been silent for `detect_s`, and remove dead members, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
@@ -105,11 +104,11 @@ class FailureDetector:
                         self._look_guarded(job, worker)
                 while True:
                     await asyncio.sleep(SILENCE_LOOK_S)
-                    self._end_the_silent()
+                    self._end_silent_transports()
             finally:
-                self._tasks = None  # nothing is begun while this ends
+                self._tasks = None  # no removal begins while this ends
 
-    def _end_the_silent(self) -> None:
+    def _end_silent_transports(self) -> None:
         transports = [each for boots in self._transports.values() for each in boots.values()]
         for transport in transports:
             if transport.quiet_s() < self._context.timing.detect_s:
@@ -121,13 +120,13 @@ class FailureDetector:
                 log.warning("member_unreadable", error=error.message)
 
     def stop(self) -> None:
-        """Declare nobody dead any more: this replica is about to stop."""
+        """Remove no member any more: this replica is about to stop."""
         self._stopped = True
 
     # -- transports
 
     def attend(self, transport: Transport) -> None:
-        """Take note of a transport that is up; an older one of the same boot is dismissed."""
+        """Record a transport that is up; dismiss an older one of the same boot."""
         key = (transport.job, transport.worker)
         older = self._transports.setdefault(key, {}).get(transport.boot)
         self._transports[key][transport.boot] = transport
@@ -138,7 +137,7 @@ class FailureDetector:
         self.look(*key)
 
     def lose(self, transport: Transport, *, broke: bool = True) -> None:
-        """Take note that a transport is down. `broke`: neither side ended it on purpose."""
+        """Record that a transport is down. `broke`: neither side ended it on purpose."""
         key = (transport.job, transport.worker)
         boots = self._transports.get(key, {})
         if boots.get(transport.boot) is not transport:
@@ -153,19 +152,19 @@ class FailureDetector:
         silent = transport.quiet_s() >= timing.detect_s
         named_since = self._named_since_s(key, transport.boot)
         if silent and not transport.incarnation and now < named_since + timing.detect_s:
-            # a hand-over that took effect late: until then it may have given its signs elsewhere, and for
-            # `detect_s` after it; it may be served, so that nobody takes its name meanwhile
-            self._unattended_since[key] = named_since + 2 * timing.reconnect_grace_s
+            # A hand-over that took effect late. The member may have sent its heartbeats to another replica until then,
+            # and may be served there for `detect_s` more. Until that has passed, nobody may take its name.
+            self._disconnected_since[key] = named_since + 2 * timing.reconnect_grace_s
         elif transport.incarnation or silent:
             self._note_failed(key, transport.boot)
         self.look(*key)
 
     def find(self, job: str, worker: str, boot: str) -> Transport | None:
-        """Return the transport of this boot, if it is up."""
+        """Return the transport of this boot, or None if it is not up."""
         return self._transports.get((job, worker), {}).get(BootId(boot))
 
     def heard(self, job: str) -> Iterator[MemberHeard]:
-        """Yield when each member of a job that is served here was last heard."""
+        """Yield, for each member of a job with a transport here, the time since it was last heard."""
         now_s = asyncio.get_running_loop().time()
         for worker in self._context.mirror.view.names(self._context.keys.job(job).workers):
             for transport in self._transports.get((job, worker), {}).values():
@@ -177,7 +176,7 @@ class FailureDetector:
                     )
 
     def ages(self, job: str) -> Iterator[tuple[str, float]]:
-        """Yield each member that this replica serves, and the seconds since it was last heard; one that is away included."""
+        """Yield each member that this replica serves, even if disconnected, and the seconds since it was last heard."""
         now_s = asyncio.get_running_loop().time()
         for entry in self._context.job(job).workers():
             if entry.record.served_by != self._context.instance:
@@ -189,7 +188,7 @@ class FailureDetector:
                 yield entry.name, max(0.0, now_s - last_s)
 
     def hears(self, job: str, worker: str, boot: str) -> bool:
-        """Tell whether this boot is at the door, registered or not, or was so lately that it may be back."""
+        """True if this boot has a transport here, registered or not, or had one so recently that it may reconnect."""
         timing = self._context.timing
         if (transport := self.find(job, worker, boot)) is not None:
             return transport.quiet_s() < timing.orphan_s
@@ -197,21 +196,21 @@ class FailureDetector:
         return asyncio.get_running_loop().time() - last_s < self._away_s
 
     def failed_incarnation(self, job: str, worker: str) -> int:
-        """Return the incarnation whose transport was ours and is down; 0 when there is none, or
-        when that may be our own fault.
+        """Return the incarnation whose transport was here and is down; 0 if there is none, or
+        if that may be this replica's own fault.
         """
         key = (job, worker)
-        entry = None if self.spares() else self._unattended(key)
+        entry = None if self.spares() else self._disconnected(key)
         if entry is None or entry.mod_revision != self._failed.get(key):
             return 0
         return entry.create_revision
 
     def spares(self) -> bool:
-        """Whether nobody is deleted for now: what is seen here may be this replica's own fault."""
+        """True while this replica deletes nobody: the failures that it sees may be its own fault."""
         return self._context.health.spares_s() > 0
 
     def pending_removal(self, job: str, worker: str) -> int:
-        """Return the mod_revision at which a removal may still take effect; 0 when there is none."""
+        """Return the mod_revision at which a removal may still take effect; 0 if there is none."""
         return self._pending_removal.get((job, worker), 0)
 
     async def changed(self, job: str, worker: str) -> None:
@@ -219,19 +218,19 @@ class FailureDetector:
         await self._changes.setdefault((job, worker), asyncio.Event()).wait()
 
     def sessions(self) -> int:
-        """Return how many transports are up."""
+        """Return the number of transports that are up."""
         return sum(map(len, self._transports.values()))
 
-    # -- what the view says
+    # -- the view
 
     def look(self, job: str, worker: str) -> None:
-        """Compare the view of one member with its transports; called whenever either changed."""
+        """Compare the view of one member with its transports; called whenever either changes."""
         key = (job, worker)
         if (changed := self._changes.pop(key, None)) is not None:
             changed.set()
         entry = self._context.job(job).worker(worker)
         for transport in tuple(self._transports.get(key, {}).values()):
-            self._judge(transport, entry)
+            self._dismiss_if_replaced(transport, entry)
         if entry is None or entry.mod_revision != self._pending_removal.get(key):
             self._pending_removal.pop(key, None)
         if entry is None or entry.mod_revision != self._failed.get(key):
@@ -240,10 +239,10 @@ class FailureDetector:
             self._named_since.pop(key, None)
         elif self._named_since.get(key, (0, 0.0))[0] != entry.mod_revision:
             self._named_since[key] = (entry.mod_revision, asyncio.get_running_loop().time())
-        if self._unattended(key) is None:
-            self._unattended_since.pop(key, None)
+        if self._disconnected(key) is None:
+            self._disconnected_since.pop(key, None)
             return
-        self._unattended_since.setdefault(key, asyncio.get_running_loop().time())
+        self._disconnected_since.setdefault(key, asyncio.get_running_loop().time())
         if key not in self._removals and self._tasks is not None:
             self._removals[key] = self._tasks.create_task(self._remove(key), name=f"removal of {worker}")
 
@@ -253,7 +252,7 @@ class FailureDetector:
         except PoisonRecord as error:
             log.warning("member_unreadable", job=job, worker=worker, error=error.message)
 
-    def _judge(self, transport: Transport, entry: Entry[Worker] | None) -> None:
+    def _dismiss_if_replaced(self, transport: Transport, entry: Entry[Worker] | None) -> None:
         if not transport.incarnation:
             return
         if entry is None:
@@ -270,18 +269,18 @@ class FailureDetector:
         elif entry.record.served_by != self._context.instance:
             transport.dismiss(Unavailable(f"{transport.worker} was handed over to another replica", hint=""))
 
-    def _unattended(self, key: _Key) -> Entry[Worker] | None:
-        """Return the worker key that this replica should attend to and does not."""
+    def _disconnected(self, key: _Key) -> Entry[Worker] | None:
+        """Return the worker key that names this replica and has no transport here, or None."""
         entry = None if self._stopped else self._context.job(key[0]).worker(key[1])
         if entry is None or entry.record.served_by != self._context.instance:
             return None
         return None if entry.record.boot in self._transports.get(key, {}) else entry
 
     async def _remove(self, key: _Key) -> None:
-        """Delete the key once it was unattended for the grace; return when it no longer is."""
+        """Delete the key once it was disconnected for its grace; return when it no longer is disconnected."""
         job, worker = key
         try:
-            while (since := self._unattended_since.get(key)) is not None:
+            while (since := self._disconnected_since.get(key)) is not None:
                 grace_left_s = since + self._grace_s(key) - asyncio.get_running_loop().time()
                 wait_s = max(grace_left_s, self._context.health.spares_s())
                 if wait_s > 0:
@@ -300,18 +299,18 @@ class FailureDetector:
                         await asyncio.sleep(REFUSED_S)
                 self.look(job, worker)
         except PoisonRecord as error:
-            # written by hand; whoever repairs it makes us look again
+            # written by hand; its repair changes the key, which starts `look` again
             log.warning("removal_impossible", job=job, worker=worker, error=error.message)
         except Exception:
-            # a bug that one member brings out must not end the replica, which serves all others
+            # a bug that one member's record triggers must not end the replica, which serves all others
             log.exception("removal_failed", job=job, worker=worker)
         finally:
             del self._removals[key]
 
     def _grace_s(self, key: _Key) -> float:
-        """Return how long a member may be away before it counts as dead.
+        """Return how long a member may be disconnected before it counts as dead.
 
-        A newcomer under its name is held for `detect_s`, and must outlast it.
+        A newcomer under the same name waits `detect_s`, which must be longer than this.
         """
         timing = self._context.timing
         return timing.reconnect_grace_s if key in self._failed else timing.detect_s - timing.reconnect_grace_s
@@ -326,7 +325,7 @@ class FailureDetector:
             self._failed[key] = entry.mod_revision
 
     def _named_since_s(self, key: _Key, boot: BootId) -> float:
-        """Return since when the key names this replica for this boot; long ago when it does not."""
+        """Return when the key began to name this replica for this boot; -inf if it does not."""
         entry, named = self._context.job(key[0]).worker(key[1]), self._named_since.get(key)
         if entry is None or named is None or entry.record.boot != boot or entry.mod_revision != named[0]:
             return float("-inf")
@@ -341,16 +340,16 @@ class FailureDetector:
 
     @property
     def _away_s(self) -> float:
-        """How long a client that found no answer here may take until it asks here again.
+        """How long a client that got no answer here may take until it calls this replica again.
 
-        It asks all others before, and takes as long for that as the leader leaves it when its replica is gone.
+        It calls all other replicas first. The leader allows it the same time after the loss of its replica.
         """
         return max(self._context.timing.reconnect_grace_s, self._context.timing.orphan_s)
 
     def _decide(self, key: _Key, view: View) -> Decision:
         job, worker = key
-        entry = self._unattended(key)
-        since = self._unattended_since.get(key)
+        entry = self._disconnected(key)
+        since = self._disconnected_since.get(key)
         now = asyncio.get_running_loop().time()
         if entry is None or since is None or now < since + self._grace_s(key):
             return Decision(reason=f"{worker} is attended to, or was until just now, or gone")

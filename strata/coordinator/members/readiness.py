@@ -1,4 +1,4 @@
-"""Where members are told to go: here, or to a replica that is better off (PROTOCOLS 5.5)."""
+"""The addresses that members are sent to: this replica, or a healthier one (PROTOCOLS 5.5)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from strata.coordinator.peers.registry import PeerRegistry
 from strata.v1 import session_pb2
 
 STEADY_S: Final = 2.0
-"""How long a replica is ready before it takes members who merely look for a ready one. When etcd is back
-for everybody, their own replicas are ready as well by then, and have said so."""
+"""How long a replica must be ready before it accepts members that only look for a ready one. After an etcd outage
+of all replicas, the members' own replicas are ready by then too, and have reported it."""
 
 
 class Readiness:
-    """Whether this replica is ready, and since when; `note` is called every turn."""
+    """Whether this replica is ready, and since when. The service calls `note` every turn."""
 
     def __init__(self, context: ReplicaContext, peers: PeerRegistry) -> None:
         self._context = context
@@ -22,21 +22,21 @@ class Readiness:
         self._since_s: float | None = None
 
     def note(self) -> None:
-        """Take note of whether this replica is ready now."""
+        """Record whether this replica is ready now."""
         if not self._context.is_ready()[0]:
             self._since_s = None
         elif self._since_s is None:
             self._since_s = self._context.clock()
 
     def tick(self, sequence: int) -> session_pb2.Tick:
-        """Say how this replica is, and where it is better: nowhere, as far as it knows, if that lost etcd too."""
+        """Return this replica's readiness, and the replicas known to be healthier (none if they lost etcd too)."""
         elsewhere = self._peers.better_off()
         ready = not elsewhere and self._context.is_ready()[0]
         addresses = self._peers.ready_addresses() if ready else elsewhere
         return session_pb2.Tick(sequence=sequence, ready=ready, ready_addresses=addresses)
 
     def unsteady(self) -> str:
-        """Return why members who are served elsewhere are not to come here; empty when they may."""
+        """Return why members of other replicas may not move here, or an empty string if they may."""
         ready, why = self._context.is_ready()
         if not ready:
             return why

@@ -1,9 +1,9 @@
-"""Registering a member at this replica, whichever way it came: by a session, or by a call.
+"""Registration of a member at this replica, by a session or by a unary call.
 
-Another boot on a live key is a newcomer (PROTOCOLS 5.2): it is held while it is unknown whether
-the old process is alive. The old one's transport may fail here, which supersedes it at once; or at
-the replica that serves it, which then deletes the key. After `detect_s` it is refused, but
-not while the old one's replica itself is gone: then the leader is about to delete the key.
+Another boot on a live key is a *newcomer* (PROTOCOLS 5.2). It waits while it is unknown whether the old process is
+alive. The old process may lose its transport here: then the newcomer supersedes it at once. Or it loses its
+transport at the replica that serves it, which then deletes the key. After `detect_s` the newcomer is refused,
+unless the old process's replica itself is lost: then the leader is about to delete the key.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from strata.core.members.registration import Registration
 from strata.errors import Conflict, StaleIncarnation, Unavailable
 
 ORPHAN_HOLD_S = 15.0
-"""How long a newcomer is held at most, for a key that the leader is expected to delete, or while
+"""How long a newcomer waits at most for a key that the leader is expected to delete, or while
 this replica deletes nobody."""
 
 LOOK_S = 1.0
-"""How often a newcomer that is held is decided about without a change."""
+"""How often a waiting newcomer is decided about without a change."""
 
 
 class Registrar:
-    """Makes a member's boot the holder of its key, served by this replica."""
+    """Makes a member's boot the holder of its worker key, served by this replica."""
 
     def __init__(self, context: ReplicaContext, failure_detector: FailureDetector) -> None:
         self._context = context
@@ -39,10 +39,10 @@ class Registrar:
     async def register(
         self, transport: Transport, registration: Registration, *, leaving: bool = False
     ) -> Entry[Worker]:
-        """Return the worker key once it is this boot's, and served here.
+        """Return the worker key once it belongs to this boot, and this replica serves it.
 
-        `transport` counts as up from now on. When this raises, the caller says until when. `leaving`:
-        only a key that is there is taken over.
+        `transport` counts as up from now on. If this raises, the caller decides how long the transport stays up.
+        `leaving`: only take over an existing key; create none.
         """
         job = transport.job
         self._failure_detector.attend(transport)
@@ -59,7 +59,7 @@ class Registrar:
                 left_s = began + held_s - loop.time()
                 if left_s <= 0:
                     raise
-                with suppress(TimeoutError):  # then it is looked again whether the holder's replica is there
+                with suppress(TimeoutError):  # then check again whether the holder's replica is alive
                     async with asyncio.timeout(min(left_s, LOOK_S)):
                         await self._failure_detector.changed(job, registration.worker)
 
@@ -93,7 +93,7 @@ class Registrar:
         await self._context.executor.settle(decide, coalesce=True)
 
     def _registered(self, job: str, registration: Registration) -> Entry[Worker]:
-        """Return the key, unless somebody changed it the moment after."""
+        """Return the key, unless another writer changed it just after the registration."""
         entry = self._worker(job, registration)
         if entry is None:
             raise Unavailable(f"{registration.worker} was removed while it registered")
@@ -104,7 +104,7 @@ class Registrar:
         return entry
 
     def _orphaned(self, job: str, registration: Registration) -> bool:
-        """Tell whether the replica that serves the key's holder is gone."""
+        """True if the replica that serves the key's holder is lost."""
         entry = self._worker(job, registration)
         if entry is None:
             return False

@@ -1,4 +1,4 @@
-"""The sessions that are open at this replica, and whose they are."""
+"""The open sessions at this replica, by job."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from strata.v1 import session_pb2
 
 
 class SessionRegistry:
-    """Made before whoever opens sessions, and before whoever asks which there are."""
+    """Created before both the component that opens sessions and those that list them."""
 
     def __init__(self, ranks: RankIndexes) -> None:
         self._ranks = ranks
         self._by_job: dict[str, dict[MemberSession, None]] = {}
-        """In the order they came, so that a run can be repeated."""
+        """In the order of their opening, so that a simulation run can be repeated."""
 
     def add(self, member: MemberSession) -> None:
         self._by_job.setdefault(member.job, {})[member] = None
@@ -35,14 +35,14 @@ class SessionRegistry:
         return [member for members in self._by_job.values() for member in members]
 
     def ranks(self, job: str) -> Iterator[int]:
-        """Yield the ranks of the job's world that have their session here."""
+        """Yield the ranks of the job's world whose session is open here."""
         index = self._ranks.of(job)
         if index is not None:
             for member in self.of(job):
                 yield from index.ranks(member.worker, member.incarnation)
 
     def inspect(self, job: str, rank: int) -> None:
-        """Ask the member that runs a rank for evidence, if it is served here."""
+        """Request evidence from the member that runs a rank, if its session is here."""
         index = self._ranks.of(job)
         for member in self.of(job) if index is not None else ():
             if index is not None and rank in index.ranks(member.worker, member.incarnation):

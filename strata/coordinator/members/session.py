@@ -1,4 +1,4 @@
-"""One member's session at a replica: what it may say, and what it is told."""
+"""One member's session at a replica: the messages that each side may send."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from strata.wire import barriers as wire
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingContext:
-    """What every session needs of the replica that serves it."""
+    """The parts of a replica that every session uses."""
 
     context: ReplicaContext
     barriers: Barriers
@@ -38,7 +38,7 @@ class ServingContext:
 
 
 class MemberSession:
-    """A handler of `strata.session`, a transport of the keeper and a waiter of barriers."""
+    """A handler of `strata.session`, a transport of the failure detector and a waiter of barriers."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class MemberSession:
         self._leaving = False
         self._caller = Caller(job=job, worker=registration.worker, incarnation=0, identity=identity)
 
-    # -- what the replica says
+    # -- messages to the member
 
     def welcome(self, entry: Entry[Worker]) -> None:
-        """Tell the member that it is registered."""
+        """Confirm the registration to the member."""
         context = self._serving.context
         self.incarnation = entry.create_revision
         self._caller = replace(self._caller, incarnation=self.incarnation)
@@ -77,7 +77,7 @@ class MemberSession:
 
     @property
     def parting(self) -> bool:
-        """Whether this side has ended the session already."""
+        """Whether this side has already ended the session."""
         return self._session.closed
 
     def send(self, message: Down) -> None:
@@ -88,7 +88,7 @@ class MemberSession:
         return 0.0
 
     def dismiss(self, error: StrataError) -> None:
-        """End the session: for good, unless the error says that the member may come again."""
+        """End the session; permanently, unless the error is retryable."""
         if self._leaving or self._session.closed:
             return
         if error.retryable:
@@ -103,7 +103,7 @@ class MemberSession:
 
     @property
     def heard_s(self) -> float:
-        """When the member last sent something, on the loop's clock."""
+        """When the member last sent a message, on the loop's clock."""
         return self._session.heard_s
 
     # -- a waiter of barriers
@@ -114,7 +114,7 @@ class MemberSession:
     def refused(self, key: BarrierKey, ranks: tuple[int, ...], error: StrataError) -> None:
         self.send(Down(arrival_refused=wire.refused_message(key, ranks, error)))
 
-    # -- what the member says
+    # -- messages from the member
 
     def arrivals(self, arrivals: Sequence[barriers_pb2.Arrival]) -> None:
         index = self._serving.ranks.of(self.job)
@@ -125,17 +125,17 @@ class MemberSession:
             if arrival.job != self.job:
                 refusal = Refused(f"this session belongs to job {self.job}")
             elif arrival.generation == current and not all(rank in mine for rank in arrival.ranks):
-                refusal = self._not_mine(index, arrival.ranks)
+                refusal = self._wrong_rank_error(index, arrival.ranks)
             else:
                 self._serving.barriers.arrive(arrival, self)
                 continue
             self.refused(arrival.key, arrival.ranks, refusal)
 
-    def _not_mine(self, index: RankIndex | None, ranks: tuple[int, ...]) -> Refused:
-        """Say why an arrival at the current generation is not this member's to make.
+    def _wrong_rank_error(self, index: RankIndex | None, ranks: tuple[int, ...]) -> Refused:
+        """Return the refusal of an arrival at the current generation for ranks that this member does not run.
 
-        One that was declared dead and registered anew is of the world no more, and nobody has
-        written the next one yet: for its ranks the generation is over all the same.
+        A member that was declared dead and registered anew is no longer in the world, and the next world is not written
+        yet. For its ranks the generation has ended all the same.
         """
         if index is not None and index.had(self.worker, self.incarnation):
             return StaleGeneration(
@@ -158,7 +158,7 @@ class MemberSession:
         evidence = [each for each in progress.evidence if each.rank in mine]
         if evidence:
             board.note_evidence(self.job, progress.generation, evidence, own=True)
-        ranks = [said for said in progress.ranks if said.rank in mine]
+        ranks = [reported for reported in progress.ranks if reported.rank in mine]
         board.note(self.job, progress.generation, ranks, own=True)
 
     async def rank_exit(self, rank_exit: session_pb2.RankExit) -> session_pb2.Reply:
@@ -182,7 +182,7 @@ class MemberSession:
     async def call(self, call: session_pb2.Call) -> session_pb2.Reply:
         return await self._serving.calls.reply(call, self._caller)
 
-    async def leave(self, leave: session_pb2.Leave) -> None:  # why is the member's affair
+    async def leave(self, leave: session_pb2.Leave) -> None:  # the reason stays with the member
         self._leaving = True
         try:
             await settled(

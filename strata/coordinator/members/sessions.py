@@ -1,7 +1,7 @@
-"""The sessions of this replica's members: opened here, told of the world, ended.
+"""The sessions of this replica's members: opened, sent the world and the saves, ended.
 
-What members are told follows from the view, grouped by job: a change of one job costs nothing to
-the sessions of others, and what is the same for all sessions of a job is made once.
+The messages follow from the view, grouped by job. A change of one job costs the sessions of other jobs nothing, and
+a message that is the same for all sessions of a job is built once.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from strata.wire.enums import PHASES
 log = get_logger()
 
 SEALER_NEWS_S: Final = 0.005
-"""Acks of one save come in bursts; a burst is told once to the member of rank 0, which waits for
-the last one to compose the global manifest. The end of a save is told to everybody at once."""
+"""Acks of one save come in bursts. A burst makes one message to the member of rank 0, which waits for the last ack to
+compose the global manifest. The end of a save is sent to all members at once."""
 OTHERS_NEWS_S: Final = 1.0
-"""The others show the acks to people at most: a list of all, so often, to all would be a square."""
+"""Other members only display the acks. Sending every ack to every member would cost the square of their number."""
 RECENT_CHECKPOINTS: Final = 2
-"""How many ended saves of its generation a session is told of at its start: it may have missed
-their end. No more are in flight at once."""
+"""How many ended saves of its generation a session receives at its start, since it may have missed
+their end. No more saves are in flight at once."""
 
 
 class Sessions:
-    """Every session with a member that this replica serves."""
+    """All sessions with members that this replica serves."""
 
     def __init__(
         self,
@@ -65,27 +65,27 @@ class Sessions:
         self._context: ReplicaContext = serving.context
         self._failure_detector = failure_detector
         self._registrar = registrar
-        self._acks_for_sealer = _News(SEALER_NEWS_S, partial(self._tell_save, sealer=True))
-        self._acks_for_others = _News(OTHERS_NEWS_S, partial(self._tell_save, sealer=False))
+        self._acks_for_sealer = _DelayedUpdates(SEALER_NEWS_S, partial(self._send_save, sealer=True))
+        self._acks_for_others = _DelayedUpdates(OTHERS_NEWS_S, partial(self._send_save, sealer=False))
         self._limits = Limits(tick_s=serving.context.timing.tick_s)
         self._moved = serving.context.measures.moved.child()
         self._registering: dict[MemberSession, asyncio.Timeout] = {}
-        """The scopes of registrations under way; one that ends is given up."""
+        """The timeout scopes of registrations in progress; ending a scope cancels its registration."""
         self._stops = ""
-        """Why nobody is taken any more, once this replica stops."""
+        """Why no member is accepted any more, once this replica stops."""
 
     async def serve(self, link: Link[Up, Down], identity: Identity | None) -> None:
         """Serve one session to its end."""
         await serve(link, partial(self._accept, identity), limits=self._limits)
 
     def part(self, addresses: Iterable[str], reason: str) -> None:
-        """Send every member to another replica, and take no more."""
+        """Send every member to another replica, and accept no more."""
         self._stops = reason
         self.move_all(addresses, reason)
         self.move_registering(addresses, reason)
 
     def move_registering(self, addresses: Iterable[str], reason: str) -> None:
-        """Send who is about to become a member to another replica: here it would come to nothing."""
+        """Send members that are still registering to another replica: here the registration cannot succeed."""
         where = list(addresses)
         for member, scope in self._registering.items():
             if not member.parting:
@@ -134,7 +134,7 @@ class Sessions:
     async def _register(
         self, member: MemberSession, registration: Registration, leaving: bool
     ) -> Entry[Worker]:
-        """Register a member, unless it is sent elsewhere meanwhile: then it must not be taken back."""
+        """Register a member, unless it is sent elsewhere meanwhile: then this replica must not take it back."""
         try:
             async with asyncio.timeout(None) as self._registering[member]:
                 return await self._registrar.register(member, registration, leaving=leaving)
@@ -144,12 +144,12 @@ class Sessions:
             del self._registering[member]
 
     def _open(self, member: MemberSession, entry: Entry[Worker]) -> None:
-        """Welcome a member and tell it all that it may have missed."""
+        """Welcome a member and send it all updates that it may have missed."""
         member.welcome(entry)
         self._registry.add(member)
         job = self._context.job(member.job)
         if job.head() is not None or job.view.get(job.keys.phase) is not None:
-            self._tell_world(job, (member,))
+            self._send_world(job, (member,))
         for save in self._current_saves(job):
             member.send(Down(checkpoint=checkpoint_wire.checkpoint_message(job, save)))
         log.info("session_opened", job=member.job, worker=member.worker, incarnation=member.incarnation)
@@ -159,15 +159,15 @@ class Sessions:
         log.info("session_ended", job=member.job, worker=member.worker, incarnation=member.incarnation)
         self._failure_detector.lose(member, broke=end is End.BROKEN)
 
-    # -- what members are told
+    # -- updates to members
 
     def on_world(self, job: str) -> None:
-        """Tell the members of a job its new head or phase, or that its ranks are asked to stop."""
+        """Send the members of a job its new head or phase, or the request that its ranks stop."""
         if members := self._registry.of(job):
-            self._tell_world(self._context.job(job), members)
+            self._send_world(self._context.job(job), members)
 
     def on_save(self, job: str, step: int, generation: int) -> None:
-        """Tell the members of a job that a save changed: now if it ended, else soon."""
+        """Send the members of a job a changed save: now if it ended, else after a short delay."""
         if not self._registry.of(job):
             return
         save = (job, step, generation)
@@ -175,12 +175,12 @@ class Sessions:
         if entry is not None and entry.record.state is not CheckpointState.OPEN:
             self._acks_for_sealer.forget(save)
             self._acks_for_others.forget(save)
-            self._tell_save(save, sealer=None)
+            self._send_save(save, sealer=None)
         else:
             self._acks_for_sealer.note(save)
             self._acks_for_others.note(save)
 
-    def _tell_world(self, job: JobView, members: Iterable[MemberSession]) -> None:
+    def _send_world(self, job: JobView, members: Iterable[MemberSession]) -> None:
         head = job.head()
         index = self._serving.ranks.of(job.keys.name)
         phase = job.view.record(job.keys.phase, JobPhase)
@@ -192,33 +192,33 @@ class Sessions:
             barrier_floors=dict(_floors(job, head.record.generation)) if head is not None else {},
             waits=waits_for(job),
         )
-        notice, asked = world_wire.notice_of(job), all_asked(job)
+        notice, stop_requests = world_wire.notice_of(job), all_asked(job)
         shared = Down(world=update)
         for member in members:
             place = index.place(member.worker, member.incarnation) if index is not None else None
-            told = notice if place is not None else None
-            if place is None and asked:
-                told = world_wire.asked_to_leave(job, asked, member.worker, member.incarnation)
-            if place is None and told is None:
+            own_notice = notice if place is not None else None
+            if place is None and stop_requests:
+                own_notice = world_wire.asked_to_leave(job, stop_requests, member.worker, member.incarnation)
+            if place is None and own_notice is None:
                 member.send(shared)
                 continue
             own = Down()
             own.CopyFrom(shared)
             if place is not None:
                 own.world.place.CopyFrom(world_wire.place_message(place))
-            if told is not None:
-                own.world.notice.CopyFrom(told)
+            if own_notice is not None:
+                own.world.notice.CopyFrom(own_notice)
             member.send(own)
 
-    def _tell_save(self, save: _Save, *, sealer: bool | None) -> None:
-        """Tell the member of rank 0 (`sealer`), the others (False), or all members of the world."""
+    def _send_save(self, save: _Save, *, sealer: bool | None) -> None:
+        """Send a save to the member of rank 0 (`sealer`), to the others (False), or to all members (None)."""
         name, step, generation = save
         job, index = self._context.job(name), self._serving.ranks.of(name)
         entry = job.checkpoint(step, generation)
         if entry is None or index is None:
             return
         if index.head.generation != generation and not is_suspect(job, entry.record):
-            return  # of an older world's saves only what is in doubt concerns this one
+            return  # of an older world's saves, only one with a corruption report concerns this world
         message = Down(checkpoint=checkpoint_wire.checkpoint_message(job, entry))
         for member in self._registry.of(name):
             place = index.place(member.worker, member.incarnation)
@@ -226,7 +226,7 @@ class Sessions:
                 member.send(message)
 
     def _current_saves(self, job: JobView) -> Iterator[Entry[CheckpointRecord]]:
-        """Yield the current generation's open saves and the last ones that ended."""
+        """Yield saves under a corruption report, the current generation's open saves, and its last ended ones."""
         head = job.head()
         if head is None:
             return
@@ -242,12 +242,12 @@ _Save = tuple[str, int, int]
 """Job, step and generation."""
 
 
-class _News:
-    """Saves that changed, each told once, `after_s` after the first of them changed."""
+class _DelayedUpdates:
+    """Saves that changed, each sent once, `after_s` after the first change."""
 
     def __init__(self, after_s: float, tell: Callable[[_Save], None]) -> None:
         self._after_s = after_s
-        self._tell = tell
+        self._send = tell
         self._changed: dict[_Save, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -264,7 +264,7 @@ class _News:
         changed, self._changed = self._changed, {}
         for save in changed:
             try:
-                self._tell(save)
+                self._send(save)
             except StrataError as error:
                 log.warning("save_not_told", job=save[0], step=save[1], error=error.message)
 

@@ -1,14 +1,13 @@
 """Members without a session: Register, then a Heartbeat well within `detect_s` (PROTOCOLS 5.8).
 
-A client that falls silent for `detect_s` has lost its transport, and the keeper does what it does
-for a broken stream.
+A client that is silent for `detect_s` has lost its transport, and the failure detector treats it like a broken stream.
 
-A heartbeat may come to any replica, so that a client can spread its calls. One that serves another
-replica's member passes it on, and says "alive" only when that one has heard it: whoever answers
-for itself might be believed while the serving replica counts `detect_s` of silence. When that one
-is not there, does not answer or knows nothing of the member, the heartbeat is a hand-over (5.2): a
-guarded write, after which the key names this replica. So a heartbeat that was answered has reached
-the replica in `served_by`, whichever way it came.
+A heartbeat may come to any replica, so that a client can spread its calls. A replica that receives a heartbeat
+for another replica's member forwards it, and answers "alive" only once the serving replica has received it.
+Otherwise the client could trust the answer while the serving replica counts `detect_s` of silence. If the
+serving replica is not there, does not answer or does not know the member, the heartbeat is a hand-over (5.2): a
+guarded write, after which the key names this replica. So an answered heartbeat has always reached the replica in
+`served_by`, whichever way it came.
 
 A *bare* heartbeat names neither boot nor incarnation, for programs that know no other call. The first one
 registers its worker; the worker's name is all that identifies the process.
@@ -46,13 +45,13 @@ from strata.wire import worlds as world_wire
 from strata.wire.enums import PHASES
 
 SITUATIONS: Final = 64
-"""Of how many jobs what a heartbeat tells is kept until the view changes: a message of about 200 bytes each."""
+"""For how many jobs a heartbeat's answer is cached until the view changes: a message of about 200 bytes each."""
 Relay = Callable[[InstanceId, peers_pb2.PeerHeartbeat], Awaitable[bool]]
-"""Passes a heartbeat on to another replica; tells whether that one serves the member and heard it."""
+"""Forwards a heartbeat to another replica; returns whether that replica serves the member and received it."""
 
 
 class VirtualSession:
-    """A session without a stream: the keeper ends it `detect_s` after the last heartbeat."""
+    """A session without a stream: the failure detector ends it `detect_s` after the last heartbeat."""
 
     def __init__(self, job: str, worker: str, boot: str, failure_detector: FailureDetector) -> None:
         self.job = job
@@ -63,23 +62,23 @@ class VirtualSession:
         self._heard_s: float | None = None
 
     def touch(self) -> None:
-        """Take note of a sign of life."""
+        """Record a sign of life."""
         self._heard_s = asyncio.get_running_loop().time()
 
-    def dismiss(self, error: StrataError) -> None:  # the next heartbeat finds out by itself
+    def dismiss(self, error: StrataError) -> None:  # the member's next heartbeat receives the reason
         self._failure_detector.lose(self, broke=False)
 
     @property
     def heard_s(self) -> float:
         now_s = asyncio.get_running_loop().time()
-        return now_s if self._heard_s is None else self._heard_s  # else its first call is under way
+        return now_s if self._heard_s is None else self._heard_s  # None: its first call is in progress
 
     def quiet_s(self) -> float:
         return asyncio.get_running_loop().time() - self.heard_s
 
 
 class UnaryMembers:
-    """Answers what `Members` offers."""
+    """Answers the methods of the gRPC service `Members`."""
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class UnaryMembers:
         self._board = board
         self._relay = relay
         self._elsewhere = elsewhere
-        self._situation = lru_cache(maxsize=SITUATIONS)(self._situation_at)
+        self._job_answer = lru_cache(maxsize=SITUATIONS)(self._job_answer_at)
 
     def rows(self) -> Iterator[Row]:
         yield Row(method="Members.Register", answer=self.register)
@@ -130,7 +129,7 @@ class UnaryMembers:
         registration = wire.registration(request.registration)
         check_registration(registration)
         job = checked_id("job", request.registration.job)
-        incarnation = await self._attended(job, registration)
+        incarnation = await self._register(job, registration)
         timing = self._context.timing
         return pb.RegisterResponse(
             incarnation=incarnation,
@@ -144,17 +143,17 @@ class UnaryMembers:
     ) -> pb.HeartbeatResponse:
         self._check_health()
         if request.boot or request.incarnation:
-            await self._alive(request)
+            await self._keep_alive(request)
         else:
             await self._bare(request)
         index = self._ranks.of(request.job)
         place = None if index is None else index.place(request.worker_id, request.incarnation)
         if index is not None and index.head.generation == request.generation:
             mine = index.ranks(request.worker_id, request.incarnation)
-            said = [progress for progress in request.ranks if progress.rank in mine]
-            self._board.note(request.job, request.generation, said, own=True)
+            reported = [progress for progress in request.ranks if progress.rank in mine]
+            self._board.note(request.job, request.generation, reported, own=True)
         response = pb.HeartbeatResponse()
-        response.CopyFrom(self._situation(request.job, self._context.mirror.view.state))
+        response.CopyFrom(self._job_answer(request.job, self._context.mirror.view.state))
         if place is not None:
             response.place.CopyFrom(world_wire.place_message(place))
             return response
@@ -166,10 +165,10 @@ class UnaryMembers:
         return response
 
     def heard(self, heartbeat: peers_pb2.PeerHeartbeat | pb.HeartbeatRequest) -> bool:
-        """Tell whether this incarnation has a transport here; one of heartbeats has been heard now.
+        """True if this incarnation has a transport here; record the heartbeat if that is a virtual session.
 
-        The transport ends when the view shows that another replica took the member over. It did so
-        for a heartbeat of the same client, whose token then brings this view there first.
+        The transport ends once the view shows that another replica took the member over. That hand-over followed a
+        heartbeat of the same client, and the token in the client's next call makes this view catch up first.
         """
         transport = self._failure_detector.find(heartbeat.job, heartbeat.worker_id, heartbeat.boot)
         if transport is None or transport.incarnation != heartbeat.incarnation:
@@ -184,15 +183,15 @@ class UnaryMembers:
         job = await existing_job(self._context, request.job)
         index = self._ranks.of(request.job)
         generation = 0 if index is None else index.head.generation
-        asked = all_asked(job)
+        stop_requests = all_asked(job)
 
         def member(entry: Entry[Worker]) -> pb.Member:
             ranks = range(0) if index is None else index.ranks(entry.name, entry.create_revision)
-            said = self._board.ranks(request.job, generation, ranks)
+            reported = self._board.ranks(request.job, generation, ranks)
             devices = self._board.devices_of(request.job, entry.name, entry.create_revision)
-            leaving = asked_notice(asked, entry.name, entry.create_revision) is not None
+            leaving = asked_notice(stop_requests, entry.name, entry.create_revision) is not None
             message = wire.member_message(entry, standby=not ranks, leaving=leaving, devices=devices)
-            message.ranks.extend(_as_fit(said, PAGE_BYTES - message.ByteSize()))
+            message.ranks.extend(_as_fit(reported, PAGE_BYTES - message.ByteSize()))
             return message
 
         members, after = page(
@@ -207,16 +206,16 @@ class UnaryMembers:
     # -- inside
 
     def _check_health(self) -> None:
-        """Send the caller to a replica that is ready, if there is one and this is none (5.5)."""
+        """Send the caller to a ready replica, if there is one and this replica is not ready (5.5)."""
         if addresses := self._elsewhere():
             why = self._context.health.unready()
             raise Unavailable(f"this replica is not ready: {why}", hint=f"go on at {', '.join(addresses)}")
 
-    async def _attended(self, job: str, registration: Registration) -> int:
-        """Register by way of heartbeats; return the incarnation.
+    async def _register(self, job: str, registration: Registration) -> int:
+        """Register a member that sends heartbeats; return its incarnation.
 
-        The request was a sign of life, even if its caller waits no longer, or the outcome is unknown:
-        what was sent may still make this replica the one that serves the member.
+        The request is a sign of life, even if its caller no longer waits or the outcome is unknown: the write may
+        still make this replica the one that serves the member.
         """
         transport = VirtualSession(job, registration.worker, registration.boot, self._failure_detector)
         refused = False
@@ -233,16 +232,16 @@ class UnaryMembers:
                 transport.touch()
         return transport.incarnation
 
-    async def _alive(self, request: pb.HeartbeatRequest) -> None:
-        """Have the replica that serves this incarnation hear of it; this one takes over where none does."""
-        if not self.heard(request) and not await self._heard_elsewhere(request):
+    async def _keep_alive(self, request: pb.HeartbeatRequest) -> None:
+        """Deliver the heartbeat to the replica that serves this incarnation; if there is none, take the member over."""
+        if not self.heard(request) and not await self._forward(request):
             entry = await self._registered(request)
-            await self._attended(request.job, _registration(entry))
+            await self._register(request.job, _registration(entry))
 
     async def _bare(self, request: pb.HeartbeatRequest) -> None:
         """Answer a heartbeat that names neither boot nor incarnation, and fill them in.
 
-        The worker's key is kept alive if such a heartbeat made it. Without a key the worker registers.
+        If such a heartbeat made the worker's key, keep the key alive. Without a key, register the worker.
         """
         registration = bare_registration(WorkerId(request.worker_id))
         check_registration(registration)
@@ -251,13 +250,13 @@ class UnaryMembers:
         entry = self._context.job(job).worker(request.worker_id)
         if entry is not None and entry.record.boot == registration.boot:
             request.incarnation = entry.create_revision
-            with suppress(NotFound, StaleIncarnation):  # it was given up since
-                await self._alive(request)
+            with suppress(NotFound, StaleIncarnation):  # the key was removed meanwhile
+                await self._keep_alive(request)
                 return
-        request.incarnation = await self._attended(job, registration)
+        request.incarnation = await self._register(job, registration)
 
-    async def _heard_elsewhere(self, request: pb.HeartbeatRequest) -> bool:
-        """Tell whether the replica that serves this incarnation, as the view has it, heard of it."""
+    async def _forward(self, request: pb.HeartbeatRequest) -> bool:
+        """True if the replica that serves this incarnation, according to the view, received the heartbeat."""
         entry = self._context.job(request.job).worker(request.worker_id)
         if entry is None or entry.record.served_by == self._context.instance:
             return False
@@ -272,7 +271,7 @@ class UnaryMembers:
         return await self._relay(entry.record.served_by, heartbeat)
 
     async def _registered(self, request: pb.HeartbeatRequest) -> Entry[Worker]:
-        """Return the key that the caller holds, from a view that is fresh."""
+        """Return the caller's worker key from a fresh view."""
         await self._context.mirror.fresh()
         entry = self._context.job(request.job).worker(request.worker_id)
         if entry is None:
@@ -281,8 +280,8 @@ class UnaryMembers:
             raise StaleIncarnation(f"{request.worker_id} was replaced by {entry.create_revision}")
         return entry
 
-    def _situation_at(self, job: str, _state: int) -> pb.HeartbeatResponse:
-        """Return what a heartbeat tells of a job in one state of the view, to each of its members that has a place."""
+    def _job_answer_at(self, job: str, _state: int) -> pb.HeartbeatResponse:
+        """Return the answer to heartbeats of all members with a place, without the place, at one state of the view."""
         view = self._context.job(job)
         phase, reason = world_wire.phase_of(view)
         return pb.HeartbeatResponse(
@@ -298,20 +297,20 @@ class UnaryMembers:
         return None if head is None else world_wire.world_message(view, head.record)
 
 
-def _as_fit(said: Iterable[pb.RankProgress], left_bytes: int) -> Iterator[pb.RankProgress]:
-    """Yield what ranks said, for as long as there is room, without stacks and files where those do not fit."""
-    for one in said:
+def _as_fit(reported: Iterable[pb.RankProgress], left_bytes: int) -> Iterator[pb.RankProgress]:
+    """Yield the ranks' progress while it fits, without stacks and trace files that are too large."""
+    for one in reported:
         if one.ByteSize() > left_bytes // 4:
             one.ClearField("stack")
             one.ClearField("trace_file")
-        left_bytes -= one.ByteSize() + 8  # its tag and length
+        left_bytes -= one.ByteSize() + 8  # the tag and length of its field
         if left_bytes < 0:
             return
         yield one
 
 
 def _registration(entry: Entry[Worker]) -> Registration:
-    """Return what a registered member said of itself, for a hand-over."""
+    """Return the registration that a member's key records, for a hand-over."""
     record = entry.record
     return Registration(
         worker=WorkerId(entry.name),

@@ -1,1 +1,1 @@
-"""Links between replicas, and which of them are ready."""
+"""Links between replicas, and which peers are ready."""

@@ -1,4 +1,4 @@
-"""The accepting side of a link between replicas: what the others send here."""
+"""The accepting side of a link between replicas: dispatches the messages that peers send here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strata.v1.peers_pb2 import PeerDown, PeerUp
 
 
 class PeerHandler:
-    """Serves the links of peers; what they say goes to who it concerns."""
+    """Serves the links of peers, and passes each message to the part that it concerns."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class PeerHandler:
         history: Callable[[peers_pb2.PeerHistory], None],
         interest: Callable[[peers_pb2.PeerInterest], None],
     ) -> None:
-        """`heartbeat` tells whether the member is served here, and now counts as alive."""
+        """`heartbeat` returns whether the member is served here, and records it as alive."""
         self._context = context
         self._arrivals = arrivals
         self._progress = progress
@@ -45,7 +45,7 @@ class PeerHandler:
             link.close()
 
     async def serve(self, link: Link[PeerUp, PeerDown], identity: Identity | None) -> None:
-        """Serve one link to its end; `identity` is who opened it, None if nobody asked."""
+        """Serve one link to its end; `identity` is the peer's, or None if it was not authenticated."""
         self._links[link] = None
         try:
             await self._welcome(link, identity)

@@ -1,10 +1,10 @@
-"""Our links to the other replicas: one to each, up for as long as that is registered.
+"""The dialling side of links between replicas: one link to each other replica while it is registered.
 
-Up go arrivals, progress, and heartbeats of members that the other side serves; down come answers to heartbeats, and a
-tick every 500 ms that says whether that replica is ready.
+Upward go arrivals, progress, and heartbeats of members that the peer serves. Downward come answers to heartbeats, and
+a tick every 500 ms that reports whether the peer is ready.
 
-Who is dialled follows from `P/replicas/`. Both sides say which instance they are, and the one that accepts looks the
-other up in the view: a process of another cluster, or of another age, is none.
+`P/replicas/` lists the replicas to dial. Both sides send their instance. The accepting side looks the other up in its
+view, and so refuses a process of another cluster or of an earlier run.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from strata.v1.peers_pb2 import PeerDown, PeerUp
 log = get_logger()
 
 Dial = Callable[[str], AbstractAsyncContextManager[Link[PeerDown, PeerUp]]]
-"""Opens a peer link to an address; `Unavailable` when nobody answers."""
+"""Opens a peer link to an address; `Unavailable` if there is no answer."""
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 HELLO_S: Final = 2.0
 SILENT_S: Final = 3.0
-"""A link without a tick for so long is opened anew."""
+"""A link without a tick for this long is opened anew."""
 SILENCE_LOOK_S: Final = 0.05
-"""How often it is looked which peers have been silent for too long to be ready."""
+"""How often peers are checked for being silent too long to be ready."""
 
 
 class PeerLinks:
-    """Keeps the registry of peers true. `on_change` is called whenever the set of ready peers changed."""
+    """Maintains the links and the registry of peers. `on_change` is called whenever the set of ready peers changes."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PeerLinks:
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Keep a link to every other replica, until cancelled."""
+        """Maintain a link to every other replica, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
@@ -66,54 +66,54 @@ class PeerLinks:
                     for peer in self._registry.silent():
                         self._unready(peer)
             finally:
-                self._tasks = None  # nothing is begun while this ends
+                self._tasks = None  # no link is opened while this ends
 
     def on_replicas(self) -> None:
-        """Compare the links with `P/replicas/`; called when that changed."""
+        """Compare the links with `P/replicas/`; called when it changed."""
         if self._tasks is None:
             return
-        there = {
+        registered = {
             entry.record.instance: entry
             for entry in self._context.mirror.view.entries(self._context.keys.replicas, Replica)
             if entry.record.instance != self._context.instance
         }
-        for instance in self._registry.peers.keys() - there.keys():
+        for instance in self._registry.peers.keys() - registered.keys():
             self._drop(self._registry.peers.pop(instance))
-        for instance, entry in there.items():
+        for instance, entry in registered.items():
             known = self._registry.peers.get(instance)
             if known is not None and known.address != entry.record.address:
                 self._drop(self._registry.peers.pop(instance))
                 known = None
             if known is None:
                 peer = self._registry.peers[instance] = Peer(entry.name, entry.record)
-                peer.task = self._tasks.create_task(self._keep(peer), name=f"link to {entry.name}")
+                peer.task = self._tasks.create_task(self._maintain(peer), name=f"link to {entry.name}")
 
     def _drop(self, peer: Peer) -> None:
-        self._quiet(peer)
+        self._mark_down(peer)
         if peer.task is not None:
             peer.task.cancel()
 
-    async def _keep(self, peer: Peer) -> None:
-        """Have a link to `peer`, again and again."""
+    async def _maintain(self, peer: Peer) -> None:
+        """Open a link to `peer`, again after each failure."""
         pause_s = FIRST_PAUSE_S
         while True:
             try:
                 async with self._dial(peer.address) as link:
                     since_s = await self._greet(peer, link)
                     peer.link, pause_s = link, FIRST_PAUSE_S
-                    with self._deposition_told(peer), self._history_told(link, since_s):
-                        await self._hear(peer, link)
+                    with self._deposition_informed(peer), self._history_sent(link, since_s):
+                        await self._receive(peer, link)
             except StrataError as error:
-                say = log.debug if peer.link is None else log.info  # it was up, and every end of one counts
-                say("peer_link_down", peer=peer.name, address=peer.address, error=error.message)
+                log_line = log.debug if peer.link is None else log.info  # info: the link was established
+                log_line("peer_link_down", peer=peer.name, address=peer.address, error=error.message)
             finally:
-                self._quiet(peer)
+                self._mark_down(peer)
             await asyncio.sleep(pause_s * self._context.rng.uniform(0.5, 1.0))
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     @contextmanager
-    def _deposition_told(self, peer: Peer) -> Iterator[None]:
-        """Tell of an established link and how it ends: it may be the one to the leader (4.7)."""
+    def _deposition_informed(self, peer: Peer) -> Iterator[None]:
+        """Report an established link and how it ends to the deposition: the peer may be the leader (4.7)."""
         deposition, broke = self._context.deposition, False
         deposition.linked(peer.instance)
         try:
@@ -125,7 +125,7 @@ class PeerLinks:
             deposition.unlinked(peer.instance, broke=broke)
 
     async def _greet(self, peer: Peer, link: Link[PeerDown, PeerUp]) -> int:
-        """Greet each other; return the second before which the peer wants to be told of charts, 0 for never."""
+        """Exchange hellos; return the second before which the peer requests charts, or 0 if it needs none."""
         hello = peers_pb2.PeerHello(
             replica=self._context.replica,
             instance=self._context.instance,
@@ -138,20 +138,20 @@ class PeerLinks:
         return welcome.history_since_unix_s
 
     @contextmanager
-    def _history_told(self, link: Link[PeerDown, PeerUp], since_s: int) -> Iterator[None]:
-        telling = asyncio.create_task(self._tell_history(link, since_s))
+    def _history_sent(self, link: Link[PeerDown, PeerUp], since_s: int) -> Iterator[None]:
+        sending = asyncio.create_task(self._send_history(link, since_s))
         try:
             yield
         finally:
-            telling.cancel()
+            sending.cancel()
 
-    async def _tell_history(self, link: Link[PeerDown, PeerUp], since_s: int) -> None:
-        """Tell what was recorded before the peer began to; little at a time, for nobody waits for it."""
+    async def _send_history(self, link: Link[PeerDown, PeerUp], since_s: int) -> None:
+        """Send the charts recorded before the peer began to record, in small parts, since nobody waits for them."""
         for history in self._context.charts.before(since_s) if since_s else ():
             link.send(PeerUp(history=history))
             await asyncio.sleep(SEND_PAUSE_S)
 
-    async def _hear(self, peer: Peer, link: Link[PeerDown, PeerUp]) -> None:
+    async def _receive(self, peer: Peer, link: Link[PeerDown, PeerUp]) -> None:
         while True:
             down = await self._next(peer, link, SILENT_S)
             if down.HasField("tick"):
@@ -173,7 +173,7 @@ class PeerLinks:
             raise TransportBroken(f"{peer.name} at {peer.address} ended the link")
         return down
 
-    # -- who is ready
+    # -- readiness of peers
 
     def _ticked(self, peer: Peer, ready: bool) -> None:
         if not ready:
@@ -191,7 +191,7 @@ class PeerLinks:
                 self._context.health.alone()
             self._on_change()
 
-    def _quiet(self, peer: Peer) -> None:
+    def _mark_down(self, peer: Peer) -> None:
         peer.link = None
         for heard in peer.heartbeats.values():
             if not heard.done():

@@ -1,7 +1,7 @@
-"""The other replicas as this one sees them: which are ready, and what is sent to those.
+"""The other replicas as this one sees them: which are ready, and sending to those.
 
-A peer counts as ready while its last tick said so and is younger than a second: only such ones are forwarded to, and
-only they stand in the order of writers. `PeerLinks` dials them and keeps this up to date.
+A peer is ready while its last tick reported so and is less than a second old. Arrivals are forwarded only to ready
+peers, and only they are in the order of writers. `PeerLinks` dials peers and updates this registry.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from strata.wire.barriers import batches
 
 UNHEARD: Final = "the replica that answers does not hear it"
 HEARD_S: Final = 1.0
-"""How long a peer may take to answer a heartbeat, before its member is taken over from it."""
+"""How long a peer may take to answer a heartbeat, before this replica takes its member over."""
 
 
 class Peer:
@@ -34,10 +34,10 @@ class Peer:
         self.link: Link[PeerDown, PeerUp] | None = None
         self.ticked_s = float("-inf")
         self.etcd_s = float("-inf")
-        """When it last heard of etcd, by our clock."""
+        """When the peer last received an answer of etcd, by this replica's clock."""
         self.task: asyncio.Task[None] | None = None
         self.heartbeats: dict[int, asyncio.Future[bool]] = {}
-        """Those on their way, by id."""
+        """Heartbeats without an answer yet, by id."""
 
 
 class PeerRegistry:
@@ -50,23 +50,23 @@ class PeerRegistry:
         self._ids = itertools.count(1)
 
     def ready(self) -> Collection[InstanceId]:
-        """Return the instances of the peers that are ready."""
+        """Return the instances of the ready peers."""
         return self._ready.keys()
 
     def ready_addresses(self) -> list[str]:
-        """Return where the peers serve that said within a second that they are ready.
+        """Return the addresses of peers that reported within a second that they are ready.
 
-        The clock is read anew: after a stall of this process no timer has told yet who is silent.
+        The clock is read anew: after a stall of this process, no timer has marked the silent peers yet.
         """
         return [peer.address for peer in self._ready_now()]
 
     def better_off(self) -> list[str]:
-        """Return where members of ours should go: ready peers, while this replica is sick (5.5)."""
+        """Return where this replica's members should go: ready peers, while this replica is unhealthy (5.5)."""
         now_s, health = self._context.clock(), self._context.health
         return [peer.address for peer in self._ready_now() if health.better_off(now_s - peer.etcd_s)]
 
     def silent(self) -> list[Peer]:
-        """Return the peers that count as ready and have not said so within a second."""
+        """Return the peers that count as ready but have not reported so within a second."""
         now_ready = self._ready_now()
         return [peer for one in self._ready if (peer := self.peers[one]) not in now_ready]
 
@@ -87,32 +87,32 @@ class PeerRegistry:
                 link.send(message)
 
     async def heartbeat(self, instance: InstanceId, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
-        """Pass a heartbeat on; tell whether that peer serves the member and heard it.
+        """Forward a heartbeat; return whether the peer serves the member and received it.
 
-        False when it does not, is not ready, or gives no answer in time: then it counts for nothing.
+        False if it does not, is not ready, or does not answer in time: then the forwarding has no effect.
         """
         peer = self.peers.get(instance)
         if peer is None or peer.link is None or instance not in self._ready:
             return False
         heartbeat.id = next(self._ids)
-        heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        peer.heartbeats[heartbeat.id] = heard
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        peer.heartbeats[heartbeat.id] = answer
         peer.link.send(PeerUp(heartbeat=heartbeat))
         try:
             async with asyncio.timeout(HEARD_S):
-                return await heard
+                return await answer
         except TimeoutError:
             return False
         finally:
             peer.heartbeats.pop(heartbeat.id, None)
 
     def now_ready(self, peer: Peer) -> bool:
-        """Take note that a peer is ready; tell whether that is news."""
+        """Record that a peer is ready; return whether it was not before."""
         if peer.instance in self._ready or self.peers.get(peer.instance) is not peer:
             return False
         self._ready[peer.instance] = peer.address
         return True
 
     def no_longer_ready(self, peer: Peer) -> bool:
-        """Take note that a peer is not ready; tell whether that is news."""
+        """Record that a peer is not ready; return whether it was before."""
         return self._ready.pop(peer.instance, None) is not None

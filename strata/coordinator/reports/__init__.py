@@ -1,1 +1,1 @@
-"""What ranks and members report, held for whoever looks."""
+"""Reports of ranks and members, kept in memory for pages, charts and diagnoses."""

@@ -1,7 +1,7 @@
-"""What charts show of each job: recorded once a second from the ranks' reports, at every replica alike.
+"""The charts of each job: recorded once a second from the ranks' reports, at every replica.
 
-Every replica hears the reports of all ranks (`reports.progress`), so each records for itself, and a replica that is
-lost takes no history with it. A replica that starts asks its peers for what was before (`PeerHistory`).
+Every replica receives the reports of all ranks (`reports.progress`) and records for itself, so the loss of a replica
+loses no history. A replica that starts requests the earlier history from its peers (`PeerHistory`).
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ log = get_logger()
 
 SAMPLE_S: Final = 1.0
 FRESH_S: Final = 5.0
-"""A job whose generation has not run for longer is down."""
+"""A job whose generation has not run for longer than this is down."""
 MAX_SERIES: Final = (128 << 20) // SERIES_BYTES
-"""Of all jobs together. Beyond it the job that has been idle for longest loses its history; with none, no series is added."""
+"""The limit for all jobs together. Near it, the longest-idle job loses its history; with none, no series is added."""
 IDLE_S: Final = 60
 NOT_YET: Final = frozenset({"restore", "join", "begin", "start"})
-"""The phases in which a rank has no step to speak of yet."""
+"""The phases in which a rank has no meaningful step yet."""
 LEARN_S: Final = 60.0
-"""So long after its start a replica asks its peers for what was before."""
+"""For this long after its start a replica requests the earlier history from its peers."""
 MESSAGE_VALUES: Final = 20_000
-"""In one message to a peer: 80 kB. The peer's event loop serves nobody else while it takes one over."""
+"""Values in one message to a peer: 80 kB. The peer's event loop serves nobody else while it stores a message."""
 SEND_PAUSE_S: Final = 0.02
 MAX_NAME_CHARS: Final = 96
 
@@ -73,11 +73,11 @@ UNITS: Final[Mapping[str, str]] = {
     "samples_per_s": "1/s",
     "goodput": "ratio",
 }
-"""Those of the other series are seconds, but for what programs report."""
+"""The other series are in seconds, except those that programs report."""
 
 
 def series_kind(name: str) -> Kind:
-    """Return what becomes of several values of a series in one interval."""
+    """Return how several values of a series in one interval are combined."""
     return KINDS.get(name, Kind.LAST if name.startswith(GOODPUT_PREFIX) else Kind.MEAN)
 
 
@@ -87,7 +87,7 @@ def series_unit(name: str) -> str:
 
 
 class JobCharts:
-    """The charts of one job, and what is known of its training as a whole."""
+    """The charts of one job, and the state of its training as a whole."""
 
     def __init__(self) -> None:
         self.history = JobHistory()
@@ -97,19 +97,19 @@ class JobCharts:
         self.training: TrainingReport | None = None
         self._account: Goodput | None = None
         self._account_s = 0.0
-        """When that was, on the loop's clock."""
+        """When rank 0 reported the account, on the loop's clock."""
         self._phase = DOWN
         self._ran_s = 0.0
-        """When its generation was last seen to run."""
+        """When its generation was last seen running."""
         self._generation = 0
         self.full = False
         """Whether no series may be added."""
         self._saved_s: float | None = None
         self._seen: dict[int, float] = {}
-        """When each rank's report that is in the heat map was made."""
+        """When each rank's report in the heat map was made."""
 
     def goodput(self, now_s: float, *, over: bool = False) -> Goodput | None:
-        """Return what the wall time went to up to now, or up to the end of a job that is `over`; None if not known."""
+        """Return the use of wall time up to now, or up to the end of a job that is `over`; None if unknown."""
         if self._account is None:
             return None
         ran_s = max(0.0, self._ran_s - self._account_s)
@@ -120,7 +120,7 @@ class JobCharts:
         return found.after(down_s, DOWN if down_s >= FRESH_S else self._phase)
 
     def samples_per_s(self, now_s: float) -> float | None:
-        """Return how many samples the running generation uses a second; None if none runs, or if it reports none."""
+        """Return how many samples a second the running generation uses; None if none runs, or it reports none."""
         if self.training is None or not self.training.samples or now_s - self._ran_s > FRESH_S:
             return None
         return self.samples.per_s(now_s)
@@ -188,7 +188,7 @@ class JobCharts:
 
 
 class Charts:
-    """The charts of all jobs. `run` records what ranks report."""
+    """The charts of all jobs. `run` records the ranks' reports."""
 
     def __init__(self, view: View, keys: ClusterKeys, *, unix_now: Callable[[], float]) -> None:
         self._view = view
@@ -200,7 +200,7 @@ class Charts:
         self._full = False
 
     def job(self, name: str) -> JobCharts | None:
-        """Return the charts of a job, if anything was recorded of it."""
+        """Return the charts of a job, or None if nothing was recorded."""
         return self._jobs.get(name)
 
     async def run(self, board: ProgressBoard) -> None:
@@ -211,7 +211,7 @@ class Charts:
             self.sample(board, loop.time())
 
     def sample(self, board: ProgressBoard, now_s: float) -> None:
-        """Record the second that has just passed, of each job that is running."""
+        """Record the last second of each running job."""
         second = int(self._unix_now())
         for name in board.jobs():
             generation, reports = board.reported(name)
@@ -223,7 +223,7 @@ class Charts:
         self._bound(second)
 
     def _running(self, name: str, generation: int) -> int:
-        """Return the size of the job's generation, if that is the current one and the job runs; else 0."""
+        """Return the size of the job's generation if it is the current one and the job runs; else 0."""
         try:
             job = JobView(self._view, self._keys.job(name))
             head, phase = job.head(), self._view.record(job.keys.phase, JobPhase)
@@ -244,7 +244,7 @@ class Charts:
         return self._jobs.setdefault(name, JobCharts())
 
     def _bound(self, second: int) -> None:
-        """Forget the job that has been idle for longest, while there are too many series."""
+        """Drop deleted jobs, then the longest-idle jobs while there are too many series."""
         for name in [name for name in self._jobs if not self._exists(name)]:
             del self._jobs[name]
         count = sum(len(each.history.names) for each in self._jobs.values())
@@ -262,22 +262,22 @@ class Charts:
     # -- barriers and saves
 
     def round_ended(self, job: str, seconds: float) -> None:
-        """Take note of how long a round of a barrier was open."""
+        """Record how long a round of a barrier was open."""
         self._charts(job).rounds.observe(seconds)
 
     def committed(self, job: str, seconds: float) -> None:
-        """Take note of how long a checkpoint took to be committed."""
+        """Record how long a checkpoint took to be committed."""
         second = int(self._unix_now())
         self._charts(job).history.put(second, "commit_s", seconds, series_kind("commit_s"))
 
     # -- between replicas
 
     def wanted_since(self) -> int:
-        """Return the second before which peers are to tell what they recorded; 0 for none, once this has run a while."""
+        """Return the second before which peers should send their history; 0 for none, once this has run for a while."""
         return self._since_s if self._unix_now() - self._since_s < LEARN_S else 0
 
     def before(self, second: int) -> Iterator[PeerHistory]:
-        """Yield what was recorded before `second`, in messages of bounded size."""
+        """Yield the history recorded before `second`, in messages of bounded size."""
         for name, charts in list(self._jobs.items()):
             series = list(charts.history.names)
             for interval_s, kept in INTERVALS.items():
@@ -285,12 +285,12 @@ class Charts:
                 for start in range(0, len(series), count):
                     names = series[start : start + count]
                     found = charts.history.excerpt(interval_s, 0, second, names=names)
-                    letter = _message(name, found)
-                    if letter.series:
-                        yield letter
+                    message = _message(name, found)
+                    if message.series:
+                        yield message
 
     def learn(self, told: PeerHistory) -> None:
-        """Take over what a peer recorded before this replica began to."""
+        """Store a peer's history from before this replica began to record."""
         if not self._exists(told.job) or told.interval_s not in INTERVALS:
             return
         series = {
@@ -304,8 +304,8 @@ class Charts:
 
 
 def _message(job: str, found: Excerpt) -> PeerHistory:
-    letter = PeerHistory(job=job, interval_s=found.interval_s, from_unix_s=found.from_unix_s)
+    message = PeerHistory(job=job, interval_s=found.interval_s, from_unix_s=found.from_unix_s)
     for name, values in found.series.items():
         if any(map(math.isfinite, values)):
-            letter.series.append(HistorySeries(name=name, values=values))
-    return letter
+            message.series.append(HistorySeries(name=name, values=values))
+    return message

@@ -1,7 +1,7 @@
-"""Who is looked at: for jobs and ranks that a page or a terminal shows, members are asked for more.
+"""Interest in jobs and ranks: while a page or a terminal shows them, their members report more.
 
-What costs something to know (when each member was last heard, where a rank's threads stand, what it wrote) travels
-between replicas only while somebody looks. A look lasts for `LOOK_S`; whoever goes on looking looks again.
+Costly information (when each member was last heard from, where a rank's threads are, its output) travels between
+replicas only while somebody views it. A view lasts `LOOK_S`; a viewer that continues renews it.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from typing import Final
 
 LOOK_S: Final = 5.0
 MAX_LOOKED_AT: Final = 256
-"""Jobs and ranks at once; more are not asked for."""
+"""Jobs and ranks viewed at once; further ones are ignored."""
 
 
 class Interest:
-    """What somebody looks at, here or at a peer."""
+    """The jobs and ranks that somebody views, here or at a peer."""
 
     def __init__(self) -> None:
         self._own: dict[tuple[str, int | None], float] = {}
         self._theirs: dict[tuple[str, int | None], float] = {}
 
     def look(self, job: str, rank: int | None = None) -> None:
-        """Take note that somebody looks at a job here, or at one of its ranks."""
+        """Record that somebody views a job here, or one of its ranks."""
         self._note(self._own, job, rank)
 
     def hear(self, job: str, ranks: Iterable[int]) -> None:
-        """Take note that somebody looks at a job at a peer."""
+        """Record that somebody views a job, and these ranks, at a peer."""
         self._note(self._theirs, job, None)
         for rank in ranks:
             self._note(self._theirs, job, rank)
 
     def own(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield each job that is looked at here, with the ranks that are."""
+        """Yield each job that is viewed here, with its viewed ranks."""
         now_s = asyncio.get_running_loop().time()
         current = [key for key, until_s in self._own.items() if until_s > now_s]
         for job in dict.fromkeys(job for job, _rank in current):
             yield job, [rank for of, rank in current if of == job and rank is not None]
 
     def jobs(self) -> set[str]:
-        """Return the jobs that somebody looks at."""
+        """Return the jobs that somebody views."""
         return {job for job, _rank in self._current()}
 
     def ranks(self) -> set[tuple[str, int]]:
-        """Return the ranks that somebody looks at."""
+        """Return the ranks that somebody views."""
         return {(job, rank) for job, rank in self._current() if rank is not None}
 
     def _current(self) -> set[tuple[str, int | None]]:

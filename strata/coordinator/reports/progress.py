@@ -1,7 +1,7 @@
-"""What ranks and devices last said of themselves: soft, for people, and to name what the missing were doing.
+"""The newest reports of ranks and devices: in memory, for people, and to name what missing ranks were doing.
 
-A stall is told by whoever watches the rank (its supervisor), about words that the rank said: it ends
-with the rank's next words, and an older message that comes round by a peer does not end it.
+A rank's agent detects a stall, and reports it together with the rank's newest report. The rank's next report ends the
+stall; an older message that arrives late through a peer does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strata.v1 import members_pb2, peers_pb2
 
 MAX_STACK_CHARS: Final = 4096
 MAX_STACKS: Final = 64
-"""Stacks kept of one job: of its ranks that are furthest behind."""
+"""Stacks stored for one job: those of its ranks that are furthest behind."""
 MAX_PATH_CHARS: Final = 512
 MAX_WHERE_CHARS: Final = 256
 MAX_WORD_CHARS: Final = 16
@@ -31,12 +31,12 @@ MAX_LINES: Final = 40
 MAX_LINE_CHARS: Final = 300
 HEARD_AT_ONCE: Final = 1_000
 UNSERVED_S: Final = 60.0
-"""How long it is kept when a member was last heard that no replica serves any more."""
+"""How long the last-heard time of a member is stored after the last replica reported it."""
 EVIDENCE_S: Final = 10.0
-"""How long what is known because somebody looks is kept."""
+"""How long reports that are collected only for viewers are stored."""
 MAX_XIDS: Final = 32
 NEWS_BYTES: Final = 1 << 20
-"""What one message to a peer may have."""
+"""The maximum size of one message to a peer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Reported:
     step: int
     phase: str
     at: float
-    """On this loop's clock, as far as the age on the way tells."""
+    """When the report was made, on this loop's clock, computed from its age on arrival."""
     stalled: bool = False
     stack: str = ""
     step_us: int = 0
@@ -54,9 +54,9 @@ class Reported:
     trace_file: str = ""
     trace_bytes: int = 0
     hold: members_pb2.SaveHold | None = None
-    """Why the rank could not save when it said so."""
+    """Why the rank could not save at the time of the report."""
     training: members_pb2.TrainingReport | None = None
-    """Of rank 0: how the training goes."""
+    """The state of the training; reported by rank 0 only."""
     late: bool = False
     usual_ms: int = 0
     where: str = ""
@@ -65,7 +65,7 @@ class Reported:
     times: members_pb2.StepTimes | None = None
 
     def keeps_of(self, before: Reported) -> None:
-        """Keep what was known of the same words. A hold begins and ends without a step: the newest word has it."""
+        """Add the fields of an earlier copy of this report. A hold changes without a step: take the newest copy's."""
         if before.at > self.at:
             self.hold, self.training = before.hold, before.training
         self.at = max(self.at, before.at)
@@ -85,11 +85,11 @@ class Reported:
 @dataclass(slots=True)
 class _Generation:
     number: int
-    said: dict[int, Reported] = field(default_factory=dict)
+    reports: dict[int, Reported] = field(default_factory=dict)
     own: set[int] = field(default_factory=set)
-    """The ranks that said so here, and not by way of a peer."""
+    """The ranks that reported to this replica, not through a peer."""
     news: set[int] = field(default_factory=set)
-    """Those of them that peers have not been told of."""
+    """The ranks in `own` whose report was not yet sent to peers."""
 
 
 @dataclass(slots=True)
@@ -101,21 +101,21 @@ class _Devices:
     news: set[str] = field(default_factory=set)
 
 
-class _Heard(NamedTuple):
-    """When a member was last heard, and when this was last reported by the replica that serves it."""
+class _LastHeard(NamedTuple):
+    """When a member was last heard from, and when the replica that serves it last reported that."""
 
     at_s: float
     reported_s: float
 
 
 @dataclass(slots=True)
-class _Looked:
-    """What is known of a job because somebody looks at it."""
+class _Viewed:
+    """The reports about one job that are collected only while somebody views it."""
 
-    heard: dict[tuple[str, int], _Heard] = field(default_factory=dict)
-    """When each member was last heard, by worker and incarnation."""
+    heard: dict[tuple[str, int], _LastHeard] = field(default_factory=dict)
+    """When each member was last heard from, by worker and incarnation."""
     evidence: dict[int, tuple[members_pb2.RankEvidence, float]] = field(default_factory=dict)
-    """Of the newest generation, with the time of when it was."""
+    """The evidence about the ranks of the newest generation, each with its time."""
     generation: int = 0
     heard_news: list[members_pb2.MemberHeard] = field(default_factory=list)
     evidence_news: dict[int, members_pb2.RankEvidence] = field(default_factory=dict)
@@ -123,17 +123,17 @@ class _Looked:
 
 
 class ProgressBoard:
-    """The last word of every rank of every job's newest generation, and of its members' devices."""
+    """The newest report of every rank of every job's newest generation, and of its members' devices."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Generation] = {}
         self._devices: dict[str, _Devices] = {}
-        self._looked: dict[str, _Looked] = {}
+        self._viewed: dict[str, _Viewed] = {}
 
     def note(
         self, job: str, generation: int, ranks: Iterable[members_pb2.RankProgress], *, own: bool
     ) -> None:
-        """Take note of what ranks said; `own`: they are served here, so peers shall hear of it."""
+        """Record ranks' reports; `own`: the ranks are served here, so the reports are sent to peers."""
         held = self._jobs.get(job)
         if held is None or held.number < generation:
             held = self._jobs[job] = _Generation(generation)
@@ -141,22 +141,22 @@ class ProgressBoard:
             return
         now = asyncio.get_running_loop().time()
         for rank in ranks:
-            said = _said(rank, now)
-            before = held.said.get(rank.rank)
+            report = _bounded_report(rank, now)
+            before = held.reports.get(rank.rank)
             if before is not None:
-                if (before.step, before.phase) == (said.step, said.phase):
-                    said.keeps_of(before)
-                elif before.at > said.at:
+                if (before.step, before.phase) == (report.step, report.phase):
+                    report.keeps_of(before)
+                elif before.at > report.at:
                     continue
-            held.said[rank.rank] = said
-            if said.stack:
+            held.reports[rank.rank] = report
+            if report.stack:
                 _keep_few_stacks(held)
             if own:
                 held.own.add(rank.rank)
                 held.news.add(rank.rank)
 
     def note_devices(self, job: str, member: members_pb2.MemberDevices, *, own: bool) -> None:
-        """Take note of what a member's accelerators are like; an older incarnation is ignored."""
+        """Record a member's accelerators; ignore an older incarnation."""
         held = self._devices.setdefault(job, _Devices())
         before = held.known.get(member.worker_id)
         if before is not None and before.incarnation > member.incarnation:
@@ -167,27 +167,27 @@ class ProgressBoard:
             held.news.add(member.worker_id)
 
     def note_heard(self, job: str, members: Iterable[members_pb2.MemberHeard], *, own: bool) -> None:
-        """Take note of when members of a job that is looked at were last heard."""
-        held, now_s = self._of_looked(job), asyncio.get_running_loop().time()
+        """Record when members of a viewed job were last heard from."""
+        held, now_s = self._of_viewed(job), asyncio.get_running_loop().time()
         for member in members:
             key = (member.worker_id, member.incarnation)
             at_s = now_s - min(max(0, member.age_ms), MAX_TIME_MS) / 1000
             before = held.heard.get(key)
-            held.heard[key] = _Heard(at_s if before is None else max(at_s, before.at_s), now_s)
+            held.heard[key] = _LastHeard(at_s if before is None else max(at_s, before.at_s), now_s)
             if own:
                 held.heard_news.append(member)
 
     def note_evidence(
         self, job: str, generation: int, evidence: Iterable[members_pb2.RankEvidence], *, own: bool
     ) -> None:
-        """Take note of what hosts see of ranks that are looked at."""
-        held, now_s = self._of_looked(job), asyncio.get_running_loop().time()
+        """Record hosts' evidence about viewed ranks."""
+        held, now_s = self._of_viewed(job), asyncio.get_running_loop().time()
         if generation > held.generation:
             held.generation = generation
             held.evidence.clear()
         for each in evidence if generation == held.generation else ():
             if each.rank not in held.evidence and len(held.evidence) >= MAX_LOOKED_AT:
-                continue  # nobody looks at so many
+                continue  # nobody views so many
             kept = members_pb2.RankEvidence(
                 rank=each.rank,
                 stack=each.stack[:MAX_STACK_CHARS],
@@ -203,32 +203,32 @@ class ProgressBoard:
                 held.evidence_news[each.rank] = kept
 
     def heard(self, job: str, worker: str, incarnation: int) -> float | None:
-        """Return when a member was last heard, on this loop's clock; None if nobody looks, or it is not known."""
-        held = self._looked.get(job)
+        """Return when a member was last heard from, on this loop's clock; None if nobody views the job, or unknown."""
+        held = self._viewed.get(job)
         found = held.heard.get((worker, incarnation)) if held is not None else None
         return found.at_s if found is not None else None
 
     def evidence(self, job: str, generation: int, rank: int) -> members_pb2.RankEvidence | None:
-        """Return what its host saw of a rank lately, if somebody looks at it."""
-        held = self._looked.get(job)
+        """Return the recent evidence of a viewed rank's host, or None."""
+        held = self._viewed.get(job)
         found = held.evidence.get(rank) if held is not None and held.generation == generation else None
         if found is None or found[1] < asyncio.get_running_loop().time() - EVIDENCE_S:
             return None
         return found[0]
 
-    def _of_looked(self, job: str) -> _Looked:
-        held = self._looked.setdefault(job, _Looked())
+    def _of_viewed(self, job: str) -> _Viewed:
+        held = self._viewed.setdefault(job, _Viewed())
         held.until_s = asyncio.get_running_loop().time() + EVIDENCE_S
         return held
 
-    def _looked_news(self) -> Iterator[peers_pb2.PeerProgress]:
-        """Yield what peers have not been told of jobs that are looked at; forget those that nobody looks at any more."""
+    def _viewed_updates(self) -> Iterator[peers_pb2.PeerProgress]:
+        """Yield the unsent reports about viewed jobs; forget jobs that nobody views any more."""
         now_s = asyncio.get_running_loop().time()
-        for job in [job for job, held in self._looked.items() if held.until_s < now_s]:
-            del self._looked[job]
-        for job, held in self._looked.items():
+        for job in [job for job, held in self._viewed.items() if held.until_s < now_s]:
+            del self._viewed[job]
+        for job, held in self._viewed.items():
             for key in [key for key, heard in held.heard.items() if heard.reported_s < now_s - UNSERVED_S]:
-                del held.heard[key]  # jobs may be looked at for weeks, while their members come and go
+                del held.heard[key]  # a job may be viewed for weeks, while its members change
             for start in range(0, len(held.heard_news), HEARD_AT_ONCE):
                 yield peers_pb2.PeerProgress(job=job, heard=held.heard_news[start : start + HEARD_AT_ONCE])
             for evidence in held.evidence_news.values():
@@ -237,96 +237,96 @@ class ProgressBoard:
             held.evidence_news.clear()
 
     def forget(self, job: str) -> None:
-        """Drop what was said in a job that has ended."""
-        self._looked.pop(job, None)
+        """Drop the reports of a job that has ended."""
+        self._viewed.pop(job, None)
         self._jobs.pop(job, None)
         self._devices.pop(job, None)
 
     def forget_member(self, job: str, worker: str) -> None:
-        """Drop what is known of the devices of a member that is gone."""
+        """Drop the devices of a departed member."""
         held = self._devices.get(job)
         if held is not None and held.known.pop(worker, None) is not None:
             held.own.discard(worker)
             held.news.discard(worker)
 
     def phases(self, job: str, generation: int) -> dict[int, str]:
-        """Return, by rank, what each was doing when it was last heard."""
+        """Return, by rank, the activity in its newest report."""
         held = self._jobs.get(job)
         if held is None or held.number != generation:
             return {}
         now = asyncio.get_running_loop().time()
-        return {rank: _words(said, now) for rank, said in held.said.items() if said.phase}
+        return {rank: _activity_text(report, now) for rank, report in held.reports.items() if report.phase}
 
     def reported(self, job: str) -> tuple[int, Mapping[int, Reported]]:
-        """Return the newest generation that ranks of a job reported from, and their reports; 0 and none if none did."""
+        """Return the newest generation that ranks of a job reported from, and their reports, or (0, {})."""
         held = self._jobs.get(job)
-        return (held.number, held.said) if held is not None else (0, {})
+        return (held.number, held.reports) if held is not None else (0, {})
 
     def jobs(self) -> list[str]:
-        """Return the jobs whose ranks reported something."""
+        """Return the jobs whose ranks have reported."""
         return list(self._jobs)
 
     def ranks(self, job: str, generation: int, ranks: Iterable[int]) -> list[members_pb2.RankProgress]:
-        """Return what is known of these ranks; those that said nothing are absent."""
+        """Return the progress of these ranks; ranks without a report are absent."""
         held = self._jobs.get(job)
         if held is None or held.number != generation:
             return []
-        return [_message(rank, held.said[rank]) for rank in ranks if rank in held.said]
+        return [_message(rank, held.reports[rank]) for rank in ranks if rank in held.reports]
 
     def devices(self, job: str) -> Iterator[members_pb2.MemberDevices]:
-        """Yield what is known of the accelerators of the job's members."""
+        """Yield the reported accelerators of the job's members."""
         held = self._devices.get(job)
         if held is not None:
             yield from held.known.values()
 
     def devices_of(self, job: str, worker: str, incarnation: int) -> Iterable[members_pb2.DeviceStatus]:
-        """Return what is known of one member's accelerators."""
+        """Return one member's reported accelerators."""
         held = self._devices.get(job)
         known = held.known.get(worker) if held is not None else None
         return known.devices if known is not None and known.incarnation == incarnation else ()
 
     def news(self) -> list[peers_pb2.PeerProgress]:
-        """Return what peers have not been told of, and count it as told; each of bounded size."""
-        told: list[peers_pb2.PeerProgress] = []
+        """Return messages of bounded size with all reports not yet sent to peers, and count them as sent."""
+        messages: list[peers_pb2.PeerProgress] = []
         for job in sorted(self._jobs.keys() | self._devices.keys()):
             held = self._jobs.get(job) or _Generation(0)
             devices = self._devices.get(job) or _Devices()
-            ranks = [_message(rank, held.said[rank]) for rank in sorted(held.news)]
+            ranks = [_message(rank, held.reports[rank]) for rank in sorted(held.news)]
             members = [devices.known[worker] for worker in sorted(devices.news)]
-            told += _letters(job, held.number, [*ranks, *members])
+            messages += _messages(job, held.number, [*ranks, *members])
             held.news.clear()
             devices.news.clear()
-        told += self._looked_news()
-        return told
+        messages += self._viewed_updates()
+        return messages
 
     def tell_again(self) -> None:
-        """Count everything of our own as untold: there is a new peer."""
+        """Count all own reports as unsent: there is a new peer."""
         for held in self._jobs.values():
             held.news |= held.own
         for devices in self._devices.values():
             devices.news |= devices.own
 
 
-def _letters(
+def _messages(
     job: str, generation: int, news: Iterable[members_pb2.RankProgress | members_pb2.MemberDevices]
 ) -> Iterator[peers_pb2.PeerProgress]:
-    """Yield the news of a job in messages of bounded size."""
-    letter, size = peers_pb2.PeerProgress(job=job, generation=generation), 0
+    """Yield a job's unsent reports in messages of bounded size."""
+    message, size = peers_pb2.PeerProgress(job=job, generation=generation), 0
     for each in news:
         size += each.ByteSize()
         if size > NEWS_BYTES:
-            yield letter
-            letter, size = peers_pb2.PeerProgress(job=job, generation=generation), each.ByteSize()
+            yield message
+            message, size = peers_pb2.PeerProgress(job=job, generation=generation), each.ByteSize()
         if isinstance(each, members_pb2.RankProgress):
-            letter.ranks.append(each)
+            message.ranks.append(each)
         else:
-            letter.devices.append(each)
-    if letter.ranks or letter.devices:
-        yield letter
+            message.devices.append(each)
+    if message.ranks or message.devices:
+        yield message
 
 
-def _said(rank: members_pb2.RankProgress, now: float) -> Reported:
-    """Return what a rank said, within bounds: whoever sent it may be of any version, or mad."""
+def _bounded_report(rank: members_pb2.RankProgress, now: float) -> Reported:
+    """Return a rank's report within bounds: its sender may be of any version, or faulty."""
     age_ms = min(max(0, rank.age_ms), MAX_TIME_MS)
     return Reported(
         step=rank.step,
@@ -379,10 +379,10 @@ def _hold(hold: members_pb2.SaveHold) -> members_pb2.SaveHold:
 
 
 def _keep_few_stacks(held: _Generation) -> None:
-    """Drop the stacks of the ranks that are furthest ahead when there are too many."""
-    with_stack = [(said.step, rank) for rank, said in held.said.items() if said.stack]
+    """Drop the stacks of the ranks that are furthest ahead, if there are too many stacks."""
+    with_stack = [(report.step, rank) for rank, report in held.reports.items() if report.stack]
     for _step, rank in sorted(with_stack)[MAX_STACKS:]:
-        held.said[rank].stack = ""
+        held.reports[rank].stack = ""
 
 
 def _bounded_log(log: members_pb2.RankLog) -> members_pb2.RankLog:
@@ -409,31 +409,31 @@ def _bounded(member: members_pb2.MemberDevices) -> members_pb2.MemberDevices:
     return kept
 
 
-def _words(said: Reported, now: float) -> str:
-    still = f", stalled for {age((now - said.at) * 1000)}" if said.stalled else ""
-    return f"{said.phase}, step {said.step}{still}"
+def _activity_text(report: Reported, now: float) -> str:
+    still = f", stalled for {age((now - report.at) * 1000)}" if report.stalled else ""
+    return f"{report.phase}, step {report.step}{still}"
 
 
-def _message(rank: int, said: Reported) -> members_pb2.RankProgress:
-    age_ms = max(0, int((asyncio.get_running_loop().time() - said.at) * 1000))
+def _message(rank: int, report: Reported) -> members_pb2.RankProgress:
+    age_ms = max(0, int((asyncio.get_running_loop().time() - report.at) * 1000))
     return members_pb2.RankProgress(
         rank=rank,
-        step=said.step,
-        phase=said.phase,
+        step=report.step,
+        phase=report.phase,
         age_ms=age_ms,
-        # the rank has said nothing since it came to stand still
-        stalled_ms=max(1, age_ms) if said.stalled else 0,
-        stack=said.stack,
-        step_us=said.step_us,
-        median_step_us=said.median_step_us,
-        trace_file=said.trace_file,
-        trace_bytes=said.trace_bytes,
-        save_hold=said.hold,
-        training=said.training,
-        late_ms=max(1, age_ms) if said.late else 0,
-        usual_ms=said.usual_ms,
-        where=said.where,
-        activity=said.activity,
-        process=said.process,
-        step_times=said.times,
+        # the rank has made no report since the stall began
+        stalled_ms=max(1, age_ms) if report.stalled else 0,
+        stack=report.stack,
+        step_us=report.step_us,
+        median_step_us=report.median_step_us,
+        trace_file=report.trace_file,
+        trace_bytes=report.trace_bytes,
+        save_hold=report.hold,
+        training=report.training,
+        late_ms=max(1, age_ms) if report.late else 0,
+        usual_ms=report.usual_ms,
+        where=report.where,
+        activity=report.activity,
+        process=report.process,
+        step_times=report.times,
     )

@@ -1,8 +1,8 @@
-"""What saves take: of each rank, as it reports with its ack; of whole checkpoints, as the watch shows them.
+"""Durations of saves: of each rank, as reported with its ack, and of whole checkpoints, as the watch shows them.
 
     begin ──▶ each rank: snapshot, write, ack ──▶ the last ack ──▶ committed
 
-`save` is all of it, `commit` from the last ack on.
+`save` is the whole time, `commit` the time from the last ack on.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PHASES: Final = frozenset({"snapshot", "write", "copy"})
 BACKENDS: Final = frozenset({"file", "s3"})
 OTHER: Final = "other"
 MAX_REPORTED: Final = 4
-"""Phases that are read of one report."""
+"""The most phases read from one report."""
 MAX_BYTES: Final = 1 << 50
 
 Committed = Callable[[str, float], None]
-"""Takes a job, and the seconds from when its checkpoint was begun until it was committed."""
+"""Receives a job, and the seconds from a checkpoint's begin to its commit."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Save:
 
 
 class SaveTimes:
-    """Counts into `measures`: what ranks report at this replica, and what it sees of all checkpoints."""
+    """Counts into `measures` the ranks' reports at this replica, and all checkpoints that it sees."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SaveTimes:
         self._open: dict[str, _Save] = {}
 
     def reported(self, type_: CheckpointType, phases: Iterable[SavePhase]) -> None:
-        """Count what a rank reported. The labels are ours, whatever the sender wrote."""
+        """Count a rank's report. Labels take known values only, whatever the sender wrote."""
         for phase in list(phases)[:MAX_REPORTED]:
             if phase.phase not in PHASES or not 0 <= phase.took_us <= 1000 * MAX_TIME_MS:
                 continue
@@ -75,19 +75,19 @@ class SaveTimes:
             key = event.kv.key
             match self._keys.parts(key):
                 case ("jobs", job, "checkpoints", _, _):
-                    self._saw(job, key, now_s, deleted=event.deleted)
+                    self._note_record(job, key, now_s, deleted=event.deleted)
                 case ("jobs", _, "checkpoints", _, _, _, "acks", rank) if (
                     rank != "seal" and not event.deleted
                 ):
-                    self._acked("/".join(key.split("/")[:-3]), now_s)
+                    self._note_ack("/".join(key.split("/")[:-3]), now_s)
                 case _:
                     pass
 
-    def _acked(self, slot: str, now_s: float) -> None:
+    def _note_ack(self, slot: str, now_s: float) -> None:
         if (save := self._open.get(slot)) is not None:
             save.acked_s = now_s
 
-    def _saw(self, job: str, key: str, now_s: float, *, deleted: bool) -> None:
+    def _note_record(self, job: str, key: str, now_s: float, *, deleted: bool) -> None:
         try:
             record = None if deleted else self._view.record(key, CheckpointRecord)
         except PoisonRecord:
@@ -106,6 +106,6 @@ class SaveTimes:
 
 
 def backend_of(uri: str) -> str:
-    """Return which kind of storage a URI is of."""
+    """Return the kind of storage that a URI names."""
     scheme = uri.partition("://")[0]
     return scheme if scheme in BACKENDS else OTHER

@@ -1,1 +1,1 @@
-"""How the table of requests and the streams stand behind a gRPC port, and what callers are owed."""
+"""The gRPC port: handlers made from the table of methods, streams, and the bytes of unsent answers."""

@@ -1,13 +1,13 @@
 """Every method of `strata.v1` as a gRPC handler, made from the service descriptors.
 
-A unary method is answered by the table of requests: who may, the one call, errors as statuses, and what bounds an
-answer. An answer has at most `ANSWER_BYTES`: lists come in pages, and what one item may have is bounded where it is
-written. So a larger one is a bug of ours, and its caller is told so. From here until its call has ended an answer
-is owed (`core.access.unsent_answers`); grpc.aio calls back when the status, which follows the last byte, was sent.
+The table of methods answers a unary method; the handler adds admission, error statuses and the limits of an answer.
+An answer has at most `ANSWER_BYTES`: lists are paged, and the size of an item is limited when it is written. So a
+larger answer is a bug, and the caller receives that as the error. Until its call has ended, an answer counts as unsent
+(a *debt*, `core.access.unsent_answers`): grpc.aio calls back once the status is sent, which follows the last byte.
 
-Requests are decoded here. grpc would answer bytes that are no message with UNKNOWN, which says that the call may
-have taken effect, so every client would send the same bytes again and again; and it logs a traceback for each.
-A stream that carries no message is ended by its link.
+Requests are decoded here. grpc would answer undecodable bytes with UNKNOWN, which means that the call may have taken
+effect. So every client would resend the same bytes for ever, and grpc would log a traceback each time. A stream
+whose message cannot be decoded is ended by its link.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Handlers(grpc.GenericRpcHandler):
-    """The handlers of all methods, by their paths. `streams` are those that the table does not answer."""
+    """The handlers of all methods, by path. `streams` are the methods that the table does not answer."""
 
     def __init__(
         self, calls: Calls, admission: Admission, ledger: Ledger, streams: Mapping[str, Callable[..., Any]]
@@ -50,7 +50,7 @@ class Handlers(grpc.GenericRpcHandler):
                 self._by_path[f"/{service.full_name}/{method.name}"] = handler
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the handler of a method; None for one of somebody else's."""
+        """Return the handler of a method, or None if it is not one of Strata's."""
         return self._by_path.get(handler_call_details.method)
 
     def _unary(self, method: MethodDescriptor) -> Handler:
@@ -62,7 +62,7 @@ class Handlers(grpc.GenericRpcHandler):
             except StrataError as error:
                 return await abort(context, error)
             except Exception:
-                # the boundary to the caller, who must learn of a bug as an error like any other
+                # the caller must receive a bug as an error like any other
                 log.exception("call_failed", call=name)
                 return await abort(
                     context, StrataError("internal error", hint="the server's log has the details")
@@ -71,7 +71,7 @@ class Handlers(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(handle)
 
     async def _answer(self, name: str, request: Any, context: Context) -> bytes:
-        """Return the response to a request, within bounds."""
+        """Return the serialised response to a request, within the limits."""
         identity = self._admission.asks(context)
         account = self._ledger.account(context, identity)
         account.check()
@@ -82,14 +82,14 @@ class Handlers(grpc.GenericRpcHandler):
             log.error("answer_too_large", call=name, size_bytes=len(body), limit_bytes=ANSWER_BYTES)
             why = f"internal error: the answer has {len(body)} bytes, and at most {ANSWER_BYTES} are sent"
             raise StrataError(why, hint="please report it, with the call")
-        account.check()  # others of its calls may have been answered meanwhile
+        account.check()  # other calls of this caller may have been answered meanwhile
         paid = account.owe(len(body))
         context.add_done_callback(lambda _context: paid())
         return body
 
 
 def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
-    """Return what makes a request of bytes; it raises `InvalidArgument` for those that are none."""
+    """Return a decoder from bytes to a request; it raises `InvalidArgument` for invalid bytes."""
     request = GetMessageClass(method.input_type)
 
     def decode(body: bytes) -> Any:
@@ -105,7 +105,7 @@ def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
 
 
 def _stream(method: MethodDescriptor, act: Callable[..., Any]) -> Handler:
-    """Return the handler of a stream; one request that opens it is decoded here, those of a stream by grpc."""
+    """Return the handler of a stream. This handler decodes a single opening request; grpc decodes a stream of them."""
     encode = GetMessageClass(method.output_type).SerializeToString
     if method.client_streaming:
         return grpc.stream_stream_rpc_method_handler(

@@ -1,11 +1,13 @@
 """The gRPC server of a replica: one port for clients and peers.
 
-The port speaks TLS when there is a certificate, and asks callers for theirs, or for a token; where
-plaintext is allowed is checked with the configuration. What a caller may do is `gate`'s business;
-health and reflection, which tell nothing of any job, are open to whom the transport lets in. What
-the options are for: liveness by pings (`core.timing`); one server a port, for with SO_REUSEPORT a second one
-would take half of the connections in silence; room for thousands of streams opened at once, of
-which gRPC otherwise refuses a quarter.
+The port uses TLS if there is a certificate, and requires a client certificate or a token. The check of the
+configuration decides where plaintext is allowed; `access.admission` decides what a caller may do. Health and
+reflection reveal nothing about jobs, and are open to every caller that the transport accepts. The options serve
+three purposes:
+
+1. Liveness by pings (`core.timing`).
+2. One server a port: with SO_REUSEPORT a second server would silently take half of the connections.
+3. Capacity for thousands of streams opened at once, of which gRPC otherwise refuses a quarter.
 """
 
 from __future__ import annotations
@@ -49,10 +51,10 @@ STOP_GRACE_S: Final = 2.0
 HANDSHAKE_S: Final = 5.0
 """From accepting a connection until its first SETTINGS frame."""
 IDLE_S: Final = 60.0
-"""After so long without a stream a connection ends in good order; its client's next call opens another."""
+"""A connection without a stream for this long is closed in good order; the client's next call opens another."""
 MAX_STREAMS: Final = 64
-"""At once on one connection; a client lets more calls wait. A supervisor has one stream for all its ranks, and
-streams that are reset cost memory and time by this number: see ADR 0047."""
+"""On one connection at once; a client queues further calls. An agent has one stream for all its ranks. The memory
+and time that reset streams cost grow with this number: see ADR 0047."""
 DEBTS: Final = DebtLimits()
 log = get_logger()
 
@@ -112,7 +114,7 @@ class Server:
             try:
                 await self._service.run()
             finally:
-                self._tasks = None  # nothing is begun while this ends
+                self._tasks = None  # no stream starts while this ends
                 for task in beside:
                     task.cancel()
 
@@ -125,7 +127,7 @@ class Server:
     def _spawn(self, logic: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a stream's logic for as long as this replica serves."""
         if self._tasks is None:
-            logic.close()  # else Python warns that it was never awaited
+            logic.close()  # otherwise Python warns that it was never awaited
             raise Unavailable("this replica does not serve yet, or no longer")
         return self._tasks.create_task(logic)
 
@@ -139,7 +141,7 @@ class Server:
 
 
 def server_options(timing: Timing, *, most_connections: int) -> list[tuple[str, int]]:
-    """Return the options of a replica's server. What bounds an attack is measured in ADR 0047."""
+    """Return the options of a replica's server. ADR 0047 has the measurements of those that limit an attack."""
     return [
         *timing.server_options(),
         ("grpc.so_reuseport", 0),
@@ -155,10 +157,10 @@ def server_options(timing: Timing, *, most_connections: int) -> list[tuple[str, 
 
 
 def bind(server: grpc.aio.Server, config: CoordinatorConfig) -> int:
-    """Return the port bound; `ConfigError` says why there is none.
+    """Return the bound port; `ConfigError` with the reason if it cannot be bound.
 
-    `localhost` is ::1 to some programs and 127.0.0.1 to others, so a replica at 127.0.0.1 serves ::1 as
-    well, at the same port. It does without where the machine has no ::1, or another program has the port.
+    Some programs resolve `localhost` to ::1, others to 127.0.0.1. So a replica at 127.0.0.1 also serves ::1 at the
+    same port, unless the machine has no ::1 or another program uses that port.
     """
     tls = None
     if config.serves_tls:
@@ -166,8 +168,8 @@ def bind(server: grpc.aio.Server, config: CoordinatorConfig) -> int:
         tls = ServerTls(config.credentials, verify_clients=verify, now=_now).credentials()
 
     def add(address: str) -> tuple[int, str]:
-        """Return the port bound, or why there is none."""
-        why = _why(address)  # first: gRPC itself complains at length on standard error
+        """Return the bound port, or the reason why it cannot be bound."""
+        why = _bind_error(address)  # first: gRPC itself prints long messages on standard error
         if why:
             return 0, why
         try:
@@ -191,8 +193,8 @@ def bind(server: grpc.aio.Server, config: CoordinatorConfig) -> int:
     return bound
 
 
-def _why(address: str) -> str:
-    """Ask the kernel what gRPC does not tell."""
+def _bind_error(address: str) -> str:
+    """Return why the kernel refuses to bind an address, which gRPC does not report, or an empty string."""
     host, port = split_address("coordinator.listen", address)
     try:
         family, kind, protocol, _name, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -205,7 +207,7 @@ def _why(address: str) -> str:
 
 
 class Dialer:
-    """Opens links to peers: a channel of its own for each, so that none waits for another's backoff."""
+    """Opens links to peers; each has a channel of its own, so that none waits for another's backoff."""
 
     def __init__(self, config: CoordinatorConfig, timing: Timing) -> None:
         self._config = config
@@ -236,5 +238,5 @@ class Dialer:
 
 
 def _now() -> dt.datetime:
-    """The wall clock: certificates and tokens are dated by it."""
+    """The wall clock, for the validity of certificates and tokens."""
     return dt.datetime.now(dt.UTC)

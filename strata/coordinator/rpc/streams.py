@@ -1,4 +1,4 @@
-"""The streams: sessions of members, links of peers, watches."""
+"""The gRPC streams: sessions of members, links of peers, watches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = get_logger()
 
 
 class Streams:
-    """Serves the streams of one replica; each by the name of its method."""
+    """Serves the streams of one replica, each under the name of its method."""
 
     def __init__(self, service: Service, admission: Admission, ledger: Ledger, spawn: Spawn) -> None:
         self._service = service
@@ -39,7 +39,7 @@ class Streams:
         }
 
     async def session(self, _requests: Any, context: Any) -> None:
-        """Serve a session of a member; it reads and writes by its context."""
+        """Serve a member's session; it reads and writes through its context."""
         identity = await _admitted(self._admission, context, "Sessions.Session")
         reviewed = self._admission.reviewed(context, identity, "sessions")
         account = self._ledger.account(context, identity)
@@ -55,7 +55,7 @@ class Streams:
             await abort(context, error)
 
     async def link(self, _requests: Any, context: Any) -> None:
-        """Serve a link of a peer; it reads and writes by its context."""
+        """Serve a peer's link; it reads and writes through its context."""
         identity = await _admitted(self._admission, context, "Peers.Link")
         reviewed = self._admission.reviewed(context, identity, "links")
         account = self._ledger.account(context, identity)
@@ -69,7 +69,7 @@ class Streams:
     async def watch(
         self, request: watch_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[watch_pb2.WatchResponse]:
-        """Tell of changes, until the caller goes."""
+        """Send changes until the caller disconnects."""
         identity = await _admitted(self._admission, context, "Watch.Watch", job=request.job)
         revoked: list[StrataError] = []
         try:
@@ -78,7 +78,7 @@ class Streams:
             reviewed = self._admission.reviewed(context, identity, "watches")
             with self._admission.holding(identity, "watches"), reviewed(revoked.append):
                 async for response in self._service.watches.watch(request):
-                    if revoked:  # looked at with each message, one of which comes every few seconds
+                    if revoked:  # checked with each message; there is one every few seconds
                         raise revoked[0]
                     paid = account.owe(response.ByteSize())
                     try:
@@ -92,7 +92,7 @@ class Streams:
 async def _admitted(
     admission: Admission, context: Any, method: str, *, job: str | None = None
 ) -> Identity | None:
-    """Return who opens the stream; end it with the reason if they may not."""
+    """Return the caller that opens the stream; if it may not, end the stream with the reason."""
     try:
         return admission.admit(context, method, job=job)
     except StrataError as error:

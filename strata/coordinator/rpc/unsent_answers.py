@@ -1,4 +1,4 @@
-"""What this replica owes to those it answers (`core.access.unsent_answers`), as its handlers note it down."""
+"""The unsent answers (*debts*) of this replica to its callers, counted for `core.access.unsent_answers`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from strata.wire.status import Aborts
 from strata.wire.tls import Context as Caller
 
 LOOK_S: Final = 1.0
-"""How often debts are looked at."""
+"""How often debts are checked."""
 
 log = get_logger()
 
 
 class Context(Aborts, Caller, Protocol):
-    """What answering needs of a servicer's context."""
+    """The parts of a servicer's context that answering uses."""
 
     def add_done_callback(self, callback: Any) -> None:
-        """Call back once the call has ended: its status was sent, or the client is gone."""
+        """Call back once the call has ended: its status was sent, or the client has disconnected."""
         ...
 
 
@@ -38,15 +38,15 @@ class Ledger:
     debts: Debts
 
     def account(self, context: Caller, identity: Identity | None) -> Account:
-        """Return the account of an identity, over all of its connections; of a connection if nobody is asked."""
+        """Return the account of an identity, over all its connections; without authentication, of the connection."""
         connection = context.peer()
         debtor = str(identity) if identity is not None else connection
         return Account(ledger=self, debtor=debtor, connection=connection)
 
     async def collect(self, end: Callable[[str], Awaitable[bool]]) -> None:
-        """Close connections that have been owed for too long, or too much, until cancelled.
+        """Close connections whose debt is too old or too large, until cancelled.
 
-        `end` closes the connection of a peer; False if there is none.
+        `end` closes the connection of a peer; it returns False if there is none.
         """
         while True:
             await asyncio.sleep(LOOK_S)
@@ -60,7 +60,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What one caller is owed, as one of its calls and streams counts it (`wire.streams.Account`)."""
+    """The debt to one caller, as its calls and streams count it (`wire.streams.Account`)."""
 
     ledger: Ledger
     debtor: str

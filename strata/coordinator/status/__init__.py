@@ -1,4 +1,4 @@
-"""What a replica tells people: the state of jobs, diagnoses, findings and recent events.
+"""The state that a replica shows to people: jobs, diagnoses, findings and recent events.
 
 Begin with `observed`, which the dashboard and the metrics read.
 """

@@ -1,4 +1,4 @@
-"""What is wrong with a job, from what this replica knows: asked by the status page, GetJob and metrics."""
+"""The diagnosis of a job from this replica's knowledge, for the status page, GetJob and the metrics."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from strata.core.stop.save_hold import SaveHold
 from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress
 
 DIAGNOSIS_S: Final = 0.9
-"""How long a diagnosis is shown again: one of 1,000 ranks takes 16 ms."""
+"""How long a diagnosis is cached: one of 1,000 ranks takes 16 ms."""
 
 
 class Told(Protocol):
-    """What ranks and members told a replica."""
+    """The reports of ranks and members at a replica."""
 
     def open_rounds(self, job: str) -> Iterator[OpenRound]:
-        """Yield the rounds of a job that are open as far as is known here."""
+        """Yield the rounds of a job that this replica knows to be open."""
         ...
 
     def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[RankProgress]:
-        """Return what is known of these ranks; those that said nothing are absent."""
+        """Return the progress of these ranks; ranks without a report are absent."""
         ...
 
     def devices(self, job: str) -> Iterator[MemberDevices]:
-        """Yield what is known of the accelerators of the job's members, gone ones perhaps included."""
+        """Yield the reported accelerators of the job's members, perhaps of departed members too."""
         ...
 
     def violations(self, job: str) -> Sequence[str]:
-        """Return what the job's keys say and cannot be."""
+        """Return the invariants that the job's keys violate."""
         ...
 
 
 class _Place(NamedTuple):
-    """Where a rank runs."""
+    """The place of a rank: its worker, host and slot."""
 
     worker: str
     host: str
@@ -51,7 +51,7 @@ class _Place(NamedTuple):
 
 
 def diagnose_job(told: Told, job: JobView) -> Diagnosis:
-    """Return what is wrong with a job's keys, and with the ranks and devices of its current world."""
+    """Diagnose a job's keys, and the ranks and devices of its current world."""
     world = job.world()
     if world is None:
         return diagnose((), (), told.violations(job.keys.name))
@@ -60,13 +60,13 @@ def diagnose_job(told: Told, job: JobView) -> Diagnosis:
 
 
 class Diagnoses:
-    """The diagnoses of jobs that are shown, each made at most once in `DIAGNOSIS_S`."""
+    """Cached diagnoses of jobs, each made at most once in `DIAGNOSIS_S`."""
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[float, Diagnosis]] = {}
 
     def of(self, told: Told, job: JobView) -> Diagnosis:
-        """Return what is wrong with a job, as of a moment ago; `StrataError` if it cannot be read."""
+        """Return a job's diagnosis, at most `DIAGNOSIS_S` old; `StrataError` if the job cannot be read."""
         now_s, name = asyncio.get_running_loop().time(), job.keys.name
         held = self._made.get(name)
         if held is None or now_s - held[0] >= DIAGNOSIS_S:
@@ -76,12 +76,12 @@ class Diagnoses:
 
 
 def diagnose_world(told: Told, job: JobView, said: Iterable[RankProgress], world: World) -> Diagnosis:
-    """The same, of what ranks said, when that is known already."""
+    """Diagnose a job as `diagnose_job` does, from ranks' reports that the caller already has."""
     name, generation, latest = job.keys.name, world.head.generation, job.latest()
     waiting = {
         rank
         for round_ in told.open_rounds(name)
-        # a save in the background holds no training up
+        # a background save does not hold up training
         if round_.key.generation == generation and round_.key.name != COMPARE_BARRIER
         for rank in round_.arrived
     }
@@ -107,7 +107,7 @@ def diagnose_world(told: Told, job: JobView, said: Iterable[RankProgress], world
         [
             _report(each, waiting, places, throttled)
             for each in said
-            if each.rank not in over  # it has nothing to do any more
+            if each.rank not in over  # a rank that is done or stopped has no work left
         ],
         [
             Device(
@@ -126,49 +126,49 @@ def diagnose_world(told: Told, job: JobView, said: Iterable[RankProgress], world
 
 
 def _report(
-    said: RankProgress,
+    progress: RankProgress,
     waiting: set[int],
     places: Mapping[int, _Place],
     throttled: Mapping[tuple[str, int], str],
 ) -> RankReport:
-    place = places.get(said.rank)
+    place = places.get(progress.rank)
     device = None
     if throttled and place is not None and (place.worker, place.local) in throttled:
-        # an agent's devices are in the order of its ranks: each rank uses the one of its number
+        # an agent's devices are in the order of its ranks: each rank uses the device with its local number
         device = (place.local, throttled[place.worker, place.local])
     return RankReport(
-        rank=said.rank,
-        step=said.step,
-        phase=said.phase,
-        age_ms=said.age_ms,
-        stalled_ms=said.stalled_ms,
-        late_ms=said.late_ms,
-        usual_ms=said.usual_ms,
-        times=step_times(said),
-        waits=said.rank in waiting,
-        where=said.where or (innermost(said.stack) if said.stack else ""),
-        activity=_activity(said),
-        process=said.process,
+        rank=progress.rank,
+        step=progress.step,
+        phase=progress.phase,
+        age_ms=progress.age_ms,
+        stalled_ms=progress.stalled_ms,
+        late_ms=progress.late_ms,
+        usual_ms=progress.usual_ms,
+        times=step_times(progress),
+        waits=progress.rank in waiting,
+        where=progress.where or (innermost(progress.stack) if progress.stack else ""),
+        activity=_activity(progress),
+        process=progress.process,
         worker=place.worker if place is not None else "",
         host=place.host if place is not None else "",
         throttled=device,
-        trace_file=said.trace_file,
-        hold=_hold(said),
+        trace_file=progress.trace_file,
+        hold=_hold(progress),
     )
 
 
-def _activity(said: RankProgress) -> str:
-    """Return what the rank does where it stands; an older agent sends the stack only."""
-    if said.activity in ACTIVITIES:
-        return said.activity
-    return activity(said.stack) if said.stack and not said.activity else ""
+def _activity(progress: RankProgress) -> str:
+    """Return what the rank is doing at its current place; an older agent sends only the stack."""
+    if progress.activity in ACTIVITIES:
+        return progress.activity
+    return activity(progress.stack) if progress.stack and not progress.activity else ""
 
 
 def step_times(said: RankProgress) -> StepTimes | None:
-    """Return what its steps cost a rank, or None if it reports nothing of it.
+    """Return a rank's step times, or None if it reports none.
 
-    An agent that only sees how far apart its steps are takes that for their cost. When they changed is unknown then, so
-    such ranks are compared at the same step only.
+    Some agents see only the intervals between steps, and report these as the times. It is then unknown when the
+    times last changed, so such ranks are compared at the same step only.
     """
     if said.HasField("step_times"):
         times = said.step_times
@@ -203,7 +203,7 @@ def _ended(
     over: set[int],
     places: Mapping[int, _Place],
 ) -> Iterator[Ended]:
-    """Yield the ranks of this generation that have failed, and those whose member is not registered any more."""
+    """Yield this generation's failed ranks, and the ranks whose member is no longer registered."""
     generation = world.head.generation
     failed = job.failed(generation)
     for rank, record in sorted(failed.items()):
@@ -211,7 +211,7 @@ def _ended(
         host = place.host if place is not None else ""
         yield Ended(rank=rank, worker=record.worker, host=host, reason=record.reason)
     if job.notice(generation) is not None:
-        return  # members leave because they were asked to
+        return  # members leave because of the stop notice
     for member in world.members:
         if (member.worker, member.incarnation) in hosts:
             continue
@@ -221,18 +221,18 @@ def _ended(
                 yield Ended(rank=rank, worker=member.worker, host="", reason=reason, lost=True)
 
 
-def _hold(said: RankProgress) -> SaveHold | None:
-    """Return why a rank cannot save, and for how long by now: it said so `age_ms` ago."""
-    if not said.HasField("save_hold"):
+def _hold(progress: RankProgress) -> SaveHold | None:
+    """Return why a rank cannot save, and for how long by now: the report is `age_ms` old."""
+    if not progress.HasField("save_hold"):
         return None
-    held = said.save_hold
+    held = progress.save_hold
     return SaveHold(
-        step=held.step, reason=held.reason, host=held.host, held_s=(held.held_ms + said.age_ms) / 1000
+        step=held.step, reason=held.reason, host=held.host, held_s=(held.held_ms + progress.age_ms) / 1000
     )
 
 
 def world_devices(told: Told, name: str, world: World) -> Iterator[tuple[str, DeviceStatus]]:
-    """Yield the devices of the members of this world, with the worker that has them."""
+    """Yield the devices of this world's members, each with its worker."""
     here = {(member.worker, member.incarnation) for member in world.members}
     for member in told.devices(name):
         if (member.worker_id, member.incarnation) in here:

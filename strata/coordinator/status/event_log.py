@@ -1,8 +1,8 @@
-"""What happened lately, in the words of its records, and how often.
+"""The event log: recent events of the cluster, in the words of their records, and their counts.
 
-A subscriber of the mirror: leaders, replicas, members, generations, failed ranks, broken barriers,
-ended saves. It remembers the last few for people, and counts. No decision reads it, and a replica
-that has just started knows nothing of what was before.
+A subscriber of the mirror. It records leaders, replicas, members, generations, failed ranks, broken barriers
+and ended saves. It keeps the latest events for people, and counts. No decision reads it, and a replica that has
+just started has no earlier events.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KEPT: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """One thing that happened. `job` is empty where it is about the cluster."""
+    """One event. `job` is empty if the event concerns the cluster."""
 
     unix_s: float
     revision: int
@@ -49,7 +49,7 @@ class Happening:
 
 
 class EventLog:
-    """Remembers the last `KEPT` happenings, newest last."""
+    """Keeps the last `KEPT` events, newest last."""
 
     def __init__(
         self, view: View, keys: ClusterKeys, measures: Measures, unix_now: Callable[[], float]
@@ -68,7 +68,7 @@ class EventLog:
         self._states: dict[str, CheckpointState] = {}
 
     def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]:
-        """Yield the last ones, newest first; of one job if it is named."""
+        """Yield the last events, newest first; only those of `job`, if it is given."""
         for happening in reversed(self._happened):
             if limit <= 0:
                 return
@@ -77,7 +77,7 @@ class EventLog:
                 yield happening
 
     def begin(self) -> None:
-        """Learn what is there, without counting it. To be called before the first batch."""
+        """Learn the existing states without counting them. Call it before the first batch."""
         for kv in self._view.walk(self._keys.jobs):
             try:
                 match self._keys.parts(kv.key):
@@ -87,10 +87,10 @@ class EventLog:
                     case _:
                         pass
             except PoisonRecord:
-                continue  # whoever serves that job says so
+                continue  # the replicas that serve the job report it
 
     def take(self, batch: WatchBatch) -> None:
-        """Take note of a batch that the view has taken over."""
+        """Record the events of a batch that the view has already applied."""
         for event in batch.events:
             try:
                 self._sort(event, self._keys.parts(event.kv.key))
@@ -110,9 +110,9 @@ class EventLog:
                         event, "leader", "", f"{leader.replica} leads, epoch {event.kv.create_revision}"
                     )
             case ("replicas", name):
-                self._came_or_went(event, "coordinator", "", name)
+                self._on_created_or_deleted(event, "coordinator", "", name)
             case ("jobs", job, "workers", name):
-                self._came_or_went(event, "member", job, name)
+                self._on_created_or_deleted(event, "member", job, name)
             case ("jobs", job, "world"):
                 self._on_head(event, job)
             case ("jobs", job, "phase"):
@@ -140,7 +140,7 @@ class EventLog:
             case _:
                 pass
 
-    def _came_or_went(self, event: Event, kind: str, job: str, name: str) -> None:
+    def _on_created_or_deleted(self, event: Event, kind: str, job: str, name: str) -> None:
         if event.deleted:
             self._note(event, kind, job, f"{name} is gone")
         elif event.kv.create_revision == event.kv.mod_revision:
@@ -155,7 +155,7 @@ class EventLog:
         self._note(event, "generation", job, f"generation {head.generation} {what}: {head.reason}")
 
     def _on_notice(self, event: Event, job: str, generation: int) -> None:
-        """Say what the ranks of a generation are asked for, by somebody or by the leader."""
+        """Record a notice to the ranks of a generation, from a user or from the leader."""
         notice = self._view.record(event.kv.key, StopNotice)
         if notice is not None:
             who = f" ({', '.join(notice.workers[:4])})" if notice.workers else ""

@@ -1,7 +1,7 @@
-"""The leader's log of findings: one line when something begins to be wrong with a job, one when it is over.
+"""The leader's log of findings: one line when a problem of a job begins, one when it is over.
 
-Only the leader logs them, so that each is logged once; a new leader logs again what is still wrong. Who wants to know at
-another replica asks it: all diagnose alike (`coordinator.status.diagnosis`).
+Only the leader logs findings, so that each is logged once. A new leader logs open findings again. All replicas make
+the same diagnosis (`coordinator.status.diagnosis`), so any of them can be queried for it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ log = get_logger()
 
 PAUSE_S: Final = 1.0
 SHARE: Final = 0.02
-"""How much of the loop's time diagnosing may take: a job of a thousand ranks takes some ten milliseconds."""
+"""The share of the loop's time for diagnoses: a job of a thousand ranks takes about ten milliseconds."""
 MAX_LOGGED: Final = 1000
-"""Findings that are kept in mind; what comes beyond is not logged."""
+"""Open findings that are remembered; further ones are not logged."""
 
 
 class FindingLog:
-    """`run` looks at all jobs while this replica leads; `note` logs what changed with one."""
+    """`run` diagnoses all jobs while this replica leads; `note` logs the changes of one job."""
 
     def __init__(self, context: ReplicaContext, told: Told) -> None:
         self._context = context
-        self._told = told
+        self._live = told
         self._open: dict[str, dict[tuple[object, ...], tuple[Finding, float]]] = {}
-        """By job: the findings that were logged, and when."""
+        """By job: the logged findings, each with the time of its first log line."""
 
     async def run(self) -> None:
-        """Look, until cancelled."""
+        """Diagnose all jobs again and again, until cancelled."""
         now = asyncio.get_running_loop().time
         await self._context.mirror.started()
         while True:
@@ -51,7 +51,7 @@ class FindingLog:
                 await asyncio.sleep((now() - began_s) / SHARE)
 
     def note(self, job: str, findings: Iterable[Finding], now_s: float) -> None:
-        """Log what is wrong with a job now and was not before, and what is wrong no more."""
+        """Log a job's new findings, and those that are over."""
         before = self._open.pop(job, {})
         kept = sum(map(len, self._open.values()))
         open_: dict[tuple[object, ...], tuple[Finding, float]] = {}
@@ -69,13 +69,13 @@ class FindingLog:
 
     def _findings(self, name: str) -> Iterable[Finding]:
         try:
-            return diagnose_job(self._told, self._context.job(name)).findings
-        except StrataError:  # written by hand: a record, or the name itself
+            return diagnose_job(self._live, self._context.job(name)).findings
+        except StrataError:  # a record, or the job's name itself, written by hand
             return ()
 
 
-def _log(say: Callable[..., object], event: str, job: str, finding: Finding, **more: object) -> None:
-    say(
+def _log(log_line: Callable[..., object], event: str, job: str, finding: Finding, **more: object) -> None:
+    log_line(
         event,
         job=job,
         kind=finding.kind,

@@ -1,4 +1,4 @@
-"""Where each job stands, as people see it."""
+"""The phase of each job, as people see it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strata.errors import StrataError
 
 
 class JobPhases:
-    """The phase of every job, by name, made once for each state of the view in which somebody asks."""
+    """The phase of every job by name, computed at most once for each state of the view."""
 
     def __init__(self, view: View, keys: ClusterKeys) -> None:
         self._view = view
@@ -21,7 +21,7 @@ class JobPhases:
         self._state = -1
 
     def phases(self) -> Mapping[str, str]:
-        """Return the phase of each job: 3 µs a job whose records were read before."""
+        """Return the phase of each job. It takes 3 µs a job whose records were decoded before."""
         if self._state != self._view.state:
             self._state, names = self._view.state, job_names(self._view, self._keys)
             self._phases = {name: phase_of(self._view, self._keys, name) for name in names}
@@ -29,7 +29,7 @@ class JobPhases:
 
 
 def phase_of(view: View, keys: ClusterKeys, name: str) -> str:
-    """Return where a job stands: `waiting` for members, or `stopping`, where its record says `running`."""
+    """Return a job's phase. A job recorded as `running` may be `waiting` (for members) or `stopping`."""
     try:
         job = JobView(view, keys.job(name))
         head, record = job.head(), view.record(job.keys.phase, JobPhase)
@@ -38,5 +38,5 @@ def phase_of(view: View, keys: ClusterKeys, name: str) -> str:
         if head is None or not head.record.size:
             return "waiting"
         return "stopping" if job.notice(head.record.generation) is not None else "running"
-    except StrataError:  # written by hand: a record, or the name itself
+    except StrataError:  # a record, or the job's name itself, written by hand
         return "unreadable"

@@ -1,4 +1,4 @@
-"""What a replica knows of its jobs and does not write down: the status page, the metrics and diagnoses ask for it."""
+"""The in-memory state of a replica's jobs, for the status page, the metrics and diagnoses."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from strata.v1.members_pb2 import MemberDevices, RankEvidence, RankProgress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftState:
-    """What only the serving half of a replica knows, for whoever looks; nothing of it is written down.
+    """State that only the serving half of a replica has, in memory only, for pages, metrics and diagnoses.
 
-    Before a replica serves, and after, there is nothing in it.
+    It is empty before a replica serves and after.
     """
 
     session_count: Callable[[], int]
-    """Return how many members and clients this replica serves."""
+    """Return the number of members and clients that this replica serves."""
     ready_peers: Callable[[], Collection[InstanceId]]
-    """Return the peers that said within the last second that they are ready."""
+    """Return the peers that reported within the last second that they are ready."""
     open_rounds: Callable[[str], Iterator[OpenRound]]
-    """Yield the rounds of a job that are open as far as is known here."""
+    """Yield the rounds of a job that this replica knows to be open."""
     progress: Callable[[str, int, Iterable[int]], list[RankProgress]]
-    """Return what is known of these ranks of a job's generation; those that said nothing are absent."""
+    """Return the progress of these ranks of a job's generation; ranks without a report are absent."""
     reported: Callable[[str], tuple[int, Mapping[int, Reported]]]
-    """Return the newest generation that ranks of a job reported from, and their reports; 0 and none if none did."""
+    """Return the newest generation that ranks of a job reported from, and their reports, or (0, {})."""
     devices: Callable[[str], Iterator[MemberDevices]]
-    """Yield what is known of the accelerators of the job's members, gone ones perhaps included."""
+    """Yield the reported accelerators of the job's members, perhaps of departed members too."""
     look: Callable[[str, int | None], None]
-    """Take note that somebody looks at a job, or at one of its ranks: then `heard` and `evidence` are known soon."""
+    """Record that somebody views a job, or one of its ranks: then `heard` and `evidence` are soon available."""
     heard: Callable[[str, str, int], float | None]
-    """Return when an incarnation of a job's worker was last heard, on the loop's clock; None if that is not known."""
+    """Return when an incarnation of a job's worker was last heard from, on the loop's clock; None if unknown."""
     member_ages: Callable[[str], Iterator[tuple[str, float]]]
-    """Yield each member of a job that this replica serves, and the seconds since it was last heard."""
+    """Yield each member of a job that this replica serves, and the seconds since it was last heard from."""
     evidence: Callable[[str, int, int], RankEvidence | None]
-    """Return what its host saw of a rank of a job's generation lately; None if that is not known."""
+    """Return the host's recent evidence about a rank of a job's generation, or None."""
     violations: Callable[[str], Sequence[str]]
-    """Return what the job's keys say and cannot be."""
+    """Return the invariants that the job's keys violate."""

@@ -1,7 +1,7 @@
-"""What a replica shows of itself and of its cluster: read-only, and never in anybody's way.
+"""The read-only state that a replica shows of itself and of its cluster.
 
-The status page, the metrics and the probes are made of this. It reads the view and the soft state of
-this replica, and waits for nothing.
+The status page, the metrics and the probes read it. It reads the view and the in-memory state of this
+replica, waits for nothing, and slows nothing down.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Call = Callable[[str, Message, Identity | None], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaState:
-    """One registered replica as this one sees it."""
+    """One registered replica, as this replica sees it."""
 
     entry: Entry[records.Replica]
     leader: bool
@@ -46,7 +46,7 @@ class ReplicaState:
 
 
 class Observed:
-    """One replica, to be looked at. `run` measures."""
+    """The readable state of one replica. `run` measures the loop and records events."""
 
     def __init__(
         self, context: ReplicaContext, store: MeasuredStore, soft: SoftState, call: Call, *, version: str
@@ -60,11 +60,11 @@ class Observed:
         self.connections = context.connections
         self.charts = context.charts
         self.outage = context.outage
-        """Returns why nothing can be written; an empty string as long as something can."""
+        """Returns why no replica can write; an empty string while writes are possible."""
         self.etcd_members = context.etcd_members
-        """Returns etcd's members as they were some seconds ago."""
+        """Returns the status of etcd's members, some seconds old."""
         self.etcd_silence_s = context.mirror.silence_s
-        """Returns for how long etcd has answered nothing at all."""
+        """Returns for how long etcd has not answered at all."""
         self.unix_now = context.unix_now
         self.soft = soft
         self._call = call
@@ -79,35 +79,35 @@ class Observed:
 
     @property
     def uid(self) -> Uid:
-        """The cluster's; empty until the keyspace was read once."""
+        """The cluster's uid; empty until the keyspace was read once."""
         return self.context.mirror.uid
 
     def is_healthy(self) -> tuple[bool, str]:
-        """Say whether this process turns as it should, and if not, why."""
+        """Return whether this process's event loop keeps up, and if not, why."""
         worst_s = self.lag.worst_s()
         if worst_s > STALLED_S:
             return False, f"the event loop stood still for {worst_s:.1f} s"
         return True, ""
 
     def is_ready(self) -> tuple[bool, str]:
-        """Say whether members may be sent here and something can be written, and if not, why.
+        """Return whether members may be sent here and etcd accepts writes, and if not, why.
 
-        For people, probes and load balancers. What decides about members goes by `context.is_ready`:
-        while nothing can be written anywhere, they stay where they are.
+        It is for people, probes and load balancers. Decisions about members use `context.is_ready` instead: while no
+        replica can write, members stay where they are.
         """
         outage = self.outage()
         return (False, outage) if outage else self.context.is_ready()
 
     def diagnosis(self, name: str) -> Diagnosis:
-        """Return what is wrong with a job, as of at most a second ago; `StrataError` if it cannot be read."""
+        """Return a job's diagnosis, at most a second old; `StrataError` if the job cannot be read."""
         return self._diagnoses.of(self.soft, self.context.job(name))
 
     def leader(self) -> Entry[records.Leader] | None:
-        """Return who leads; its create revision is the epoch."""
+        """Return the leader's record; its create revision is the epoch."""
         return leader_of(self.view, self.keys)
 
     def replicas(self) -> list[ReplicaState]:
-        """Return every registered replica, in the order of their names."""
+        """Return every registered replica, ordered by name."""
         held = self.leader()
         leader = held.record.instance if held is not None else ""
         return [
@@ -124,19 +124,19 @@ class Observed:
         return self.context.election.epoch
 
     def etcd_revision(self) -> int:
-        """Return the newest revision that any answer of etcd named."""
+        """Return the newest revision in any answer of etcd."""
         return self._store.revision
 
     def audit_differences(self) -> int:
-        """Return how many keys an audit found wrong in the view, since the start."""
+        """Return how many keys of the view audits have found wrong since the start."""
         return self.context.mirror.differences
 
     def loop_lag_s(self) -> tuple[float, float]:
-        """Return how late the loop was when last measured, and its worst of the last ten seconds."""
+        """Return how late the loop was at the last measurement, and at worst within the last ten seconds."""
         return self.lag.last_s, self.lag.worst_s()
 
     def loop_now_ms(self) -> float:
-        """Return the clock by which open rounds are aged, in milliseconds."""
+        """Return the time on the clock that open rounds use, in milliseconds."""
         return asyncio.get_running_loop().time() * 1000
 
     async def run(self) -> None:

@@ -1,1 +1,1 @@
-"""What this replica knows of the keyspace: the mirror of etcd, and what is relayed of it."""
+"""The replica's copy of the keyspace: the mirror of etcd, its recent history, and the ranks' index."""

@@ -1,4 +1,4 @@
-"""Nobody goes back in time: what a caller has seen is the least that it is answered from."""
+"""Monotonic reads: a caller is never answered from a state older than the one it has seen."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from strata.v1 import common_pb2
 from strata.wire import tokens
 
 CATCH_UP_S: Final = 1.0
-"""How long a caller is kept waiting for a replica that is behind it; then it may try another. Less than
-the 2 s that a unary caller waits, and than a member has whose replica is gone (PROTOCOLS 5.4)."""
+"""How long a caller waits for a replica that is behind it; then it may try another. It is less than
+the 2 s that a unary caller waits, and than the time of a member whose replica is lost (PROTOCOLS 5.4)."""
 ASK_S: Final = 0.5
-"""How long etcd has to say which revision it is at, once a caller has waited in vain."""
+"""How long etcd has to report its revision, once a caller has waited in vain."""
 
 
 async def honour(mirror: Mirror, token: common_pb2.Token) -> None:
-    """Return once the view is at least as new as `token`; no uid means no floor (PROTOCOLS 3.3).
+    """Return once the view is at least as new as `token`; a token without a uid sets no minimum (PROTOCOLS 3.3).
 
-    `ClusterReplaced` when the token is of another cluster, `ClusterRestored` when it is of this one before its control
-    plane was restored, `Unavailable` when this replica does not get that far in time.
+    `ClusterReplaced` if the token is of another cluster; `ClusterRestored` if it is of this cluster before a restore of
+    its control plane; `Unavailable` if this replica does not reach the revision in time.
     """
     if not token.uid:
         return
@@ -46,7 +46,7 @@ async def honour(mirror: Mirror, token: common_pb2.Token) -> None:
 
 
 async def _why_behind(mirror: Mirror, token: common_pb2.Token) -> str:
-    """Return why the view is older than what the caller has seen: etcd itself may be."""
+    """Return why the view is older than the caller's state: etcd itself may be older."""
     with contextlib.suppress(StrataError, TimeoutError):
         async with asyncio.timeout(ASK_S):
             revision = await mirror.revision_of_etcd()
@@ -59,10 +59,10 @@ async def _why_behind(mirror: Mirror, token: common_pb2.Token) -> str:
 
 
 def stamp(token: common_pb2.Token, mirror: Mirror) -> None:
-    """Write into the token of an answer what a caller that reads this view has seen."""
+    """Set the token of an answer to the revision that a reader of this view has now seen."""
     token.uid, token.revision = mirror.uid, mirror.view.revision
 
 
 def token(mirror: Mirror) -> common_pb2.Token:
-    """Return what a caller that reads this view has seen."""
+    """Return the token for a reader of this view."""
     return tokens.token(mirror.uid, mirror.view.revision)

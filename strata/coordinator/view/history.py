@@ -1,4 +1,4 @@
-"""The last changes of the keyspace, so that a relayed watch can resume without a new list."""
+"""The recent changes of the keyspace, so that a client's watch can resume without a new list."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class History:
         self._batches: deque[WatchBatch] = deque()
 
     def reset(self, revision: int) -> None:
-        """Forget everything: what happened before `revision` is known by its result only."""
+        """Forget everything: of changes before `revision`, only the result is known."""
         self._batches.clear()
         self._events = 0
         self.lists += 1
         self.floor = revision
 
     def append(self, batch: WatchBatch) -> None:
-        """Remember a batch; the oldest ones make room."""
+        """Add a batch, dropping the oldest ones if necessary."""
         if not batch.events:
             return
         self._batches.append(batch)
@@ -42,10 +42,10 @@ class History:
             self.floor = oldest.revision
 
     def since(self, revision: int) -> Iterator[WatchBatch] | None:
-        """Return the changes after `revision`, or None when they are not all here: list again.
+        """Return the changes after `revision`, or None if they are not all here: then list again.
 
-        A batch may hold many revisions, and a token of another replica may lie within it: of such
-        a one the rest is returned.
+        A batch may hold many revisions, and another replica's token may lie within it. Of such a batch, only the
+        changes after the token are returned.
         """
         if revision < self.floor:
             return None

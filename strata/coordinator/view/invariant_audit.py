@@ -1,8 +1,8 @@
-"""Looks in the view for what cannot be (`core.invariants`), and never acts on it.
+"""The invariant audit: checks the view for violations of `core.invariants`, and never acts on them.
 
-Each job that changed is looked at again, at most every `PAUSE_S` and for a twentieth of the time. What is
-found is reported: counted and logged once, and a trouble of its job for as long as it is
-there. All replicas report the same, for each sees all of the keyspace.
+Each changed job is checked again, at most every `PAUSE_S` and for a twentieth of the time. A violation is
+counted and logged once, and is a finding of its job while it lasts. All replicas report the same violations, since each
+sees all of the keyspace.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ log = get_logger()
 
 PAUSE_S: Final = 5.0
 SHARE: Final = 0.05
-"""How much of the loop's time looking may take: a job of a thousand members takes some milliseconds."""
+"""The share of the loop's time for checks: a job of a thousand members takes some milliseconds."""
 REMEMBERED: Final = 1000
-"""So many are told apart; what comes beyond is neither counted nor logged."""
+"""Violations that are remembered; further ones are neither counted nor logged."""
 
 
 class InvariantAudit:
-    """`run` looks; `violations` says what was found of a job."""
+    """`run` checks; `violations` returns the result for a job."""
 
     def __init__(self, mirror: Mirror, keys: ClusterKeys, measures: Measures) -> None:
         self._mirror = mirror
@@ -38,15 +38,15 @@ class InvariantAudit:
         self._count = measures.violations.child()
         self._changed: set[str] = set()
         self._found: dict[str, Sequence[Violation]] = {}
-        """By job, what the last look at it found."""
+        """By job: the violations of the last check."""
         self._known: set[Violation] = set()
 
     def violations(self, job: str) -> Sequence[str]:
-        """Return what the job's keys say and cannot be."""
+        """Return the invariants that the job's keys violate."""
         return [violation.says for violation in self._found.get(job, ())]
 
     async def run(self) -> None:
-        """Look, until cancelled."""
+        """Check until cancelled."""
         await self._mirror.started()
         self._changed.update(job_names(self._mirror.view, self._keys))
         leave = self._mirror.subscribe(self._take)
@@ -70,10 +70,10 @@ class InvariantAudit:
         self._changed.discard(job)
         try:
             found = check_job(self._mirror.view, self._keys, job)
-        except StrataError:  # no name that a job could have: written by hand, and nobody's job
+        except StrataError:  # an invalid job name, written by hand, which belongs to no job
             found = []
         except Exception:
-            # what cannot be may break the look itself, and must not end the replica
+            # a state that violates invariants may break the check itself; that must not end the replica
             log.exception("invariants_not_checked", job=job)
             found = []
         self._found.pop(job, None)

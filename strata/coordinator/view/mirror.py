@@ -1,22 +1,21 @@
-"""The replica's view of the keyspace, kept up with etcd.
+"""The mirror: the replica's view of the keyspace, kept up to date by etcd's list and watch.
 
-List at R, watch from R + 1; whatever ends the watch, go on after the last revision seen, and list
-again only when that was compacted away (PROTOCOLS 3.2). Three things are more than that:
+It lists at R and watches from R + 1. After any end of the watch, it continues after the last revision seen, and lists
+again only if that revision was compacted (PROTOCOLS 3.2). Beyond that:
 
-- *Fresh.* The view has no idea how old it is. `fresh` reads one key linearizably, which says which
-  revision is current, and waits until the view is there. Callers share one read, begun after they
-  came. Where etcd also serves others, revisions pass that are not ours and that the watch does not
-  tell; then a list of keys and revisions that equals the view proves the same.
-- *Audit.* Every minute such a list is compared with the view. A difference means that etcd or we
-  lost an event. It is counted, logged and repaired by a full list.
+- *Fresh.* The view does not know its own age. `fresh` reads one key linearizably, which returns the current
+  revision, and waits until the view reaches it. Callers share one read that begins after their calls. If etcd also
+  serves others, some revisions change no key of this cluster, and the watch does not deliver them. Then a list of
+  keys and revisions that equals the view proves the same.
+- *Audit.* Every minute such a list is compared with the view. A difference means that etcd or this process lost an
+  event. It is counted, logged and repaired by a full list.
+- *Behind.* `answered` returns the revision that etcd last sent in an answer to this replica, and peers report the
+  revision that they have seen. A view that is behind such a revision for two seconds has a broken watch, for
+  whatever cause. The watch is opened again at another endpoint, long before its silence would show the fault.
 
-- *Behind.* `answered` says which revision etcd last named to a read or a transaction of this replica,
-  and peers say which one they have seen. A view that is behind such a revision for two seconds has a
-  broken watch, by whatever cause; it is opened again, elsewhere, long before silence would show it.
-
-The cluster's uid is created here, and watched: when it changes, everything that this process
-knows is about another cluster, and `run` ends with `ClusterReplaced`. After the first list the mirror
-logs every other error of etcd and tries again.
+The mirror creates the cluster's uid and watches it. If the uid changes, all of this process's knowledge is
+about another cluster, and `run` ends with `ClusterReplaced`. After the first list the mirror logs every other error of
+etcd and retries.
 """
 
 from __future__ import annotations
@@ -57,34 +56,34 @@ Subscriber = Callable[[WatchBatch], None]
 
 AUDIT_S: Final = 60.0
 RETRY_S: Final = 0.2
-"""The pause after etcd gave no answer; the store itself has tried every endpoint by then."""
+"""The pause after etcd did not answer; the store itself has tried every endpoint by then."""
 REFUSED_S: Final = 1.0
-"""The pause after an error that says more than that there was no answer."""
+"""The pause after an error other than a missing answer."""
 AUDIT_WAIT_S: Final = 25.0
-"""Longer than a watch may be silent before it is opened elsewhere (PROTOCOLS 3.2): a view that is
-behind for that has lost nothing."""
+"""Longer than a watch may be silent before it is opened elsewhere (PROTOCOLS 3.2): a view that is behind
+for less than this has lost nothing."""
 LOOK_S: Final = 0.25
-"""How often the view is compared with what etcd has answered."""
+"""How often the view is compared with the newest known revision."""
 PROVE_S: Final = 1.0
-"""Behind for so long, it is looked whether the newest revisions are only others' keys."""
+"""A view behind for this long is checked for whether the newest revisions changed only others' keys."""
 PROVE_LIMIT_S: Final = 1.0
-"""How long that list may take; it counts for one step of lateness."""
+"""How long that list may take; it counts as one step of lateness."""
 ASK_S: Final = 2.0
-"""How often etcd is asked whether it is the one it was (PROTOCOLS 9.1)."""
+"""How often the mirror checks that etcd is still the same one (PROTOCOLS 9.1)."""
 AGAIN_S: Final = 16.0
-"""After an opening for lateness, the next one: by then silence would have told, and what is merely
-slow, everywhere, must not be made later by it."""
+"""How long after reopening a late watch it may be reopened again. By then silence would have shown a fault, and
+a cluster that is slow everywhere must not be slowed down further."""
 FOREIGN_S: Final = 0.1
-"""How long an event may take before other keys than ours are suspected of being the newest."""
+"""How long an event may take before the mirror checks whether the newest revision changed only others' keys."""
 
 
 class Mirror:
-    """A `View` that follows the store. `run` feeds it; everything else reads it or waits on it.
+    """A `View` that follows the store. `run` feeds it; all other code reads it or waits on it.
 
-    `uid` is empty until the first list, unless it is given: then no other cluster is taken, and none is made. `differences` counts keys that an audit found wrong, and
-    must stay 0. Subscribers are called synchronously, after the view took a batch over, in the
-    order in which they subscribed. After a list, `history.floor` is the batch's revision: what
-    lies between is lost to whoever relays events. `clock` runs through suspends.
+    `uid` is empty until the first list. If it is given, no other cluster is accepted, and none is created.
+    `differences` counts keys that an audit found wrong, and must stay 0. Subscribers are called synchronously, after
+    the view has applied a batch, in the order of their subscription. After a list, `history.floor` is the batch's
+    revision: the events before it are not available for relaying. `clock` also counts time in suspend.
     """
 
     def __init__(
@@ -108,9 +107,9 @@ class Mirror:
         self.history = History()
         self.uid = Uid(uid)
         self.replaced: tuple[str, ...] = ()
-        """The uids of other clusters whose place this one took (`ClusterUid.replaced`)."""
+        """The uids of other clusters that this one replaced (`ClusterUid.replaced`)."""
         self.waits_because = ""
-        """Why nothing is served yet, beyond that the first list is not there."""
+        """Why nothing is served yet, other than the missing first list."""
         self.differences = 0
         self._store = store
         self._keys = keys
@@ -119,23 +118,23 @@ class Mirror:
         self._ask_s = ask_s
         self._answered = answered
         self._clock = clock or asyncio.get_running_loop().time
-        self._heard_of = 0
-        self._owed = 0
+        self._peers_revision = 0
+        self._target = 0
         self._behind_s = 0.0
         self._contact_at: float | None = None
         self._listed = asyncio.Event()
         self._list_wanted = True
         self._following: asyncio.Timeout | None = None
-        """The watch's scope: its end makes the loop look at `_list_wanted`."""
+        """The timeout scope of the watch; ending it makes the loop check `_list_wanted`."""
         self._known = 0
-        """The newest revision of which the view is known to be the state."""
+        """The newest revision that the view is known to equal."""
         self._subscribers: list[Subscriber] = []
-        self._wishes: dict[asyncio.Future[None], Callable[[View], bool]] = {}
+        self._waiters: dict[asyncio.Future[None], Callable[[View], bool]] = {}
         self._readers: list[asyncio.Future[int]] = []
-        self._reader_came = asyncio.Event()
+        self._reader_arrived = asyncio.Event()
         self._proving = asyncio.Lock()
         self._proofs = 0
-        """How many have begun."""
+        """The number of proofs begun."""
 
     # -- waiting
 
@@ -144,50 +143,50 @@ class Mirror:
         await self._listed.wait()
 
     async def at_least(self, revision: int) -> None:
-        """Return once the view is the state as of `revision` or later. The caller has a limit."""
+        """Return once the view is the state as of `revision` or later. The caller sets a time limit."""
         pause_s = FOREIGN_S
         while revision > self._known:
             known = self._known
             try:
                 async with asyncio.timeout(pause_s):
-                    await self._told(revision)
+                    await self._reached(revision)
             except TimeoutError:
                 if self._known > known:
-                    continue  # the watch tells and is only late: a list would make it later
+                    continue  # the watch delivers and is only late: a list would delay it further
                 pause_s = min(2.0, 2 * pause_s)
                 await self._prove(revision)
 
     async def wait_until(self, predicate: Callable[[View], bool]) -> None:
-        """Return once `predicate(view)` holds; it is asked after every batch."""
+        """Return once `predicate(view)` holds; it is checked after every batch."""
         if predicate(self.view):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._wishes[future] = predicate
+        self._waiters[future] = predicate
         try:
             await future
         finally:
-            del self._wishes[future]
+            del self._waiters[future]
 
     async def fresh(self) -> int:
         """Bring the view to a linearizable read begun after this call; return its revision.
 
-        `Unavailable` when etcd does not answer the read.
+        `Unavailable` if etcd does not answer the read.
         """
         revision = await self.revision_of_etcd()
         await self.at_least(revision)
         return revision
 
     async def revision_of_etcd(self) -> int:
-        """Return the revision of a linearizable read begun after this call; `Unavailable` as `fresh`."""
+        """Return the revision of a linearizable read begun after this call; `Unavailable` as in `fresh`."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._readers.append(future)
-        self._reader_came.set()
+        self._reader_arrived.set()
         return await future
 
     def subscribe(self, callback: Subscriber) -> Callable[[], None]:
-        """Call `callback` with every batch from now on; return what ends that.
+        """Call `callback` with every batch from now on; return a function that ends the subscription.
 
-        A batch without events says only that the view reached its revision.
+        A batch without events reports only that the view reached its revision.
         """
         self._subscribers.append(callback)
         return partial(self._subscribers.remove, callback)
@@ -195,33 +194,33 @@ class Mirror:
     # -- contact
 
     def note_contact(self) -> None:
-        """Say that etcd has just answered something."""
+        """Record that etcd has just answered."""
         self._contact_at = self._clock()
 
     def silence_s(self) -> float:
-        """Return for how long etcd has answered nothing at all; infinity before its first answer."""
+        """Return for how long etcd has not answered at all; infinity before its first answer."""
         if self._contact_at is None:
             return float("inf")
         return self._clock() - self._contact_at
 
     def note_revision(self, revision: int) -> None:
-        """Say that somebody else of this cluster has seen this revision."""
-        self._heard_of = max(self._heard_of, revision)
+        """Record that another replica of this cluster has seen this revision."""
+        self._peers_revision = max(self._peers_revision, revision)
 
     def behind_s(self) -> float:
-        """Return for how long the view has been behind a revision that was known to be by then."""
-        return self._behind_s if self._owed > self._known else 0.0
+        """Return for how long the view has been behind a revision that is known to exist."""
+        return self._behind_s if self._target > self._known else 0.0
 
     # -- feeding
 
     async def run(self) -> None:
-        """Keep the view up until cancelled; `ClusterReplaced` when its cluster is gone."""
+        """Update the view until cancelled; `ClusterReplaced` if its cluster was replaced."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(), name="mirror-follow")
             tasks.create_task(self._serve_readers(), name="mirror-fresh")
             tasks.create_task(self._audit(), name="mirror-audit")
             tasks.create_task(self._keep_up(), name="mirror-keep-up")
-            tasks.create_task(self._ask_who_serves(), name="mirror-identity")
+            tasks.create_task(self._check_identity(), name="mirror-identity")
 
     async def _follow(self) -> None:
         root = self._keys.root
@@ -248,10 +247,10 @@ class Mirror:
                 log.warning("watch_compacted", error=error.message)
                 self._list_wanted = True
             except TimeoutError:
-                pass  # the audit wants a list, or the watch was late
+                pass  # the audit requires a list, or the watch was late
             except StrataError as error:
                 if isinstance(error, ClusterReplaced) or not self._listed.is_set():
-                    raise  # before the first list nothing is served, and whoever started the replica sees why
+                    raise  # before the first list nothing is served: end, so that the operator sees the reason
                 log.warning("etcd_refuses", error=str(error))
                 await asyncio.sleep(REFUSED_S)
                 self._list_wanted = True
@@ -259,7 +258,7 @@ class Mirror:
                 self._following = None
 
     async def _list(self) -> None:
-        """Become the keyspace as it is now, creating the cluster's uid if there is none."""
+        """Replace the view by the keyspace as it is now, creating the cluster's uid if there is none."""
         while True:
             try:
                 listed = await self._store.read(read_prefix(self._keys.root))
@@ -284,7 +283,7 @@ class Mirror:
             return
 
     def _is_restored(self, kv: KeyValue | None) -> bool:
-        """Return True while somebody restores the control plane: there is nothing to serve until that is done."""
+        """True while a restore of the control plane is in progress: until it is done, there is nothing to serve."""
         waits = ""
         if kv is not None:
             try:
@@ -306,7 +305,7 @@ class Mirror:
         )
 
     def _take(self, batch: WatchBatch) -> None:
-        """Take over what is newer than the view."""
+        """Apply the events that are newer than the view."""
         self.note_contact()
         if batch.revision <= self.view.revision:
             return
@@ -321,7 +320,7 @@ class Mirror:
         self._publish(whole)
 
     def _check_uid(self, kv: KeyValue | None) -> None:
-        """Learn the uid; `ClusterReplaced` when it is no longer the one learnt."""
+        """Learn the uid; `ClusterReplaced` if it differs from the one learnt before."""
         record = decode(ClusterUid, kv.value) if kv is not None else ClusterUid(uid="")
         found = Uid(record.uid)
         if self.uid and found != self.uid:
@@ -340,18 +339,18 @@ class Mirror:
             try:
                 subscriber(batch)
             except PoisonRecord as error:
-                # Written by hand, and read by all replicas: it must not end each of them.
+                # A hand-written record, which all replicas read, must not end each of them.
                 log.warning("poison_record", error=error.message)
         self._reach(batch.revision)
 
-    async def _told(self, revision: int) -> None:
+    async def _reached(self, revision: int) -> None:
         """Return once the watch, or a proof, has reached `revision`."""
         await self.wait_until(lambda _view: revision <= self._known)
 
     def _reach(self, revision: int) -> None:
-        """Take note that the view is the state as of `revision`, and let go on who waited for that."""
+        """Record that the view is the state as of `revision`, and wake the waiters for that."""
         self._known = max(self._known, revision)
-        for future, predicate in tuple(self._wishes.items()):
+        for future, predicate in tuple(self._waiters.items()):
             try:
                 if not future.done() and predicate(self.view):
                     future.set_result(None)
@@ -362,8 +361,8 @@ class Mirror:
 
     async def _serve_readers(self) -> None:
         while True:
-            await self._reader_came.wait()
-            self._reader_came.clear()
+            await self._reader_arrived.wait()
+            self._reader_arrived.clear()
             readers, self._readers = self._readers, []
             try:
                 answer = await self._store.read(Range(key=self._keys.uid))
@@ -380,10 +379,11 @@ class Mirror:
                 if not future.done():
                     future.set_result(answer.revision)
 
-    async def _ask_who_serves(self) -> None:
-        """Ask etcd every `ask_s` whether it is the one it was: a watch that waits for a later revision is silent.
+    async def _check_identity(self) -> None:
+        """Check every `ask_s` that etcd is still the same one: a watch that waits for a later revision is silent.
 
-        t1: an older snapshot is put under etcd, with leases that live. t2: a follower has nothing to read, and nothing to write.
+        t1: an older snapshot is put under etcd, with leases that are alive.
+        t2: a follower has nothing to read or to write, so without this check it would not notice.
         """
         await self._listed.wait()
         while True:
@@ -392,12 +392,11 @@ class Mirror:
                 await self.revision_of_etcd()
 
     async def _prove(self, revision: int) -> None:
-        """Find out whether the view is the state at `revision` though no event told.
+        """Check whether the view already is the state at `revision`, although no event arrived.
 
-        It is when no key was written after the view's revision and there are as many keys as in the
-        view: then each key there is one of the view's, as it was. That answer is small however many
-        keys there are. All who ask while one is under way share the next, whatever it finds: a watch
-        that is late makes many ask.
+        It is if no key was written after the view's revision and etcd has as many keys as the view: then each key of
+        etcd is unchanged in the view. That answer is small, however many keys there are. All callers during one check
+        share the next, whatever its result, since a late watch makes many callers check.
         """
         before = self._proofs
         async with self._proving:
@@ -408,7 +407,7 @@ class Mirror:
                 newer = await self._store.read(_newer_than(self.view.revision, self._keys.root))
             except StrataError:
                 return
-            # what the view took over meanwhile is newer, or goes missing in the count
+            # keys that the view has applied meanwhile are newer, or are missing in the count
             if newer.revision > self._known and not newer.kvs and newer.count == self.view.size:
                 self._reach(newer.revision)
 
@@ -429,11 +428,11 @@ class Mirror:
         leave = self.subscribe(lambda batch: touched.update(e.kv.key for e in batch.events))
         try:
             listed = await self._store.read(_keys_only(self._keys.root))
-            # By then the watch has told what it owed. If that revision is not ours it tells
-            # nothing, and a lost event must not stay unseen for that: hence the limit.
+            # Wait until the watch has delivered that revision. If it changed no key of this cluster, the watch
+            # delivers nothing; the time limit ensures that a lost event is found even then.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AUDIT_WAIT_S):
-                    await self._told(listed.revision)
+                    await self._reached(listed.revision)
         finally:
             leave()
         different = self._different(listed.kvs, touched)
@@ -450,17 +449,17 @@ class Mirror:
         return len(different)
 
     def _end_watch(self) -> None:
-        """Leave the watch as one that was too late: the next one is opened elsewhere."""
-        following, self._following = self._following, None  # once: it is ending then
+        """End the watch as too late: the next one is opened at another endpoint."""
+        following, self._following = self._following, None  # once: a watch that is ending needs no second end
         if following is not None:
             following.reschedule(asyncio.get_running_loop().time())
 
     # -- behind
 
     async def _keep_up(self) -> None:
-        """See how long the view has been behind, and do what helps.
+        """Measure how long the view has been behind, then check for others' keys, then reopen the watch.
 
-        Counted in steps of at most twice their length: this process may not have run.
+        Each step counts at most twice its length, since this process may have been suspended.
         """
         await self._listed.wait()
         now, limit_s, is_proved = asyncio.get_running_loop().time, BEHIND_S, False
@@ -468,8 +467,8 @@ class Mirror:
         while True:
             await asyncio.sleep(LOOK_S)
             step_s, before = min(now() - before, 2 * LOOK_S), now()
-            if self._owed <= self._known:
-                self._owed, self._behind_s = max(self._answered(), self._heard_of), 0.0
+            if self._target <= self._known:
+                self._target, self._behind_s = max(self._answered(), self._peers_revision), 0.0
                 limit_s, is_proved = BEHIND_S, False
                 continue
             self._behind_s += step_s
@@ -477,7 +476,7 @@ class Mirror:
                 is_proved = True
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(PROVE_LIMIT_S):
-                        await self._prove(self._owed)
+                        await self._prove(self._target)
             elif self._behind_s > limit_s:
                 log.warning("watch_late", behind_s=round(self._behind_s, 1), revision=self.view.revision)
                 limit_s += AGAIN_S

@@ -1,4 +1,4 @@
-"""The current world of each job, indexed for what is asked of it with every message."""
+"""The current world of each job, indexed for the look-ups that every message needs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from strata.core.kv.view import View
 
 @dataclass(slots=True, kw_only=True)
 class RankIndex:
-    """The members of one generation, by who they are."""
+    """The members of one generation, by worker and incarnation."""
 
     head: WorldHead
     places: dict[tuple[str, int], Member]
     """By worker and incarnation."""
     wounded: bool
-    """Whether a member is gone, or a rank failed, done or stopped: some barrier may have to break."""
+    """Whether a member is lost, or a rank failed, is done or stopped: some barrier may have to break."""
 
     def place(self, worker: str, incarnation: int) -> Member | None:
         """Return this incarnation's place, or None for a standby."""
         return self.places.get((worker, incarnation))
 
     def had(self, worker: str, incarnation: int) -> bool:
-        """Tell whether an earlier incarnation of this worker has a place, and this one has none."""
+        """True if an earlier incarnation of this worker has a place, and this one has none."""
         if (worker, incarnation) in self.places:
             return False
         return any(name == worker and before < incarnation for name, before in self.places)
@@ -41,7 +41,7 @@ class RankIndex:
 class RankIndexes:
     """Makes an index once a generation. A world's members never change below its head.
 
-    Asked with every message; so it does not look at the view, but is told of a new head.
+    Every message uses an index, so `of` does not check the view for a new head: `Fanout` reports it by `forget`.
     """
 
     def __init__(self, view: View, keys: ClusterKeys) -> None:
@@ -66,15 +66,15 @@ class RankIndexes:
         return index
 
     def forget_all(self) -> None:
-        """Make every index anew: of changes until now nothing was told."""
+        """Drop all indexes: changes until now were not reported."""
         self._made.clear()
 
     def forget(self, job: str) -> None:
-        """Take note that the job's head changed. Called before anybody asks about the new one."""
+        """Record that the job's head changed. Call it before any use of the new head."""
         self._made.pop(job, None)
 
     def wound(self, job: str) -> None:
-        """Take note that a member or a rank of the job went."""
+        """Record that a member or a rank of the job was lost or ended."""
         if (index := self.of(job)) is not None:
             index.wounded = True
 

@@ -1,13 +1,13 @@
-"""Many small transactions as one (PROTOCOLS 2.5).
+"""Coalescing of many small transactions into one (PROTOCOLS 2.5).
 
-What arrives while a commit is under way goes into the next one: no timer, and no delay when there
-is nothing to wait for. The batch holds all compares and all writes of its parts, and no part
-compares what another one writes, so it succeeds only if each part would after the others: a pin
-and the deletion that compares its absence never come true together. If it fails, each part is executed alone, and the one whose compares do
-not hold learns it. If its outcome is unknown, that is the outcome of each part.
+Transactions that arrive during a commit go into the next one: there is no timer, and no delay if no commit is
+in progress. A batch holds all compares and all writes of its parts, and no part compares a key that another part
+writes. So the batch succeeds only if each part would succeed after the others. For example, a pin, and a deletion
+that compares the absence of pins, never both succeed. If the batch fails, each part is executed alone, and only
+parts whose compares fail report that. If its outcome is unknown, so is the outcome of each part.
 
-What does not fit together goes side by side: a thousand members that begin a new job all write its
-spec, one of them succeeds, and the others must not wait in line to find that out.
+Transactions that cannot be joined are executed side by side. For example, a thousand members that begin a new job
+all write its spec. One of them succeeds, and the others must not wait in a queue to find that out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strata.errors import InvalidArgument, QuotaExceeded, StrataError
 MAX_BATCH: Final = 100
 """Compares, and writes, of one transaction (PROTOCOLS 2.1, 2.5)."""
 AT_ONCE: Final = 64
-"""Transactions under way that could not be joined."""
+"""Transactions in progress at once that could not be joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,20 @@ class Coalescer:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._queue: deque[_Part] = deque()
-        self._came = asyncio.Event()
+        self._arrived = asyncio.Event()
 
     async def execute(self, txn: Txn) -> TxnResult:
         """Execute `txn` as the store would, perhaps together with others."""
         part = _Part(txn, asyncio.get_running_loop().create_future())
         self._queue.append(part)
-        self._came.set()
+        self._arrived.set()
         return await part.answer
 
     async def run(self) -> None:
-        """Execute what is queued until cancelled."""
+        """Execute queued transactions until cancelled."""
         while True:
-            await self._came.wait()
-            self._came.clear()
+            await self._arrived.wait()
+            self._arrived.clear()
             while self._queue:
                 async with asyncio.TaskGroup() as tasks:
                     for _ in range(AT_ONCE):
@@ -61,7 +61,7 @@ class Coalescer:
                         tasks.create_task(self._commit(self._take()))
 
     def _take(self) -> list[_Part]:
-        """Take the longest head of the queue that makes one legal transaction."""
+        """Take the longest head of the queue that makes one valid transaction."""
         batch = [self._queue.popleft()]
         size = _Size(batch[0].txn)
         while size.joinable and self._queue and size.add(self._queue[0].txn):
@@ -69,7 +69,7 @@ class Coalescer:
         return [part for part in batch if not part.answer.cancelled()]
 
     async def _commit(self, batch: list[_Part]) -> None:
-        """Execute a batch, joined if it can be; each part learns its own outcome."""
+        """Execute a batch, joined if possible; each part receives its own outcome."""
         if len(batch) == 1:
             await self._alone(batch[0])
             return
@@ -81,7 +81,7 @@ class Coalescer:
             try:
                 result = await self._store.execute(joint)
             except (InvalidArgument, QuotaExceeded):
-                pass  # perhaps only of one part
+                pass  # the fault may be in one part only
             except StrataError as error:
                 for part in batch:
                     _fail(part, error)
@@ -103,7 +103,7 @@ class Coalescer:
 
 
 class _Size:
-    """What a batch holds so far, and whether one more transaction still fits."""
+    """The size and keys of a batch so far, and whether one more transaction fits."""
 
     def __init__(self, txn: Txn) -> None:
         self.joinable = _simple(txn)
@@ -113,7 +113,7 @@ class _Size:
         self._bytes = _bytes(txn)
 
     def add(self, txn: Txn) -> bool:
-        """Add `txn` unless it does not fit: etcd forbids two writes of one key, for one."""
+        """Add `txn`; return False if it does not fit. For example, etcd forbids two writes of one key."""
         if not _simple(txn):
             return False
         keys, compares, compared = _written(txn), self._compares.union(txn.compares), _Compared(txn)
@@ -142,19 +142,19 @@ class _Compared:
         self._ranges = {(c.key, c.range_end) for c in txn.compares if c.range_end is not None}
 
     def any_of(self, keys: set[str]) -> bool:
-        """Tell whether one of `keys` is compared."""
+        """True if one of `keys` is compared."""
         if not self._keys.isdisjoint(keys):
             return True
         return any(start <= key < end for start, end in self._ranges for key in keys)
 
     def add(self, other: _Compared) -> None:
-        """Take over what `other` compares."""
+        """Add the compares of `other`."""
         self._keys |= other._keys
         self._ranges |= other._ranges
 
 
 def _simple(txn: Txn) -> bool:
-    """Tell whether it only writes single keys and asks for nothing back."""
+    """True if the transaction only writes single keys and reads nothing."""
     return not txn.failure and all(
         isinstance(op, Put) or (isinstance(op, Delete) and op.range_end is None) for op in txn.success
     )
@@ -179,6 +179,6 @@ def _finish(part: _Part, result: TxnResult) -> None:
 
 
 def _fail(part: _Part, error: StrataError) -> None:
-    """Every waiter gets an exception of its own: raising one twice would join their tracebacks."""
+    """Fail a part with an exception of its own: raising one exception twice would join the tracebacks."""
     if not part.answer.done():
         part.answer.set_exception(type(error)(error.message, hint=error.hint))

@@ -1,13 +1,13 @@
-"""Carrying a decision out: decide on the view, execute, see it in the view, decide again.
+"""The executor: decides on the view, executes the transaction, waits until the view shows it, decides again.
 
-A decision is given the view and nothing else, and recognises its own effect, so it can be asked
-as often as needed. That makes three hard cases one (PROTOCOLS 2.2, 2.3):
+A decision reads the view and nothing else, and recognises its own effect, so it can be repeated as often as
+needed. Three hard cases thereby become one (PROTOCOLS 2.2, 2.3):
 
-- *Somebody was faster.* A compare failed: bring the view to that revision, decide again.
-- *Outcome unknown.* Resubmit the same guarded transaction. If the first one did take effect, the
+- *Another writer was faster.* A compare failed: bring the view to that revision, decide again.
+- *Outcome unknown.* Resubmit the same guarded transaction. If the first submission did take effect, the
   second fails its compares, and the next decision finds its own effect.
-- *Nothing to do, or refused.* Also a decision: given only from a view at least as new as
-  something linearizable that began after the request came.
+- *Nothing to do, or refused.* This is a decision too. It is final only if the view is at least as new as
+  a linearizable read or transaction that began after the request arrived.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 async def answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the answer to `ask`, which is asked again for as long as etcd gives none; the caller sets the limit."""
+    """Return the answer to `ask`, repeated while etcd does not answer; the caller sets the time limit."""
     pause_s = FIRST_PAUSE_S
     while True:
         try:
@@ -45,7 +45,7 @@ async def answered(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 class Executor:
-    """Settles decisions. `run` must be running for those that may be joined with others."""
+    """Settles decisions. `run` must be running for decisions that may be coalesced."""
 
     def __init__(self, store: Store, mirror: Mirror, measures: Measures | None = None) -> None:
         retries = (Measures() if measures is None else measures).txn_retries
@@ -60,11 +60,11 @@ class Executor:
         await self._coalescer.run()
 
     async def settle(self, decide: Decide, *, deadline_s: float = DEADLINE_S, coalesce: bool = False) -> None:
-        """Return once `decide` finds nothing left to do; its results are in the view then.
+        """Return once `decide` finds nothing left to do; the view then shows the results.
 
-        Raises the decision's refusal; `Unavailable` when the deadline passes, and then whatever
-        was submitted may still take effect. With `coalesce` transactions that come close
-        together share a commit: for acks, exits, and whatever else comes from many at once.
+        Raise the decision's refusal, or `Unavailable` when the deadline passes: then a submitted transaction may
+        still take effect. With `coalesce`, transactions that come close together share a commit: for acks, exits
+        and other writes that many members send at once.
         """
         try:
             async with asyncio.timeout(deadline_s):
@@ -75,7 +75,7 @@ class Executor:
     async def execute(self, txn: Txn) -> TxnResult:
         """Return the outcome of a guarded transaction once it is known and the view shows it.
 
-        Resubmits while the outcome is unknown; the caller sets the limit.
+        Resubmit while the outcome is unknown; the caller sets the time limit.
         """
         return await self._until_known(txn, self._store.execute)
 
@@ -86,10 +86,10 @@ class Executor:
         while True:
             decision = decide(self._mirror.view)
             if decision.txn is not None:
-                # Its answer came through etcd's log after the request, as a fresh read would.
+                # The answer passed through etcd's log after the request began, so it is as good as a fresh read.
                 result = await self._until_known(decision.txn, execute)
                 fresh = True
-                if not result.succeeded:  # somebody else writes the same keys
+                if not result.succeeded:  # another writer changed the same keys
                     self._conflicts.add()
                     await asyncio.sleep(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, 2 * pause_s or 0.001)

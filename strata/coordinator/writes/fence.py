@@ -1,7 +1,7 @@
-"""The only way in which controllers write: every transaction compares the leader's epoch.
+"""The fence: every write of a controller compares the leader's epoch. Controllers write in no other way.
 
-A fence is made for one term of office. It refuses before it sends when the lease says that this
-replica may not act any more, and it ends the term at once when etcd says so (PROTOCOLS 4.2).
+A fence is made for one leader term. It refuses a write before sending it if the lease no longer permits this
+replica to act. It ends the term at once if etcd shows that the term is over (PROTOCOLS 4.2).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strata.errors import NotLeader
 
 
 class Term(Protocol):
-    """What a fence asks of leadership; `Election` is one."""
+    """The part of leadership that a fence uses; `Election` implements it."""
 
     @property
     def epoch(self) -> Epoch | None:
@@ -28,7 +28,7 @@ class Term(Protocol):
         ...
 
     def deposed(self, epoch: Epoch, reason: str) -> None:
-        """End this epoch's term: somebody has seen that it is over."""
+        """End this epoch's term: a write has shown that it is over."""
         ...
 
 
@@ -59,8 +59,8 @@ class Fence:
     async def execute(self, txn: Txn) -> TxnResult:
         """Return the outcome of `txn` under the fence, once the view shows it.
 
-        Resubmits while the outcome is unknown and this replica may act. `NotLeader` when the
-        term is over; what was sent may have taken effect, but not after somebody else's.
+        Resubmit while the outcome is unknown and this replica may act. `NotLeader` if the term is over: a submitted
+        transaction may have taken effect, but not after a newer leader's writes.
         """
         fenced = txn if self._compare in txn.compares else txn.and_if(self._compare)
         fenced = Txn(
@@ -74,16 +74,16 @@ class Fence:
             if leader is None or leader.create_revision != self.epoch:
                 self._fenced_off.add()
                 self._term.deposed(self.epoch, "a write met a newer epoch")
-                raise self._over()
+                raise self._not_leader()
         (self._written if result.succeeded else self._outdated).add()
         await self._mirror.at_least(result.revision)
         return result
 
     async def settle(self, decide: Decide) -> None:
-        """Carry out what `decide` finds, until it finds nothing; raises its refusal.
+        """Execute the transactions of `decide` until there are none; raise its refusal.
 
-        The leader reads its own view: its writes are fenced and compare what they rest on, and
-        what the view lacks comes with the next change.
+        The leader needs no fresh view: its writes are fenced and compare the keys that they depend on, and a change
+        that the view lacks starts the next turn.
         """
         while True:
             decision = decide(self._mirror.view)
@@ -95,8 +95,8 @@ class Fence:
 
     async def _submit(self, txn: Txn) -> TxnResult:
         if self._term.epoch != self.epoch:
-            raise self._over()
+            raise self._not_leader()
         return await self._store.execute(txn)
 
-    def _over(self) -> NotLeader:
+    def _not_leader(self) -> NotLeader:
         return NotLeader(f"this replica's term of epoch {self.epoch} is over", hint="")

@@ -1,4 +1,4 @@
-"""A store that measures: how long each request took, and how it ended; and tells how writes ended."""
+"""A store that measures requests: their duration and outcome. It also reports how writes ended."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ KINDS: Final = ("read", "txn", "lease_grant", "lease_keep_alive", "lease_revoke"
 
 
 class MeasuredStore:
-    """A `Store` that counts into `measures` what it asks of another one.
+    """A `Store` that counts its requests to another store into `measures`.
 
-    `revision` is the newest revision that an answer to a read or a transaction named: what lies between it and the
-    view's is on its way. A transaction whose compares did not hold was answered, so it counts as ok.
-    `on_write` hears how each write ended: with None, or with an error. `on_answer` is called with every answer.
-    `replaced` is the first error that said that etcd is not the one it was; whoever waits for it ends the replica. Others hear
-    `Unavailable`: a member that asks again hears whether the cluster was restored.
+    `revision` is the newest revision in an answer to a read or a transaction; revisions between the view's and it are
+    still on their way. A transaction whose compares failed was answered, so it counts as ok. `on_write` receives the
+    result of each write: None, or an error. `on_answer` is called with every answer. `replaced` is the first error that
+    shows that etcd is no longer the same one; the replica waits for it and ends. Callers receive `Unavailable` instead:
+    a member that retries then learns whether the cluster was restored.
     """
 
     def __init__(self, store: Store, measures: Measures) -> None:
@@ -37,10 +37,10 @@ class MeasuredStore:
         self._seconds = measures.etcd_seconds
         for kind in KINDS:
             for outcome in ("ok", "refused", "unavailable"):
-                self._seconds.child(kind, outcome)  # there from the start
+                self._seconds.child(kind, outcome)  # present from the start
 
     async def _timed(self, kind: str, request: Awaitable[T]) -> T:
-        """Return the answer, and take note of how long it took."""
+        """Return the answer, and measure its duration."""
         now = asyncio.get_running_loop().time
         began = now()
         try:
@@ -69,20 +69,21 @@ class MeasuredStore:
             self.on_write(error)
             raise
         if any(isinstance(operation, Put) for operation in (*txn.success, *txn.failure)):
-            self.on_write(None)  # what only deletes passes where no write does
+            # a transaction that only deletes proves nothing: etcd accepts it even without space
+            self.on_write(None)
         self.revision = max(self.revision, answer.revision)
         return answer
 
     def watch(
         self, key: str, range_end: str | None, *, start_revision: int
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchBatch]]:
-        return self._store.watch(key, range_end, start_revision=start_revision)  # the mirror counts its own
+        return self._store.watch(key, range_end, start_revision=start_revision)  # the mirror counts watches
 
     async def grant(self, ttl_s: int) -> Lease:
         try:
             return await self._timed("lease_grant", self._store.grant(ttl_s))
         except StrataError as error:
-            self.on_write(error)  # without room etcd grants none
+            self.on_write(error)  # without space etcd grants no lease
             raise
 
     async def keep_alive(self, lease_id: int) -> int:

@@ -1,4 +1,4 @@
-"""Access: who may call which RPC, how often, and how many connections and answers may be held open.
+"""Access: which caller may call which RPC, how often, and how many connections and answers may stay open.
 
 Begin with `authority`, the table of every RPC.
 """

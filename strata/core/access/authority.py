@@ -1,10 +1,10 @@
-"""Who may do what: roles, identities, and one table with every RPC.
+"""Authorisation: roles, identities, and one table with every RPC.
 
-An identity comes from a certificate (the URI in its SAN) or from a token. `RULES` says for each
-method which roles may call it, and whether a member may do so for itself only. `refusal` reads the
-table; it is the only judge, for unary calls, sessions and what they carry, peers and watches.
+An identity comes from a certificate (the URI in its SAN) or from a token. `RULES` lists for each
+method which roles may call it, and whether a member may call it only for itself. `refusal` applies the
+table; nothing else decides, for unary calls, sessions and the calls in them, peers and watches.
 
-An identity of None is a replica's that authenticates nobody: plaintext on loopback, or --insecure.
+An identity of None means that the replica authenticates no caller: plaintext on loopback, or --insecure.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from strata.errors import InvalidArgument, PermissionDenied, StrataError, Unauth
 
 SCHEME: Final = "strata"
 _JOB: Final = "job"
-"""In the place of a role: a URI that limits the certificate to a job."""
+"""Stands in the place of a role in a URI that limits the certificate to a job."""
 _OURS: Final = re.compile(rf"[\x00-\x20]*{SCHEME}:", re.IGNORECASE)
 _URI: Final = re.compile(rf"{SCHEME}://([^/?#]*)/([^/?#]*)/([^?#]*)")
 
 
 class Role(StrEnum):
-    """What an identity is for."""
+    """The kind of an identity."""
 
     COORDINATOR = "coordinator"
-    """A replica: links to its peers, and relays what it has already checked."""
+    """A replica: links to its peers, and forwards requests that it has already checked."""
     MEMBER = "member"
     """An agent: acts for itself, in its jobs."""
     OPERATOR = "operator"
-    """A person or a program that administers: reads everything, changes what no member owns."""
+    """A person or a program that administers: reads everything, changes whatever no member owns."""
     VIEWER = "viewer"
-    """Reads."""
+    """Only reads."""
     ETCD = "etcd"
-    """An etcd member; may do nothing here."""
+    """An etcd member; may call nothing here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Somebody that was authenticated. `jobs` empty: every job of the cluster."""
+    """An authenticated caller. `jobs` empty: every job of the cluster."""
 
     cluster: str
     role: Role
@@ -54,7 +54,7 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """The URI of a certificate's SAN."""
+        """The identity as the URI of a certificate's SAN."""
         return f"{SCHEME}://{self.cluster}/{self.role}/{self.id}"
 
     @property
@@ -64,9 +64,9 @@ class Identity:
 
 
 def parse_identity(uris: list[str]) -> Identity:
-    """Return the identity that the URIs of a certificate name; `Unauthenticated` if not exactly one.
+    """Return the identity that the URIs of a certificate name; `Unauthenticated` if there is not exactly one.
 
-    URIs of other schemes are somebody else's and are passed over.
+    URIs of other schemes are ignored.
     """
     found: list[Identity] = []
     jobs: set[tuple[str, str]] = set()
@@ -94,7 +94,7 @@ def parse_identity(uris: list[str]) -> Identity:
 
 
 def _parts(uri: str) -> tuple[str, str, str]:
-    """Return cluster, role and id, taken literally: nothing in them is encoded, nothing is passed over."""
+    """Return cluster, role and id, taken literally: nothing is decoded, nothing is skipped."""
     try:
         found = _URI.fullmatch(uri)
         if found is None:
@@ -115,7 +115,7 @@ def _parts(uri: str) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Who may call a method. `own_worker`: a member only for the worker whose id it has."""
+    """The roles that may call a method. `own_worker`: a member may call it only for the worker with its own id."""
 
     roles: frozenset[Role]
     own_worker: bool = False
@@ -178,11 +178,11 @@ RULES: Final[Mapping[str, Rule]] = {
     "Worlds.ScaleJob": _OPERATE,
     "Worlds.StopJob": _JOB_OR_OPERATE,
 }
-"""Every method of `strata.v1`; a test compares it with the protos. What is absent, nobody may."""
+"""Every method of `strata.v1`; a test compares it with the protos. An absent method is allowed to no role."""
 
 
 def call_name(method: str) -> str:
-    """Return the name of a unary method as `Call` in session.proto has it: `begin_checkpoint`."""
+    """Return the name of a unary method as in `Call` of session.proto: `begin_checkpoint`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", method.rpartition(".")[2]).lower()
 
 
@@ -196,8 +196,8 @@ def refusal(
 ) -> StrataError | None:
     """Return why `identity` may not call `method` ("Worlds.GetJob"), or None if it may.
 
-    `job` is the job that the request names, None when its kind names none; so is `worker`, the
-    worker that it speaks for. A request that should name a worker and names none ("") is refused.
+    `job`: the job that the request names, None if requests of its kind name none. `worker`: likewise the
+    worker that it acts for. A request that should name a worker but names none ("") is refused.
     """
     if identity is None:
         return None

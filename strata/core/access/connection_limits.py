@@ -1,16 +1,16 @@
-"""Which connections a server closes: one rule for gRPC and for HTTP.
+"""Connection limits: which connections a server closes, by one rule for gRPC and for HTTP.
 
-A connection is a *stranger* until its first admitted call: one whose caller is known, or anybody's where nobody is
-asked. Connections are closed, in this order:
+A connection is a *stranger* until its first admitted call: one with an authenticated caller, or any call if the server
+authenticates none. Connections are closed in this order:
 
 1. a stranger that is older than `stranger_s`;
-2. of an address with more than `per_address`, what is above that;
-3. of more than `strangers` strangers, what is above that;
-4. of more than `most` connections, what is above that.
+2. the excess of an address with more than `per_address` connections;
+3. the excess over `strangers` strangers;
+4. the excess over `most` connections.
 
-In 2 to 4 strangers go first, the oldest of the address that has the most of them: so the address that takes much
-pays for it, and admitted connections are not cut by strangers of their own address. Where there are admitted ones
-only, the newest goes: work under way goes on.
+In 2 to 4 strangers go first, the oldest one of the address that has the most of them. So the address with the most
+strangers pays, and strangers do not displace admitted connections of their own address. If only admitted
+connections are left, the newest goes, so that work in progress continues.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from strata.errors import ConfigError
 C = TypeVar("C", bound=Hashable)
 
 RESERVED_DESCRIPTORS: Final = 128
-"""For what is no admitted connection: etcd, peers, probes, files, the log."""
+"""Descriptors for everything but admitted connections: etcd, peers, probes, files, the log."""
 HTTP_SHARE: Final = 8
-"""One connection in so many is HTTP's, up to `HTTP_CONNECTIONS`."""
+"""One connection in this many is HTTP's, up to `HTTP_CONNECTIONS`."""
 HTTP_CONNECTIONS: Final = 512
 HTTP_SPEAKING: Final = 128
-"""Of these, how many may have said something: with its TLS one costs 450 KB."""
+"""The maximum of HTTP connections whose client has sent data: with TLS each costs 450 KB."""
 MAX_STRANGERS: Final = 1_024
-"""A stranger that has done its TLS handshake costs 100 KB."""
+"""A stranger that has completed its TLS handshake costs 100 KB."""
 STRANGER_S: Final = 10.0
 LEAST_CONNECTIONS: Final = 16
 LEAST_SPEAKING: Final = 4
@@ -54,7 +54,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many connections one port has."""
+    """The connection limits of one port."""
 
     most: int
     per_address: int
@@ -64,18 +64,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """The limits of both ports of a replica, such that neither takes descriptors from the other or from etcd."""
+    """The limits of a replica's two ports; neither port takes descriptors from the other or from etcd."""
 
     grpc: Limits
     http_silent: Limits
-    """Connections whose client has said nothing yet."""
+    """Connections whose client has not sent anything yet."""
     http_speaking: Limits
 
 
 def shares(*, descriptors: int, most: int, per_address: int) -> Shares:
-    """Return the limits that follow from the settings and from the hard limit of descriptors.
+    """Return the limits for these settings and this hard limit of descriptors.
 
-    `ConfigError` when the limit of descriptors leaves no room for connections.
+    `ConfigError` if the descriptors do not suffice for any connections.
     """
     left = descriptors - RESERVED_DESCRIPTORS
     http = min(HTTP_CONNECTIONS, left // HTTP_SHARE)
@@ -97,13 +97,13 @@ def shares(*, descriptors: int, most: int, per_address: int) -> Shares:
 
 
 def _all_strangers(most: int, *, per_address: int) -> Limits:
-    """Return the limits of a port that nobody becomes known at, and whose connections live for seconds."""
+    """Return the limits of a port at which callers never authenticate, and whose connections live for seconds."""
     return Limits(most=most, per_address=per_address, strangers=most, stranger_s=math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess(Generic[C]):
-    """A connection that has to go, and why."""
+    """A connection to close, and why."""
 
     connection: C
     address: str
@@ -118,35 +118,35 @@ class _Open:
 
 
 class Connections(Generic[C]):
-    """The open connections of one port. Not thread-safe; times are of any clock that only goes forward."""
+    """The open connections of one port. Not thread-safe; times are of any monotonic clock."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._open: dict[C, _Open] = {}
-        """The oldest first."""
+        """Ordered from oldest to newest."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     def opened(self, connection: C, address: str, now_s: float) -> None:
-        """Count a new connection from `address`, a stranger."""
+        """Add a new connection from `address`, as a stranger."""
         self._open[connection] = _Open(address, now_s)
 
     def admitted(self, connection: C) -> None:
-        """Take note of an admitted call; nothing if the connection is not counted (any more)."""
+        """Mark a connection as admitted; no effect if it is not counted (any more)."""
         if connection in self._open:
             self._open[connection].admitted = True
 
     def closed(self, connection: C) -> None:
-        """Count a connection no more; nothing if it is not counted."""
+        """Remove a connection; no effect if it is not counted."""
         self._open.pop(connection, None)
 
     def all(self) -> list[C]:
-        """Return the connections that are counted."""
+        """Return all counted connections."""
         return list(self._open)
 
     def excess(self, now_s: float) -> list[Excess[C]]:
-        """Return the connections to close, and count them no more."""
+        """Return the connections to close, and stop counting them."""
         return [*self._too_old(now_s), *self._of_addresses(), *self._of_strangers(), *self._of_all()]
 
     def _too_old(self, now_s: float) -> Iterator[Excess[C]]:
@@ -184,7 +184,7 @@ class Connections(Generic[C]):
         return found
 
     def _of_fullest(self, connections: Iterable[C], count: int, reason: Reason) -> Iterator[Excess[C]]:
-        """Give up `count` of these, one after the other the last of the address that has the most left."""
+        """Yield `count` of these to close; each time the last one of the address that has the most left."""
         if count <= 0:
             return
         left = self._by_address(connections)
@@ -200,7 +200,7 @@ class Connections(Generic[C]):
 
 
 def plain_host(host: str) -> str:
-    """Return an address as all sides write it: an IPv4 one that came through an IPv6 socket as IPv4, without a scope."""
+    """Return an address in canonical form: IPv4 instead of IPv4-mapped IPv6, and without a scope."""
     host = host.partition("%")[0]
     try:
         address = ipaddress.ip_address(host)
@@ -211,9 +211,9 @@ def plain_host(host: str) -> str:
 
 
 def address_key(host: str) -> str:
-    """Return what connections of one host are counted under: an IPv4 address, or the /64 of an IPv6 one.
+    """Return the key under which a host's connections are counted: the IPv4 address, or the /64 of an IPv6 one.
 
-    A host has all addresses of its /64 for the taking.
+    A host can use any address of its /64.
     """
     host = plain_host(host)
     if ":" not in host or host == "::1":
@@ -222,6 +222,6 @@ def address_key(host: str) -> str:
 
 
 def worst_address(excess: list[Excess[C]]) -> str:
-    """Return the address that lost the most connections; "" for none."""
+    """Return the address that lost the most connections; "" if none was lost."""
     lost = Counter(each.address for each in excess)
     return lost.most_common(1)[0][0] if lost else ""

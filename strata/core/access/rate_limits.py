@@ -1,9 +1,9 @@
-"""How often an identity may ask, and how much it may hold open: token buckets and counts.
+"""Rate limits per identity: token buckets for calls, and counts of open streams.
 
-The defaults are far above what a job needs: a session carries arrivals, progress and ticks, which
-are not counted here at all, and a thousand calls a second is what a replica has better uses for.
-A stream that opens is a call too: a watch begins with all that is there.
-They keep one broken client from taking a replica away from everybody else.
+The defaults are far above the needs of a job: a session's arrivals, progress and ticks are not
+counted at all, and a thousand calls a second would already occupy a replica.
+Opening a stream counts as a call too, because a watch begins with all existing keys.
+The limits keep one broken client from taking a replica's capacity away from all others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from strata.errors import QuotaExceeded
 K = TypeVar("K")
 
 MAX_IDENTITIES: Final = 10_000
-"""Of how many identities, and addresses, the bucket is remembered; the one that asked longest ago is
-forgotten."""
+"""The number of identities, and of addresses, whose bucket is kept; beyond it the least recent caller's is dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +31,16 @@ class Rate:
 
 
 class Buckets(Generic[K]):
-    """A token bucket for each key, at one rate. Of each it is kept when it will be full again."""
+    """A token bucket for each key, at one rate. Each is stored as the time when it will be full again."""
 
     def __init__(self, rate: Rate) -> None:
         self.rate = rate
         self._full_at_s: OrderedDict[K, float] = OrderedDict()
 
     def take(self, key: K, now_s: float) -> float:
-        """Count one call by `key`; return the seconds to wait when its bucket is empty, else 0.0.
+        """Count one call by `key`; return the seconds to wait if its bucket is empty, else 0.0.
 
-        A call that has to wait takes nothing: who keeps asking is not punished for asking.
+        A call that has to wait takes no token: repeated calls do not extend the wait.
         """
         full_at_s = max(self._full_at_s.get(key, now_s), now_s) + 1 / self.rate.per_s
         wait_s = full_at_s - now_s - self.rate.burst / self.rate.per_s
@@ -56,12 +55,12 @@ class Buckets(Generic[K]):
 
 RATE: Final = Rate(per_s=500.0, burst=2_000.0)
 STRANGERS: Final = Rate(per_s=2.0, burst=20.0)
-"""How often one address may be told that nobody knows who it is; a client that was given a wrong token
-comes back every two seconds."""
+"""The rate of unauthenticated calls per address, above which they get `QuotaExceeded`. A client with a wrong token
+retries every two seconds."""
 
 
 class Seldom:
-    """Says when something that may come in any number is to be said again."""
+    """Rate-limits reports of an event that may occur any number of times."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -69,7 +68,7 @@ class Seldom:
         self._pending_errors = 0
 
     def due(self, now_s: float) -> int | None:
-        """Return how many were not told since the last time, or None: this one is not told either."""
+        """Return how many were suppressed since the last report, or None: this one is suppressed too."""
         if now_s < self._next_s:
             self._pending_errors += 1
             return None
@@ -79,12 +78,12 @@ class Seldom:
 
 
 MOST_OPEN: Final[Mapping[str, int]] = {"sessions": 64, "watches": 256}
-"""How many streams of a kind one identity may hold open at a replica. A reconnecting member has two sessions for a
-moment; standalone processes of one host may share an identity."""
+"""The maximum of open streams of a kind per identity and replica. A reconnecting member briefly has two sessions;
+standalone processes of one host may share an identity."""
 
 
 class Meter:
-    """The buckets and counts of a replica. Coordinators are not counted: they relay for others."""
+    """The buckets and counts of a replica. Coordinators are not counted: they forward for others."""
 
     def __init__(self, rate: Rate = RATE, strangers: Rate = STRANGERS) -> None:
         self._calls: Buckets[tuple[Role, str]] = Buckets(rate)
@@ -92,7 +91,7 @@ class Meter:
         self._open: Counter[tuple[Role, str, str]] = Counter()
 
     def call(self, identity: Identity | None, now_s: float) -> None:
-        """Count one call; `QuotaExceeded` says when to come again."""
+        """Count one call; `QuotaExceeded` carries when to retry."""
         if identity is None or identity.role is Role.COORDINATOR:
             return
         wait_s = self._calls.take((identity.role, identity.id), now_s)
@@ -103,9 +102,9 @@ class Meter:
             )
 
     def stranger(self, address: str, now_s: float) -> None:
-        """Count a call from `address` whose caller is unknown; `QuotaExceeded` when there are too many.
+        """Count a call from `address` whose caller is unknown; `QuotaExceeded` if there are too many.
 
-        Whoever is known at the same address is not counted, and never refused for it.
+        Authenticated callers at the same address are not counted, and never refused because of it.
         """
         wait_s = self._strangers.take(address, now_s)
         if wait_s:
@@ -115,7 +114,7 @@ class Meter:
             )
 
     def open(self, identity: Identity | None, kind: str) -> None:
-        """Count a stream that opens: "sessions" or "watches"; `QuotaExceeded` when it is one too many."""
+        """Count an opening stream: "sessions" or "watches"; `QuotaExceeded` if it is one too many."""
         if identity is None or identity.role is Role.COORDINATOR:
             return
         key = (identity.role, identity.id, kind)
@@ -127,7 +126,7 @@ class Meter:
         self._open[key] += 1
 
     def close(self, identity: Identity | None, kind: str) -> None:
-        """Count a stream that ended, of those that `open` counted."""
+        """Count the end of a stream that `open` counted."""
         if identity is None or identity.role is Role.COORDINATOR:
             return
         key = (identity.role, identity.id, kind)

@@ -1,16 +1,16 @@
-"""What callers are owed: answers that were given to the transport and are not on their way yet.
+"""Limits for unsent answers: those that a handler gave to the transport and the client has not read yet.
 
-A client that keeps its HTTP/2 window closed and answers pings is alive to the transport, which keeps every answer
-for it. So each answer is a debt to whoever asked, from the moment it is made until the transport reports its
-call as ended, which is after its last byte was sent. A message of a stream is one from when it is queued until it
+A client that keeps its HTTP/2 window closed but answers pings is alive for the transport, which keeps every answer
+in memory. So each answer is a *debt* to its caller, the *debtor*, from its creation until the transport reports the
+call as ended, which is after its last byte was sent. A message of a stream is a debt from when it is queued until it
 is written. Three rules bound the debts:
 
-1. A debtor, an identity or a connection where nobody is asked who they are, has at most `each_bytes`. Beyond it
-   nothing is answered; a stream that is told things unasked has a bound of its own (`wire.streams`).
+1. A debtor (an identity, or a connection if callers are not authenticated) has at most `each_bytes`. Above it its calls
+   get no answer; a stream that pushes messages has a limit of its own (`wire.streams`).
 2. A debt lasts at most `longest_s`. Then its connection is closed, which ends its calls and frees their memory.
-3. All debts together have at most `all_bytes`. Beyond it connections are closed before their time, those of the
-   debtors that are owed most first, except where all is younger than `least_s`. On a slow link that may meet
-   somebody who reads; who asks for little is the last.
+3. All debts together have at most `all_bytes`. Above it connections are closed early, those of the largest debtors
+   first, unless all their debts are younger than `least_s`. On a slow link this may hit a client that does
+   read; clients with small debts come last.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DebtLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Debt:
-    """One answer that is not sent yet, to `debtor`, on `connection`."""
+    """One answer to `debtor` on `connection` that is not sent yet."""
 
     debtor: str
     connection: str
@@ -43,7 +43,7 @@ class Debt:
 
 @dataclass(slots=True, kw_only=True)
 class Debts:
-    """The debts of one replica; times are of any clock that only goes forward."""
+    """The debts of one replica; times are of any monotonic clock."""
 
     limits: DebtLimits = field(default_factory=DebtLimits)
     total_bytes: int = 0
@@ -51,7 +51,7 @@ class Debts:
     _oldest_first: dict[Debt, None] = field(default_factory=dict)
 
     def check(self, debtor: str) -> None:
-        """Raise `QuotaExceeded` if nothing is to be answered to `debtor` until it has read more."""
+        """Raise `QuotaExceeded` if `debtor` must read more before it gets another answer."""
         owed = self._by_debtor[debtor]
         if owed >= self.limits.each_bytes:
             raise QuotaExceeded(
@@ -60,7 +60,7 @@ class Debts:
             )
 
     def owe(self, debtor: str, connection: str, size_bytes: int, now_s: float) -> Debt:
-        """Return the debt of an answer."""
+        """Add an answer's debt and return it."""
         debt = Debt(debtor=debtor, connection=connection, size_bytes=size_bytes, since_s=now_s)
         self._oldest_first[debt] = None
         self._by_debtor[debtor] += size_bytes
@@ -68,7 +68,7 @@ class Debts:
         return debt
 
     def paid(self, debt: Debt) -> None:
-        """Take note that the call of a debt has ended, however it did."""
+        """Remove a debt: its call has ended, however it did."""
         if debt not in self._oldest_first:
             return
         del self._oldest_first[debt]
@@ -78,12 +78,12 @@ class Debts:
             del self._by_debtor[debt.debtor]
 
     def written_off(self, connection: str) -> None:
-        """Forget what was owed on a connection that does not exist any more."""
+        """Remove all debts of a connection that does not exist any more."""
         for debt in [each for each in self._oldest_first if each.connection == connection]:
             self.paid(debt)
 
     def overdue(self, now_s: float) -> Iterator[str]:
-        """Yield each connection that is to be closed, once."""
+        """Yield each connection to close, once."""
         found = dict.fromkeys(debt.connection for debt in self._older(self.limits.longest_s, now_s))
         yield from found
         if self.total_bytes <= self.limits.all_bytes:
@@ -94,7 +94,7 @@ class Debts:
             most[debt.connection] = max(most[debt.connection], self._by_debtor[debt.debtor])
         left = self.total_bytes - sum(owed[connection] for connection in found)
         old = dict.fromkeys(debt.connection for debt in self._older(self.limits.least_s, now_s))
-        for connection in sorted(old, key=lambda each: (-most[each], -owed[each])):  # of equals the oldest
+        for connection in sorted(old, key=lambda each: (-most[each], -owed[each])):  # ties: the oldest first
             if connection not in found and left > self.limits.all_bytes:
                 left -= owed[connection]
                 yield connection

@@ -1,10 +1,10 @@
-"""Who has arrived at which round of a barrier: soft state of one replica, merged by rank.
+"""Arrivals at the rounds of barriers: soft state of one replica, merged by rank.
 
-A replica adds what its own members send and what its peers forward, in any order and any number
-of times; the result is the same. Nothing here is durable: whoever holds a full set writes the
+A replica adds the arrivals of its own members and those that its peers forward, in any order and any number
+of times; the result is the same. Nothing here is durable: a replica with a full set writes the
 round's outcome (`core.barriers.outcomes`), and ranks send open arrivals again after every reconnect.
 
-Times are milliseconds of one clock of the caller's; they travel as ages.
+Times are milliseconds of one clock of the caller; messages carry them as ages.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from strata.errors import InvalidArgument, QuotaExceeded
 
 MAX_PAYLOAD_BYTES = 4 * 1024
 MAX_ROUND_BYTES = 512 * 1024
-"""Of all payloads of a round: a rank's limit is its share of this (PROTOCOLS 6.6)."""
+"""The limit for all payloads of a round; a rank's limit is its share of this (PROTOCOLS 6.6)."""
 MAX_OPEN_ROUNDS = 256
-"""Of one job at a time, in one replica."""
+"""The limit per job, in one replica at a time."""
 MAX_TIME_MS = 10**12
-"""Of an age or a timeout: 31 years. What is added to it still fits into a message's field."""
+"""The limit of an age or a timeout: 31 years. A sum with it still fits into a message's field."""
 MAX_PHASE_CHARS = 64
-"""Of what a rank says it is doing; the rest is not kept."""
+"""The limit of a rank's phase, what it reports to be doing; the rest is cut off."""
 
 
 class BarrierKey(NamedTuple):
-    """One round of one barrier of one generation."""
+    """One round of one barrier in one generation."""
 
     job: str
     name: str
@@ -44,11 +44,11 @@ class BarrierKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """Ranks of one process reach a round.
+    """Ranks of one process arrive at a round.
 
-    `payloads` and `phases` are empty or one a rank. `participants` empty means all ranks.
-    `age_ms` is how long ago the first of these ranks arrived, `timeout_ms` how long after that
-    the round breaks (0: never).
+    `payloads` and `phases` are empty or have one entry per rank. `participants` empty means all ranks.
+    `age_ms`: how long ago the first of these ranks arrived. `timeout_ms`: how long after that
+    arrival the round breaks (0: never).
     """
 
     job: str
@@ -69,17 +69,17 @@ class Arrival:
 
 @lru_cache(maxsize=64)
 def participants_digest(ranks: tuple[int, ...] | range) -> str:
-    """Return the sha256, as hex, of the ASCII text of the ranks as runs: `0-3,7`."""
+    """Return the sha256, in hex, of the ASCII text of the ranks as runs: `0-3,7`."""
     return hashlib.sha256(ranks_text(ranks, between=",").encode("ascii")).hexdigest()
 
 
 def payload_limit(participants: int) -> int:
-    """Return the bytes that each of so many participants may bring."""
+    """Return the maximum payload, in bytes, of each of this many participants."""
     return min(MAX_PAYLOAD_BYTES, MAX_ROUND_BYTES // max(1, participants))
 
 
 class OpenRound:
-    """What one replica knows of a round without an outcome. Changed by `BarrierBook` only."""
+    """One replica's knowledge of a round without an outcome. Only `BarrierBook` changes it."""
 
     __slots__ = (
         "arrived",
@@ -107,11 +107,11 @@ class OpenRound:
         return len(self.arrived) == len(self.participants)
 
     def missing(self) -> list[int]:
-        """Return, in order, the participants that have not arrived."""
+        """Return the participants that have not arrived, in order."""
         return [] if self.complete else sorted(set(self.participants) - self.arrived.keys())
 
     def arrival(self, now_ms: float, ranks: Collection[int] | None = None) -> Arrival:
-        """Return what is known here as one arrival, to be forwarded; of `ranks`, if given."""
+        """Return everything known here (of `ranks`, if given) as one arrival, for forwarding."""
         known = sorted(self.arrived if ranks is None else self.arrived.keys() & set(ranks))
         has_payload = any(self.arrived[rank] for rank in known)
         deadline_ms = self.deadline_ms
@@ -130,17 +130,17 @@ class OpenRound:
 
 
 class BarrierBook:
-    """All open rounds that one replica knows of."""
+    """All open rounds that one replica knows."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, dict[BarrierKey, OpenRound]] = {}
 
     def add(self, arrival: Arrival, *, size: int, now_ms: float) -> OpenRound:
-        """Merge an arrival into its round, and return that; a rank that is known already changes nothing.
+        """Merge an arrival into its round and return the round; a rank that arrived before changes nothing.
 
-        `size` is the number of ranks of the generation. All or nothing: `InvalidArgument` for a
-        malformed one or one of other participants than those before, `QuotaExceeded` for a
-        payload or a number of open rounds above the limit.
+        `size`: the number of ranks of the generation. All or nothing: `InvalidArgument` for a
+        malformed arrival, or one with other participants than earlier arrivals; `QuotaExceeded` for a
+        payload, or a number of open rounds, above the limit.
         """
         rounds = self._jobs.get(arrival.job, {})
         entry = rounds.get(arrival.key)
@@ -169,7 +169,7 @@ class BarrierBook:
             yield from list(self._jobs.get(name, {}).values())
 
     def drop(self, key: BarrierKey) -> None:
-        """Forget a round that has ended."""
+        """Remove a round that has ended."""
         rounds = self._jobs.get(key.job, {})
         rounds.pop(key, None)
         if not rounds:
@@ -195,7 +195,7 @@ def _check_shape(arrival: Arrival) -> None:
 
 
 def _check_same_participants(entry: OpenRound, arrival: Arrival, size: int) -> None:
-    """Return if both name the same ranks; else say how they differ."""
+    """Raise `InvalidArgument` with the difference unless both name the same ranks."""
     theirs = _participants(arrival.participants, size)
     if len(theirs) == len(entry.participants) and set(theirs) == set(entry.participants):
         return
@@ -235,7 +235,7 @@ def _check_ranks(entry: OpenRound, arrival: Arrival) -> None:
 
 
 def _merge(entry: OpenRound, arrival: Arrival, now_ms: float) -> None:
-    """Add the ranks; the first payload of a rank and the oldest age stand."""
+    """Add the ranks; each rank's first payload and the oldest age win."""
     came_ms = now_ms - arrival.age_ms
     entry.since_ms = min(entry.since_ms, came_ms)
     if arrival.timeout_ms:

@@ -1,14 +1,14 @@
-"""How a round of a barrier ends: one commit, by whoever holds what it takes (PROTOCOLS 6.2-6.6).
+"""Outcomes of barrier rounds: one commit ends a round, by any replica with the facts for it (PROTOCOLS 6.2-6.6).
 
 The outcome is created once, on one key, so release and break exclude each other:
 
-    what is known                                           what is written, if the key is absent
+    known facts                                             written, if the key is absent
     ------------------------------------------------------  -------------------------------------
     every participant has arrived                           RELEASED, with the payloads
     one that has not arrived is dead, failed or done        BROKEN, naming the missing
     the earliest timeout of an arrival has passed           TIMED_OUT, naming the missing
 
-Every one of them compares the world's head and the floor as well: a newer head ends a round
+Each of these writes also compares the world's head and the floor: a newer head ends a round
 without a write. Only a release moves the floor, to its own round, and deletes the older rounds.
 """
 
@@ -62,17 +62,17 @@ __all__ = [
 
 WRITER_STEP_MS = 20
 MAX_INLINE_BYTES = 56 * 1024
-"""Of payloads, as base64, in the outcome itself or in one chunk beside it."""
+"""The limit for payloads, as base64, in the outcome itself or in one chunk beside it."""
 MAX_MISSING = 2000
-"""How many missing ranks an outcome lists; its reason has their number."""
+"""The maximum number of missing ranks that an outcome lists; its reason has the full number."""
 _NAMED = 8
 
 
 def ended(job: JobView, key: BarrierKey) -> Entry[BarrierOutcome] | StrataError | None:
-    """Return how the round ended, or None while it may be open: by its outcome, or as out of date.
+    """Return the end of the round, or None while it may be open: its outcome, or an error if it is out of date.
 
-    An arrival for a round with an outcome gets that outcome, however late. The answer is final:
-    nothing that a newer view shows can make it wrong.
+    An arrival for a round with an outcome gets that outcome, however late. The result is final:
+    no newer view can contradict it.
     """
     path = job.keys.outcome(key.name, key.generation, key.round)
     outcome = job.view.entry(path, BarrierOutcome)
@@ -89,7 +89,7 @@ def ended(job: JobView, key: BarrierKey) -> Entry[BarrierOutcome] | StrataError 
 
 
 def outcome_payloads(job: JobView, outcome: Entry[BarrierOutcome]) -> dict[int, bytes]:
-    """Return the payloads of a released round by rank; ranks that brought none are absent."""
+    """Return the payloads of a released round by rank; ranks without a payload are absent."""
     record = outcome.record
     texts = dict(record.payloads)
     if record.payload_chunks:
@@ -100,9 +100,9 @@ def outcome_payloads(job: JobView, outcome: Entry[BarrierOutcome]) -> dict[int, 
 
 
 def writer_delay_ms(key: BarrierKey, me: InstanceId, ready: Iterable[InstanceId]) -> int:
-    """Return how long this replica waits, with a full set, for another one to write the outcome.
+    """Return how long this replica, with a full set, waits for another one to write the outcome.
 
-    The ready replicas stand in rendezvous-hash order, which differs from key to key; the first
+    The ready replicas are in rendezvous-hash order, which differs from key to key. The first
     writes at once, the k-th after 20 k ms unless it saw the outcome.
     """
     text = f"\n{key.job}\n{key.name}\n{key.generation}\n{key.round}"
@@ -122,10 +122,10 @@ def decide_outcome(
     now_ms: float,
     phases: Mapping[int, str] | None = None,
 ) -> Decision:
-    """Write the round's outcome if what is known here decides it.
+    """Write the round's outcome if the facts known here decide it.
 
-    `phases`: what ranks last said of themselves, to say what the missing were doing. Refusals:
-    `StaleGeneration` when a newer head ended it, `Refused` for a round below the floor.
+    `phases`: the ranks' last reported phases, to show what the missing ranks were doing. Refusals:
+    `StaleGeneration` if a newer head ended the round, `Refused` for a round below the floor.
     """
     key = open_round.key
     end = ended(job, key)
@@ -155,7 +155,7 @@ def decide_outcome(
 
 
 def decide_arrived(job: JobView, open_round: OpenRound) -> Decision:
-    """Show people who is missing. Never read by a decision; the caller bounds how often."""
+    """Publish the missing ranks for people. No decision reads it; the caller limits how often it is written."""
     key = open_round.key
     if ended(job, key) is not None:
         return Decision(reason=f"{key} has ended")
@@ -175,11 +175,11 @@ def decide_arrived(job: JobView, open_round: OpenRound) -> Decision:
     return Decision(reason=reason, txn=Txn(compares=compares, success=(put,)))
 
 
-# -- what is written --------------------------------------------------------------------------
+# -- transactions -----------------------------------------------------------------------------
 
 
 def _guards(job: JobView, key: BarrierKey) -> tuple[Compare, ...]:
-    """Compare the head, the floor, and that nobody has ended the round."""
+    """Compare the head and the floor, and that the round has no outcome."""
     keys, view = job.keys, job.view
     floor = keys.barrier_floor(key.name, key.generation)
     return (
@@ -219,8 +219,8 @@ def _release(job: JobView, open_round: OpenRound) -> Decision:
         for index, chunk in enumerate(beside)
     ]
     if key.round > 1:
-        # Ends before this round's own keys, and the floor sorts after all numbers: etcd refuses
-        # a transaction that both deletes and puts a key.
+        # the range ends before this round's own keys, and the floor sorts after all numbers: etcd refuses
+        # a transaction that both deletes and puts a key
         folder = keys.barrier_generation(key.name, key.generation)
         operations.append(Delete(key=folder + number(0), range_end=folder + number(key.round)))
     txn = Txn(compares=_guards(job, key), success=tuple(operations))
@@ -248,7 +248,7 @@ def _break(
     return Decision(reason=f"{key} breaks: {reason}", txn=txn)
 
 
-# -- who is missing, and why ------------------------------------------------------------------
+# -- missing ranks ----------------------------------------------------------------------------
 
 
 def _json_bytes(item: tuple[str, str]) -> int:
@@ -259,7 +259,7 @@ def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str
     """Return those of `missing` that cannot arrive any more, with the reason.
 
     No transaction compares these facts: a `failed`, `done` or `stopped` key stays while the head does, and
-    an incarnation that is gone never returns.
+    a removed incarnation never returns.
     """
     generation = world.head.generation
     failed, done, stopped = job.failed(generation), job.done(generation), job.stopped(generation)
@@ -282,7 +282,7 @@ def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str
 
 
 def _named(ranks: Collection[int], phases: Mapping[int, str]) -> str:
-    """Return the first few of the ranks with their phases, and how many more there are."""
+    """Return the first few of the ranks with their phases, and the number of the others."""
     return first_few(
         [f"{rank} ({phases[rank][:60]})" if phases.get(rank) else str(rank) for rank in ranks], _NAMED
     )

@@ -1,4 +1,4 @@
-"""One attempt at a save: what a view says of it, who may act on it, and how it is given up."""
+"""One attempt at a save: its state in the view, who may write to it, and its abort."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from strata.errors import (
 )
 
 MAX_REFERENCES = 32
-"""How many attempts an Incremental may use; beyond them a Full is due."""
+"""The maximum number of attempts that an Incremental may use; after that a Full is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Author:
-    """Who asks: one rank of a member, in the generation it believes in."""
+    """The caller of a request: one rank of a member, in the generation that it believes to be current."""
 
     worker: WorkerId
     incarnation: int
@@ -34,7 +34,7 @@ class Author:
     rank: int
 
 
-# -- what a view says of one record -----------------------------------------------------------
+# -- the view of one record -------------------------------------------------------------------
 
 
 def acked(job: JobView, record: CheckpointRecord) -> set[int]:
@@ -54,20 +54,21 @@ def missing(job: JobView, record: CheckpointRecord) -> list[int]:
 
 
 def complete(job: JobView, record: CheckpointRecord) -> bool:
-    """Tell whether all ranks and the seal have acked."""
+    """Return whether all ranks have acked and the seal exists."""
     return sealed(job, record) is not None and not missing(job, record)
 
 
 def uses(job: JobView, user: CheckpointRecord, used: CheckpointRecord) -> bool:
-    """Tell whether the attempt `user` has a reference under `used`."""
+    """Return whether the attempt `user` holds a reference to `used`."""
     refs = job.keys.refs(*used.where)
     return job.view.get(refs + user.attempt) is not None
 
 
 def bases(job: JobView, record: CheckpointRecord) -> Iterator[Entry[CheckpointRecord]]:
-    """Yield what a record refers to, without a look at all that there is: every rank's report asks this.
+    """Yield the records that a record refers to, without scanning the whole catalog: every rank's report calls this.
 
-    It refers to its base, and to what that referred to when it was begun: to its base in turn.
+    A record refers to its base and to everything that the base referred to when the record was begun, so following
+    the bases finds them all.
     """
     user = record
     for _ in range(MAX_REFERENCES):
@@ -81,7 +82,7 @@ def bases(job: JobView, record: CheckpointRecord) -> Iterator[Entry[CheckpointRe
 
 
 def attempt_of(job: JobView, generation: int, step: int, attempt: str) -> Entry[CheckpointRecord]:
-    """Return the slot; raise why not, unless it holds `attempt`."""
+    """Return the slot's record; raise if there is none or it holds another attempt."""
     held = job.checkpoint(step, generation)
     if held is None:
         raise CheckpointNotFound(f"no save of step {step} was begun in generation {generation}")
@@ -93,18 +94,18 @@ def attempt_of(job: JobView, generation: int, step: int, attempt: str) -> Entry[
 
 
 def named(job: JobView, step: int, attempt: str) -> Entry[CheckpointRecord]:
-    """Return the record that a request names; `CheckpointNotFound` when there is none."""
+    """Return the record that a request names, or raise `CheckpointNotFound`."""
     held = find(job, step, attempt) if attempt else None
     if held is None:
         raise CheckpointNotFound(f"no attempt {attempt or '(unnamed)'} of step {step} exists")
     return held
 
 
-# -- who may act on it ------------------------------------------------------------------------
+# -- authorisation ----------------------------------------------------------------------------
 
 
 def authorised(job: JobView, author: Author) -> tuple[Compare, ...]:
-    """Return what a write on the author's behalf compares; raise why there can be none."""
+    """Return the compares for a write on the author's behalf; raise if the author may not write."""
     head, world = job.head(), job.world()
     if head is None or world is None:
         raise Refused("the job has no world yet", hint="wait until the world has formed")
@@ -129,11 +130,11 @@ def authorised(job: JobView, author: Author) -> tuple[Compare, ...]:
     return unchanged(head.key, head.mod_revision), created_at(key, author.incarnation)
 
 
-# -- giving it up -----------------------------------------------------------------------------
+# -- abort ------------------------------------------------------------------------------------
 
 
 def release_references(job: JobView, record: CheckpointRecord) -> tuple[Delete, ...]:
-    """Return what takes back this attempt's references to the checkpoints it builds on."""
+    """Return the deletes that release this attempt's references to the checkpoints it builds on."""
     return tuple(
         Delete(key=job.keys.refs(*e.record.where) + record.attempt)
         for e in job.checkpoints()
@@ -144,9 +145,9 @@ def release_references(job: JobView, record: CheckpointRecord) -> tuple[Delete, 
 def abort_attempt(
     job: JobView, held: Entry[CheckpointRecord], reason: str, guards: tuple[Compare, ...]
 ) -> Decision:
-    """Turn the record to ABORTED, and forget its acks: none can come after, for an ack compares the record.
+    """Set the record to ABORTED and delete its acks; no ack can follow, because an ack compares the record.
 
-    They stay where they tell on whose disks the attempt's parts are.
+    On a tier that is not shared the acks stay: they record which hosts' disks hold the attempt's parts.
     """
     record = dataclasses.replace(held.record, state=CheckpointState.ABORTED, reason=reason)
     forgotten = [delete_prefix(job.keys.acks(*record.where))]

@@ -35,9 +35,9 @@ from strata.errors import (
 class BeginRequest:
     """Open the slot (step, the author's generation), or join the attempt that holds it.
 
-    `replaces` names the ABORTED attempt whose slot is to be used again. Without it a rank that
-    comes late learns that its save was given up, and no attempt is opened that nobody joins.
-    `tier` is the name of the one that `root` belongs to, `shared` whether it survives a host's loss.
+    `replaces` names the ABORTED attempt whose slot is reused. Without it a late rank learns that its save was
+    aborted, instead of opening an attempt that no other rank joins.
+    `tier` is the name of the tier of `root`; `shared` is whether that tier survives the loss of a host.
     """
 
     author: Author
@@ -59,7 +59,7 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
     """Open the slot, or find the attempt that holds it; the view then shows the record.
 
     Settled once the slot holds a record: OPEN or COMMITTED, or an ABORTED one that the request
-    does not replace. Whoever reads the result looks at `attempt` and `state`.
+    does not replace. The caller must check the record's `attempt` and `state`.
     """
     guards = authorised(job, request.author)
     author, step = request.author, request.step
@@ -79,7 +79,7 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
             hint="the next generation begins there",
         )
     latest = job.latest()
-    # behind this generation's own progress: somebody went back without a new world
+    # the step is behind this generation's progress: a rank went back without a new world
     if latest is not None and latest.record.generation == author.generation and step < latest.record.step:
         raise Refused(
             f"step {step} lies before step {latest.record.step}, which generation"
@@ -88,7 +88,7 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
         )
     bases = _bases(job, request)
     head = job.head()
-    assert head is not None  # _authorised
+    assert head is not None  # `authorised` ensures it
     path = attempt_path(request.root, job.keys.name, step, author.generation, request.attempt)
     record = CheckpointRecord(
         attempt=request.attempt,
@@ -126,7 +126,7 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
 def references(
     job: JobView, user: CheckpointRecord, bases: Sequence[Entry[CheckpointRecord]]
 ) -> list[Operation]:
-    """Return what keeps `bases` as long as `user` is there."""
+    """Return the puts of references that keep `bases` while `user` exists."""
     reference = encode(Reference(step=user.step, generation=user.generation))
     return [
         Put(
@@ -138,7 +138,7 @@ def references(
 
 
 def _discard(job: JobView, record: CheckpointRecord) -> list[Operation]:
-    """Take an ABORTED attempt's keys away, and leave a note of its bytes for those who remove them."""
+    """Delete an ABORTED attempt's keys, and leave a note for the hosts that must remove its bytes."""
     note = Discarded(step=record.step, generation=record.generation, tiers=tiers_of(record))
     return [
         delete_prefix(job.keys.attempt(*record.where)),
@@ -164,7 +164,7 @@ def _joined(record: CheckpointRecord) -> Decision:
 
 
 def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]:
-    """Return every record whose chunks the new attempt may use; none unless it is Incremental."""
+    """Return every record whose chunks the new attempt may use; none unless it is an Incremental."""
     if request.type is not CheckpointType.INCREMENTAL:
         return []
     if request.base_step is None or request.base_attempt is None:
@@ -177,7 +177,7 @@ def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]
                 hint="save a Full",
             )
         for name, tier in tiers_of(entry.record).items():
-            if tier.state is not TierState.PRESENT:  # nor could the new one be copied there
+            if tier.state is not TierState.PRESENT:  # the new attempt could not be copied there either
                 raise Refused(
                     f"step {entry.record.step}, which the base needs, is {tier.state.value} on {name}",
                     hint="save a Full",
@@ -186,11 +186,11 @@ def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]
 
 
 def bases_of(job: JobView, step: int, attempt: str, tiers: Collection[str]) -> list[Entry[CheckpointRecord]]:
-    """Return a base, and every record that it uses, if an Incremental on `tiers` may refer to all of them.
+    """Return a base and every record that it uses, or raise if an Incremental on `tiers` may not refer to them all.
 
-    Its chunks lie beside theirs, so each must be on the tier that is written. Their records are compared as
-    they are, and a tombstone, of a record or of one tier, changes the record in a transaction that finds no
-    reference: of the two, one comes first, and the other is refused.
+    An Incremental's chunks refer to those of its bases, so each base must be on every tier written. The transaction
+    compares the bases' records unchanged. A tombstone, of a record or of one tier, changes the record in a transaction
+    that compares that no reference exists. So only the first of the two succeeds.
     """
     base = find(job, step, attempt)
     if base is None:
@@ -204,9 +204,9 @@ def bases_of(job: JobView, step: int, attempt: str, tiers: Collection[str]) -> l
                 f"step {entry.record.step}, which the base needs, is {entry.record.state.value}",
                 hint="build on a committed checkpoint, or save a Full",
             )
-        if gone := sorted(set(tiers) - set(present_on(entry.record))):
+        if lacking := sorted(set(tiers) - set(present_on(entry.record))):
             raise Refused(
-                f"step {entry.record.step}, which the base needs, is not on {gone[0]} any more",
+                f"step {entry.record.step}, which the base needs, is not on {lacking[0]} any more",
                 hint="save a Full",
             )
     return bases

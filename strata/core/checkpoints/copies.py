@@ -1,9 +1,9 @@
-"""How a further tier comes to hold a checkpoint (PROTOCOLS 8.7).
+"""Copying a checkpoint to a further tier (PROTOCOLS 8.7).
 
-Each rank, or whoever copies for it, reports its part, with the digest that was acked; one of them reports
-the manifest and the marker. Once every part and that seal are there, the tier is in the record, and may be
-read. A tier that was removed never comes back: its objects may still be on their way out. So are the images
-that an Incremental needs of its base: it is not copied to where that goes from, or is damaged.
+Each rank, or another rank on its behalf, reports its copied part with the digest that was acked; one of them reports
+the manifest and the marker (the copy's seal). Once every part and the seal are there, the tier enters the record and
+may be read. A removed tier never comes back, because its objects may still be in deletion. The same holds for images
+that an Incremental needs of its base: it is not copied to a tier that removes the base or has a damaged copy of it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _COPIED = frozenset({CheckpointState.OPEN, CheckpointState.COMMITTED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRequest:
-    """A rank's part (or the manifest and the marker: `rank` None) lies on `tier`, below `root`.
+    """A rank's part (or, with `rank` None, the manifest and the marker) lies on `tier`, below `root`.
 
-    `begun`: nothing does yet; what a crash leaves there shall go with the record all the same.
+    `begun`: the copy only starts; the report lets a deletion of the record also remove what a crash leaves there.
     """
 
     step: int
@@ -46,12 +46,12 @@ class CopyRequest:
 
 @refusable
 def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
-    """Record that a part is copied, once; with the last one the tier is in the record.
+    """Record that a part is copied, once; the last part adds the tier to the record.
 
-    The digest must be the acked one. Of a checkpoint that was adopted the acks are gone, and that of its manifest
-    alone is known: there each part has the digest that is reported first. `Conflict` for another. `Refused` once
-    the tier, or the checkpoint, is to be deleted: what was copied is removed with the rest. `CheckpointError`
-    when what it needs of its base is lost there.
+    The digest must be the acked one. An adopted checkpoint has no acks, and only its manifest's digest is known:
+    there the first reported digest of each part counts. `Conflict`: the digest differs. `Refused`: the tier or the
+    checkpoint is to be deleted, and the copied bytes are removed with the rest. `CheckpointError`: the tier has lost
+    bytes of a base that the checkpoint needs.
     """
     held = named(job, request.step, request.attempt)
     record, name = held.record, checked_id("tier", request.tier)
@@ -71,8 +71,8 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     )
     if request.begun:
         key = job.keys.copies(*record.where, name) + BEGUN
-    elif (wanted := _digest_of(job, record, request)) != request.digest or not wanted:
-        there, acked = request.digest or "none", wanted or "none"
+    elif (expected := _digest_of(job, record, request)) != request.digest or not expected:
+        there, acked = request.digest or "none", expected or "none"
         raise Conflict(f"what lies on {name} has digest {there}, and {acked} was acked")
     if (copied := job.view.record(key, Copy)) is not None:
         if not request.begun and copied.digest != request.digest:
@@ -102,9 +102,9 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
 
 
 def _digest_of(job: JobView, record: CheckpointRecord, request: CopyRequest) -> str:
-    """Return the digest that must lie there, or "": it is not known, or there is no such part."""
+    """Return the digest that the copy must have; "" if it is unknown or there is no such part."""
     rank = request.rank
-    # nothing commits without its acks: where they are gone it was given up first, and adopted then
+    # a commit needs acks; a COMMITTED record without acks was aborted first and then adopted
     adopted = record.state is CheckpointState.COMMITTED and record.origin is None
     if rank is None:
         seal = job.view.record(job.keys.seal(*record.where), Seal)
@@ -112,17 +112,17 @@ def _digest_of(job: JobView, record: CheckpointRecord, request: CopyRequest) -> 
     ack = job.view.record(job.keys.ack(*record.where, rank), Ack)
     if ack is not None:
         return ack.digest
-    # the manifest, which the seal of the copy must match, names the parts
+    # the seal of the copy must match the manifest, which names the parts
     return request.digest if adopted and rank < record.ranks else ""
 
 
 def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> CheckpointError | None:
-    """Return why no copy on this tier could be read: what it needs of its base is not there, for good.
+    """Return why no copy on this tier could be read: bytes of a base are missing there for good; or None.
 
-    It is no `Refused`, which says that nobody wants the copy any more: whoever waits for this one is to be told.
+    The error is not `Refused`, which means that the copy is no longer needed: here the waiting caller must learn of it.
 
-    A base that was not copied is no obstacle: whoever copies takes its images along. No write compares this:
-    while `record` refers to it, a base leaves no tier.
+    A base that was never copied to the tier is no obstacle: its images are copied along. No write compares this:
+    while `record` refers to a base, the base leaves no tier.
     """
     for base in (entry.record for entry in bases(job, record)):
         if name in base.tiers and base.tiers[name].state is not TierState.PRESENT:
@@ -133,9 +133,9 @@ def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> CheckpointE
 
 
 def _begun_beside(job: JobView, record: CheckpointRecord, request: CopyRequest) -> Iterator[Put]:
-    """Yield what has the images of its bases, which the copy takes along, go with their records.
+    """Yield notes so that base images copied along are removed together with the records of the bases.
 
-    A base that was saved before there was this tier has no copy of its own there that would say so.
+    A base saved before the tier existed has no copy there of its own that would name these bytes.
     """
     for base in (entry.record for entry in bases(job, record)):
         key = job.keys.copies(*base.where, request.tier) + BEGUN
@@ -145,10 +145,10 @@ def _begun_beside(job: JobView, record: CheckpointRecord, request: CopyRequest) 
 
 
 def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decision:
-    """Take a tier into a committed record once every part and the seal are there.
+    """Add a tier to a committed record once every part and the seal are there.
 
-    Copies stay while the record does, so that "all are there" needs no compare but the record's and the
-    seal's, which a deletion would take away.
+    Copies stay while the record does, so the predicate "all are there" needs only compares of the record and of
+    the seal, which a deletion removes.
     """
     record = held.record
     if name in tiers_of(record) or record.state is not CheckpointState.COMMITTED:
@@ -171,7 +171,7 @@ def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decis
 
 
 def next_tier(job: JobView) -> Decision:
-    """Decide the first tier of this job that is complete and in no record; for any replica, at any time."""
+    """Decide the first tier of this job that is complete but in no record; any replica may call it at any time."""
     for entry in job.checkpoints():
         record = entry.record
         if record.state is not CheckpointState.COMMITTED:

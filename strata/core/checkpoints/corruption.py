@@ -1,20 +1,20 @@
-"""When a copy counts as damaged (PROTOCOLS 8.8).
+"""Corruption reports: when a copy of a checkpoint counts as damaged (PROTOCOLS 8.8).
 
-Whoever reads something else than was saved, twice and past every cache, reports it: the copy, and one object
-that differs. The report lies at the attempt that owns the object. Until another host has read that object the
-copy is *suspected*: it counts neither for retention nor as a base, and neither do the checkpoints up to the one
-that was read which need the owner's objects.
+A host that reads other bytes than were saved, twice and past every cache, reports the copy and one object that differs.
+The report is stored under the attempt that owns the object. Until another host has read that object, the copy is
+*suspected*: it counts neither for retention nor as a base. The same holds for checkpoints up to the one that was read
+that need the owner's objects.
 
-1. Two hosts whose reports of a copy are open, or that reported one object, confirm it: the copy is CORRUPT, and
-   so are those of the checkpoints up to the one that was read which need it. With its last copy a record is.
+1. Two hosts confirm damage if both have open reports of a copy, or if both reported the same object: the copy becomes
+   CORRUPT, and so do the copies of the checkpoints, up to the one that was read, that need it. A record whose last copy
+   is corrupt becomes CORRUPT too.
 2. A host that reads the object as it was saved refutes the report, if it is the only open one. The reporting host
-   is not believed of this object again until it has a worker that registered later. Of another object it is a
-   report like any other.
-3. A host that cannot read says so once, and confirms nothing. It looks again with its next chores.
-4. A host is believed alone where the bytes are on its own disk, or while it is registered and no other host is
-   that could look. A standby has no process that looks, and is not waited for.
+   cannot report this object again until it has a worker that registered later. Its reports of other objects count.
+3. A host that cannot read reports that once, which confirms nothing. It retries with its next maintenance tasks.
+4. One host's report suffices if the bytes are on its own disk, or if it is registered and no other registered host
+   could verify. A standby has no process that verifies, so nothing waits for it.
 
-A damaged checkpoint keeps its bytes until a newer one is committed: `checkpoint_deletion` sees to that.
+A damaged checkpoint keeps its bytes until a newer one is committed: `core.checkpoints.deletion` ensures that.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from strata.errors import InvalidArgument, Refused
 
 MAX_REASON_CHARS = 1000
 MAX_DEPENDENTS, MAX_BYTES = 40, 1_000_000
-"""How many checkpoints become CORRUPT in one transaction, and of what size; etcd refuses a very large one."""
+"""Limits for one transaction: the checkpoints that become CORRUPT, and their total size; etcd refuses larger ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamageReport:
-    """What `host` read on `tier` ("": the one at the record's path), past every cache.
+    """The result of a read by `host` on `tier` ("": the tier at the record's path), past every cache.
 
-    `object`: what differs, or was found `sound`, as "folder/file"; "": it is not known which, or all is sound.
-    `generation`: the one that cannot begin without these bytes; 0: none waits for them. `unread`: the host could
-    not look, and why not.
+    `object`: the object that differs, or was found `sound`, as "folder/file"; "": unknown, or all are sound.
+    `generation`: the generation that cannot begin without these bytes; 0: none waits. `unread`: the host could
+    not read, and `reason` says why.
     """
 
     step: int
@@ -60,11 +60,11 @@ class DamageReport:
     unread: bool = False
 
 
-# -- what hosts said --------------------------------------------------------------------------
+# -- stored reports ---------------------------------------------------------------------------
 
 
 def reports(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[CorruptionReport]]:
-    """Return what hosts said of the objects that this attempt owns on `tier`."""
+    """Return the hosts' reports about the objects that this attempt owns on `tier`."""
     return list(job.view.entries(job.keys.suspects(*record.where, tier), CorruptionReport))
 
 
@@ -77,17 +77,17 @@ def _found(entry: Entry[CorruptionReport]) -> tuple[int, int]:
 
 
 def _about(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[CorruptionReport]]:
-    """Return what hosts said of what a checkpoint needs on `tier`: of its own objects, and of those of its bases."""
+    """Return the reports about a checkpoint's own objects on `tier`, and about those of its bases."""
     found = reports(job, record, tier)
     for base in bases(job, record):
-        said = reports(job, base.record, tier)
-        if any(each.record.corrupt and order(record) <= _found(each) for each in said):
-            found += said
+        base_reports = reports(job, base.record, tier)
+        if any(each.record.corrupt and order(record) <= _found(each) for each in base_reports):
+            found += base_reports
     return found
 
 
 def suspected_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
-    """Yield the copies that count as whole so far, and of which a report is open: of theirs, or of a base's."""
+    """Yield the tiers whose copy is not CORRUPT yet, but has an open report: its own, or one of a base."""
     if record.state is not CheckpointState.COMMITTED:
         return
     needed = [record, *(base.record for base in bases(job, record))]
@@ -102,12 +102,12 @@ def suspected_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
 
 
 def is_suspect(job: JobView, record: CheckpointRecord) -> bool:
-    """Tell whether a host reported damage of a copy: the record is not verified then."""
+    """Return whether a copy has an open corruption report; the record is not verified then."""
     return any(True for _ in suspected_tiers(job, record))
 
 
 def is_whole(job: JobView, record: CheckpointRecord) -> bool:
-    """Tell whether a committed checkpoint may stand in for others: it is not suspected, and no base is damaged."""
+    """Return whether a committed checkpoint may replace others: no open report on it, no damaged base."""
     lost = any(
         name in tiers_of(base.record) and name not in present_on(base.record)
         for base in bases(job, record)
@@ -117,18 +117,18 @@ def is_whole(job: JobView, record: CheckpointRecord) -> bool:
 
 
 def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
-    """Yield what each host said of a copy that counts as whole, as a sentence; "host on tier" comes first."""
+    """Yield, as a sentence, each report on a copy that is not CORRUPT yet; it begins with "host on tier"."""
     for name in present_on(record):
         for entry in _about(job, record, name):
-            word = entry.record
-            who, what = entry.name, "found damage" if word.corrupt else "could not read it"
-            if word.refuted_by:
-                who, what = word.refuted_by, f"found no damage where {entry.name} did"
-            yield f"{who} on {name}: {what}{f': {word.reason}' if word.reason else ''}"
+            report_record = entry.record
+            who, what = entry.name, "found damage" if report_record.corrupt else "could not read it"
+            if report_record.refuted_by:
+                who, what = report_record.refuted_by, f"found no damage where {entry.name} did"
+            yield f"{who} on {name}: {what}{f': {report_record.reason}' if report_record.reason else ''}"
 
 
 def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> str | None:
-    """Return the object that `host` is to read of what another reported; "": all of the copy; None: nothing."""
+    """Return the object that `host` must read to check another host's report; "": the whole copy; None: nothing."""
     reported = [entry for entry in reports(job, record, tier) if _open(entry)]
     if not reported or any(entry.name == host for entry in reported):
         return None
@@ -136,7 +136,7 @@ def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> 
 
 
 def missed_by(job: JobView, record: CheckpointRecord, generation: int) -> bool:
-    """Tell whether that generation could not begin because of damage to this record."""
+    """Return whether that generation could not begin because of damage to this record."""
     return any(
         entry.record.corrupt and entry.record.generation == generation
         for name in tiers_of(record)
@@ -145,7 +145,7 @@ def missed_by(job: JobView, record: CheckpointRecord, generation: int) -> bool:
 
 
 def _incarnation(job: JobView, host: str) -> int:
-    """Return when the newest worker of a host registered, as a revision; 0: none is registered."""
+    """Return the create revision of the newest registered worker of a host; 0: none is registered."""
     return max((w.create_revision for w in job.workers() if w.record.host == host), default=0)
 
 
@@ -154,11 +154,11 @@ def _incarnation(job: JobView, host: str) -> int:
 
 @refusable
 def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
-    """Take down what a host found; once it is enough the copy is CORRUPT, or the report refuted.
+    """Record a host's finding; with enough reports the copy becomes CORRUPT, or the report is refuted.
 
-    `Refused` for a checkpoint that is being deleted, for missing bytes are no damage then; and for a host whose
-    report was refuted. A report may come after others have settled the matter: that its generation cannot begin
-    is taken down all the same.
+    `Refused` for a checkpoint in deletion, whose bytes may be missing, and for a host whose report of the object was
+    refuted. A report may come after other hosts have decided the case: even then the decision records that the
+    reporter's generation cannot begin.
     """
     read = named(job, report.step, report.attempt)
     tiers = tiers_of(read.record)
@@ -181,9 +181,9 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
 
 
 def _owner(job: JobView, read: Entry[CheckpointRecord], tier: str, damaged: str) -> Entry[CheckpointRecord]:
-    """Return the attempt that owns the object, if it counts as whole on that tier; else the one that was read.
+    """Return the attempt that owns the object, if it counts as whole on that tier; else the attempt that was read.
 
-    Where it was reported of the latter, and of the former by nobody, it stays there: that is what hosts were asked.
+    If the object was already reported under the attempt that was read, it stays there: hosts look for it under that.
     """
     if any(each.record.object == damaged for each in reports(job, read.record, tier)):
         return read
@@ -197,12 +197,12 @@ def _owner(job: JobView, read: Entry[CheckpointRecord], tier: str, damaged: str)
 
 
 def _refute(job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport) -> Decision:
-    """Note that `report.host` read what another one reported, and found it as it was saved."""
+    """Record that `report.host` read an object that another host reported, and found it as it was saved."""
     others = [each for each in reports(job, held.record, tier) if _open(each) and each.name != report.host]
     if len(others) != 1 or report.object not in {"", others[0].record.object}:
         return decide_confirm(job, held, tier)
     (refuted,) = others
-    word = dataclasses.replace(
+    report_record = dataclasses.replace(
         refuted.record, refuted_by=report.host, incarnation=_incarnation(job, refuted.name)
     )
     return Decision(
@@ -213,7 +213,7 @@ def _refute(job: JobView, held: Entry[CheckpointRecord], tier: str, report: Dama
                 unchanged(refuted.key, refuted.mod_revision),
                 none_newer_in(job.keys.suspects(*held.record.where, tier), job.view.revision),
             ),
-            success=(Put(key=refuted.key, value=encode(word)),),
+            success=(Put(key=refuted.key, value=encode(report_record)),),
         ),
     )
 
@@ -221,9 +221,9 @@ def _refute(job: JobView, held: Entry[CheckpointRecord], tier: str, report: Dama
 def _take_down(
     job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport, found: tuple[int, int]
 ) -> Decision:
-    """Take down that `report.host` found damage; while its report is open, another object adds nothing to it."""
+    """Record damage found by `report.host`; while the host's report is open, another object adds nothing to it."""
     record, known = held.record, _own(job, held.record, tier, report.host)
-    word = CorruptionReport(
+    report_record = CorruptionReport(
         corrupt=True,
         reason=report.reason[:MAX_REASON_CHARS],
         object=report.object,
@@ -239,23 +239,23 @@ def _take_down(
             raise Refused(f"{before.refuted_by} read {what}, and found it as it was saved", hint=hint)
         if _open(known):
             latest = max(found, _found(known)) if same else _found(known)
-            word = dataclasses.replace(
+            report_record = dataclasses.replace(
                 before,
                 generation=max(report.generation, before.generation),
                 found_generation=latest[0],
                 found_step=latest[1],
             )
-        if before == word:
+        if before == report_record:
             return decide_confirm(job, held, tier)
-    return _put(job, held, tier, report.host, word, f"found damage in step {record.step}")
+    return _put(job, held, tier, report.host, report_record, f"found damage in step {record.step}")
 
 
 def _note_unread(job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport) -> Decision:
-    """Note that `report.host` cannot read what others reported, once: it looks again with its next chores."""
+    """Record, once, that `report.host` cannot read the reported object; its maintenance task retries."""
     if _own(job, held.record, tier, report.host) is not None:
         return decide_confirm(job, held, tier)
-    word = CorruptionReport(corrupt=False, reason=report.reason[:MAX_REASON_CHARS])
-    return _put(job, held, tier, report.host, word, f"could not read step {held.record.step}")
+    report_record = CorruptionReport(corrupt=False, reason=report.reason[:MAX_REASON_CHARS])
+    return _put(job, held, tier, report.host, report_record, f"could not read step {held.record.step}")
 
 
 def _own(job: JobView, record: CheckpointRecord, tier: str, host: str) -> Entry[CorruptionReport] | None:
@@ -264,7 +264,12 @@ def _own(job: JobView, record: CheckpointRecord, tier: str, host: str) -> Entry[
 
 
 def _put(
-    job: JobView, held: Entry[CheckpointRecord], tier: str, host: str, word: CorruptionReport, what: str
+    job: JobView,
+    held: Entry[CheckpointRecord],
+    tier: str,
+    host: str,
+    report_record: CorruptionReport,
+    what: str,
 ) -> Decision:
     record = held.record
     key = job.keys.suspect(*record.where, tier, host)
@@ -272,28 +277,28 @@ def _put(
         reason=f"{host} {what} on {tier}",
         txn=Txn(
             compares=(unchanged(held.key, held.mod_revision), unchanged(key, job.view.mod_revision(key))),
-            success=(Put(key=key, value=encode(word)),),
+            success=(Put(key=key, value=encode(report_record)),),
         ),
     )
 
 
-# -- what follows -----------------------------------------------------------------------------
+# -- confirmation -----------------------------------------------------------------------------
 
 
 def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> Decision:
-    """Mark a copy as CORRUPT if enough hosts found it damaged; else say who must look yet.
+    """Mark a copy as CORRUPT if enough hosts found it damaged; else the reason names a host that must still look.
 
-    Level-triggered: the leader asks it too, for the second host may have gone for good.
+    Level-triggered: the leader also calls it, because the second host may have departed for good.
     """
     record, state = held.record, tiers_of(held.record)[tier].state
-    said = [each for each in reports(job, record, tier) if each.record.corrupt]
-    reported = next(filter(_open, said), None)
+    damage = [each for each in reports(job, record, tier) if each.record.corrupt]
+    reported = next(filter(_open, damage), None)
     if reported is None or record.state is not CheckpointState.COMMITTED or state is not TierState.PRESENT:
         return Decision(reason=f"step {record.step} on {tier} is not suspected")
     second = next(
         (
             each
-            for each in said
+            for each in damage
             if each is not reported and (_open(each) or each.record.object == reported.record.object)
         ),
         None,
@@ -305,7 +310,7 @@ def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> De
         if others := _others(job, reported.name):
             what = f"{reported.name} alone found step {record.step} damaged"
             return Decision(reason=f"{what}: {others[0]} must look")
-        # nobody came who could look, and it is there itself
+        # no other host could look, and no worker registered since the view; the reporting host is still registered
         compares.append(none_newer_in(job.keys.workers, job.view.revision))
         compares.append(created_at(alone[0].key, alone[0].create_revision))
         compares.append(unchanged(job.keys.head, job.view.mod_revision(job.keys.head)))
@@ -324,7 +329,7 @@ def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> De
 def _dependents(
     job: JobView, record: CheckpointRecord, tier: str, found: tuple[int, int]
 ) -> list[Entry[CheckpointRecord]]:
-    """Return the checkpoints up to `found`, newest first, that need what `record` owns on `tier`."""
+    """Return the checkpoints up to `found`, newest first, that need objects of `record` on `tier`."""
     need = [
         e
         for e in job.checkpoints()
@@ -339,7 +344,7 @@ def _dependents(
 
 
 def _without(record: CheckpointRecord, tier: str, why: str) -> CheckpointRecord:
-    """Return a record without this copy; CORRUPT itself if it was the last."""
+    """Return a record with this copy CORRUPT; the record itself is CORRUPT if the copy was the last."""
     tiers = dict(tiers_of(record))
     tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.CORRUPT)
     whole = any(each.state is TierState.PRESENT for each in tiers.values())
@@ -348,11 +353,11 @@ def _without(record: CheckpointRecord, tier: str, why: str) -> CheckpointRecord:
 
 
 def _others(job: JobView, host: str) -> list[str]:
-    """Return the hosts that are to look before `host` is believed; none: it is believed alone.
+    """Return the hosts that must look before the report of `host` counts; empty: it counts alone.
 
-    Those that are registered, unless a world of this host alone has begun: what stands by has no process
-    that looks. While a world forms, or is about to end with a member, the next one is waited for. So is any
-    host while this one is not registered: whoever comes first looks.
+    These are the registered hosts. If a world on `host` alone has begun, none must look: standbys have no process
+    that looks. While a world forms, or is about to end with a member, the decision waits for the next one. While
+    `host` itself is not registered, any host that registers next must look.
     """
     registered, world = job.workers(), job.world()
     if all(worker.record.host != host for worker in registered):
@@ -364,7 +369,7 @@ def _others(job: JobView, host: str) -> list[str]:
 
 
 def next_confirmation(job: JobView) -> Decision:
-    """Decide the first report of this job that is confirmed and not yet written down."""
+    """Decide the first corruption report of this job that is confirmed but not yet recorded as such."""
     for entry in job.checkpoints():
         if entry.record.state is CheckpointState.COMMITTED:
             for tier in present_on(entry.record):

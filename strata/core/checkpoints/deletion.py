@@ -1,12 +1,14 @@
-"""How a checkpoint, or one copy of it, leaves the catalog (PROTOCOLS 8.5, 8.6, 8.7).
+"""Deletion of a checkpoint, or of one copy of it (PROTOCOLS 8.5, 8.6, 8.7).
 
-A deletion is two transactions with the removal of the bytes between them. The first turns the
-record, or one of its tiers, into a tombstone (DELETING) and compares everything that could still need
-the bytes; the second removes it. Whoever removes the bytes in between is right however late: the
-attempt's folder is unique and never used again, and a tier that is REMOVED stays so.
+A deletion has three steps:
+1. A transaction turns the record, or one of its tiers, into a tombstone (DELETING), and compares everything that could
+   still need the bytes.
+2. A host removes the bytes. It may be arbitrarily late: the attempt's folder is unique and never reused, and a REMOVED
+   tier stays REMOVED.
+3. A second transaction removes the tombstone.
 
-The record goes with its last tier. A fork has no bytes: its record goes at once, and with it the
-reference that kept its source.
+The record is deleted with its last tier. A fork has no bytes of its own: its record is deleted at once, together with
+the reference that kept its source.
 """
 
 from __future__ import annotations
@@ -48,17 +50,17 @@ from strata.core.kv.txn import (
 from strata.core.kv.view import Entry
 from strata.errors import InvalidArgument, Refused
 
-_GONE = frozenset({TierState.DELETING, TierState.REMOVED})
+_REMOVING = frozenset({TierState.DELETING, TierState.REMOVED})
 
 
 @refusable
 def decide_delete(
     job: JobView, *, step: int, attempt: str, finished: bool, tier: str = "", host: str = ""
 ) -> Decision:
-    """Mark an attempt, or its copy on `tier`, as DELETING; with its bytes removed (`finished`), end it.
+    """Mark an attempt, or its copy on `tier`, as DELETING; with its bytes removed (`finished`), delete it.
 
-    `host` says whose disk is clear, where a tier lies on several. Settled, for the first call, once
-    there is a tombstone; for the second, once the record, the copy or the host's part is gone.
+    `host`: the host whose disk is clear, if a tier spans several. The first call is settled once there is a
+    tombstone; the second once the record, the copy or the host's part is removed.
     """
     if not attempt:
         raise InvalidArgument("a deletion names the attempt it means")
@@ -71,7 +73,7 @@ def decide_delete(
         raise InvalidArgument(f"step {step} has no copy on {tier}", hint=f"there is {', '.join(tiers)}")
     if finished:
         return _finish(job, held, tier, host)
-    if record.state is CheckpointState.DELETING or (tier and tiers[tier].state in _GONE):
+    if record.state is CheckpointState.DELETING or (tier and tiers[tier].state in _REMOVING):
         return Decision(reason=f"step {step} may be removed")
     return decide_tombstone(job, held, tier=tier)
 
@@ -81,10 +83,10 @@ def decide_delete(
 
 @refusable
 def decide_tombstone(job: JobView, held: Entry[CheckpointRecord], *, tier: str = "") -> Decision:
-    """Forbid the use of a checkpoint, or of one copy, unless somebody needs it."""
+    """Turn a checkpoint, or one copy, into a tombstone, or raise if something needs it."""
     record = held.record
     if tier and (record.state is not CheckpointState.COMMITTED or present_on(record) == [tier]):
-        tier = ""  # without this copy nothing is left: the record goes with its last tier
+        tier = ""  # the last copy: the record is deleted with its last tier
     guards = _unneeded(job, held)
     newer = _newer_commit(job, record, tier)
     if record.origin is not None:
@@ -109,7 +111,7 @@ def decide_tombstone(job: JobView, held: Entry[CheckpointRecord], *, tier: str =
 
 
 def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...]:
-    """Return what must hold for this record's bytes to go; raise who needs them."""
+    """Return the compares under which this record's bytes may go; raise if something needs them."""
     record, keys = held.record, job.keys
     if record.state is CheckpointState.OPEN:
         raise Refused(f"step {record.step} is being saved", hint="abort it first")
@@ -143,10 +145,10 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
 
 
 def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> Sequence[Entry[CheckpointRecord]]:
-    """Return the newer commits that must stay as they are for this one to go; raise where one is missing.
+    """Return the newer commits that must stay unchanged for this record to be deleted; raise if one is missing.
 
-    There is always one; and one on each shared tier that this goes from, so that what survives the
-    loss of a host is never gone before something newer survives it too. An ABORTED one is no restore
+    At least one is required, and one on each shared tier that loses this checkpoint. So a copy that survives the
+    loss of a host is removed only after a newer one survives it too. An ABORTED record is no restore
     point and needs none.
     """
     if record.state is CheckpointState.ABORTED:
@@ -168,7 +170,7 @@ def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> Sequence
 
 
 def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> list[Compare]:
-    """Return what holds while these records stay what they are, and nobody reports them, or a base, damaged."""
+    """Return compares that hold while these records are unchanged, with no new damage report on them or their bases."""
     stay = {entry.key: entry for entry in entries}
     needed = {key: entry.record for key, entry in stay.items()}
     needed |= {base.key: base.record for entry in stay.values() for base in bases(job, entry.record)}
@@ -182,7 +184,7 @@ def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> li
 
 
 def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:
-    """Tell whether `one` can be restored in place of `than`, and counts as newer."""
+    """Return whether `one` can be restored in place of `than`, and counts as newer."""
     if one.state is not CheckpointState.COMMITTED or one.type not in RESTORABLE_TYPES or not present_on(one):
         return False
     if one.attempt == than.attempt or not is_whole(job, one):
@@ -193,7 +195,7 @@ def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:
 
 
 def _half_copied(job: JobView, record: CheckpointRecord) -> dict[str, Tier]:
-    """Return the tiers that a copy was begun on and that are in no record: what is there goes as well."""
+    """Return the tiers of begun copies that are in no record yet; their bytes must be removed too."""
     found = {}
     for name in job.view.names(f"{job.keys.attempt(*record.where)}copies/"):
         copies = list(job.view.entries(job.keys.copies(*record.where, name), Copy))
@@ -203,7 +205,7 @@ def _half_copied(job: JobView, record: CheckpointRecord) -> dict[str, Tier]:
     return found
 
 
-# -- the end ----------------------------------------------------------------------------------
+# -- finishing --------------------------------------------------------------------------------
 
 
 def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -> Decision:
@@ -249,14 +251,14 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
 
 
 def dying_tiers(record: CheckpointRecord) -> list[str]:
-    """Return the copies whose bytes are to be removed: all that are left, once the record is a tombstone."""
+    """Return the tiers whose bytes are to be removed: all that are left, once the record is a tombstone."""
     return [name for name, tier in tiers_of(record).items() if tier.state is TierState.DELETING]
 
 
 def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -> set[str]:
     """Return the hosts that still hold a part of this tier once `host` has removed its own.
 
-    Without a host the caller vouches for all of them, as a person does for a machine that is gone.
+    Without a host the caller vouches for all hosts, as an operator does for a lost machine.
     """
     if not host:
         return set()
@@ -265,7 +267,7 @@ def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -
 
 
 def _remove(job: JobView, held: Entry[CheckpointRecord], guards: tuple[Compare, ...] = ()) -> Decision:
-    """No new reader or reference can appear: they refuse a tombstone, so none is compared."""
+    """Delete the record and its keys. A tombstone refuses new readers and references, so none is compared."""
     record, keys = held.record, job.keys
     operations: list[Operation] = [
         Delete(key=held.key),
@@ -286,7 +288,7 @@ def _remove(job: JobView, held: Entry[CheckpointRecord], guards: tuple[Compare, 
 
 
 def fork_reference(job: JobView, record: CheckpointRecord) -> str:
-    """Return the key by which a fork keeps its source: no attempt and no job can have its name."""
+    """Return the key of a fork's reference to its source; no attempt and no job can have its name."""
     assert record.origin is not None
     source = f"{job.keys.folder}{record.origin.job}/"
     keys = dataclasses.replace(job.keys, root=source)
@@ -295,7 +297,7 @@ def fork_reference(job: JobView, record: CheckpointRecord) -> str:
 
 
 def _forget(job: JobView, step: int, attempt: str, tier: str) -> Decision:
-    """End what was left of an attempt whose slot another one took."""
+    """Delete the note about bytes of an attempt whose slot another attempt took."""
     note = job.view.entry(job.keys.discard(attempt), Discarded)
     if note is None:
         return Decision(reason=f"attempt {attempt} of step {step} is gone")

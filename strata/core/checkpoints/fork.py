@@ -1,12 +1,12 @@
-"""Beginning elsewhere: a job from another job's checkpoint, or from an older one of its own.
+"""Fork and rewind: begin a job from another job's checkpoint, or go back to an older one of its own.
 
-A *fork* is a record in the new job that stands for the source's: it lies in generation 0, before every
-world, and `latest` names it, so that the first world begins there by the ordinary rule. Its bytes stay
-the source's; a reference under the source keeps them until the fork's own record goes.
+A *fork* is a record in the new job that stands for the source's checkpoint. It lies in generation 0, before every
+world, and `latest` names it, so that the first world begins there by the ordinary rule. The bytes stay in
+the source's folder; a reference under the source keeps them until the fork's record is deleted.
 
-A *rewind* asks for a new generation that begins from a chosen record (PROTOCOLS 8.4). Until the leader
-has written that world nothing is saved: what half a world saved of an old history beside another half of
-the new one would be neither.
+A *rewind* requests a new generation that begins from a chosen record (PROTOCOLS 8.4). Until the leader
+has written that world nothing is saved: otherwise half the ranks could save the old history and half the new one,
+and the checkpoint would belong to neither.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORK_GENERATION = 0
 def choose(
     job: JobView, *, step: int, attempt: str = "", tag: str = "", latest: bool = False
 ) -> Entry[CheckpointRecord]:
-    """Return the committed whole checkpoint that is meant; raise why there is none."""
+    """Return the committed checkpoint with whole state that the arguments name, or raise."""
     name = job.keys.name
     if latest:
         entry, what = newest(job), ""
@@ -58,7 +58,7 @@ def choose(
 
 
 def find_committed(job: JobView, step: int, attempt: str = "") -> Entry[CheckpointRecord] | None:
-    """Return that attempt; without one, the newest committed record of the step, or else any of it."""
+    """Return that attempt; without `attempt`, the newest committed record of the step, or else its newest record."""
     if attempt:
         return find(job, step, attempt)
     entries = list(job.view.entries(job.keys.checkpoint_step(step), CheckpointRecord))
@@ -73,10 +73,10 @@ def find_committed(job: JobView, step: int, attempt: str = "") -> Entry[Checkpoi
 def decide_fork(
     target: JobView, source: JobView, *, step: int, attempt: str = "", tag: str = "", latest: bool = False
 ) -> Decision:
-    """Let `target`, which has not begun, begin from a checkpoint of `source`. Both are of one view.
+    """Let `target`, which has not begun, begin from a checkpoint of `source`. Both are from one view.
 
-    Settled once it does. `Refused` when the job has a world or a checkpoint of its own; `Conflict` when
-    it was forked from something else.
+    Settled once `target` has that fork. `Refused`: the job has a world or a checkpoint of its own. `Conflict`:
+    it was forked from another checkpoint.
     """
     name = target.keys.name
     if target.keys.root == source.keys.root:
@@ -125,7 +125,7 @@ def decide_fork(
 
 
 def _forked_from(job: JobView) -> Origin | None:
-    """Return what a job was forked from, while nothing else has happened in it."""
+    """Return the origin of a job that was forked and has not changed since, or None."""
     records = [entry.record for entry in job.checkpoints()]
     return records[0].origin if job.head() is None and len(records) == 1 else None
 
@@ -140,15 +140,15 @@ def forks_of(job: JobView) -> list[str]:
     return sorted(found)
 
 
-# -- back in the same job ---------------------------------------------------------------------
+# -- rewind -----------------------------------------------------------------------------------
 
 
 @refusable
 def decide_rewind(job: JobView, *, generation: int, step: int, attempt: str = "", who: str = "") -> Decision:
-    """Have the generation after `generation`, the current one, begin from this checkpoint.
+    """Make the generation after `generation`, the current one, begin from this checkpoint.
 
-    Settled once that is on record, or has come about. What was saved after it stays, and is superseded:
-    it counts for no later world. `StaleGeneration` when another world has begun meanwhile.
+    Settled once the rewind is recorded, or was carried out. Later checkpoints stay, but are superseded:
+    no later world begins from them. `StaleGeneration` if another world has begun meanwhile.
     """
     head = job.head()
     if head is None:
@@ -161,8 +161,8 @@ def decide_rewind(job: JobView, *, generation: int, step: int, attempt: str = ""
         raise StaleGeneration(f"generation {generation} was meant; {current} is current")
     chosen = choose(job, step=step, attempt=attempt)
     record, rewind = chosen.record, asked_back(job)
-    wanted = Rewind(step=record.step, attempt=record.attempt, record_generation=record.generation, who=who)
-    if rewind is not None and rewind.record == wanted:
+    requested = Rewind(step=record.step, attempt=record.attempt, record_generation=record.generation, who=who)
+    if rewind is not None and rewind.record == requested:
         return Decision(reason=f"the next generation begins from step {step}")
     return Decision(
         reason=f"{who or 'somebody'} has the job go back to step {step}",
@@ -172,6 +172,6 @@ def decide_rewind(job: JobView, *, generation: int, step: int, attempt: str = ""
                 unchanged(chosen.key, chosen.mod_revision),
                 unchanged(job.keys.rewind, job.view.mod_revision(job.keys.rewind)),
             ),
-            success=(Put(key=job.keys.rewind, value=encode(wanted)),),
+            success=(Put(key=job.keys.rewind, value=encode(requested)),),
         ),
     )

@@ -1,16 +1,16 @@
 """The life of a checkpoint in the catalog: begin, ack, seal, commit or abort (PROTOCOLS 8).
 
-    begin ──▶ OPEN ──(every rank acked, sealed)──▶ COMMITTED ──▶ DELETING ──▶ gone
+    begin ──▶ OPEN ──(every rank acked, sealed)──▶ COMMITTED ──▶ DELETING ──▶ removed
                 └──(abort, or a second digest)──▶ ABORTED ──▶ replaced, or DELETING
 
 One slot exists per (step, generation). Its record names one *attempt*; ranks that begin the same
-slot join it. Acks are create-once below the attempt and stay while the record is OPEN, so that
-"all ranks acked" is a stable predicate: it ends only by a change of the record, and the record is
-compared. A commit therefore needs no compare per rank, however large the world.
+slot join it. Acks are create-once below the attempt and stay while the record is OPEN. So
+"all ranks acked" is a stable predicate: only a change of the record ends it, and a commit compares the
+record. A commit therefore needs no compare per rank, however large the world.
 
-Every decision is level-triggered: it recognises its own effect, and its result is read from the
-view afterwards. A refusal holds only from a view that is as new as a linearizable read begun
-after the request came; `Executor.settle` sees to that.
+Every decision is level-triggered: it recognises its own effect, and the caller reads the result from the
+view afterwards. A refusal is valid only from a view at least as new as a linearizable read that began
+after the request arrived; `Executor.settle` ensures that.
 """
 
 from __future__ import annotations
@@ -108,12 +108,12 @@ __all__ = [
 ]
 
 COMPARE_BARRIER: Final = "strata.checkpoint.compare"
-"""Where the ranks of a save tell each other what they hold, in the background of their training."""
+"""The barrier at which the ranks of a save exchange what they hold, in the background of their training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckRequest:
-    """One rank's part is durable: `digest` is that of its manifest."""
+    """One rank's part is durable: `digest` is its manifest's."""
 
     author: Author
     step: int
@@ -126,7 +126,7 @@ class AckRequest:
 class SealRequest:
     """The global manifest is durable; `size_bytes` is the sum of all images.
 
-    `part_digests` are those of the ranks' manifests that it names, in their order; empty: not said.
+    `part_digests`: the digests of the rank manifests that it names, in rank order; empty: not sent.
     """
 
     author: Author
@@ -143,7 +143,7 @@ class SealRequest:
 
 @refusable
 def decide_ack(job: JobView, request: AckRequest) -> Decision:
-    """Record that one rank's part is durable, once; a second digest ends the attempt."""
+    """Record that one rank's part is durable, once; a second, different digest aborts the attempt."""
     author = request.author
     held = attempt_of(job, author.generation, request.step, request.attempt)
     key = job.keys.ack(request.step, author.generation, request.attempt, author.rank)
@@ -177,8 +177,8 @@ def decide_ack(job: JobView, request: AckRequest) -> Decision:
 def decide_seal(job: JobView, request: SealRequest) -> Decision:
     """Record that the global manifest is durable, once, and only after every rank's ack.
 
-    `Conflict` when it names another part than its rank acked: then it was composed of what is not
-    what the rank wrote.
+    `Conflict` if it names another part digest than the rank acked: the manifest was then not composed of the parts
+    that the ranks wrote.
     """
     author = request.author
     held = attempt_of(job, author.generation, request.step, request.attempt)
@@ -217,7 +217,7 @@ def decide_seal(job: JobView, request: SealRequest) -> Decision:
 
 
 def _differing(job: JobView, record: CheckpointRecord, digests: Sequence[str]) -> str:
-    """Return which of the manifest's parts is not the one that its rank acked, or ""."""
+    """Return which of the manifest's parts differs from its rank's ack, as a sentence; "" if none does."""
     if len(digests) != record.ranks:
         return f"its manifest names {len(digests)} parts, and {record.ranks} ranks save"
     for rank, digest in enumerate(digests):
@@ -228,7 +228,7 @@ def _differing(job: JobView, record: CheckpointRecord, digests: Sequence[str]) -
 
 
 def _ended(record: CheckpointRecord, who: str) -> StrataError:
-    """Return why what was not acked in time is not wanted any more; a DELETING one was given up before."""
+    """Return the error for an ack or seal that comes too late; a DELETING record was aborted before."""
     if record.state in {CheckpointState.ABORTED, CheckpointState.DELETING}:
         why = record.reason or "it is being cleared away"
         return CheckpointAborted(f"the save of step {record.step} was given up: {why}")
@@ -239,10 +239,10 @@ def _ended(record: CheckpointRecord, who: str) -> StrataError:
 
 
 def decide_commit(job: JobView, entry: Entry[CheckpointRecord]) -> Decision:
-    """Commit this OPEN record if its world is current and everybody acked; else do nothing.
+    """Commit this OPEN record if its world is current and all ranks and the seal acked; else do nothing.
 
-    Any replica decides this on every view change and at its start. It refuses nothing: who waits
-    for a commit waits on the record.
+    Any replica decides this on every view change and at its start. It never refuses: callers that wait
+    for a commit wait on the record.
     """
     record = entry.record
     if record.state is not CheckpointState.OPEN:
@@ -251,7 +251,7 @@ def decide_commit(job: JobView, entry: Entry[CheckpointRecord]) -> Decision:
     if head is None or head.record.generation != record.generation:
         return Decision(reason=f"generation {record.generation} of step {record.step} has ended")
     seal = sealed(job, record)
-    if seal is None:  # looked at first: every ack of every rank leads here, and counting is dear
+    if seal is None:  # checked first: every ack leads here, and counting acks is expensive
         return Decision(reason=f"step {record.step} is not sealed yet")
     if waiting := missing(job, record):
         return Decision(reason=f"step {record.step} is sealed, and rank {waiting[0]} has not acked")
@@ -289,7 +289,7 @@ def decide_commit(job: JobView, entry: Entry[CheckpointRecord]) -> Decision:
 
 @refusable
 def decide_abort(job: JobView, *, author: Author, step: int, attempt: str, reason: str) -> Decision:
-    """Give the attempt up for all ranks; settled when it is over, refused once it is committed."""
+    """Abort the attempt for all ranks; settled when it has ended, refused once it is committed."""
     try:
         held = attempt_of(job, author.generation, step, attempt)
     except CheckpointAborted as over:
@@ -305,8 +305,8 @@ def decide_abort(job: JobView, *, author: Author, step: int, attempt: str, reaso
 def decide_close(job: JobView, *, through_generation: int, reason: str) -> Decision:
     """Leave no save of these generations OPEN: commit the complete ones, then abort the others.
 
-    For the leader, which adds its fence: before it writes a new head with the current
-    generation, after it with the one before (a save may have begun in between).
+    For the leader, which adds its fence. It calls this before it writes a new head, with the current
+    generation, and afterwards with the previous one, because a save may have begun in between.
     """
     opened = [e for e in _open(job) if e.record.generation <= through_generation]
     for entry in opened:
@@ -316,7 +316,7 @@ def decide_close(job: JobView, *, through_generation: int, reason: str) -> Decis
     if opened:
         record = opened[0].record
         acks = job.keys.acks(*record.where)
-        # Nothing came that would make it complete; acks never go while it is OPEN.
+        # the compare shows that no ack came since the view; acks are never deleted while the record is OPEN
         return abort_attempt(job, opened[0], reason, (none_newer_in(acks, job.view.revision),))
     return Decision(reason="no save is open")
 

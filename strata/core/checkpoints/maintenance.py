@@ -1,11 +1,11 @@
-"""What is to be done with the bytes of checkpoints, by those who can reach them (PROTOCOLS 8.6, 8.8).
+"""Maintenance tasks on the bytes of checkpoints, for hosts that can reach them (PROTOCOLS 8.6, 8.8).
 
-Coordinators never touch storage. They say what is due, and the library does it, on a host that has the
-bytes. Nothing is handed out twice on purpose and nothing is locked: each chore is right however often and
-however late it is done, for the attempt's folder is never used again and its end is on record.
+Coordinators never touch storage. They list the tasks that are due, and the library runs them on a host that can reach
+the bytes. Tasks are neither assigned exclusively nor locked: each is correct however often and however late
+it runs, because the attempt's folder is never reused and its end is recorded.
 
-A record that is absent is never a reason to remove anything. What an attempt leaves whose slot another
-one took is under `discarded/`.
+An absent record is never a reason to remove bytes. The bytes of an attempt whose slot another attempt
+took are listed under `discarded/`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from strata.errors import InvalidArgument, Refused
 
 
 class MaintenanceKind(Enum):
-    """REMOVE a tombstone's bytes; CLEAR a save that was given up, unless storage has its marker; VERIFY a copy."""
+    """REMOVE a tombstone's bytes; CLEAR an aborted save, unless storage has its marker; VERIFY a copy."""
 
     REMOVE = "remove"
     CLEAR = "clear"
@@ -40,7 +40,7 @@ class MaintenanceKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceTask:
-    """One piece of work on one copy of one attempt."""
+    """One task on one copy of one attempt."""
 
     kind: MaintenanceKind
     step: int
@@ -53,7 +53,7 @@ class MaintenanceTask:
 
 
 def tasks(job: JobView, host: str) -> Iterator[MaintenanceTask]:
-    """Yield what is due and within reach of `host`: on shared tiers, and on its own disk."""
+    """Yield the tasks that are due and within reach of `host`: on shared tiers, and on its own disk."""
     newest = max(
         (
             counts(job, e.record)
@@ -67,7 +67,7 @@ def tasks(job: JobView, host: str) -> Iterator[MaintenanceTask]:
         if record.state is CheckpointState.COMMITTED:
             yield from _to_verify(job, record, host)
         if record.origin is not None:
-            continue  # its bytes are another job's, to remove; a rank of this one may find them damaged
+            continue  # another job owns and removes the bytes; a rank of this job may still find them damaged
         if record.state is CheckpointState.ABORTED and order(record) < newest:
             yield from _each(job, record, tiers_of(record), MaintenanceKind.CLEAR, host)
         elif record.state in {CheckpointState.DELETING, CheckpointState.COMMITTED}:
@@ -87,7 +87,7 @@ def tasks(job: JobView, host: str) -> Iterator[MaintenanceTask]:
 def _each(
     job: JobView, record: CheckpointRecord, tiers: Iterable[str], kind: MaintenanceKind, host: str
 ) -> Iterator[MaintenanceTask]:
-    """Yield the work on those of these copies that `host` reaches and has not removed."""
+    """Yield the tasks for the copies on `tiers` that `host` can reach and has not removed."""
     for name in tiers:
         tier = tiers_of(record)[name]
         done = job.view.names(job.keys.removed(*record.where, name))
@@ -96,7 +96,7 @@ def _each(
 
 
 def _to_verify(job: JobView, record: CheckpointRecord, host: str) -> Iterator[MaintenanceTask]:
-    """Yield the copies that another host found damaged where this one has not looked: once for each host."""
+    """Yield the copies that another host reported damaged and `host` has not checked, once for each host."""
     for name in present_on(record):
         tier = tiers_of(record)[name]
         damaged = to_look_at(job, record, name, host) if tier.shared and host else None
@@ -105,7 +105,10 @@ def _to_verify(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Ma
 
 
 def _reaches(job: JobView, record: CheckpointRecord, name: str, tier: Tier, host: str) -> bool:
-    """A tier of hosts' disks without any part on record is everybody's: who has nothing removes nothing."""
+    """Return whether `host` can reach the tier; a non-shared tier with no recorded part counts as reachable by all.
+
+    A host that has no part removes nothing.
+    """
     if tier.shared:
         return True
     hosts = hosts_of(job, record, name)
@@ -124,7 +127,7 @@ def _task(kind: MaintenanceKind, record: CheckpointRecord, name: str, tier: Tier
     )
 
 
-# -- a commit that the catalog has forgotten --------------------------------------------------
+# -- adoption: a commit in storage that the catalog does not have -----------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +143,12 @@ class AdoptRequest:
 
 @refusable
 def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
-    """Take a save that was given up here, and is committed in storage, back into the catalog.
+    """Adopt into the catalog a save that is ABORTED here but committed in storage.
 
-    That comes about only where the keyspace is older than the storage, restored from a backup. It is
-    COMMITTED then, and moves no `latest`: the world that is running has begun elsewhere. An Incremental
-    refers to its bases anew, as at its begin: it is refused once one of them is going, or not there
-    yet (it is adopted itself, perhaps, and then this one with the next pass).
+    That happens only if the keyspace is older than the storage: restored from a backup. The record becomes
+    COMMITTED but does not move `latest`, because the running world began elsewhere. An Incremental
+    takes new references to its bases, as at its begin. It is refused if a base is in deletion, or not there
+    yet: the base may be adopted later itself, and the Incremental then in the next pass.
     """
     held = named(job, request.step, request.attempt)
     record = held.record

@@ -1,10 +1,10 @@
-"""Which checkpoint is newer, and which one a world begins from (PROTOCOLS 8.4).
+"""The order of checkpoints, and the one that a world begins from (PROTOCOLS 8.4).
 
-The order is (generation, step): what a later world saved counts as newer, whatever its step. A
+The order is (generation, step): a checkpoint of a later world counts as newer, whatever its step. A
 world that restores from step s takes that record over: `latest` names it under the new
-generation. What older generations had saved beyond s is thereby *superseded*: it belongs to a
-history that was given up, never counts as newer, and is restored only by explicit request. So does
-all that a job had saved before it was begun anew (`J/anew`).
+generation. Checkpoints of older generations beyond s are thereby *superseded*: they belong to a
+history that was given up, never count as newer, and are restored only by explicit request. Beginning a job anew
+(`J/anew`) supersedes all its earlier checkpoints in the same way.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def restorations(job: JobView) -> Iterator[tuple[int, int]]:
 
 
 def superseded(job: JobView, record: CheckpointRecord) -> bool:
-    """Tell whether a later world went back behind this record, or the job was begun anew after it.
+    """Return whether a later world went back behind this record, or the job was begun anew after it.
 
-    The record that `latest` names counts, whatever it was before a world took it over.
+    The record that `latest` names is never superseded, whatever it was before a world took it over.
     """
     return not is_latest(job, record) and (
         record.generation <= job.anew()
@@ -52,7 +52,7 @@ def superseded(job: JobView, record: CheckpointRecord) -> bool:
 
 
 def supersedes_any(job: JobView, generation: int) -> bool:
-    """Tell whether `worlds/<generation>/restored` still gives a record up.
+    """Return whether `worlds/<generation>/restored` still supersedes a record.
 
     While it does, housekeeping keeps that key: without it the record would count again.
     """
@@ -73,7 +73,7 @@ def find(job: JobView, step: int, attempt: str = "") -> Entry[CheckpointRecord] 
 
 
 def is_latest(job: JobView, record: CheckpointRecord) -> bool:
-    """Tell whether `latest` names this very record."""
+    """Return whether `latest` names exactly this record."""
     entry = job.latest()
     return entry is not None and record.where == (
         entry.record.step,
@@ -87,9 +87,9 @@ def newest(
 ) -> Entry[CheckpointRecord] | None:
     """Return the newest committed record that holds a whole state and is not superseded.
 
-    That is the one `latest` names, as long as it is COMMITTED; the best of the others once it
-    has turned out to be CORRUPT. With `before`, the newest one that counts less than that. With `hosts`,
-    the newest that a world on these hosts can read.
+    That is the record `latest` names, as long as it is COMMITTED, or the best of the others if that
+    one is CORRUPT. `before`: consider only records that count less than this. `hosts`: consider only records
+    that a world on these hosts can read.
     """
     good = (
         (counts(job, e.record), e)
@@ -99,12 +99,12 @@ def newest(
         and not superseded(job, e.record)
         and (hosts is None or within_reach(job, e.record, hosts))
     )
-    wanted = (pair for pair in good if before is None or pair[0] < before)
-    return max(wanted, key=lambda pair: pair[0], default=((0, 0), None))[1]
+    candidates = (pair for pair in good if before is None or pair[0] < before)
+    return max(candidates, key=lambda pair: pair[0], default=((0, 0), None))[1]
 
 
 def counts(job: JobView, record: CheckpointRecord) -> tuple[int, int]:
-    """Return what a record counts as: its own order, or where the world that took it over has it."""
+    """Return the position that a record counts at: its own, or the one `latest` gives it after a world took it over."""
     latest = job.latest()
     if latest is not None and is_latest(job, record):
         return latest.record.generation, latest.record.step
@@ -112,9 +112,9 @@ def counts(job: JobView, record: CheckpointRecord) -> tuple[int, int]:
 
 
 def restore_point(job: JobView, hosts: Collection[str] | None = None) -> RestorePoint | None:
-    """Return where the next world, whose members run on `hosts`, begins; None: from nothing.
+    """Return the restore point of the next world, whose members run on `hosts`; None: begin without a checkpoint.
 
-    It is the record that somebody asked to go back to, or else the newest; of those within reach.
+    It is the record of a rewind, or else the newest record; only records within reach are considered.
     """
     rewind = asked_back(job)
     back = find(job, rewind.record.step, rewind.record.attempt) if rewind is not None else None
@@ -125,10 +125,10 @@ def restore_point(job: JobView, hosts: Collection[str] | None = None) -> Restore
 
 
 def asked_back(job: JobView) -> Entry[Rewind] | None:
-    """Return the request to go back, while it counts: it is over once its checkpoint cannot be restored.
+    """Return the rewind while it is valid: it ends once its checkpoint cannot be restored.
 
-    It does not come back, so what rests on a request that is over need not compare why it is. The head of the
-    world that goes back takes the key away.
+    An ended rewind never becomes valid again, so a plan based on that need not compare the checkpoint. The head of the
+    world that goes back deletes the key.
     """
     rewind = job.rewind()
     back = find(job, rewind.record.step, rewind.record.attempt) if rewind is not None else None
@@ -136,12 +136,12 @@ def asked_back(job: JobView) -> Entry[Rewind] | None:
 
 
 def point_of(record: CheckpointRecord) -> RestorePoint:
-    """Return the restore point that this record is."""
+    """Return the restore point for this record."""
     return RestorePoint(step=record.step, attempt=record.attempt, record_generation=record.generation)
 
 
 def latest_under(generation: int, point: RestorePoint) -> Latest:
-    """Return `latest` as the head of a world that begins from `point` writes it."""
+    """Return the `latest` that the head of a world beginning from `point` writes."""
     return Latest(
         generation=generation,
         step=point.step,

@@ -1,4 +1,4 @@
-"""Where an attempt's files lie: below its root, its job and a folder that is its own for ever."""
+"""Paths of an attempt's files: below the storage root and the job, in a folder that no other attempt ever uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROOT = re.compile(
 
 
 def folder_name(step: int, generation: int, attempt: str) -> str:
-    """Return the name of an attempt's folder; the attempt makes it unique for ever."""
+    """Return the name of an attempt's folder; the attempt id makes it unique for ever."""
     return f"step-{step:012d}-gen-{generation:06d}-{attempt}"
 
 
@@ -23,7 +23,7 @@ def attempt_path(root: str, job: str, step: int, generation: int, attempt: str) 
 
 
 def check_root(root: str) -> None:
-    """Return if `root` is the URI of a storage root; else raise `InvalidArgument`."""
+    """Raise `InvalidArgument` unless `root` is the URI of a storage root."""
     if len(root) > MAX_ROOT_CHARS or not _ROOT.match(root):
         raise InvalidArgument(
             f"{root[:100]!r} is not the URI of a storage root",

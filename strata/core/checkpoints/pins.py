@@ -1,10 +1,10 @@
-"""Pins, tags and readers: what keeps a checkpoint from being deleted (PROTOCOLS 8.5, 8.6).
+"""Pins, tags and readers: they keep a checkpoint from being deleted (PROTOCOLS 8.5, 8.6).
 
-A pin keeps a checkpoint until it is unpinned. A tag is a name that can be moved from one checkpoint to
-another, and keeps the one it names. A reader keeps what it reads for as long as its lease lives.
+A pin keeps a checkpoint until it is unpinned. A tag is a movable name, and keeps the checkpoint that it
+names. A reader keeps the checkpoint that it reads while the reader's lease lives.
 
-Each compares the record, and a deletion turns the record into a tombstone in a transaction that finds none
-of them: so of the two, one comes first, and the other is refused.
+Each of these writes compares the record. A deletion turns the record into a tombstone in a transaction that compares
+that none of them exists. So only the first of the two succeeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strata.core.kv.view import Entry
 from strata.errors import Conflict, QuotaExceeded, Refused
 
 MAX_TAGS = 256
-"""Tags of one checkpoint: every message about it has them all."""
+"""The maximum number of tags of one checkpoint: every message about it carries them all."""
 
 _KEPT = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
 _READ = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT, CheckpointState.PREPARED})
@@ -28,14 +28,14 @@ _READ = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT, Checkpoin
 
 @refusable
 def decide_pin(job: JobView, *, step: int, attempt: str, who: str, why: str) -> Decision:
-    """Protect a checkpoint from deletion until it is unpinned. One pin a checkpoint."""
+    """Protect a checkpoint from deletion until it is unpinned. A checkpoint has at most one pin."""
     held = named(job, step, attempt)
     if held.record.state not in _KEPT:
         raise Refused(f"step {step} is {held.record.state.value} and cannot be pinned")
     key = job.keys.pin(step, held.record.attempt)
     pin = job.view.record(key, Pin)
-    wanted = Pin(who=who, why=why)
-    if pin == wanted:
+    requested = Pin(who=who, why=why)
+    if pin == requested:
         return Decision(reason=f"step {step} is pinned by {who}")
     if pin is not None:
         raise Conflict(f"step {step} is pinned already, by {pin.who}: {pin.why}")
@@ -43,13 +43,13 @@ def decide_pin(job: JobView, *, step: int, attempt: str, who: str, why: str) -> 
         reason=f"{who} pins step {step}",
         txn=Txn(
             compares=(unchanged(held.key, held.mod_revision), absent(key)),
-            success=(Put(key=key, value=encode(wanted)),),
+            success=(Put(key=key, value=encode(requested)),),
         ),
     )
 
 
 def decide_unpin(job: JobView, *, step: int, attempt: str) -> Decision:
-    """End the protection of a checkpoint; settled when there is none."""
+    """End the protection of a checkpoint; settled if there is no pin."""
     key = job.keys.pin(step, attempt)
     revision = job.view.mod_revision(key)
     if not revision:
@@ -73,16 +73,16 @@ def tagged(job: JobView, tag: str) -> Entry[CheckpointRecord] | None:
 
 
 def tags_of(job: JobView, record: CheckpointRecord) -> list[str]:
-    """Return the names that a checkpoint has."""
+    """Return the tags of a checkpoint."""
     return job.view.names(job.keys.tags_of(*record.where))
 
 
 @refusable
 def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> Decision:
-    """Let `tag` name this checkpoint, and no other one any more.
+    """Make `tag` name this checkpoint, and no other.
 
-    The name lies at two places: where it points from, which is compared so that it names one checkpoint at
-    a time, and under the attempt, where a deletion finds it by one range.
+    The tag is stored twice: under its name, where the compare ensures that it names one checkpoint at
+    a time, and under the attempt, where a deletion finds it with one range.
     """
     held = named(job, step, attempt)
     record, key = held.record, job.keys.tag(tag)
@@ -92,12 +92,12 @@ def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> 
     if len(tags := tags_of(job, record)) >= MAX_TAGS and tag not in tags:
         why = f"step {step} has {len(tags)} tags, the limit"
         raise QuotaExceeded(why, hint="take one away: strata checkpoints untag")
-    wanted = Tag(step=step, generation=record.generation, attempt=record.attempt, who=who)
-    if before is not None and before.record.where == wanted.where:
+    requested = Tag(step=step, generation=record.generation, attempt=record.attempt, who=who)
+    if before is not None and before.record.where == requested.where:
         return Decision(reason=f"{tag} names step {step}")
     operations: list[Operation] = [
-        Put(key=key, value=encode(wanted)),
-        Put(key=job.keys.tags_of(*record.where) + tag, value=encode(wanted)),
+        Put(key=key, value=encode(requested)),
+        Put(key=job.keys.tags_of(*record.where) + tag, value=encode(requested)),
     ]
     if before is not None:
         operations.append(Delete(key=job.keys.tags_of(*before.record.where) + tag))
@@ -115,7 +115,7 @@ def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> 
 
 @refusable
 def decide_untag(job: JobView, *, tag: str, step: int = 0, attempt: str = "") -> Decision:
-    """Take a name away; settled when nothing has it. With an `attempt`, `Conflict` if the name is another one's."""
+    """Remove a tag; settled if nothing has it. `Conflict` if `attempt` is given and the tag names another one."""
     before = job.view.entry(job.keys.tag(tag), Tag)
     if before is None:
         return Decision(reason=f"nothing is tagged {tag}")
@@ -137,9 +137,9 @@ def decide_untag(job: JobView, *, tag: str, step: int = 0, attempt: str = "") ->
 
 @refusable
 def decide_open(job: JobView, *, step: int, attempt: str, reader: str, who: str, lease: int) -> Decision:
-    """Register a reader on `lease`: while that lives the bytes stay. Settled once it hangs on it.
+    """Register a reader on `lease`: while the lease lives, the bytes stay. Settled once the key has that lease.
 
-    `Refused` for what is being saved, was given up, or is being deleted.
+    `Refused` for a checkpoint that is open, aborted, or in deletion.
     """
     held = named(job, step, attempt)
     record = held.record
@@ -162,7 +162,7 @@ def decide_open(job: JobView, *, step: int, attempt: str, reader: str, who: str,
 
 
 def reader_lease(job: JobView, *, step: int, attempt: str, reader: str) -> int:
-    """Return the lease that a reader hangs on, 0 when there is no such reader."""
+    """Return the lease of a reader's key; 0 if there is no such reader."""
     held = find(job, step, attempt)
     if held is None:
         return 0
@@ -171,7 +171,7 @@ def reader_lease(job: JobView, *, step: int, attempt: str, reader: str) -> int:
 
 
 def decide_close_reader(job: JobView, *, step: int, attempt: str, reader: str) -> Decision:
-    """Take a reader away; settled when there is none."""
+    """Delete a reader's key; settled if there is none."""
     held = find(job, step, attempt)
     if held is not None:
         key = job.keys.reader(*held.record.where, reader)

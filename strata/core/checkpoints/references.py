@@ -1,7 +1,7 @@
-"""What lies around the records of the catalog: references, readers, copies, tags, suspicions, policy.
+"""Records beside those of checkpoints: references, readers, copies, corruption reports, tags, retention, held saves.
 
-The records of the checkpoints themselves, with `latest` and the pins, are in `core.kv.records`; encoded
-and decoded are both kinds by the same functions.
+The records of the checkpoints themselves, with `latest` and the pins, are in `core.kv.records`; the same
+functions encode and decode both kinds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from strata.core.kv.records import Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Who uses the attempt that this lies under: the slot of an Incremental, or of another job's fork."""
+    """The user of the attempt under which this key lies: the slot of an Incremental, or of another job's fork."""
 
     step: int
     generation: int
@@ -24,14 +24,14 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Who is reading a checkpoint; the key hangs on a lease."""
+    """The process that reads a checkpoint; the key is attached to its lease."""
 
     who: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A rank's part, or the manifest and the marker, lie in the folder `path` of a further tier.
+    """A rank's part, or the manifest and the marker, in the folder `path` of a further tier.
 
     `digest` is that of the rank's manifest, or of the global one.
     """
@@ -44,13 +44,13 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorruptionReport:
-    """What a host found on one tier, past every cache: damage (`corrupt`), or that it could not read.
+    """A host's finding on one tier, past every cache: damage (`corrupt`), or that it could not read.
 
-    `object`: the one that it read and that differs, as "folder/file"; "": it is not known which.
-    `found_generation`, `found_step`: the checkpoint that was read; newer ones need not have these bytes.
-    `generation`: the one that could not begin because of it, 0 when nothing waited for these bytes.
-    `refuted_by`: the host that read this object and found it as it was saved. `incarnation`: the newest of
-    the reporting host's own workers then.
+    `object`: the object that the host read and that differs, as "folder/file"; "": unknown which one.
+    `found_generation`, `found_step`: the checkpoint that was read; newer ones may not need these bytes.
+    `generation`: the generation that could not begin because of it; 0: none waited for these bytes.
+    `refuted_by`: the host that read this object and found it as it was saved. `incarnation`: the newest
+    worker of the reporting host at that time.
     """
 
     corrupt: bool
@@ -65,7 +65,7 @@ class CorruptionReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tag:
-    """The checkpoint that a name stands for."""
+    """The checkpoint that a tag names."""
 
     step: int
     generation: int
@@ -79,10 +79,10 @@ class Tag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """What stays: a checkpoint that any one of these rules wants. 0: no such rule; none: all stay.
+    """Retention rules: a checkpoint that any one of them selects stays. 0: no such rule; no rules: all stay.
 
-    `latest`: so many of the newest. `every_steps`: the first one at or after each multiple. `best`:
-    so many of those with the lowest (`highest`: highest) number under `metric` in their metadata.
+    `latest`: this many of the newest. `every_steps`: the first checkpoint at or after each multiple. `best`:
+    this many with the lowest (`highest`: highest) number under `metric` in their metadata.
     `age_ms`: those that are younger.
     """
 
@@ -100,7 +100,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What the leader leaves of a job's checkpoints; `tiers` are the exceptions, by name."""
+    """A job's retention policy, which the leader applies; `tiers`: exceptions, by the tier's name."""
 
     keep: Keep
     tiers: Mapping[str, Keep] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewind:
-    """The next generation begins from this one; until then nothing is saved."""
+    """The next generation begins from this checkpoint; until then nothing is saved."""
 
     step: int
     attempt: AttemptId
@@ -119,7 +119,7 @@ class Rewind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
-    """An attempt whose slot another one took: nothing but its bytes is left, and they shall go."""
+    """An attempt whose slot another attempt took: only its bytes are left, and they must be removed."""
 
     step: int
     generation: int
@@ -128,7 +128,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavesHeld:
-    """A rank had trained to `step` and could not save it, for a reason that time may heal."""
+    """A rank had trained to `step` and could not save it, for a reason that may pass."""
 
     step: int
     rank: int

@@ -1,8 +1,8 @@
-"""What a job's policy has the leader mark for deletion (PROTOCOLS 8.6).
+"""Applying a job's retention policy: the deletions that the leader must mark (PROTOCOLS 8.6).
 
-Each tier is judged for itself. What no rule keeps there, and nobody needs, gets its tombstone: in a
-transaction that compares a newer one, so that no deletion rests on a checkpoint that another one, or
-damage, has taken away meanwhile.
+The policy is applied to each tier separately. A copy that no rule keeps, and that nothing needs, gets its tombstone in
+a transaction that compares a newer checkpoint. So no deletion relies on a checkpoint that another deletion, or
+damage, has meanwhile removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SUSPECTED = "a host found it damaged, and another one is to look"
 
 
 def retention(job: JobView) -> Entry[Retention] | None:
-    """Return the policy of a job, or None: everything stays."""
+    """Return the policy of a job, or None: all checkpoints stay."""
     return job.view.entry(job.keys.retention, Retention)
 
 
@@ -35,11 +35,11 @@ def retention(job: JobView) -> Entry[Retention] | None:
 def decide_set_retention(
     job: JobView, wanted: Retention, *, author: Author | None = None, if_revision: int | None = None
 ) -> Decision:
-    """Put a policy down; what it gives up goes from the next look of the leader on.
+    """Store a policy; the leader deletes by it from its next pass on.
 
-    `author` is the rank that hands its settings over. They are for all tiers: rules of one that it does not
-    name stand; refused once its generation is over. `Conflict` when the policy is another than that of
-    `if_revision`, 0: than none.
+    `author`: the rank whose settings these are. They apply to all tiers, except that existing rules for tiers they do
+    not name stay; refused once the rank's generation is over. `Conflict` if the policy is not the one of
+    `if_revision` any more; 0: if there is a policy.
     """
     check_keep(wanted.keep)
     for keep in wanted.tiers.values():
@@ -66,7 +66,7 @@ def decide_set_retention(
 
 
 def reasons(job: JobView, *, now_unix_ms: int) -> dict[str, dict[str, str]]:
-    """Return, by tier, why each of its checkpoints stays; one that is absent is to go."""
+    """Return, by tier, the reason why each of its checkpoints stays; a checkpoint that is absent is to be deleted."""
     held, found = retention(job), {}
     committed = [e for e in job.checkpoints() if e.record.state is CheckpointState.COMMITTED]
     known = {e.key: _candidate(job, e) for e in committed}
@@ -75,13 +75,15 @@ def reasons(job: JobView, *, now_unix_ms: int) -> dict[str, dict[str, str]]:
         keep = held.record.tiers.get(tier, held.record.keep) if held is not None else Keep()
         found[tier] = kept((known[e.key] for e in there), keep, now_unix_ms=now_unix_ms)
         for entry in there:
-            if is_suspect(job, entry.record):  # if this copy is good, the other one may not be
+            if is_suspect(
+                job, entry.record
+            ):  # even if this copy is good, the checkpoint's suspected copy may not be
                 found[tier].setdefault(entry.key, SUSPECTED)
     return found
 
 
 def going(job: JobView, *, now_unix_ms: int) -> list[tuple[Entry[CheckpointRecord], str]]:
-    """Return what no rule keeps: a checkpoint and the tier of a copy; "" where no rule keeps it on any tier."""
+    """Return the checkpoints that no rule keeps, each with the tier of the copy; "" if no rule keeps it on any tier."""
     held = retention(job)
     if held is None:
         return []
@@ -100,21 +102,23 @@ def going(job: JobView, *, now_unix_ms: int) -> list[tuple[Entry[CheckpointRecor
 
 
 def next_tombstone(job: JobView, *, now_unix_ms: int) -> Decision:
-    """Decide the first deletion that is due and that nobody's need stands against.
+    """Decide the first deletion that is due and that nothing prevents.
 
-    For the leader, which adds its fence and asks again until nothing is left to mark.
+    For the leader, which adds its fence and calls this again until nothing is left to mark.
     """
     policy = job.view.mod_revision(job.keys.retention)
     for entry, tier in going(job, now_unix_ms=now_unix_ms):
         decision = decide_tombstone(job, entry, tier=tier)
         if decision.txn is not None:
-            asked: Compare = unchanged(job.keys.retention, policy)
-            return Decision(reason=f"{decision.reason}: no rule keeps it", txn=decision.txn.and_if(asked))
+            same_policy: Compare = unchanged(job.keys.retention, policy)
+            return Decision(
+                reason=f"{decision.reason}: no rule keeps it", txn=decision.txn.and_if(same_policy)
+            )
     return Decision(reason="the policy gives nothing up")
 
 
 def pending(job: JobView, *, now_unix_ms: int) -> int:
-    """Return how many deletions the leader has still to mark."""
+    """Return how many deletions the leader still has to mark."""
     return sum(
         decide_tombstone(job, entry, tier=tier).txn is not None
         for entry, tier in going(job, now_unix_ms=now_unix_ms)
@@ -129,7 +133,7 @@ def _candidate(job: JobView, entry: Entry[CheckpointRecord]) -> Candidate:
         step=record.step,
         counts=counts(job, record),
         created_unix_ms=record.created_unix_ms,
-        # what somebody found damaged is no newer one for anybody either
+        # a checkpoint with a damage report does not count as newer for any other either
         superseded=superseded(job, record) or not is_whole(job, record),
         metadata=record.metadata,
     )

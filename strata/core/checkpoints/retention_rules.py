@@ -1,7 +1,7 @@
-"""Which checkpoints a policy keeps, and why: the same rules with coordinators and without.
+"""Retention rules: which checkpoints a policy keeps, and why; the same rules with coordinators and without.
 
-A policy is several rules, and a checkpoint stays if any one of them wants it. Rules count per kind: what
-holds a whole state is one kind, each part of it another. The reasons are sentences that people read.
+A policy has several rules, and a checkpoint stays if any rule selects it. Rules count per kind: whole-state
+checkpoints are one kind, each partial type is another. The reasons are sentences for people.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ WHOLE = frozenset({CheckpointType.FULL, CheckpointType.INCREMENTAL})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A committed checkpoint, as far as a rule looks at it.
+    """The properties of a committed checkpoint that rules use.
 
-    `counts` is what it counts as, (generation, step); `superseded` ones are of a history that was given
-    up, and are no newer ones for anybody. `key` is the caller's own name for it.
+    `counts` is its position in the order, (generation, step). `superseded` checkpoints belong to a history that was
+    given up, and do not count as newer than others. `key` is the caller's own name for it.
     """
 
     key: str
@@ -36,7 +36,7 @@ class Candidate:
 
 
 def check_keep(keep: Keep) -> None:
-    """Return if the rules make sense; `InvalidArgument`, naming the one that does not."""
+    """Raise `InvalidArgument`, naming the rule, if the rules make no sense."""
     for name in ("latest", "every_steps", "best", "age_ms"):
         if getattr(keep, name) < 0:
             raise InvalidArgument(
@@ -54,7 +54,7 @@ def check_keep(keep: Keep) -> None:
 
 
 def kept(candidates: Iterable[Candidate], keep: Keep, *, now_unix_ms: int) -> dict[str, str]:
-    """Return the keys of those that stay, each with its reason."""
+    """Return the keys of the checkpoints that stay, each with its reason."""
     every = list(candidates)
     if keep.everything:
         return dict.fromkeys((c.key for c in every), "everything is kept")
@@ -71,7 +71,7 @@ def kept(candidates: Iterable[Candidate], keep: Keep, *, now_unix_ms: int) -> di
 
 
 def newest_of_each_step(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return, of those of one kind and step, the one that counts as newest: what a load of the step takes."""
+    """Return, for each kind and step, the checkpoint that counts as newest: the one that a load of the step reads."""
     found: dict[tuple[frozenset[CheckpointType], int], Candidate] = {}
     for candidate in sorted(candidates, key=lambda c: c.counts):
         found[_kind_of(candidate), candidate.step] = candidate
@@ -83,7 +83,7 @@ def _kind_of(candidate: Candidate) -> frozenset[CheckpointType]:
 
 
 def _latest(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
-    """One that was superseded stays until there are as many newer ones as any other: no sooner."""
+    """Select the newest. A superseded one stays until there are `latest` newer ones, like any other."""
     found, newer = {}, 0
     for candidate in reversed(kind):
         if newer < keep.latest:
@@ -93,7 +93,7 @@ def _latest(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
 
 
 def _every(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
-    """The first at or after each multiple: a save is seldom due at the multiple itself."""
+    """Select the first at or after each multiple: a save is seldom due at the multiple itself."""
     if not keep.every_steps:
         return {}
     firsts: dict[int, Candidate] = {}
@@ -108,7 +108,7 @@ def _every(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
 
 
 def _best(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
-    """Those without a number under that name are none of the best; of equals the newer one is."""
+    """Select the best. A checkpoint without that number is never selected; of equal ones the newer wins."""
     scored = []
     for candidate in kind:
         try:

@@ -1,9 +1,9 @@
-"""The copies of a checkpoint: which there are, where their parts lie, and who reaches them (PROTOCOLS 8.7).
+"""The copies of a checkpoint on tiers: which exist, where their parts lie, which hosts can read them (PROTOCOLS 8.7).
 
-A save goes to one tier, the one at the record's `path`. How others join it is in `checkpoint_copies`.
+A save goes to one tier, the one at the record's `path`. `core.checkpoints.copies` adds further tiers.
 
-A *shared* tier survives the loss of a host. What lies on hosts' own disks counts for a world only if one
-host holds every part and all ranks of that world run there: a rank may need any part.
+A *shared* tier survives the loss of a host. A copy on hosts' own disks counts for a world only if one
+host holds every part and all ranks of that world run there, because a rank may need any part.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from strata.core.kv.keys import JobKeys
 from strata.core.kv.records import Ack, CheckpointRecord, Tier, TierState
 
 PRIMARY = "primary"
-"""The name of the only tier where nobody names one."""
+"""The tier's name if the settings name none."""
 BEGUN = "begun"
-"""Among the copies on a tier: it may hold something, whatever became of the rest."""
+"""A marker among the copies on a tier: the tier may hold bytes even if no part was reported."""
 
 
 def tiers_of(record: CheckpointRecord) -> Mapping[str, Tier]:
-    """Return the copies by the name of their tier; a record from before there were tiers has one."""
+    """Return the copies by the name of their tier; a record from before tiers existed has one."""
     return record.tiers or {PRIMARY: Tier(path=record.path)}
 
 
@@ -32,9 +32,9 @@ def present_on(record: CheckpointRecord) -> list[str]:
 
 
 def home(job: JobView, record: CheckpointRecord) -> tuple[JobView, CheckpointRecord]:
-    """Return the job and the record whose bytes these are: another one's, where it is a fork.
+    """Return the job and the record that own the bytes: for a fork, those of its source.
 
-    A fork of a fork leads on; where a record on the way is gone, the last one known is returned.
+    Forks of forks are followed; if a record on the way is deleted, the last one found is returned.
     """
     while record.origin is not None:
         source = JobView(job.view, JobKeys(f"{job.keys.folder}{record.origin.job}/"))
@@ -46,13 +46,13 @@ def home(job: JobView, record: CheckpointRecord) -> tuple[JobView, CheckpointRec
 
 
 def ack_of(job: JobView, record: CheckpointRecord, rank: int) -> Ack | None:
-    """Return what a rank of the saving world acked; also of a fork."""
+    """Return the ack of a rank of the saving world; for a fork, that of its source."""
     job, record = home(job, record)
     return job.view.record(job.keys.ack(*record.where, rank), Ack)
 
 
 def hosts_of(job: JobView, record: CheckpointRecord, name: str) -> set[str]:
-    """Return the hosts whose own disks hold parts of this tier; none for a shared one."""
+    """Return the hosts whose own disks hold parts of this tier; empty for a shared tier."""
     job, record = home(job, record)
     tier = tiers_of(record).get(name)
     if tier is None or tier.shared:
@@ -70,7 +70,7 @@ def hosts_of(job: JobView, record: CheckpointRecord, name: str) -> set[str]:
 
 
 def within_reach(job: JobView, record: CheckpointRecord, hosts: Collection[str]) -> bool:
-    """Tell whether a world whose members run on `hosts` can read every part."""
+    """Return whether a world whose members run on `hosts` can read every part."""
     here = set(hosts)
     return any(
         tier.state is TierState.PRESENT

@@ -1,9 +1,9 @@
-"""Datasets and whose shards are whose (PROTOCOLS 7.1).
+"""Datasets, and the assignment of their shards to members (PROTOCOLS 7.1).
 
 The assignment names the members, the ring and the exceptions to it; the owners follow from them
-(`core.datasets.ring`), so the record stays small. A member that joins when another has left takes over its
-seat on the ring and with it all of its shards: nobody else moves. The assignment changes when the members of the world do, and only then: a new generation
-of the same members moves nothing.
+(`core.datasets.ring`), so the record stays small. A *seat* is the name under which a member is placed on the ring. If
+one member leaves and another joins, the new one takes over the seat with all its shards, and no other shard moves.
+The assignment changes only with the members of the world: a new generation of the same members moves nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from strata.core.kv.txn import Decision, Plan, Put, Txn, absent, created_at, ref
 from strata.errors import Conflict, InvalidArgument, QuotaExceeded
 
 MAX_SHARDS = 100_000
-"""Dividing so many for the first time takes a leader about a third of a second."""
+"""The first division of this many shards takes a leader about a third of a second."""
 
 
 @refusable
 def decide_register_dataset(job: JobView, name: str, spec: DatasetSpec) -> Decision:
-    """Create a dataset. The same spec again is fine; another one is refused as a `Conflict`."""
+    """Create a dataset. Repeating the same spec is fine; a different one is refused as a `Conflict`."""
     checked_id("dataset", name)
     if not 1 <= spec.shards <= MAX_SHARDS:
         raise InvalidArgument(f"{spec.shards} shards: a dataset has 1 to {MAX_SHARDS}")
@@ -45,7 +45,7 @@ def decide_register_dataset(job: JobView, name: str, spec: DatasetSpec) -> Decis
 
 
 def owners_of(assignment: Assignment) -> list[str]:
-    """Return the worker that owns each shard."""
+    """Return the owner of each shard, by shard number."""
     seats = _seats_of(assignment)
     moved = {seats[worker]: taken for worker, taken in assignment.moved.items()}
     found = owners(seats.values(), assignment.shards, moved)
@@ -60,10 +60,10 @@ def _seats_of(assignment: Assignment) -> dict[str, str]:
 
 
 def seated(workers: Iterable[str], before: Mapping[str, str]) -> dict[str, str]:
-    """Return the seat of each worker; `before` are those of the workers so far.
+    """Return the seat of each worker; `before`: the seats so far.
 
-    Who stays keeps its seat. Newcomers take the empty ones, each its own name's if that is
-    empty; further ones sit under their own name, with a number if somebody else does.
+    A worker that stays keeps its seat. Newcomers take the free seats, each the seat of its own name if that is
+    free. Further newcomers get a seat of their own name, with a number if another worker has that seat.
     """
     seats = {worker: before[worker] for worker in sorted(workers) if worker in before}
     newcomers = sorted(set(workers) - seats.keys())
@@ -89,7 +89,7 @@ def shards_of(assignment: Assignment) -> dict[str, list[int]]:
 
 
 def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> Plan:
-    """Say what the leader of `epoch` writes so that every dataset is divided among the world."""
+    """Return the writes of the leader of `epoch` that divide every dataset among the world's members."""
     world = job.world()
     if world is None or world.head.forming or job.phase() is not Phase.RUNNING:
         return Plan(reason=f"job {job.keys.name} has no world to divide datasets among")
@@ -132,7 +132,7 @@ def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> Plan:
 def divided(
     workers: tuple[WorkerId, ...], shards: int, old: Assignment | None, *, epoch: int, generation: int
 ) -> Assignment:
-    """Return the assignment of so many shards to `workers`; of `old`, the one so far, it moves as little as it can."""
+    """Return the assignment of `shards` shards to `workers`, moving as few as possible from `old`."""
     before = _seats_of(old) if old is not None else {}
     seats = seated(workers, before)
     owned = [before[worker] for worker in owners_of(old)] if old is not None else None

@@ -1,14 +1,14 @@
-"""ring-v1: which member owns which shard. Published in docs/ring.md, with test vectors.
+"""ring-v1: consistent hashing that gives every shard an owner. Published in docs/ring.md, with test vectors.
 
-Two parts. The *ring* gives every shard a home; it depends on the set of members (on the names of
-their seats, see `core.datasets.assignment`) and on nothing else. The *moved* shards are the exceptions that keep the load bounded: they are written down in
-the assignment. So any client computes the owners with a few lines in any language, and the
-bound is kept by the leader alone.
+It has two parts. The *ring* gives every shard a home; it depends on the set of members (on the names of
+their seats, see `core.datasets.assignment`) and on nothing else. The *moved* shards are the exceptions that keep the
+load bounded; the assignment lists them. So any client computes the owners with a few lines in any language, and only
+the leader has to keep the bound.
 
-Why not a bound inside the ring, as "consistent hashing with bounded loads" has it: such a function
+Why the bound is not part of the ring, as in "consistent hashing with bounded loads": such a function
 of the members alone, tried with 10,000 shards and 100 members, moves 1.6 times the share of a
-member that leaves, because every full member's overflow is decided anew. Looking at what was
-assigned before, the leader moves that share and nothing else.
+member that leaves, because it decides every full member's overflow anew. The leader uses the previous
+assignment, and moves that share and nothing else.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ import xxhash
 
 RING: Final = "ring-v1"
 POINTS: Final = 32
-"""Virtual nodes of a member."""
+"""The virtual nodes of a member."""
 BOUND_PERCENT: Final = 5
-"""No member's load is above the mean by more, or by more than rounding up to a whole shard."""
+"""No member's load exceeds the mean by more than this, or than rounding up to a whole shard."""
 MAX_MOVED_BYTES: Final = 40 * 1024
-"""Of the moved shards as JSON; above it the bound gives way."""
+"""The limit for the moved shards as JSON; above it the bound is relaxed."""
 
 Moved = Mapping[str, Sequence[int]]
-"""By owner: the shards that it owns though the ring gives them another home."""
+"""By owner: the shards that it owns although their home on the ring is another member."""
 
 
 # -- the published part -----------------------------------------------------------------------
 
 
 def position(text: str) -> int:
-    """Return where `text` lies on the ring: the upper 53 bits of its xxh3-64 (seed 0, UTF-8).
+    """Return the position of `text` on the ring: the upper 53 bits of its xxh3-64 (seed 0, UTF-8).
 
-    53 bits are exact in a double, the only number that some languages have.
+    53 bits are exact in a double, the only number type of some languages.
     """
     return xxhash.xxh3_64_intdigest(text.encode()) >> 11
 
@@ -50,7 +50,7 @@ def homes(workers: Iterable[str], shards: int) -> list[str]:
     """Return the home of every shard: the member of the first point at or after its position.
 
     Shard 7 lies at `position("shard/7")`, the k-th point of member w at `position("member/w/k")`,
-    k from 0 to 31; after the last point comes the first. Of equal points the smaller name counts.
+    k from 0 to 31; after the last point comes the first. Of equal points the one with the smaller name counts.
     """
     members = tuple(sorted(set(workers)))
     if not members:
@@ -59,7 +59,7 @@ def homes(workers: Iterable[str], shards: int) -> list[str]:
 
 
 def owners(workers: Iterable[str], shards: int, moved: Moved) -> list[str]:
-    """Return the owner of every shard: who has it among the moved ones, else its home."""
+    """Return the owner of every shard: its entry among the moved shards, else its home."""
     found = homes(workers, shards)
     for worker, taken in moved.items():
         for shard in taken:
@@ -68,7 +68,7 @@ def owners(workers: Iterable[str], shards: int, moved: Moved) -> list[str]:
 
 
 class _Shards:
-    """The shards of a dataset on the ring; the same for any members."""
+    """The positions of a dataset's shards on the ring; they do not depend on the members."""
 
     def __init__(self, shards: int) -> None:
         placed = sorted((float(position(f"shard/{shard}")), shard) for shard in range(shards))
@@ -76,7 +76,7 @@ class _Shards:
         self.turn = [0] * shards
         for turn, (_place, shard) in enumerate(placed):
             self.turn[shard] = turn
-        # itemgetter picks at C speed, and gives a tuple only for two items and more
+        # itemgetter picks at C speed, and returns a tuple only for two or more items
         self.by_number = itemgetter(*self.turn) if shards > 1 else tuple
 
 
@@ -87,22 +87,22 @@ def _shards(shards: int) -> _Shards:
 
 @lru_cache(maxsize=20_000)
 def _points(worker: str, shards: int) -> dict[float, tuple[int, str]]:
-    """Return a worker's points, in order, each with how many shards lie up to it."""
+    """Return a worker's points, in order, each with the number of shards up to it."""
     places = _shards(shards).places
     points = sorted(float(position(f"member/{worker}/{k}")) for k in range(POINTS))
     return {point: (bisect_right(places, point), worker) for point in points}
 
 
 class _Ring(NamedTuple):
-    """All points in order, how many shards lie up to each, and the member of each."""
+    """All points in order, with the number of shards up to each, and its member."""
 
     points: list[float]
     ends: list[int]
     members: list[str]
 
-    def without(self, gone: set[str]) -> _Ring:
-        """Return the ring of the other members. No two points of this one are equal."""
-        stays = [member not in gone for member in self.members]
+    def without(self, departed: set[str]) -> _Ring:
+        """Return the ring without these members. Requires that no two points are equal."""
+        stays = [member not in departed for member in self.members]
         return _Ring(
             list(compress(self.points, stays)),
             list(compress(self.ends, stays)),
@@ -110,7 +110,7 @@ class _Ring(NamedTuple):
         )
 
     def homes(self, shards: int) -> tuple[str, ...]:
-        """Return the homes by shard number. Quick, because it goes by points and not by shards."""
+        """Return the homes by shard number. Fast, because it iterates over points, not shards."""
         lengths = map(sub, self.ends, [0, *self.ends])
         found = list(chain.from_iterable(map(repeat, self.members, lengths)))
         found += [self.members[0]] * (shards - len(found))
@@ -120,7 +120,7 @@ class _Ring(NamedTuple):
 @lru_cache(maxsize=16)
 def _ring(workers: tuple[str, ...], shards: int) -> _Ring:
     found: dict[float, tuple[int, str]] = {}
-    for worker in reversed(workers):  # so that the smaller name stands where two points are equal
+    for worker in reversed(workers):  # so that the smaller name wins where two points are equal
         found.update(_points(worker, shards))
     points = sorted(found)  # a merge of runs: each worker's points are in order
     ends, members = zip(*map(found.__getitem__, points), strict=True)
@@ -128,13 +128,13 @@ def _ring(workers: tuple[str, ...], shards: int) -> _Ring:
 
 
 def _ring_after(before: Iterable[str], workers: tuple[str, ...], shards: int) -> _Ring:
-    """Return the ring of `workers`; in a fraction of the time when some of `before` have left."""
+    """Return the ring of `workers`; much faster if it is `before` with some members removed."""
     known = tuple(sorted(before))
-    gone = set(known).difference(workers)
-    if gone and len(known) - len(gone) == len(workers):
+    departed = set(known).difference(workers)
+    if departed and len(known) - len(departed) == len(workers):
         ring = _ring(known, shards)
         if len(ring.points) == POINTS * len(known):
-            return ring.without(gone)
+            return ring.without(departed)
     return _ring(workers, shards)
 
 
@@ -147,7 +147,7 @@ def _homes(workers: tuple[str, ...], shards: int) -> tuple[str, ...]:
 
 
 def bound(workers: int, shards: int, percent: int = BOUND_PERCENT) -> int:
-    """Return the most shards that one of so many members may own."""
+    """Return the most shards that one of this many members may own."""
     mean_rounded_up = -(-shards // workers)
     return max(mean_rounded_up, shards * (100 + percent) // (100 * workers))
 
@@ -155,9 +155,9 @@ def bound(workers: int, shards: int, percent: int = BOUND_PERCENT) -> int:
 def assign(workers: Iterable[str], shards: int, before: Sequence[str] | None = None) -> Moved:
     """Return the moved shards that keep every load within the bound.
 
-    `before` are the owners so far, if any. What moves then: the shards of members that left; to
-    a member that joins, those at home there, up to the mean; and what the bound forces. The same
-    arguments give the same answer, in whatever order `workers` come.
+    `before`: the owners so far, if any. Three kinds of shards then move: those of members that left; those with
+    their home at a newcomer, up to the mean load; and those that the bound forces to move. The
+    result depends on the arguments only, not on the order of `workers`.
     """
     members = tuple(sorted(set(workers)))
     if not members:
@@ -193,7 +193,7 @@ def _assign(
         if newcomer is not None and load[newcomer] < mean:
             give(shard, newcomer)
         else:
-            give(shard, _with_room(shard, ring, shards, load, limit))
+            give(shard, _below_limit(shard, ring, shards, load, limit))
     if joined:
         turn = _shards(shards).turn
         for shard in sorted(compress(range(shards), map(joined.__contains__, home)), key=turn.__getitem__):
@@ -213,10 +213,10 @@ def _homeless(
     limit: int,
     joined: set[str],
 ) -> list[int]:
-    """Return the shards that must move, in ring order: of members that left or own too many.
+    """Return the shards that must move, in ring order: those of members that left or own too many.
 
-    The latter give up those first that are at home with a member that joined, then others that
-    are not at home with them, then the last in ring order.
+    A member that owns too many gives up shards in this order: those with their home at a newcomer, others that
+    do not have their home with it, the last in ring order.
     """
     staying = set(members)
     concerned = {name for name, count in load.items() if name not in staying or count > limit}
@@ -246,8 +246,8 @@ def _by_right_to_stay(name: str, owned: Sequence[int], home: Sequence[str], join
     return at_home + elsewhere + with_joined
 
 
-def _with_room(shard: int, ring: _Ring, shards: int, load: Counter[str], limit: int) -> str:
-    """Return the first member with room from the shard's position on; its home, if that has."""
+def _below_limit(shard: int, ring: _Ring, shards: int, load: Counter[str], limit: int) -> str:
+    """Return the first member below the limit from the shard's position on; its home, if that is below it."""
     points, _ends, at = ring
     on_ring = _shards(shards)
     index = bisect_left(points, on_ring.places[on_ring.turn[shard]]) % len(points)

@@ -1,14 +1,15 @@
-"""Which rank holds up a job, and why: a rule on what is known of all its ranks at one moment.
+"""Attribution: which rank holds up a job, and why; a rule on the reports of all its ranks at one moment.
 
-    crashed     a rank ended before its time, or its node did
-    stalled     ranks stand still: long enough to be a stall (`core.health.stalls`), or, earlier, while others wait for them
+    crashed     a rank, or its node, ended early
+    stalled     ranks stand still: for long enough to be a stall (`core.health.stalls`), or, earlier, while
+                others wait for them
     slow        steps cost a rank more than they cost others (`core.health.stragglers`)
 
-A rank that others hold up is late as well, so being late is no fault. Before it is a stall somebody is blamed only
-with evidence: most ranks are late, at least one of them waits for others, and what the blamed ones do instead is known.
-That names the rank within seconds, and costs nobody's life: evictions go by stalls alone. An agent reports that a rank
-is late before it knows where the rank stands. Such a rank has a word of its agent, so it is not silent; it is no
-evidence either, neither against itself nor against others.
+A rank that others hold up is late as well, so lateness alone is no fault. Before a stall, ranks are blamed only
+on evidence: most ranks are late, at least one late rank waits for others, and the activity of the blamed ranks is
+known. That names the rank within seconds, and evicts no member: only stalls evict. An agent reports that a rank is
+late before it has located the rank. Such a rank is not silent, because its agent reported it; but it is no evidence
+yet, neither against itself nor against others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from strata.core.health.stragglers import Slow, StepTimes
 from strata.core.stop.save_hold import SaveHold
 
 SILENT_S: Final = 2.3
-"""How long it takes at most until a late rank is reported: its agent looks, and reports it before it asks for stacks."""
+"""The longest delay until a late rank is reported: its agent checks, and reports it before it requests stacks."""
 
 STOPPED: Final = "stopped"
 BLOCKED: Final = "blocked"
@@ -44,50 +45,50 @@ CAUSE_DEVICE: Final = "device"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What is known of one rank of the current generation."""
+    """The known facts about one rank of the current generation."""
 
     rank: int
     step: int
     phase: str
     age_ms: int
-    """Since it moved, as far as is known here."""
+    """Time since its last movement, as far as is known here."""
     stalled_ms: int = 0
     late_ms: int = 0
     usual_ms: int = 0
-    """How long its phase usually takes; 0 while that is unknown."""
+    """The usual duration of its phase; 0 while unknown."""
     times: StepTimes | None = None
     waits: bool = False
-    """It has arrived at a barrier that is open."""
+    """It has arrived at an open barrier."""
     where: str = ""
     """The innermost function of its main thread, if that is known."""
     activity: str = ""
-    """What that is for, one of `core.health.stacks.ACTIVITIES`."""
+    """The purpose of that function, one of `core.health.stacks.ACTIVITIES`."""
     process: str = ""
     worker: str = ""
     host: str = ""
     throttled: tuple[int, str] | None = None
-    """The device of it that runs slower than it could, and why."""
+    """Its device that runs slower than it could, and why."""
     trace_file: str = ""
     hold: SaveHold | None = None
-    """Why it cannot save for now, and for how long by now."""
+    """Why it cannot save at present, and for how long so far."""
 
     @property
     def held_up(self) -> bool:
-        """Whether it waits for other ranks, for all that is known."""
+        """Whether it waits for other ranks, as far as is known."""
         return self.waits or self.activity == stacks.COLLECTIVE
 
     @property
     def silent(self) -> bool:
-        """Whether it must be late by now, and its agent does not say so.
+        """Whether it must be late by now, but its agent has not reported it.
 
-        While nothing is usual for its phase, a rank's agent does not know when it is late.
+        While its phase has no usual duration, a rank's agent cannot know that it is late.
         """
         late_ms = 1000 * (late_after_s(self.usual_ms / 1000) + SILENT_S)
         return not self.reported_late and not self.waits and self.usual_ms > 0 and self.age_ms > late_ms
 
     @property
     def unable(self) -> bool:
-        """Whether it can do nothing at all."""
+        """Whether it cannot do anything at all."""
         return self.silent or self.process == STOPPED
 
     @property
@@ -96,31 +97,31 @@ class RankReport:
 
     @property
     def located(self) -> bool:
-        """Whether its agent has told where it stands, or has found no way to: it reports a stall only then."""
+        """Whether its agent has located it or failed to; the agent reports a stall only after that."""
         return self.stalled_ms > 0 or bool(self.where or self.activity or self.process)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """The ranks that hold up `others`, with the cause of each; `ranks` is empty if nobody is to be named."""
+    """The ranks that hold up `others`, with the cause of each; `ranks` is empty if no rank is to blame."""
 
     ranks: Mapping[int, str]
     others: tuple[int, ...] = ()
     is_stall: bool = False
-    """Whether any rank has stood still for long enough to be a stall."""
+    """Whether any rank has stood still long enough for a stall."""
 
 
 NOBODY: Final = Blame(ranks={})
 
 
 def blame(reports: Sequence[RankReport]) -> Blame:
-    """Return who holds up the others at this moment."""
+    """Return the ranks that hold up the others at this moment."""
     standing = [each for each in reports if each.silent or (each.reported_late and each.located)]
     if all(each.silent for each in standing):
         return NOBODY
     is_stall = any(each.stalled_ms > 0 for each in standing)
     if len(standing) < len(reports) and all(each.held_up and not each.silent for each in standing):
-        return NOBODY  # they wait for one that moves: it evaluates, or writes
+        return NOBODY  # they wait for a rank that still moves: it evaluates, or writes
     named, _how = suspects(standing)
     blamed = {each.rank: _cause(each) for each in standing if each.rank in named}
     others = [each for each in standing if each.rank not in blamed]
@@ -130,7 +131,7 @@ def blame(reports: Sequence[RankReport]) -> Blame:
 
 
 def _evident(blamed: Mapping[int, str], others: Sequence[RankReport], size: int) -> bool:
-    """Tell whether ranks may be blamed though nobody has stood still for long enough to be a stall."""
+    """Return whether the evidence allows blaming ranks before any has stood still long enough for a stall."""
     enough = 2 * (len(blamed) + len(others)) >= size and len(blamed) <= len(others)
     known = CAUSE_UNKNOWN not in blamed.values()
     unable = bool(blamed) and set(blamed.values()) <= {CAUSE_STOPPED, CAUSE_SILENT}
@@ -138,12 +139,13 @@ def _evident(blamed: Mapping[int, str], others: Sequence[RankReport], size: int)
 
 
 def suspects(standing: Sequence[RankReport]) -> tuple[tuple[int, ...], str]:
-    """Return which of the ranks that stand still hold up the others, and how that shows.
+    """Return which of the ranks that stand still hold up the others, and the evidence in words.
 
-    A rank that can do nothing at all holds up the others. Who waits at a barrier or in a collective is held up; who
-    is at an earlier step than others is not; of ranks at the same step those are that say they do something else than
-    most, or whose main thread stands in another function than that of most. When nothing tells them apart, all are
-    named.
+    1. Ranks that cannot do anything at all hold up the others.
+    2. Otherwise ranks that wait at a barrier or in a collective are excluded, unless all do.
+    3. Of the rest, only those at the earliest step count.
+    4. Of these, those count whose reported phase differs from most, or else whose main thread stands in
+       another function than most. If nothing tells them apart, all are named.
     """
     if unable := tuple(sorted(each.rank for each in standing if each.unable)):
         return unable, "" if len(unable) == len(standing) else "the others wait for them"
@@ -170,7 +172,7 @@ def suspects(standing: Sequence[RankReport]) -> tuple[tuple[int, ...], str]:
 
 
 def _unlike_most(what: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the ranks that are not with the majority; nobody when there is none."""
+    """Return the ranks that differ from the majority; none if there is no majority."""
     counted = Counter(what.values()).most_common(1)
     if not counted or 2 * counted[0][1] <= len(what):
         return ()
@@ -195,8 +197,8 @@ def _cause(report: RankReport) -> str:
 def slow_causes(slow: Iterable[Slow], reports: Mapping[int, RankReport]) -> dict[int, str]:
     """Return why each of the slow ranks is slow.
 
-    Its batches, if they cost most of what it takes longer; else its device, if that is throttled; else its host, if
-    all ranks of the host are slow alike and there are several, and another host has none that are.
+    The cause is its batches, if they account for most of its extra time; else its device, if that is throttled; else
+    its host, if it runs several ranks, but not all, and each is slow in compute; else its own compute.
     """
     causes = {
         each.rank: CAUSE_DATA

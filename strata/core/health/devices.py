@@ -1,12 +1,12 @@
-"""When an accelerator is not to be trained on: rules on what its driver says.
+"""Device health: rules on a driver's readings for when an accelerator must not be trained on.
 
-A rule looks at one device's reading and at the first one taken of it: counters of a driver outlive
-processes, so only what grew since counts. What a fault means for the member is one thing always: it
-is drained, because a device that corrupts memory or has left the bus fails every generation again.
+A rule compares one device's reading with the first one taken of it: a driver's counters outlive
+processes, so only their growth since then counts. Every fault has the same consequence: the member
+is drained, because a device that corrupts memory or has left the bus would fail every generation again.
 
-The list of XIDs holds those after which NVIDIA's catalog wants the GPU reset or the host restarted.
-Those of an application (13, 31, 43, 45), of memory that was contained or remapped (63, 92, 94), and
-unknown ones drain nobody: they are shown.
+The list of XIDs has those after which NVIDIA's catalog requires a GPU reset or a host restart.
+XIDs of an application (13, 31, 43, 45), of contained or remapped memory (63, 92, 94), and
+unknown ones drain no member: they are only shown.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ THROTTLE_REASONS: Final[Mapping[int, str]] = {
     0x40: "hot: hardware thermal slowdown",
     0x80: "power brake",
 }
-"""Bits of NVML's clocks event reasons. Idle, an application's own clocks and the power cap are how devices work."""
+"""Bits of NVML's clocks event reasons. Idle, an application's own clocks and the power cap are normal: not listed."""
 MAX_XIDS: Final = 32
-"""How many of a device's XIDs are kept, the newest: a broken one may report without end."""
+"""How many of a device's XIDs are kept, the newest: a broken device may report without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReading:
-    """What a driver says of one device at one moment; None for what it does not offer."""
+    """A driver's reading of one device at one moment; None for values that the driver does not offer."""
 
     index: int
     name: str = ""
@@ -58,13 +58,13 @@ class DeviceReading:
     remap_failed: bool | None = None
     """A memory row is broken and could not be replaced."""
     lost: bool = False
-    """The driver does not reach the device any more."""
+    """The driver cannot reach the device any more."""
     needs_reset: bool = False
-    """The driver wants the device reset before it is used again."""
+    """The driver requires a reset of the device before further use."""
     throttled: str = ""
-    """Why the driver runs it slower than it could; empty while it does not."""
+    """Why the driver runs the device slower than it could; empty while it does not."""
     xids: tuple[int, ...] = ()
-    """Errors reported since the supervisor started, in their order, the last `MAX_XIDS`."""
+    """Errors reported since the agent started, in order, the last `MAX_XIDS`."""
 
 
 def fault(
@@ -73,7 +73,7 @@ def fault(
     *,
     ignored: Collection[int] = (),
 ) -> str:
-    """Return why a device is not to be trained on, or "" while it is healthy."""
+    """Return why a device must not be trained on, or "" while it is healthy."""
     if now.lost:
         return "its driver does not reach it any more: it has fallen off the bus"
     if now.needs_reset:
@@ -90,18 +90,18 @@ def fault(
 
 
 def throttle_reason(bits: int | None) -> str:
-    """Return in words why a device runs slower than it could, from NVML's clocks event reasons; "" if it does not."""
+    """Return why a device runs slower than it could, by NVML's clocks event reasons, in words; "" if it does not."""
     return ", ".join(words for bit, words in THROTTLE_REASONS.items() if (bits or 0) & bit)
 
 
 def visible(
     devices: Iterable[DeviceReading], cuda_visible_devices: str | None
 ) -> tuple[tuple[DeviceReading, ...], str]:
-    """Return the devices that a process with this CUDA_VISIBLE_DEVICES uses, and what was not understood.
+    """Return the devices that a process with this CUDA_VISIBLE_DEVICES uses, and a sentence on what was not understood.
 
-    As CUDA reads it: numbers or (unique beginnings of) UUIDs by commas, and the first that names no
-    device ends the list. A part of a device (`MIG-…`) cannot be told from here whose it is, so all
-    devices are watched then.
+    Read as CUDA does: numbers or (unique prefixes of) UUIDs, separated by commas; the first entry that names no
+    device ends the list. The device of a partition (`MIG-…`) cannot be determined here, so then all
+    devices are watched.
     """
     every = tuple(devices)
     if cuda_visible_devices is None:

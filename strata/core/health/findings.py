@@ -1,6 +1,6 @@
-"""What is wrong with a job's ranks, saves, devices and keys: findings, each with one sentence that everybody shows.
+"""Findings: faults of a job's ranks, saves, devices and keys, each with one sentence that every display uses.
 
-The page, commands, logs and the labels of metrics take their words from here.
+The status page, the commands, the logs and the labels of metrics take their words from here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from strata.core.words import ranks_text, span
 T = TypeVar("T")
 
 NAMED: Final = 3
-"""So many of a kind one sentence names; of the others the number is told."""
+"""One sentence names at most this many of a kind, and counts the others."""
 MAX_FINDINGS: Final = 50
-"""Of one job at a time."""
+"""The limit per job, at one time."""
 RUNS: Final = 8
-"""So many runs of ranks (`0-3, 7`) one sentence names."""
+"""One sentence names at most this many runs of ranks (`0-3, 7`)."""
 
 CRASHED: Final = "crashed"
 STALLED: Final = "stalled"
@@ -34,7 +34,7 @@ INVARIANT: Final = "invariant"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong. `cause` is one of docs/observability.md, or the driver's or storage's own words."""
+    """One fault. `cause` is one of docs/observability.md, or the driver's or storage's own words."""
 
     kind: str
     text: str
@@ -44,22 +44,22 @@ class Finding:
     device: int | None = None
     cause: str = ""
     since_ms: int | None = None
-    """For how long it has been so, if that is known."""
+    """How long the fault has existed, if known."""
 
     @property
     def key(self) -> tuple[str, str, tuple[int, ...], str, str, int | None]:
-        """What makes it the same finding a moment later, though its text names another time."""
+        """The identity of the finding over time: its text may change, for it includes durations."""
         return self.kind, self.cause, self.ranks, self.worker_id, self.host, self.device
 
     @property
     def rank_runs(self) -> str:
-        """The ranks as people write them, `0-3, 7`; the first runs of them."""
+        """The ranks in text form, `0-3, 7`; only the first runs."""
         return ranks_text(self.ranks, most=RUNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """An accelerator that is not to be trained on (`fault`), or that runs slower than it could (`throttled`)."""
+    """An accelerator that must not be trained on (`fault`), or that runs slower than it could (`throttled`)."""
 
     worker: str
     index: int
@@ -70,7 +70,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A rank that ended before its time; `lost`: with its node, so that nobody knows how."""
+    """A rank that ended early; `lost`: together with its node, so the cause is unknown."""
 
     rank: int
     worker: str
@@ -81,29 +81,29 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What is wrong at this moment; `says` is empty when nothing is known."""
+    """All faults at this moment; `says` is empty if none is known."""
 
     findings: tuple[Finding, ...] = ()
     stalled: tuple[RankReport, ...] = ()
     suspects: tuple[int, ...] = ()
-    """The ranks that hold up the stalled ones, as far as it shows."""
+    """The ranks that hold up the stalled ones, as far as is known."""
     slow: tuple[Slow, ...] = ()
     sick: tuple[Device, ...] = ()
     held: tuple[RankReport, ...] = ()
-    """The ranks that train on and cannot save for now, the one that cannot for longest first."""
+    """The ranks that train on but cannot save at present, the longest hold first."""
     held_up: tuple[int, ...] = ()
     """The ranks that wait for those that a finding names."""
     scores: Mapping[int, Scores] = field(default_factory=dict)
-    """By rank, of those that report what their steps cost."""
+    """By rank, for the ranks that report the cost of their steps."""
     says: str = ""
 
     @property
     def held_s(self) -> float:
-        """For how long a rank has not been able to save; 0 while all can."""
+        """How long some rank has not been able to save, in seconds; 0 while all can."""
         return self.held[0].hold.held_s if self.held and self.held[0].hold is not None else 0.0
 
     def of_rank(self, rank: int) -> str:
-        """Return what is wrong with one rank: the sentences that name it, or whom it waits for."""
+        """Return the faults of one rank: the sentences that name it, or that name the rank it waits for."""
         named = [each.text for each in self.findings if rank in each.ranks]
         if not named and rank in self.held_up:
             blamed = [each for each in self.findings if each.kind in {STALLED, CRASHED}]
@@ -119,10 +119,10 @@ def diagnose(
     ended: Sequence[Ended] = (),
     committed_step: int | None = None,
 ) -> Diagnosis:
-    """Return what is wrong with ranks that reported so, with their devices, and with the job's keys.
+    """Return the faults of the ranks with these reports, of their devices, and of the job's keys.
 
-    `ended`: ranks of this generation that ended before their time; who stands still meanwhile waits for them.
-    `committed_step`: that of the job's newest checkpoint, which is old while saves are held.
+    `ended`: ranks of this generation that ended early; ranks that stand still meanwhile wait for these.
+    `committed_step`: the step of the job's newest checkpoint, which is old while saves are held.
     """
     by_rank = {each.rank: each for each in reports}
     known = sorted(devices, key=lambda each: (each.worker, each.index))
@@ -161,7 +161,7 @@ def diagnose(
     )
 
 
-# -- one kind of finding each
+# -- one function per kind of finding
 
 
 def _held(held: Sequence[RankReport], committed_step: int | None) -> Finding:
@@ -195,17 +195,17 @@ def _ended(ended: Sequence[Ended]) -> Iterator[Finding]:
 
 
 def _stalls(found: Blame, by_rank: Mapping[int, RankReport]) -> Iterator[Finding]:
-    """Yield one finding for the ranks of each host that stand still for one cause; one for all if none is to blame."""
+    """Yield a finding for the ranks of each host that stand still for one cause; one for all if none is to blame."""
     blamed = [by_rank[rank] for rank in sorted(found.ranks)]
-    alike = not found.others and len(blamed) > NAMED
-    for group in _grouped(blamed, lambda each: () if alike else (each.host, found.ranks[each.rank])):
+    uniform = not found.others and len(blamed) > NAMED
+    for group in _grouped(blamed, lambda each: () if uniform else (each.host, found.ranks[each.rank])):
         ranks = tuple(each.rank for each in group)
         longest_ms = max(_still_ms(each) for each in group)
         first = group[0]
         cause = _only(found.ranks[rank] for rank in ranks) or cause_of.CAUSE_UNKNOWN
-        phase = f" ({first.phase})" if first.phase and not alike else ""
+        phase = f" ({first.phase})" if first.phase and not uniform else ""
         stands = "stands" if len(ranks) == 1 else "stand"
-        subject = f"{len(ranks)} ranks" if alike else _subject(ranks, first.host)
+        subject = f"{len(ranks)} ranks" if uniform else _subject(ranks, first.host)
         text = f"{subject} {stands} still at step {min(each.step for each in group)}{phase} for {longest_ms / 1000:.0f} s"
         if found.others:
             text += f", and {len(found.others)} more with {'it' if len(blamed) == 1 else 'them'}"
@@ -236,7 +236,7 @@ def _why_stalled(cause: str, group: Sequence[RankReport]) -> str:
 
 
 def slow_findings(slow: Iterable[Slow], by_rank: Mapping[int, RankReport]) -> Iterator[Finding]:
-    """Yield one finding for the slow ranks of each host that are slow for one cause."""
+    """Yield a finding for the ranks of each host that are slow for one cause."""
     slow = list(slow)
     causes = slow_causes(slow, by_rank)
 
@@ -270,9 +270,9 @@ def slow_findings(slow: Iterable[Slow], by_rank: Mapping[int, RankReport]) -> It
         )
 
 
-def _devices(devices: Iterable[Device], told: set[tuple[str, int | None]]) -> Iterator[Finding]:
+def _devices(devices: Iterable[Device], reported: set[tuple[str, int | None]]) -> Iterator[Finding]:
     for each in devices:
-        throttled = each.throttled and (each.worker, each.index) not in told
+        throttled = each.throttled and (each.worker, each.index) not in reported
         if each.fault or throttled:
             where = f"device {each.index} of {each.worker}" + (f" on host {each.host}" if each.host else "")
             yield Finding(
@@ -285,7 +285,7 @@ def _devices(devices: Iterable[Device], told: set[tuple[str, int | None]]) -> It
             )
 
 
-# -- words
+# -- text
 
 
 def _still_ms(report: RankReport) -> int:
@@ -306,7 +306,7 @@ def _grouped(items: Iterable[T], key: Callable[[T], object]) -> Iterator[list[T]
 
 
 def _only(values: Iterable[str]) -> str:
-    """Return the one value that all have; "" if they differ."""
+    """Return the value that all share; "" if they differ."""
     found = set(values)
     return found.pop() if len(found) == 1 else ""
 

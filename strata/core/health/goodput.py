@@ -1,14 +1,13 @@
-"""Goodput: how much of a training's time was spent on steps that count, and what the rest went to.
+"""Goodput: the share of a training's time spent on steps that count, and an account of the rest.
 
-Time is booked under what the rank is doing, by rank 0, whose account goes with every checkpoint. A
-generation that begins from a checkpoint goes on with that account, so whatever was done after it
-is lost, and booked as that: the steps that must be trained again up to the moment the generation
-began, and from there on its own start.
+Rank 0 books time under its phase, and every checkpoint carries its account. A
+generation that begins from a checkpoint continues with the checkpoint's account. The time after that
+checkpoint is booked as lost up to the moment the generation began, and from then on as its start.
 
     step        training: the time that counts
     save        trainers held up by a save: waiting for each other, and copying
-    lost        trained, and not in the checkpoint that was gone back to
-    start       from the beginning of a generation to its first step, but for
+    lost        trained, but not in the checkpoint that was restored
+    start       from the beginning of a generation to its first step, except `restore`
     restore     reading the checkpoint
     between     from the end of an epoch to the first step of the next
     down        no rank 0 keeps the account: the job is between generations, paused or over
@@ -26,7 +25,7 @@ from typing import Final
 from strata.documents.parsing import NOTE, json_object
 
 GOODPUT_KEY: Final = "strata.goodput"
-"""Under which a checkpoint's metadata has the account."""
+"""The key of the account in a checkpoint's metadata."""
 STEP: Final = "step"
 LOST: Final = "lost"
 START: Final = "start"
@@ -38,7 +37,7 @@ OTHER: Final = "other"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Seconds by what they were spent on, over all generations."""
+    """Seconds by phase, over all generations."""
 
     spent_s: Mapping[str, float]
 
@@ -52,7 +51,7 @@ class Goodput:
         return self.spent_s.get(STEP, 0.0) / self.total_s if self.total_s > 0 else 0.0
 
     def after(self, seconds: float, phase: str) -> Goodput:
-        """Return the account `seconds` later, spent in `phase`."""
+        """Return the account after `seconds` more in `phase`."""
         return Goodput(spent_s={**self.spent_s, phase: self.spent_s.get(phase, 0.0) + max(0.0, seconds)})
 
     def __str__(self) -> str:
@@ -63,13 +62,13 @@ class Goodput:
 
 @dataclass(slots=True)
 class Ledger:
-    """One rank's account. Times are monotonic seconds, but for those that end in `unix_s`."""
+    """One rank's account. Times are monotonic seconds, except those whose names end in `unix_s`."""
 
     since_s: float
     phase: str = START
     spent_s: dict[str, float] = field(default_factory=dict)
     carried_s: dict[str, float] = field(default_factory=dict)
-    """What `go_on` added last."""
+    """The amounts that `go_on` added last."""
 
     def enter(self, phase: str, now_s: float) -> None:
         """Book the time since the last call under the phase it was spent in."""
@@ -92,24 +91,24 @@ class Ledger:
     def go_on(
         self, text: str, *, lost_since_unix_s: float, began_unix_s: float, now_s: float, now_unix_s: float
     ) -> None:
-        """Take up the account that a checkpoint holds; without one, everything since `lost_since_unix_s` is lost.
+        """Continue the account of a checkpoint; without one, all time since `lost_since_unix_s` is lost.
 
-        `began_unix_s` is when this generation began. The program's own start before that, and what
-        lies between, was lost. `now_s` and `now_unix_s` are one instant, on this ledger's clock and on
-        the others'.
+        `began_unix_s`: when this generation began. Time before that, except the program's own start, counts as
+        lost. `now_s` and `now_unix_s` are the same instant, on this ledger's clock and on the wall
+        clock.
         """
         self.enter(self.phase, now_s)
-        for what, seconds in self.carried_s.items():  # of a world that was given up before its first step
+        for what, seconds in self.carried_s.items():  # from a world that ended before its first step
             self.spent_s[what] -= seconds
         spent, until = read_account(text) or ({}, min(lost_since_unix_s, began_unix_s))
         own_s = sum(self.spent_s.values())
         gap = max(0.0, now_unix_s - until)
         began = min(max(began_unix_s, until), now_unix_s)
         lost = max(0.0, min(began - until, gap - own_s))
-        missing = max(0.0, gap - lost - own_s)  # of this generation, before this program looked at a clock
+        missing = max(0.0, gap - lost - own_s)  # of this generation, before this program first read a clock
         early = min(
             self.spent_s.get(START, 0.0), max(0.0, own_s - gap)
-        )  # it waited for a world, which began later
+        )  # the program waited for a world that began later
         self.carried_s = dict(spent)
         for what, seconds in ((LOST, lost), (START, missing - early)):
             self.carried_s[what] = self.carried_s.get(what, 0.0) + seconds
@@ -124,7 +123,7 @@ class Ledger:
 
 
 def read_account(text: str) -> tuple[dict[str, float], float] | None:
-    """Return the seconds by what they were spent on, and until when; None when `text` is no account."""
+    """Return the seconds by phase, and the account's end as Unix time; None if `text` is no account."""
     try:
         saved = json_object(text, NOTE)
         spent_s, unix_s = {str(k): float(v) for k, v in saved["spent_s"].items()}, float(saved["unix_s"])
@@ -134,6 +133,6 @@ def read_account(text: str) -> tuple[dict[str, float], float] | None:
 
 
 def told_goodput(text: str) -> str:
-    """Return in words what a checkpoint's metadata says of the goodput up to it; "" when nothing."""
+    """Return the goodput in a checkpoint's metadata as a sentence; "" if there is none."""
     saved = read_account(text)
     return "" if saved is None else str(Goodput(spent_s=saved[0]))

@@ -1,7 +1,7 @@
 """Short history for charts: values by name and second, in rings of fixed size.
 
-A series keeps one value a second for ten minutes and one every 15 seconds for a day. A series is one of four
-kinds, which say what becomes of the values of one interval: their mean, the last one, the largest, or their sum.
+A series keeps one value a second for ten minutes and one every 15 seconds for a day. Its kind defines
+how the values of one interval combine: their mean, the last, the largest, or their sum.
 All times are whole seconds since 1970, and are arguments.
 """
 
@@ -15,15 +15,15 @@ from enum import Enum
 from typing import Final
 
 INTERVALS: Final[Mapping[int, int]] = {1: 600, 15: 5760}
-"""Seconds of an interval, and how many of them are kept."""
+"""By the seconds of an interval: how many intervals are kept."""
 SERIES_BYTES: Final = 4 * sum(INTERVALS.values())
-"""What one series takes, nearly."""
+"""The approximate size of one series."""
 HEAT_S: Final = 10
 HEAT_COLUMNS: Final = 60
 
 
 class Kind(Enum):
-    """What becomes of several values in one interval."""
+    """How several values of one interval combine."""
 
     MEAN = "mean"
     LAST = "last"
@@ -32,14 +32,14 @@ class Kind(Enum):
 
 
 class _Ring:
-    """The values of the newest `size` intervals; NaN where there is none."""
+    """The values of the newest `size` intervals; NaN for intervals without a value."""
 
     __slots__ = ("_count", "_values", "head", "interval_s", "size")
 
     def __init__(self, interval_s: int, size: int) -> None:
         self.interval_s, self.size = interval_s, size
         self.head = 0
-        """Number of the newest interval that was written, counted from 1970."""
+        """The number of the newest interval written, counted from 1970."""
         self._values = array("f", [math.nan]) * size
         self._count = 0
 
@@ -65,13 +65,15 @@ class _Ring:
         self._values[place] = value
 
     def fill(self, first: int, values: Sequence[float]) -> None:
-        """Write finite values of the past, of `first` and the intervals after it, where none is known and one is kept."""
+        """Write past values, from interval `first` on: finite ones, into kept intervals that have no value yet."""
         last = first + len(values) - 1
         if last > self.head:
             self._forward_to(last)
         begin = max(first, self.head - self.size + 1)
         held, size, isfinite = self._values, self.size, math.isfinite
-        for interval, value in enumerate(values[begin - first :], begin):  # a day of a series: 5,760 turns
+        for interval, value in enumerate(
+            values[begin - first :], begin
+        ):  # a day of a series: 5,760 iterations
             place = interval % size
             if held[place] != held[place] and isfinite(value):  # NaN differs from itself
                 held[place] = value
@@ -95,7 +97,7 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """The values of several series, all equally long, one every `interval_s`, oldest first; NaN where there is none."""
+    """The values of several series of equal length, one every `interval_s`, oldest first; NaN for no value."""
 
     interval_s: int
     from_unix_s: int
@@ -109,7 +111,7 @@ class JobHistory:
         self._series: dict[str, dict[int, _Ring]] = {}
         """The rings of each series, by their interval."""
         self.oldest_s = self.newest_s = 0
-        """The seconds of the oldest value that there was, and of the newest."""
+        """The seconds of the oldest value ever recorded, and of the newest."""
 
     @property
     def names(self) -> KeysView[str]:
@@ -117,7 +119,7 @@ class JobHistory:
         return self._series.keys()
 
     def put(self, second: int, name: str, value: float, kind: Kind) -> None:
-        """Take note of a value; one that is not finite is left out."""
+        """Record a value; a value that is not finite is ignored."""
         if not math.isfinite(value):
             return
         for ring in self._of(name).values():
@@ -128,25 +130,25 @@ class JobHistory:
         self.newest_s = max(self.newest_s, second)
         self.oldest_s = min(self.oldest_s or second, second)
 
-    def fill(self, told: Excerpt, *, before_s: int) -> None:
-        """Take over what another replica recorded before `before_s`; what is known here stays."""
-        first, end = told.from_unix_s // told.interval_s, before_s // told.interval_s
-        for name, values in told.series.items():
-            ring = self._of(name)[told.interval_s]
+    def fill(self, recorded: Excerpt, *, before_s: int) -> None:
+        """Add the values that another replica recorded before `before_s`; values known here stay."""
+        first, end = recorded.from_unix_s // recorded.interval_s, before_s // recorded.interval_s
+        for name, values in recorded.series.items():
+            ring = self._of(name)[recorded.interval_s]
             known = [
                 place for place, value in enumerate(values[: max(0, end - first)]) if math.isfinite(value)
             ]
             if known:
                 ring.fill(first + known[0], values[known[0] : known[-1] + 1])
-                self._note((first + known[0]) * told.interval_s)
-                self._note((first + known[-1]) * told.interval_s)
+                self._note((first + known[0]) * recorded.interval_s)
+                self._note((first + known[-1]) * recorded.interval_s)
 
     def excerpt(
         self, interval_s: int, since_s: int, until_s: int, *, names: Iterable[str] | None = None
     ) -> Excerpt:
-        """Return the intervals that begin at `since_s` or later, and at the oldest value, and have ended by `until_s`.
+        """Return the intervals that begin at or after `since_s` and the oldest value, and have ended by `until_s`.
 
-        `names`: of these series only. `KeyError` for an interval that is not kept, and for a series that there is not.
+        `names`: only these series. `KeyError` for an interval that is not kept, or an unknown series.
         """
         end = until_s // interval_s
         first = max(-(-since_s // interval_s), self.oldest_s // interval_s, end - INTERVALS[interval_s])
@@ -166,14 +168,14 @@ class JobHistory:
 
 
 class Heat:
-    """What the ranks of one generation report of their steps, by ten seconds, for ten minutes."""
+    """The step times that the ranks of one generation report, in columns of ten seconds, for ten minutes."""
 
     def __init__(self, generation: int, ranks: int) -> None:
         self.generation, self.ranks = generation, ranks
         self._columns: dict[int, array[int]] = {}
 
     def put(self, second: int, rank: int, step_us: int) -> None:
-        """Take note of a rank's step; the last one of an interval stays."""
+        """Record a rank's step time; the last one of a column stays."""
         number = second // HEAT_S
         column = self._columns.get(number)
         if column is None:
@@ -184,7 +186,7 @@ class Heat:
             column[rank] = min(step_us, 2**32 - 1)
 
     def columns(self, since_s: int, until_s: int) -> tuple[int, list[list[int | None]]]:
-        """Return the second that the first column begins at, and the columns within `since_s` and `until_s`."""
+        """Return the second at which the first column begins, and the columns between `since_s` and `until_s`."""
         kept = sorted(n for n in self._columns if n * HEAT_S >= since_s and (n + 1) * HEAT_S <= until_s)
         if not kept:
             return since_s, []
@@ -197,14 +199,14 @@ class Heat:
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int:
-    """Return the smallest of some ordered values that `percent` of them do not exceed (nearest rank)."""
+    """Return the smallest of these ordered values that at least `percent` of them do not exceed (nearest rank)."""
     return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
 
 class Pace:
-    """How many steps a second, from the moments at which the count grew.
+    """Steps per second, from the moments at which the step count grew.
 
-    Over the last ten seconds, or the last `LEAST` steps where those took longer.
+    Over the last ten seconds, or the last `LEAST` steps if those took longer.
     """
 
     LEAST: Final = 3
@@ -214,7 +216,7 @@ class Pace:
         self._grew: list[tuple[float, int]] = []
 
     def note(self, now_s: float, count: int) -> None:
-        """Take note of the count; one that is smaller begins anew."""
+        """Record the count; a smaller count restarts the measurement."""
         if self._grew and count < self._grew[-1][1]:
             self._grew.clear()
         if self._grew and count == self._grew[-1][1]:
@@ -224,7 +226,7 @@ class Pace:
             del self._grew[0]
 
     def per_s(self, now_s: float) -> float | None:
-        """Return the rate at `now_s`; None before it is known. It falls while nothing happens."""
+        """Return the rate at `now_s`, or None while unknown. It falls while the count does not grow."""
         if len(self._grew) < 2:
             return None
         (began_s, before), (last_s, after) = self._grew[0], self._grew[-1]
@@ -233,5 +235,5 @@ class Pace:
         return (after - before) / (end_s - began_s) if end_s > began_s else None
 
     def since_s(self, now_s: float) -> float | None:
-        """Return how long ago the count grew last."""
+        """Return how long ago the count last grew, in seconds."""
         return now_s - self._grew[-1][0] if self._grew else None

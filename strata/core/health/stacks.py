@@ -1,7 +1,7 @@
-"""What a dump of a rank's stacks tells: where its main thread stands, and what it does there.
+"""Reading dumps of a rank's stacks: where its main thread stands, and what it does there.
 
-faulthandler writes the newest thread first, so the main thread is the last one, and of each thread the
-innermost call first.
+faulthandler writes the newest thread first, so the main thread is the last one. Within each thread, the
+innermost call is first.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from typing import Final
 
 DATA: Final = "data"
-"""It waits for its data loader."""
+"""The rank waits for its data loader."""
 COLLECTIVE: Final = "collective"
-"""It waits for other ranks: in a collective of torch, or at a barrier of Strata."""
+"""The rank waits for other ranks: in a collective of torch, or at a barrier of Strata."""
 STORAGE: Final = "storage"
-"""It writes or reads a checkpoint."""
+"""The rank writes or reads a checkpoint."""
 CODE: Final = "code"
 """Anything else."""
 ACTIVITIES: Final = frozenset({DATA, COLLECTIVE, STORAGE, CODE})
@@ -33,7 +33,7 @@ _LOADERS: Final = re.compile(r"/torch/utils/data/")
 def innermost(stack: str) -> str:
     """Return `function (file)` where the main thread stands; "" if unknown.
 
-    Frames of Python's own library are passed over: everybody who waits, waits in `threading` or `selectors`.
+    Frames of Python's own library are skipped: any wait ends in `threading` or `selectors`.
     """
     frames = _main_thread(stack)
     own = [frame for frame in frames if not _PYTHONS_OWN.search(frame[0])]
@@ -43,7 +43,7 @@ def innermost(stack: str) -> str:
 
 
 def activity(stack: str) -> str:
-    """Return what the main thread does where it stands: one of `ACTIVITIES`; "" if unknown.
+    """Return what the main thread does: one of `ACTIVITIES`; "" if unknown.
 
     A rank inside a collective waits for others, whatever called the collective. `run.steps` waits for a batch in
     `ComputeTimer.waiting`, which is on the stack only while the loader has not returned one.
@@ -62,7 +62,7 @@ def activity(stack: str) -> str:
 
 
 def _is_barrier(frames: list[tuple[str, str]]) -> bool:
-    """Tell whether the main thread waits in `RankClient.barrier`, or in what that calls."""
+    """Return whether the main thread waits in `RankClient.barrier`, or in a function that it calls."""
     for file, function in frames:
         if not _BARRIERS.search(file):
             return False
@@ -72,7 +72,7 @@ def _is_barrier(frames: list[tuple[str, str]]) -> bool:
 
 
 def _main_thread(stack: str) -> list[tuple[str, str]]:
-    """Return (file, function) of each frame of the main thread, the innermost first."""
+    """Return (file, function) of each frame of the main thread, innermost first."""
     frames: list[tuple[str, str]] = []
     for line in stack.splitlines():
         if line.rstrip().endswith("(most recent call first):"):
@@ -83,9 +83,9 @@ def _main_thread(stack: str) -> list[tuple[str, str]]:
 
 
 def shortened(stack: str, limit: int) -> str:
-    """Return a dump of stacks in at most `limit` characters: the first and the last lines of it.
+    """Return a dump of stacks in at most `limit` characters: its first and last lines.
 
-    Both ends say more than the middle: the thread that was found first, and the main thread.
+    The ends say more than the middle: they show the newest thread and the main thread.
     """
     if len(stack) <= limit:
         return stack

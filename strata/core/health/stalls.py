@@ -1,16 +1,16 @@
-"""Which ranks stand still, which are slow, and whose fault it is: rules on what ranks say of themselves.
+"""Stall detection: rules on the progress that ranks report of themselves.
 
 A process that lives and answers pings may still do nothing: a deadlock, a lost collective, a loader
-that waits for a dead disk. Only its own words tell: a rank says (step, phase), and a *movement* is a
-change of either. It stands still when it has not moved for longer than the limit of its phase:
+that waits for a dead disk. Only the rank's own reports show this. A rank reports (step, phase), and a *movement* is a
+change of either. A rank stands still if it has not moved for longer than the limit of its phase:
 
-- the limit that somebody set for this phase, else
-- `factor` times the median of what the phase usually takes (a step, or a whole stay in another
-  phase), but never less than `least_s`, once it was seen often enough to have a median, else
+- the limit that is configured for this phase, else
+- `factor` times the median of the phase's usual duration (of a step, or of a whole stay in another
+  phase), but at least `least_s`, once there are enough samples for a median, else
 - a generous first limit: the first step and a compilation have nothing to be compared with.
 
 In synchronous training one rank that stands still holds up all the others at the same step, so all
-of them stand still by this rule. `core.health.attribution` says who is to blame, as far as it shows.
+of them stand still by this rule. `core.health.attribution` determines which one is to blame, as far as is known.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from typing import Final
 from strata.core.words import span
 
 STEP: Final = "step"
-"""The phase in which a rank does nothing but training steps; "train" is understood as the same."""
+"""The phase in which a rank runs only training steps; "train" is a synonym."""
 _STEP_WORDS: Final = frozenset({"step", "train", "training", ""})
 
 FIRST_S: Final[Mapping[str, float]] = {STEP: 600.0}
-"""How long a phase may take while nothing is known of it; `FIRST_OTHER_S` for all others."""
+"""How long a phase may take before there is a median; `FIRST_OTHER_S` for all other phases."""
 FIRST_OTHER_S: Final = 1800.0
 MIN_SAMPLES: Final = 3
-"""So many durations make a median: the first step of a generation is longer than all others."""
+"""The samples needed for a median: the first step of a generation takes longer than all others."""
 KEPT: Final = 64
 
 LATE_S: Final = 2.0
 LATE_FACTOR: Final = 3.0
-"""A rank is late once it has not moved for so many times what its phase usually takes, and for `LATE_S` at least."""
+"""A rank is late if it has not moved for this many times its phase's usual duration, and for at least `LATE_S`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallLimits:
-    """How long ranks may stay where they are."""
+    """How long ranks may go without a movement."""
 
     least_s: float
-    """The shortest limit that follows from a median."""
+    """The shortest limit derived from a median."""
     factor: float = 10.0
     fixed_s: Mapping[str, float] = field(default_factory=dict)
-    """By phase: limits that somebody set."""
+    """By phase: configured limits."""
 
     @classmethod
     def derive(
         cls, detect_s: float, *, factor: float = 10.0, fixed_s: Mapping[str, float] | None = None
     ) -> StallLimits:
-        """Return the limits that follow from the one knob: at least twice `detect_s`."""
+        """Return the limits derived from the one setting: at least twice `detect_s`."""
         return cls(least_s=2 * detect_s, factor=factor, fixed_s=dict(fixed_s or {}))
 
     def limit_s(self, kind: str, usual_s: float | None) -> tuple[float, str]:
-        """Return the limit of a phase that usually takes `usual_s`, and where it comes from."""
+        """Return the limit of a phase that usually takes `usual_s`, and its origin in words."""
         fixed_s = self.fixed_s.get(kind)
         if fixed_s is not None:
             return fixed_s, "as it was set"
@@ -71,7 +71,7 @@ class StallLimits:
 
 
 def late_after_s(usual_s: float) -> float:
-    """Return after how long a rank is late whose phase usually takes `usual_s`."""
+    """Return the time without movement after which a rank is late whose phase usually takes `usual_s`."""
     return max(LATE_S, LATE_FACTOR * usual_s)
 
 
@@ -86,13 +86,13 @@ class Stall:
 
 
 def kind_of(phase: str) -> str:
-    """Return which phase is meant by what a rank says: `eval 3/10` is `eval`."""
+    """Return the kind of a reported phase: `eval 3/10` is `eval`."""
     word = phase.replace(":", " ").split(" ", 1)[0].strip().lower()
     return STEP if word in _STEP_WORDS else word
 
 
 class RankPace:
-    """What one rank of one generation said, and how long it usually takes. All times are arguments."""
+    """The reports of one rank in one generation, and its usual durations. All times are arguments."""
 
     __slots__ = ("_durations", "_entered_s", "_moved_s", "_said", "last_step_s", "phase", "step")
 
@@ -103,11 +103,11 @@ class RankPace:
         self._moved_s = 0.0
         self._entered_s = 0.0
         self.last_step_s: float | None = None
-        """How long the last step took, as far as it could be told."""
+        """The duration of the last step, as far as it could be measured."""
         self._durations: dict[str, deque[float]] = {}
 
     def hear(self, step: int, phase: str, now_s: float) -> bool:
-        """Take note of where the rank said it was at `now_s`; tell whether it moved."""
+        """Record the step and phase that the rank reported for `now_s`; return whether it moved."""
         if self._said and (step, phase) == (self.step, self.phase):
             return False
         before, now = kind_of(self.phase), kind_of(phase)
@@ -123,30 +123,30 @@ class RankPace:
         return True
 
     def forgive(self, seconds: float) -> None:
-        """Count `seconds` less: whoever listens did not run meanwhile."""
+        """Exclude `seconds` from all durations: the process that receives the reports did not run then."""
         self._moved_s += seconds
         self._entered_s += seconds
 
     def usual_s(self, kind: str = STEP) -> float | None:
-        """Return the median of what a step, or a stay in another phase, took; None before it is known."""
+        """Return the median duration of a step, or of a stay in another phase; None while unknown."""
         known = self._durations.get(kind, ())
         return median(known) if len(known) >= (MIN_SAMPLES if kind == STEP else 1) else None
 
     def still_s(self, now_s: float) -> float:
-        """Return for how long the rank has not moved."""
+        """Return for how many seconds the rank has not moved."""
         return max(0.0, now_s - self._moved_s)
 
     def late_s(self, now_s: float) -> float | None:
-        """Return for how long the rank has not moved, if that is clearly longer than usual; else None.
+        """Return for how many seconds the rank has not moved, if clearly longer than usual; else None.
 
-        It is no stall yet, and no fault: others may hold it up. While nothing is usual, nobody is late.
+        Lateness is no stall yet, and no fault: others may hold the rank up. Without a usual duration no rank is late.
         """
         usual_s = self.usual_s(kind_of(self.phase)) if self._said else None
         still_s = now_s - self._moved_s
         return still_s if usual_s is not None and still_s > late_after_s(usual_s) else None
 
     def stall(self, now_s: float, limits: StallLimits) -> Stall | None:
-        """Return how the rank stands still at `now_s`, or None while it may still be at work."""
+        """Return the rank's stall at `now_s`, or None while it may still be working."""
         if not self._said:
             return None
         kind = kind_of(self.phase)

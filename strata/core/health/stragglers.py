@@ -1,12 +1,12 @@
-"""Which ranks are slow: two scores a rank, and who is slow enough to be named.
+"""Straggler detection: two scores per rank, and which ranks are slow enough to be named.
 
-In synchronous training all ranks wait for the slowest in every step, so their steps are equally long. A rank is judged
-by what a step costs it by itself: the compute time of its trainer's thread, and the wait for its batches.
+In synchronous training all ranks wait for the slowest in every step, so their steps take equally long. A rank is judged
+by its own cost of a step: the compute time of its trainer's thread, and the wait for its batches.
 
-The two scores are those of NVIDIA's resiliency extension, 1 is as fast, 0 is endlessly slow:
+The two scores are those of NVIDIA's resiliency extension; 1 is as fast, 0 is infinitely slow:
 
-- *relative*: the compute time of the fastest rank over that of this one;
-- *own*: this rank's best compute time over its present one.
+- *relative*: the compute time of the fastest rank divided by that of this one;
+- *own*: this rank's best compute time divided by its present one.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import Final
 WINDOW_S: Final = 2.0
 LEAST_STEPS: Final = 5
 MOST_STEPS: Final = 64
-"""A median is over the steps of the last `WINDOW_S`, but of so many at least and at most: pauses do not show in it."""
+"""A median covers the steps of the last `WINDOW_S`, within these bounds on their number: pauses do not affect it."""
 WARM_UP_STEPS: Final = 5
-"""The first steps of a rank in a generation compile and fill caches: they do not count."""
+"""The first steps of a rank in a generation, which compile and fill caches, do not count."""
 BEST_OF_STEPS: Final = 16
-"""The best is a median of so many steps in a row: that of a few is small by chance now and then."""
+"""The best time is a median of this many steps in a row: the median of a few is sometimes small by chance."""
 SLOWED_FACTOR: Final = 1.25
-"""The steps of a rank have become slower, or faster, once they cost so many times as much, or as little."""
+"""A rank's steps have become slower, or faster, if their cost changed by this factor, up or down."""
 SLOW_FACTOR: Final = 1.5
-"""A rank is slow if its steps cost so many times the median of the ranks that it is compared with…"""
+"""A rank is slow if its steps cost this many times the median of the ranks that it is compared with…"""
 SLOW_LEAST_S: Final = 0.01
-"""…and so much more."""
+"""…and are this many seconds above it."""
 MIN_RANKS: Final = 3
-"""Of two ranks nobody can say which one is slow."""
+"""Of two ranks it is impossible to tell which one is slow."""
 MOST_SUSPECTS: Final = 64
-"""So many of the slowest are compared with all others: more slow ranks than that are no stragglers."""
+"""This many of the slowest are compared with all others: more slow ranks than that are no stragglers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What its steps up to `step` cost a rank; medians are over its newest ones. `best_compute_s`: 0 while unknown."""
+    """A rank's costs of its steps up to `step`; medians cover its newest ones. `best_compute_s`: 0 while unknown."""
 
     compute_s: float
     data_wait_s: float
@@ -50,30 +50,30 @@ class StepTimes:
     best_compute_s: float = 0.0
     step: int = 0
     cheaper_s: float = 0.0
-    """What the cheaper one of its last two steps cost it."""
+    """The cost of the cheaper one of its last two steps."""
     steady_steps: int = 0
-    """For how many steps they have cost as much as they do, give or take `SLOWED_FACTOR`."""
+    """For how many steps the cost has been the present one, within `SLOWED_FACTOR`."""
     slowed_s: float = 0.0
-    """For how long its steps have cost more than those before; 0 if they do not, or if that is unknown."""
+    """How long its steps have cost more than before; 0 if they do not, or if unknown."""
 
     @property
     def median_s(self) -> float:
-        """What a step costs it, of whatever kind."""
+        """The total cost of a step, compute and wait."""
         return self.median_compute_s + self.median_data_wait_s
 
     @property
     def since_step(self) -> int:
-        """The first step at which it was as it is now."""
+        """The first step of the present cost level."""
         return self.step - self.steady_steps + 1
 
     @property
     def last_s(self) -> float:
-        """What the last one cost it."""
+        """The cost of the last step."""
         return self.compute_s + self.data_wait_s
 
 
 class StepWindow:
-    """One rank's steps of one generation. All times are arguments."""
+    """One rank's steps in one generation. All times are arguments."""
 
     __slots__ = (
         "_best_compute_s",
@@ -92,20 +92,20 @@ class StepWindow:
         self._step = -1
         self._seen = 0
         self._steps: deque[tuple[float, float, float]] = deque()
-        """(when it was complete, compute time, wait for data) of the newest steps."""
+        """(completion time, compute time, wait for data) of the newest steps."""
         self._computes_s: list[float] = []
         self._waits_s: list[float] = []
-        """The compute times and the waits of `_steps`, sorted: a median costs no sorting for each step."""
+        """The compute times and the waits of `_steps`, kept sorted so that a median needs no sorting per step."""
         self._block: list[float] = []
         self._best_compute_s = 0.0
         self._slowed_since_s: float | None = None
         self._level_s = 0.0
-        """What a step cost when that changed last, in `_changed_step`."""
+        """The cost of a step when it last changed, at `_changed_step`."""
         self._changed_step = 0
 
     @property
     def times(self) -> StepTimes | None:
-        """What its steps cost the rank, or None before it made enough of them."""
+        """The costs of the rank's steps, or None before it has made enough of them."""
         steps = self._steps
         if len(steps) < LEAST_STEPS:
             return None
@@ -124,7 +124,7 @@ class StepWindow:
         )
 
     def note(self, step: int, compute_s: float, data_wait_s: float, now_s: float) -> None:
-        """Take note of a complete step; one that is known already, or that cost nothing, does not count."""
+        """Record a complete step; a step that is already recorded, or that cost nothing, is ignored."""
         if step == self._step or compute_s + data_wait_s <= 0:
             return
         self._step = step
@@ -166,20 +166,20 @@ class StepWindow:
 
 
 def _median_of_sorted(values: Sequence[float]) -> float:
-    """Return what `median_low` does."""
+    """Return `median_low` of sorted values."""
     return values[(len(values) - 1) // 2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """How fast a rank is, from 0 to 1: against the fastest rank, and against its own best. None: unknown."""
+    """A rank's speed, from 0 to 1: against the fastest rank, and against its own best. None: unknown."""
 
     relative: float | None
     own: float | None
 
 
 def scores(times: Mapping[int, StepTimes]) -> dict[int, Scores]:
-    """Return the scores of ranks by their compute times, without any wait."""
+    """Return the ranks' scores by their compute times, without any wait."""
     known = [each.median_compute_s for each in times.values() if each.median_compute_s > 0]
     fastest_s = min(known, default=0.0)
     return {rank: _scores(each, fastest_s) for rank, each in times.items()}
@@ -194,23 +194,23 @@ def _scores(times: StepTimes, fastest_s: float) -> Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
-    """A rank whose steps cost it more than others pay."""
+    """A rank whose steps cost more than those of others."""
 
     rank: int
     times: float
-    """How many times the median of the others."""
+    """The factor over the median of the others."""
     compute_more_s: float
     data_more_s: float
-    """How much more than the median it computes and waits for data in a step."""
+    """The seconds above the median that it computes, and that it waits for data, in a step."""
     slowed_s: float
 
 
 def stragglers(times: Mapping[int, StepTimes]) -> list[Slow]:
-    """Return the ranks whose steps cost `SLOW_FACTOR` times what those of most others cost, the slowest first.
+    """Return the ranks whose steps cost `SLOW_FACTOR` times those of most others, the slowest first.
 
-    What is known of ranks is of different ages, and all may have become slower since: a rank is compared with those
-    that were as they are now at a step at which it was as it is now. These have to be half of all.
-    Nobody is slow if more than half of all are as slow.
+    Reports of ranks differ in age, and all ranks may have become slower since. So a rank is compared only with ranks
+    whose present cost level covers a step that is in its own present level too. These must be half of all.
+    No rank is slow if more than half of all are as slow.
     """
     known = {rank: each for rank, each in times.items() if each.median_s > 0}
     if len(known) < MIN_RANKS:
@@ -230,7 +230,7 @@ def _compared(rank: int, known: Mapping[int, StepTimes]) -> Slow | None:
     usual_s = median_low([*(each.median_s for each in others), mine.median_s])
     if usual_s <= 0 or not _is_slow(mine.median_s, usual_s):
         return None
-    # medians follow a change that all ranks share within a step or two of each other; last steps show it at once
+    # medians follow a change common to all ranks within a step or two of each other; last steps show it at once
     last_s = median_low(each.last_s for each in others)
     if mine.median_s < SLOW_FACTOR * last_s or mine.cheaper_s < SLOWED_FACTOR * usual_s:
         return None
@@ -248,5 +248,5 @@ def _is_slow(step_s: float, usual_s: float) -> bool:
 
 
 def _overlap(one: StepTimes, other: StepTimes) -> bool:
-    """Tell whether the steps of both cost what they do now at a step that both have made."""
+    """Return whether both ranks made a common step at which both had their present cost."""
     return max(one.since_step, other.since_step) <= min(one.step, other.step)

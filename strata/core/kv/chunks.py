@@ -1,9 +1,10 @@
-"""The members of a world are written in chunks, and adopted by the head that is written last.
+"""The members of a world, written in chunks that the world's head adopts; the head is written last.
 
-Chunks lie under (generation, epoch), so those of another leader's attempt are never adopted
-(PROTOCOLS 6.1). An earlier attempt of the *same* leader lies in the same folder, and one of its
-transactions may still be on the way. So before the head chunks are only written, never deleted; the head's
-transaction compares that none came since the view, and deletes those that are too many.
+Chunks lie under (generation, epoch), so a leader never adopts chunks of another leader's attempt (PROTOCOLS 6.1).
+An earlier attempt of the *same* leader uses the same folder, and one of its transactions may still be in flight.
+Two rules follow:
+1. Before the head is written, chunks are only put, never deleted.
+2. The head's transaction compares that no chunk was written after the view, and deletes surplus chunks.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ MAX_CHUNK_BYTES = 56 * 1024
 MAX_OPS = 100
 """PROTOCOLS 2.5; etcd itself refuses more than 128."""
 MAX_BYTES = 900 * 1024
-"""Of the values in one transaction, which leaves room for keys and compares below 1 MiB."""
+"""Limit for the values in one transaction; it leaves space for keys and compares below 1 MiB."""
 _FIXED_BYTES = 120
-"""Of a member as JSON, beside its name, with every number as long as it can be."""
+"""Upper bound for a member's JSON without its name: every number at its maximal length."""
 
 
 def parts_of(
     items: Iterable[T], size: Callable[[T], int], *, most_bytes: int, most: int | None = None
 ) -> Iterator[list[T]]:
-    """Divide items, in their order, into parts of at most `most`, and of `most_bytes` unless one item alone is larger."""
+    """Split items, in order, into parts of at most `most` items and `most_bytes`; a larger item is a part alone."""
     part: list[T] = []
     part_bytes = 0
     for item in items:
@@ -64,19 +65,19 @@ def write_members(
     guards: Sequence[Compare],
     last: Txn,
 ) -> tuple[Txn, ...]:
-    """Return what makes `chunks` the members of (generation, epoch), and then `last`, the head.
+    """Return the transactions that write `chunks` as the members of (generation, epoch), and then the head, `last`.
 
-    If everything fits into one transaction that is the answer. Else the answer is only what is
-    missing of the chunks, each under `guards`; the next plan finds them in the view.
+    If everything fits into one transaction, that one is returned. Otherwise only the missing chunks are returned, each
+    transaction under `guards`; the next plan sees them in the view and returns the head.
     """
     view, folder = job.view, job.keys.members(generation, epoch)
     there = {kv.key: kv.value for kv in view.walk(folder)}
-    wanted = {job.keys.members_chunk(generation, epoch, index): value for index, value in enumerate(chunks)}
+    expected = {job.keys.members_chunk(generation, epoch, index): value for index, value in enumerate(chunks)}
     puts: list[Operation] = [
-        Put(key=key, value=value) for key, value in wanted.items() if there.get(key) != value
+        Put(key=key, value=value) for key, value in expected.items() if there.get(key) != value
     ]
     if len(puts) + len(last.success) < MAX_OPS and sum(map(_value_bytes, puts)) <= MAX_BYTES:
-        if there.keys() - wanted.keys():
+        if there.keys() - expected.keys():
             first = job.keys.members_chunk(generation, epoch, len(chunks))
             puts.append(Delete(key=first, range_end=prefix_end(folder)))
         return (last.and_if(none_newer_in(folder, view.revision)).then(*puts),)

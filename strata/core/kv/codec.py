@@ -1,7 +1,7 @@
-"""How a record becomes a value of the keyspace and comes back: JSON, with the schema in `v`.
+"""Encoding of records as values of the keyspace: JSON, with the schema number in `v`.
 
-Unknown fields are ignored, missing ones take their default, so that replicas of neighbouring
-versions read each other's records.
+Unknown fields are ignored and missing fields take their default, so that replicas of neighbouring
+versions can read each other's records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class PoisonRecord(StrataError):
-    """A value in the keyspace is not what its key says; somebody wrote it by hand."""
+    """A value in the keyspace does not decode as the record that its key implies; it was probably written by hand."""
 
     code = "POISON_RECORD"
 
@@ -38,7 +38,7 @@ def encode(record: Any) -> bytes:
 
 
 def decode(cls: type[R], data: bytes) -> R:
-    """Return the record that `data` holds; `PoisonRecord` when it is not one."""
+    """Return the record that `data` encodes; `PoisonRecord` if `data` is no such record."""
     try:
         return msgspec.json.decode(data, type=cls)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -46,10 +46,10 @@ def decode(cls: type[R], data: bytes) -> R:
 
 
 def b64(data: bytes) -> str:
-    """Return bytes as the text that JSON can carry."""
+    """Return bytes as base64 text, which JSON can carry."""
     return base64.b64encode(data).decode("ascii")
 
 
 def unb64(text: str) -> bytes:
-    """Return the bytes that `b64` made `text` of."""
+    """Return the bytes that `b64` encoded as `text`."""
     return base64.b64decode(text, validate=True)

@@ -1,8 +1,7 @@
 """Every key of the keyspace is built here, and only here.
 
-The tree is the one of `docs/keyspace.md`. Numbers are written with leading zeros, so that the
-order of keys is the order of numbers. Names are checked where they enter, by `ids.checked_id`;
-no key can therefore hold a `/` that is not ours.
+The tree is that of `docs/keyspace.md`. Numbers are zero-padded, so that keys sort in numeric order.
+`ids.checked_id` validates every name on entry, so no name can add a `/` to a key.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def number(value: int) -> str:
 
 
 class _Fixed:
-    """A key at a fixed place below the root; that of a folder ends with a slash."""
+    """A descriptor for a key at a fixed path below the root; a folder's key ends with a slash."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -44,14 +43,14 @@ class ClusterKeys:
 
     @property
     def root(self) -> str:
-        """The prefix of everything, with its closing slash."""
+        """The common prefix of all keys, with its closing slash."""
         return f"/strata/v1/{self.cluster}/"
 
     uid = _Fixed("uid")
     restoring = _Fixed("restoring")
-    """Who restores the control plane just now; absent most of the time."""
+    """The restore of the control plane in progress; usually absent."""
     dry_run = _Fixed("dry-run")
-    """The key that a dry run would write, and that nobody ever does."""
+    """A key that dry runs name in their transactions; it is never written."""
     backup = _Fixed("backup")
     """The newest backup of the control plane."""
     leader = _Fixed("leader")
@@ -63,13 +62,13 @@ class ClusterKeys:
     coordinators = _Fixed("coordinators/")
 
     def coordinator(self, replica: str) -> str:
-        """Return the key that stays when the one of `replica` goes with its lease."""
+        """Return the key that outlives the one of `replica`, which is deleted with its lease."""
         return self.coordinators + checked_id("replica", replica)
 
     jobs = _Fixed("jobs/")
 
     def job(self, job: str) -> JobKeys:
-        """Return the keys of one job; `InvalidArgument` when the name cannot be one."""
+        """Return the keys of one job; `InvalidArgument` if the name is not valid."""
         return _job_keys(self.jobs, job)
 
     def job_of(self, key: str) -> str | None:
@@ -79,9 +78,9 @@ class ClusterKeys:
         return key[len(self.jobs) :].partition("/")[0]
 
     def parts(self, key: str) -> tuple[str, ...]:
-        """Return the components of `key` below the root, for `match`; none when it is not ours.
+        """Return the components of `key` below the root, for `match`; empty for a key of another cluster.
 
-        Numbers stay as they are written: `int` reads them.
+        Numbers keep their zero padding; `int` parses them.
         """
         if not key.startswith(self.root):
             return ()
@@ -100,14 +99,14 @@ class JobKeys:
 
     @property
     def folder(self) -> str:
-        """Where the cluster's jobs lie, this one among them."""
+        """The folder of all jobs of the cluster, with its closing slash."""
         return self.root.rstrip("/").rpartition("/")[0] + "/"
 
     spec = _Fixed("spec")
     standbys = _Fixed("standbys")
     phase = _Fixed("phase")
     run = _Fixed("run")
-    """Which run the job belongs to, and what that runs."""
+    """The run that the job belongs to, and its command."""
 
     # -- members and worlds
 
@@ -148,11 +147,11 @@ class JobKeys:
         return self.stopped(generation) + number(rank)
 
     def held(self, generation: int) -> str:
-        """Says that ranks of a generation have trained and could not save."""
+        """Return the key that records that ranks of a generation have trained and could not save."""
         return f"{self.generation(generation)}held"
 
     def notice(self, generation: int) -> str:
-        """What asks the ranks of a generation to stop."""
+        """Return the key of the notice that asks the ranks of a generation to stop."""
         return f"{self.generation(generation)}notice"
 
     history = _Fixed("history/")
@@ -234,25 +233,25 @@ class JobKeys:
         return self.readers(step, generation, attempt) + checked_id("reader", reader)
 
     def copies(self, step: int, generation: int, attempt: str, tier: str) -> str:
-        """What lies on a further tier: one key a rank, and the seal."""
+        """Return the folder of an attempt's copy on a further tier: one key per rank, and the seal."""
         return f"{self.attempt(step, generation, attempt)}copies/{checked_id('tier', tier)}/"
 
     def copy(self, step: int, generation: int, attempt: str, tier: str, rank: int) -> str:
         return self.copies(step, generation, attempt, tier) + number(rank)
 
     def copied_seal(self, step: int, generation: int, attempt: str, tier: str) -> str:
-        """The copy of the manifest and the marker."""
+        """Return the key that reports the copied manifest and marker."""
         return f"{self.copies(step, generation, attempt, tier)}seal"
 
     def suspects(self, step: int, generation: int, attempt: str, tier: str) -> str:
         return f"{self.attempt(step, generation, attempt)}suspects/{checked_id('tier', tier)}/"
 
     def suspect(self, step: int, generation: int, attempt: str, tier: str, host: str) -> str:
-        """What a host says that it read of a tier."""
+        """Return the key of a host's corruption report about its reads from a tier."""
         return self.suspects(step, generation, attempt, tier) + checked_id("host", host)
 
     def removed(self, step: int, generation: int, attempt: str, tier: str) -> str:
-        """The hosts that have removed their part of a tier that is not shared."""
+        """Return the folder with the hosts that have removed their part of a tier that is not shared."""
         return f"{self.attempt(step, generation, attempt)}removed/{checked_id('tier', tier)}/"
 
     def tags_of(self, step: int, generation: int, attempt: str) -> str:
@@ -261,21 +260,21 @@ class JobKeys:
     tags = _Fixed("tags/")
 
     def tag(self, tag: str) -> str:
-        """Which checkpoint a tag names."""
+        """Return the key that maps a tag to its checkpoint."""
         return self.tags + checked_id("tag", tag)
 
     retention = _Fixed("retention")
     rewind = _Fixed("rewind")
-    """The checkpoint that the next generation shall begin from, though it is not the newest."""
+    """The checkpoint that the next generation must begin from, though it is not the newest."""
     discarded = _Fixed("discarded/")
 
     def discard(self, attempt: str) -> str:
-        """Bytes of an attempt that has no record any more."""
+        """Return the key that notes leftover bytes of an attempt that has no record any more."""
         return self.discarded + checked_id("attempt", attempt)
 
     latest = _Fixed("latest")
     anew = _Fixed("anew")
-    """Up to which generation what was saved is given up."""
+    """The generation up to which all saved checkpoints are given up."""
     pins = _Fixed("pins/")
 
     def pin(self, step: int, attempt: str) -> str:
@@ -284,5 +283,5 @@ class JobKeys:
 
 @lru_cache(maxsize=1024)
 def _job_keys(jobs: str, name: str) -> JobKeys:
-    """Return the keys of a job, checked once: every message names one."""
+    """Return the keys of a job; cached, so that its name is validated once although every message names a job."""
     return JobKeys(jobs + checked_id("job", name) + "/")

@@ -1,6 +1,7 @@
-"""What the values hold: one frozen dataclass a key, written as JSON with the schema field `v`.
+"""The records stored as values: one frozen dataclass per key, written as JSON with the schema field `v`.
 
-`encode` and `decode` (`core.kv.codec`) are the only way in and out. Others: `core.checkpoints.references`, `core.*_record`.
+All encoding goes through `encode` and `decode` (`core.kv.codec`).
+More records are in `core.checkpoints.references` and `core.*_record`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.kv.codec import MAX_VALUE_BYTES, SCHEMA, PoisonRecord, b64, decode, encode, unb64
 
 __all__ = ["MAX_VALUE_BYTES", "SCHEMA", "PoisonRecord", "b64", "decode", "encode", "unb64"]
-"""What is at home in `core.kv.codec` and belongs to every record; the records are public by their names."""
+"""Re-exports of `core.kv.codec`, which every user of records needs; the records are public by their names."""
 
 
 class Phase(Enum):
-    """Where a job stands."""
+    """The phase of a job."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -26,7 +27,7 @@ class Phase(Enum):
 
 
 class StopAction(Enum):
-    """Who leaves when ranks stop: nobody, some members, or all. PAUSE is asked for only: a notice has SCALE and `pause`."""
+    """Which members leave at a stop: none, some or all. PAUSE is for requests only; its notice is SCALE and `pause`."""
 
     SCALE = "scale"
     DRAIN = "drain"
@@ -35,7 +36,7 @@ class StopAction(Enum):
 
 
 class CheckpointType(Enum):
-    """Which part of the state a checkpoint holds, and against what. `Full` is another name of `FULL`, and so on."""
+    """The part of the state that a checkpoint holds, and whether it needs a base. `Full` is an alias of `FULL`."""
 
     FULL = Full = "full"
     INCREMENTAL = Incremental = "incremental"
@@ -44,7 +45,7 @@ class CheckpointType(Enum):
 
 
 class CheckpointState(Enum):
-    """OPEN ends as COMMITTED or ABORTED; COMMITTED may turn CORRUPT or DELETING."""
+    """OPEN becomes COMMITTED or ABORTED; COMMITTED may become CORRUPT or DELETING."""
 
     OPEN = "open"
     COMMITTED = "committed"
@@ -55,7 +56,7 @@ class CheckpointState(Enum):
 
 
 class TierState(Enum):
-    """PRESENT may be read. It ends as CORRUPT or DELETING; DELETING ends as REMOVED, for ever."""
+    """PRESENT may be read. It becomes CORRUPT or DELETING; DELETING becomes REMOVED, which is final."""
 
     PRESENT = "present"
     CORRUPT = "corrupt"
@@ -75,7 +76,7 @@ class BarrierResult(Enum):
 class ClusterUid:
     uid: str
     replaced: tuple[str, ...] = ()
-    """The uids of other clusters whose place a restore took: their replicas and members belong to this one now."""
+    """The uids of clusters that a restore replaced: their replicas and members now belong to this cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class Replica:
 class JobSpec:
     """The limits of a job. Workers are members: agents, of nodes or of standalone processes.
 
-    `max_generations`: with so many generations ended by a failure the job fails; 0: no limit.
+    `max_generations`: the job fails once a failure has ended this many generations; 0: no limit.
     """
 
     min_workers: int = 1
@@ -111,7 +112,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standbys:
-    """Registered members that the world has no place for."""
+    """Registered members that have no place in the world."""
 
     workers: tuple[WorkerId, ...] = ()
     epoch: int = 0
@@ -119,7 +120,7 @@ class Standbys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What the ranks of a job run. Equal if program and digest are; `arguments` is for people.
+    """The command that the ranks of a job run. Two are equal if program and digest are; `arguments` is for people.
 
     `program`: the script's absolute path, or a program's or module's name. `digest`: of all arguments.
     """
@@ -133,13 +134,13 @@ class Command:
         return f"{self.program} {self.arguments}".rstrip()
 
     def same_as(self, other: Command) -> bool:
-        """Tell whether both run the same program with the same arguments."""
+        """Return whether both run the same program with the same arguments."""
         return (self.program, self.digest) == (other.program, other.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
-    """The run that a job belongs to, and what it runs. "" and None: nobody said it."""
+    """The run that a job belongs to, and its command. "" and None mean unknown."""
 
     run_id: str = ""
     command: Command | None = None
@@ -147,10 +148,11 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPhase:
-    """`attempt`: the newest attempt at the job that anybody registered for, where a launcher counts them.
+    """A job's phase and its reason.
 
-    `ended_unix_ms`: when a job that is done or has failed ended, for people; 0: unknown. `early`: it failed
-    before a first step and a first checkpoint, or by a rank that ended with 78; the next run of its name starts it again.
+    `attempt`: the newest attempt at the job that a member registered for, if a launcher counts attempts.
+    `ended_unix_ms`: when the job became DONE or FAILED, for people; 0: unknown. `early`: the job failed before a first
+    step and a first checkpoint, or through exit code 78 of a rank; the next run of its name starts it again.
     """
 
     phase: Phase
@@ -165,7 +167,7 @@ class JobPhase:
 class Worker:
     """A member. Its incarnation is the create_revision of its key.
 
-    `cannot_restart`: when a generation that it trained in has ended it ends, and nobody starts it again.
+    `cannot_restart`: the member ends with the generation that it trained in, and nothing starts it again.
     """
 
     boot: BootId
@@ -189,7 +191,7 @@ class Member:
 
     @property
     def ranks(self) -> range:
-        """The global ranks that it runs."""
+        """The global ranks that the member runs."""
         return range(self.first_rank, self.first_rank + self.slots)
 
 
@@ -209,10 +211,11 @@ class RestorePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopNotice:
-    """Asks the ranks of one generation to agree on a step, to save it and to stop there.
+    """Asks the ranks of one generation to agree on a step, save it and stop there.
 
-    `workers`: who leaves by a DRAIN. `grace_ms`: how long the save may take from now on, 0: stop without one; of a SCALE
-    without `pause`: how long the agreement may. `since`: members that came later are not meant; 0: than this was written.
+    `workers`: the members that leave by a DRAIN. `grace_ms`: time for the save, from now; 0: stop without a save. For a
+    SCALE without `pause` it is the time for the agreement. `since`: the notice excludes members that registered after
+    this revision; 0: after the notice was written.
     """
 
     action: StopAction
@@ -224,23 +227,23 @@ class StopNotice:
 
     @property
     def has_deadline(self) -> bool:
-        """Whether the save has to be done within the grace: to scale, it has all the time that a commit takes."""
+        """Whether the save must finish within the grace; a save before a SCALE may take as long as a commit takes."""
         return self.pause or self.action is not StopAction.SCALE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anew:
-    """The job was begun anew: what its generations up to this one have saved is given up."""
+    """The job was begun anew: checkpoints of generations up to this one are given up."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Members that were asked to leave, and are given no place: those that the notice names, or all.
+    """A request to leave: members that the notice names, or all, which get no place any more.
 
-    Whoever registered after `revision` is not meant. `written`: the revision at which the notice got
-    its last form, and its time began.
+    Members that registered after `revision` are excluded. `written`: the revision at which the notice got
+    its final form and its grace began.
     """
 
     notice: StopNotice
@@ -250,7 +253,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """A member that cannot restart, of an earlier generation that had begun: it gets no place any more."""
+    """A member that cannot restart and whose earlier generation had begun; it gets no place any more."""
 
     worker: WorkerId
     incarnation: int
@@ -258,7 +261,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomer:
-    """A member on trial: its failure ended `crashes` generations in a row, the last as seen at `revision`."""
+    """A member on trial: its failure ended `crashes` generations in a row, the last one observed at `revision`."""
 
     worker: WorkerId
     crashes: int = 0
@@ -267,13 +270,12 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldHead:
-    """The current generation. `size` counts ranks; `members` 0 is a forming world.
+    """The current generation. `size` counts ranks; `members` 0 means a forming world.
 
-    `epoch` names the chunks that belong to it. `fruitless` counts the generations in a row,
-    this one excluded, that a failure ended before they committed a checkpoint; `failures` those
-    that a failure ended at all. `began`: a generation before this one may have made a step, as it did not
-    end by a failure in its first seconds. `asked` has those of earlier generations who have not left yet;
-    `spent` those that cannot restart, `newcomers` who is on trial.
+    `epoch` names the chunks that belong to it. `no_progress` counts the generations in a row, without this one, that
+    a failure ended before they committed a checkpoint; `failures` counts all that a failure ended. `began`: an earlier
+    generation may have made a step, because no failure ended it in its first seconds. `asked`: requests to members of
+    earlier generations that have not left yet. `spent`: members that cannot restart. `newcomers`: members on trial.
     """
 
     generation: int
@@ -297,10 +299,10 @@ class WorldHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRecord:
-    """Why a generation began, and what came of it; for people, and to learn how often one fails.
+    """Why a generation began, and its result; for people, and for estimating how often generations fail.
 
-    `failure`: a failure ended the one before. `committed_step` is its newest checkpoint, written
-    when it has ended.
+    `failure`: a failure ended the previous generation. `committed_step`: its own newest checkpoint, written
+    once it has ended.
     """
 
     epoch: int
@@ -315,7 +317,7 @@ class GenerationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailed:
-    """Why a rank ended before its time: exit code, or minus the signal.
+    """Why a rank ended early. `code`: its exit code, or minus the signal.
 
     `early`: its process failed by itself within its first seconds, before a step.
     """
@@ -333,7 +335,7 @@ class RankDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStopped:
-    """A rank that ended as a notice asked it to."""
+    """A rank that ended because a notice asked it to stop."""
 
     worker: WorkerId
 
@@ -345,7 +347,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierOutcome:
-    """How the round ended. `payloads` maps a rank to base64; chunked beside it when large."""
+    """How the round ended. `payloads` maps a rank to base64; large payloads are in chunks beside this record."""
 
     generation: int
     round: int
@@ -364,14 +366,14 @@ class PayloadChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierFloor:
-    """The lowest round that may still be open is the one after `round`."""
+    """The lowest round that may still be open is `round` + 1."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierArrived:
-    """A hint for people: who is still missing. No decision reads it."""
+    """A hint for people: which ranks are still missing. No decision reads it."""
 
     arrived: int
     expected: int
@@ -380,7 +382,7 @@ class BarrierArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec:
-    """A dataset is `shards` numbered files; `uri` names one when formatted with `shard=i`."""
+    """A dataset is `shards` numbered files; `uri`, formatted with `shard=i`, names file i."""
 
     shards: int
     uri: str = ""
@@ -389,12 +391,12 @@ class DatasetSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Whose shards are whose, as of one assignment epoch.
+    """The owners of a dataset's shards, as of one assignment epoch.
 
     The owners follow from `workers`, `shards` and the published ring (`core.datasets.ring`), so the record
-    stays small, and any client in any language can compute them. Exceptions are written down:
-    `seats` has the workers that sit on the ring under another name than their own, `moved` the
-    shards that are not where the ring has them, by owner.
+    stays small, and a client in any language can compute them. Only exceptions are stored: `seats` maps workers to
+    the different names under which the ring places them; `moved` lists, by owner, the shards that the ring places
+    elsewhere.
     """
 
     assign_epoch: int
@@ -409,7 +411,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One copy of a checkpoint: the URI of its folder. `shared`: it survives the loss of a host."""
+    """One copy of a checkpoint: the URI of its folder. `shared`: the copy survives the loss of a host."""
 
     path: str
     state: TierState = TierState.PRESENT
@@ -418,7 +420,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The checkpoint of another job that a forked record stands for; its bytes are that one's."""
+    """The checkpoint of another job that a forked record stands for; the bytes belong to that checkpoint."""
 
     job: str
     step: int
@@ -429,8 +431,8 @@ class Origin:
 class CheckpointRecord:
     """One slot of the catalog: (step, generation). `path` is the URI of its folder.
 
-    `ranks` is the number of acks that complete it, besides the seal. `tiers` has its copies by the
-    name of the tier, that at `path` among them.
+    `ranks` is the number of acks that complete the checkpoint, besides the seal. `tiers` maps a tier's name to the
+    copy there, including the copy at `path`.
     """
 
     attempt: AttemptId
@@ -454,13 +456,13 @@ class CheckpointRecord:
 
     @property
     def where(self) -> tuple[int, int, AttemptId]:
-        """What the keys of its attempt are built of."""
+        """The step, generation and attempt, from which the attempt's keys are built."""
         return self.step, self.generation, self.attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """A rank's part is durable: the digest of its manifest, the bytes it wrote, and on which host."""
+    """A rank's part is durable: the digest of its manifest, the bytes written, and the host that wrote them."""
 
     digest: str
     size_bytes: int
@@ -482,9 +484,9 @@ class Seal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latest:
-    """The newest checkpoint by (generation, step), as the protocols order them.
+    """The newest checkpoint by (generation, step), the order of the protocols.
 
-    `generation` is the one it counts under: that of its record, or of the later world that
+    `generation` is the generation that the checkpoint counts under: its record's, or that of the later world that
     restored from it.
     """
 

@@ -1,9 +1,9 @@
-"""The `Store` protocol: what Strata needs of etcd, and nothing more.
+"""The `Store` protocol: the operations of etcd that Strata needs, and nothing more.
 
-Two implementations stand under one contract suite (`tests/contract`): the etcd client in
-`strata.etcd` and the in-memory one in `strata.testing`.
+One contract suite (`tests/contract`) holds for two implementations: the etcd client in
+`strata.etcd` and the in-memory store in `strata.testing`.
 
-Errors, the same from both:
+Both raise the same errors:
 
 - `Unavailable`: indeterminate. The call may have taken effect (PROTOCOLS 2.3). For a read: no
   answer in time.
@@ -12,7 +12,7 @@ Errors, the same from both:
 - `QuotaExceeded`: the request is too large; nothing was written. A full store is `NoSpace`, an
   `Unavailable`: its answer does not prove that nothing was written (docs/adr/0002).
 - `NotFound`: the lease does not exist (any more); nothing was written.
-- `Compacted`: the asked revision is gone; list again.
+- `Compacted`: the requested revision is compacted; list again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from strata.errors import StrataError, Unavailable
 
 
 class Compacted(StrataError):
-    """The revision asked for was compacted away."""
+    """The requested revision was compacted away."""
 
     code = "COMPACTED"
 
 
 class NoSpace(Unavailable):
-    """The store's quota is used up: it takes no write until somebody makes room."""
+    """The store's quota is used up: it takes no write until an operator frees space."""
 
     code = "NO_SPACE"
 
@@ -47,8 +47,8 @@ class Store(Protocol):
     async def execute(self, txn: Txn) -> TxnResult:
         """Apply one transaction.
 
-        Never retries a transaction whose outcome is unknown: that is the caller's decision,
-        because only the caller knows whether it is guarded.
+        Never retries a transaction whose outcome is unknown: only the caller knows whether the
+        transaction is guarded, so the caller decides.
         """
         ...
 
@@ -58,8 +58,8 @@ class Store(Protocol):
         """Yield every change of the range from `start_revision` on: ordered, without gaps.
 
         Survives the loss of a connection by resuming after the last revision it yielded; ends
-        with `Compacted` when that revision is gone. Whole revisions only. Leaving it by
-        `TimeoutError` says that it was late: the next watch is opened elsewhere, where there is one.
+        with `Compacted` if that revision was compacted. Yields whole revisions only. A caller that leaves the
+        context by `TimeoutError` reports a late watch: the next watch is opened at another endpoint, if there is one.
         """
         ...
 
@@ -68,13 +68,13 @@ class Store(Protocol):
         ...
 
     async def keep_alive(self, lease_id: int) -> int:
-        """Renew the lease once and return the seconds it now has; `NotFound` when it is gone."""
+        """Renew the lease once and return its new TTL in seconds; `NotFound` if the lease does not exist any more."""
         ...
 
     async def revoke(self, lease_id: int) -> None:
-        """End the lease and delete its keys; a lease that is gone already is no error."""
+        """End the lease and delete its keys; a lease that has already ended is no error."""
         ...
 
     async def compact(self, revision: int) -> None:
-        """Drop history before `revision`; a revision compacted already is no error."""
+        """Drop history before `revision`; an already compacted revision is no error."""
         ...

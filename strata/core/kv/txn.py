@@ -1,10 +1,10 @@
-"""A transaction is data.
+"""Transactions as data: `Txn`, its compares and operations, and the decisions and plans that carry one.
 
-A decision answers with a `Txn`; one `Store` executes it. The shapes follow etcd's v3 `Txn`: all
-`compares` must hold, then the `success` operations are applied in one revision, else the
-`failure` operations are. A key may be written at most once in a transaction.
+A decision returns a `Txn`; one `Store` executes it. The shapes follow etcd's v3 `Txn`: if all
+`compares` hold, the `success` operations are applied in one revision, otherwise the
+`failure` operations are. A transaction may write a key at most once.
 
-Keys are `str` here (ours are ASCII, see `core.kv.keys`), values are `bytes`.
+Keys are `str` here (Strata's are ASCII, see `core.kv.keys`), values are `bytes`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MAX_OPS = 128
 """etcd's default `--max-txn-ops`: compares, success and failure operations are each bounded."""
 
 MAX_TXN_BYTES = 1 << 20
-"""The size we keep a transaction below; etcd's own default limit is 1.5 MiB."""
+"""The upper bound for a transaction's size; etcd's own default limit is 1.5 MiB."""
 
 
 class Target(Enum):
-    """The property of a key that a `Compare` looks at."""
+    """The property of a key that a `Compare` tests."""
 
     VERSION = "version"
     CREATE = "create_revision"
@@ -50,9 +50,9 @@ class Op(Enum):
 class Compare:
     """A condition on one key, or on every existing key of `[key, range_end)`.
 
-    An absent key has version, create revision, mod revision and lease 0, and an empty range counts
-    as one absent key: of it `VERSION = 0` and `MOD < 5` hold, `MOD > 5` does not. Nothing holds of
-    the VALUE of an absent key or an empty range, not even NOT_EQUAL.
+    An absent key has version, create revision, mod revision and lease 0. An empty range counts
+    as one absent key: `VERSION = 0` and `MOD < 5` hold for it, `MOD > 5` does not. No compare of
+    VALUE holds for an absent key or an empty range, not even NOT_EQUAL.
     """
 
     key: str
@@ -84,8 +84,8 @@ class Range:
     """Read `key`, or every key of `[key, range_end)`, in key order.
 
     `revision` 0 means now; `limit` 0 means all. `serializable` reads may be stale and are for
-    display only. `keys_only` leaves values empty. `min_mod_revision` leaves out, and does not count
-    in `limit`, what was last written before.
+    display only. `keys_only` leaves values empty. `min_mod_revision` excludes keys last written
+    before it; they do not count against `limit`.
     """
 
     key: str
@@ -116,7 +116,7 @@ class KeyValue:
 class RangeResult:
     """The keys read, the store's revision at that time, and whether `limit` cut the answer.
 
-    `count` is how many keys the range has, those included that the request left out.
+    `count` is the number of keys in the range, including those that the request excluded.
     """
 
     revision: int
@@ -127,18 +127,18 @@ class RangeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Txn:
-    """If all of `compares` hold apply `success`, else `failure`, atomically."""
+    """If all of `compares` hold, apply `success`, else `failure`, atomically."""
 
     compares: tuple[Compare, ...] = ()
     success: tuple[Operation, ...] = ()
     failure: tuple[Operation, ...] = ()
 
     def and_if(self, *compares: Compare) -> Txn:
-        """Return this transaction with further conditions."""
+        """Return this transaction with additional compares."""
         return Txn(compares=(*self.compares, *compares), success=self.success, failure=self.failure)
 
     def then(self, *operations: Operation) -> Txn:
-        """Return this transaction with further success operations."""
+        """Return this transaction with additional success operations."""
         return Txn(compares=self.compares, success=(*self.success, *operations), failure=self.failure)
 
 
@@ -146,8 +146,8 @@ class Txn:
 class TxnResult:
     """Whether the compares held, at which revision, and what the `Range` operations read.
 
-    `reads` holds one `RangeResult` per `Range` of the executed branch, in order. When something
-    was written, `revision` is the revision of that write.
+    `reads` holds one `RangeResult` per `Range` of the executed branch, in order. If the transaction
+    wrote a key, `revision` is the revision of that write.
     """
 
     succeeded: bool
@@ -157,7 +157,7 @@ class TxnResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One key changed: `kv` is the new state; for a delete only key and mod_revision count."""
+    """One key changed: `kv` is the new state; for a delete only its key and mod_revision are meaningful."""
 
     kv: KeyValue
     deleted: bool = False
@@ -177,7 +177,7 @@ class WatchBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A lease as the store granted it; `ttl_s` may be longer than what was asked."""
+    """A lease as the store granted it; `ttl_s` may be longer than requested."""
 
     id: int
     ttl_s: int
@@ -185,11 +185,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do, and why, in words a person reads.
+    """What to write next, and the reason in a sentence for people.
 
-    With a `txn`: execute it, bring the view to its revision, and decide again. Without one,
-    nothing is left to do: either things are as asked, or `refusal` says why they cannot be.
-    A decision therefore recognises its own effect, and repeating one is harmless.
+    With a `txn`: execute it, bring the view to its revision, and decide again. Without a `txn`
+    nothing is left to do: either the request is already fulfilled, or `refusal` says why it cannot be.
+    A decision therefore recognises its own effect, and repeating it is harmless.
     """
 
     reason: str
@@ -199,16 +199,16 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a leader writes, and why: each transaction for itself, so that one that fails is planned anew."""
+    """The leader's next writes, and the reason. Each transaction stands alone; one that fails is planned anew."""
 
     reason: str
     txns: tuple[Txn, ...] = ()
 
 
 def refusable(decide: Callable[P, Decision]) -> Callable[P, Decision]:
-    """Make an error that `decide` raises its refusal, so that the caller gives it from a fresh view only (2.2).
+    """Turn an error that `decide` raises into a refusal, so that the caller reports it only from a fresh view (2.2).
 
-    A poison record refuses nothing: it is raised at once.
+    `PoisonRecord` is no refusal: it is raised at once.
     """
 
     @functools.wraps(decide)
@@ -223,7 +223,7 @@ def refusable(decide: Callable[P, Decision]) -> Callable[P, Decision]:
     return decided
 
 
-# -- conditions by the names the protocols use them -------------------------------------------
+# -- compares, by the names that the protocols give them ---------------------------------------
 
 
 def absent(key: str) -> Compare:
@@ -239,7 +239,7 @@ def present(key: str) -> Compare:
 def created_at(key: str, revision: int) -> Compare:
     """Hold when `key` is the incarnation created at `revision`, which must be above 0.
 
-    A fence on 0 would hold on an absent key.
+    A compare with 0 would hold for an absent key.
     """
     if revision <= 0:
         raise ValueError(f"a create revision is above 0, not {revision}")
@@ -263,9 +263,9 @@ def none_in(prefix: str) -> Compare:
 
 
 def none_newer_in(prefix: str, revision: int) -> Compare:
-    """Hold when nothing below `prefix` was added or changed after `revision`.
+    """Hold when no key below `prefix` was added or changed after `revision`.
 
-    Range compares do not see deletes.
+    Range compares do not detect deletes.
     """
     return Compare(
         key=prefix,

@@ -1,9 +1,9 @@
-"""A view: the keyspace as of one revision, in memory.
+"""The view: the keyspace as of one revision, in memory.
 
-Every replica keeps one, fed by a list and then by a watch. Decisions read it, and nothing else.
-It is changed only by `reset` and `apply`, between decisions, never during one.
+Every replica has one view, fed by a list and then by a watch. Decisions read the view and nothing else.
+Only `reset` and `apply` change it, between decisions, never during one.
 
-Keys form a tree at their slashes, so that a folder is listed without looking at the rest.
+Keys form a tree at their slashes, so that listing a folder does not touch other keys.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
     kv: KeyValue | None = None
     entry: Entry[Any] | None = None
-    """Its record, once it was read: the same one until it is written again."""
+    """The decoded record, cached at the first read until the key is written again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry(Generic[R]):
-    """A decoded record together with what the store knows of its key."""
+    """A decoded record with its key and the key's revisions."""
 
     key: str
     record: R
@@ -47,21 +47,21 @@ class View:
     def __init__(self) -> None:
         self.revision = 0
         self.state = 0
-        """Another number for each state of the view. A list may change the view and not its revision."""
+        """A counter that changes with each state of the view; a list may change the view but not `revision`."""
         self._root = _Node()
         self._keys: dict[str, _Node] = {}
-        """The nodes of keys that exist, for who asks by the whole key: every message asks for several."""
+        """The nodes of existing keys, for lookups by the whole key: every message makes several."""
         self._derived: dict[str, tuple[int, Any]] = {}
 
     @property
     def size(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self._keys)
 
-    # -- feeding
+    # -- updates
 
     def reset(self, revision: int, kvs: Iterable[KeyValue]) -> tuple[Event, ...]:
-        """Become the keyspace as listed at `revision`; return what differs, deletes included.
+        """Become the keyspace as listed at `revision`; return the differences as events, deletes included.
 
         The events are in key order and carry the list's revisions; a synthesised delete carries
         `revision`.
@@ -90,7 +90,7 @@ class View:
         return tuple(events)
 
     def apply(self, revision: int, events: Iterable[Event]) -> None:
-        """Take over the changes of whole revisions up to `revision`."""
+        """Apply the changes of whole revisions up to `revision`."""
         if revision < self.revision:
             raise ValueError(f"revision {revision} after {self.revision}")
         for event in events:
@@ -104,29 +104,29 @@ class View:
     # -- reading
 
     def get(self, key: str) -> KeyValue | None:
-        """Return what lies under `key`, or None."""
+        """Return the key and value at `key`, or None."""
         node = self._keys.get(key)
         return node.kv if node is not None else None
 
     def entry(self, key: str, cls: type[R]) -> Entry[R] | None:
-        """Return the record under `key`, or None; `PoisonRecord` when it is not a `cls`."""
+        """Return the record under `key` with its revisions, or None; `PoisonRecord` if it is not a `cls`."""
         node = self._keys.get(key)
         return self._entry(node, cls) if node is not None else None
 
     def record(self, key: str, cls: type[R]) -> R | None:
-        """Return the record under `key`, or None; `PoisonRecord` when it is not a `cls`."""
+        """Return the record under `key`, or None; `PoisonRecord` if it is not a `cls`."""
         entry = self.entry(key, cls)
         return entry.record if entry is not None else None
 
     def mod_revision(self, key: str) -> int:
-        """Return when `key` was last written; 0 when it is absent. What `unchanged` compares."""
+        """Return the mod_revision of `key`, which `unchanged` compares; 0 if the key is absent."""
         kv = self.get(key)
         return kv.mod_revision if kv is not None else 0
 
     def derived(self, key: str, make: Callable[[], R]) -> R:
-        """Return what `make` makes, made once for each state of `key`.
+        """Return the result of `make`, cached until `key` changes.
 
-        For what follows from `key` and from what does not change while it does not.
+        `make` may depend only on `key`, and on facts that do not change while `key` does not.
         """
         revision = self.mod_revision(key)
         held = self._derived.get(key)
@@ -146,7 +146,7 @@ class View:
                 yield entry
 
     def entries_below(self, folder: str, cls: type[R]) -> Iterator[Entry[R]]:
-        """Yield, in key order, the records that lie directly in the folders of `folder`."""
+        """Yield, in key order, the records that lie directly in the subfolders of `folder`."""
         node = self._find(folder.rstrip("/"))
         if node is None:
             return
@@ -157,17 +157,17 @@ class View:
                     yield entry
 
     def names(self, folder: str) -> list[str]:
-        """Return, in order, the names of what lies directly in `folder`, folders included."""
+        """Return, in order, the names directly in `folder`, subfolders included."""
         node = self._find(folder.rstrip("/"))
         return sorted(node.children) if node is not None else []
 
     def count(self, folder: str) -> int:
-        """Return how many names `names` has, at no cost however many there are."""
+        """Return the number of `names` in constant time."""
         node = self._find(folder.rstrip("/"))
         return len(node.children) if node is not None else 0
 
     def walk(self, folder: str) -> Iterator[KeyValue]:
-        """Yield, in key order of each level, every key below `folder`, and `folder` itself."""
+        """Yield every key below `folder`, and `folder` itself, depth first, each level in key order."""
         node = self._root if not folder else self._find(folder.rstrip("/"))
         stack = [node] if node is not None else []
         while stack:

@@ -1,4 +1,4 @@
-"""Who leads, and whether a replica is fit to serve: the lease, the fence, takeover, and what etcd must be able to do.
+"""Leadership: the election, lease, fence and takeover, and the checks that a replica and its etcd are fit to serve.
 
 Begin with `leader` (PROTOCOLS 4).
 """

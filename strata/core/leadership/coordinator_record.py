@@ -1,4 +1,4 @@
-"""`P/coordinators/<replica>`: a coordinator that was registered, and that no operator has forgotten (PROTOCOLS 4.9)."""
+"""`P/coordinators/<replica>`: a coordinator that registered once and was not forgotten (PROTOCOLS 4.9)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinator:
-    """What stays of a coordinator's registration when its lease ends.
+    """The part of a coordinator's registration that outlives its lease.
 
-    `unreachable_since_unix_ms` is when a leader saw that the registration was gone; 0 while it is there.
+    `unreachable_since_unix_ms`: when a leader saw that the registration was deleted; 0 while the registration exists.
     """
 
     address: str = ""

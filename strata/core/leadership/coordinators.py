@@ -1,6 +1,6 @@
-"""Which coordinators there are, and which of them are unreachable (PROTOCOLS 4.9).
+"""The list of coordinators, and which of them are unreachable (PROTOCOLS 4.9).
 
-`P/replicas/<replica>` hangs from a lease and goes with its replica. The leader keeps a second key of the same
+`P/replicas/<replica>` is attached to the replica's lease and deleted with it. The leader keeps a second key of the same
 name, `P/coordinators/<replica>`, without a lease. A coordinator that has only the second key is *unreachable*.
 No decision about members or leadership reads that key; only an operator's `forget` deletes it.
 """
@@ -18,11 +18,11 @@ from strata.core.leadership.coordinator_record import Coordinator
 from strata.errors import NotFound, Refused, StrataError
 
 MAX_LISTED = 100
-"""The leader adds no name beyond: something makes up names."""
+"""The leader adds no more names than this: more would mean that some process makes up names."""
 
 
 def unreachable(view: View, keys: ClusterKeys) -> Mapping[str, Coordinator]:
-    """Return, by name, the coordinators whose registration is gone and which nobody has forgotten."""
+    """Return, by name, the coordinators on the list whose registration was deleted."""
     return {
         name: _listed(view, keys, name) or Coordinator()
         for name in view.names(keys.coordinators)
@@ -31,7 +31,7 @@ def unreachable(view: View, keys: ClusterKeys) -> Mapping[str, Coordinator]:
 
 
 def plan_list(view: View, keys: ClusterKeys, *, epoch: int, now_unix_ms: int) -> Plan:
-    """Make the list agree with the registrations: each coordinator in a transaction of its own."""
+    """Plan writes that make the list match the registrations, each coordinator in its own transaction."""
     txns = [
         Txn(
             compares=(
@@ -47,14 +47,14 @@ def plan_list(view: View, keys: ClusterKeys, *, epoch: int, now_unix_ms: int) ->
 
 
 def is_known(view: View, keys: ClusterKeys, name: str) -> bool:
-    """Tell whether a coordinator of this name is registered or on the list."""
+    """Return whether a coordinator of this name is registered or on the list."""
     return any(view.get(key) is not None for key in (keys.replica(name), keys.coordinator(name)))
 
 
 def decide_forget(view: View, keys: ClusterKeys, name: str, *, known: bool) -> Decision:
-    """Take an unreachable coordinator off the list; refuse one that is registered.
+    """Remove an unreachable coordinator from the list; refuse if it is registered.
 
-    `known`: it was known when the request came. If it is not on the list by now, this request or another one took it off.
+    `known`: it was known when the request came. If it is no longer on the list, this request or another removed it.
     """
     replica, listed = view.entry(keys.replica(name), Replica), view.get(keys.coordinator(name))
     if replica is not None:
@@ -76,13 +76,13 @@ def decide_forget(view: View, keys: ClusterKeys, name: str, *, known: bool) -> D
 
 
 def _due(view: View, keys: ClusterKeys, epoch: int, now_unix_ms: int) -> Iterator[tuple[str, Coordinator]]:
-    """Yield the records that are to be written."""
-    room = MAX_LISTED - view.count(keys.coordinators)
+    """Yield the records that must be written."""
+    free = MAX_LISTED - view.count(keys.coordinators)
     for entry in view.entries(keys.replicas, Replica):
         listed = _listed(view, keys, entry.name)
         if listed is None and view.get(keys.coordinator(entry.name)) is None:
-            room -= 1
-            if room < 0:
+            free -= 1
+            if free < 0:
                 continue
         if listed is None or (listed.address, listed.unreachable_since_unix_ms) != (entry.record.address, 0):
             yield entry.name, Coordinator(address=entry.record.address, epoch=epoch)
@@ -95,7 +95,7 @@ def _due(view: View, keys: ClusterKeys, epoch: int, now_unix_ms: int) -> Iterato
 
 
 def _listed(view: View, keys: ClusterKeys, name: str) -> Coordinator | None:
-    """Return what the list says of a coordinator; None for a value that nobody can read, which the leader replaces."""
+    """Return the list's record of a coordinator; None if it does not decode, and the leader replaces it."""
     try:
         return view.record(keys.coordinator(name), Coordinator)
     except PoisonRecord:

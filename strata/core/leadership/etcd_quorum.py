@@ -4,10 +4,10 @@
                    its data is not corrupt; a learner has no vote
     quorum         more than half of all voters, healthy or not
     may stall      the healthy voters without this one are still a quorum (defragmentation stalls a member)
-    may remove     they are a quorum of today's voters, and of the voters that are left
+    may remove     the healthy voters without it are a quorum of today's voters, and of the remaining voters
 
-The alarm NOSPACE makes no voter unhealthy: such a member votes and replicates. A member of which no
-endpoint was given is unknown, and does not count as healthy.
+The alarm NOSPACE makes no voter unhealthy: such a member votes and replicates. A member for which the operator gave
+no endpoint is unknown, and does not count as healthy.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 DISARM_BELOW: Final = 0.9
-"""How much of the quota each member's database may take when the alarm NOSPACE is switched off."""
+"""The share of the quota below which every member's database must be when the alarm NOSPACE is switched off."""
 
 Role = Literal["leader", "follower", "learner", "silent", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a member says of itself; `leader_id` 0 means that it knows no leader."""
+    """A member's status response; `leader_id` 0 means that it knows no leader."""
 
     leader_id: int
     raft_term: int
@@ -34,31 +34,31 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One member: what the cluster knows of it, and what it says of itself."""
+    """One member: the cluster's data about it, and its own status response."""
 
     id: int
     name: str
-    """Empty until it has started once, as `address` is."""
+    """Empty until the member has started once, as `address` is."""
     learner: bool = False
     address: str = ""
-    """`host:port` that it advertises to clients."""
+    """The `host:port` that the member advertises to clients."""
     endpoint: str = ""
-    """The given endpoint that is this member; empty if none of them is."""
+    """The endpoint from the command line that is this member's; empty if none is."""
     answer: Answer | None = None
     silence: str = ""
-    """Why it did not answer."""
+    """Why the member did not answer."""
     corrupt: bool = False
-    """Whether it raised the alarm CORRUPT."""
+    """Whether the member raised the alarm CORRUPT."""
 
     @property
     def label(self) -> str:
-        """Its name; its id until it has started once."""
+        """The member's name, or its id until it has started once."""
         return self.name or f"{self.id:x}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Whether something may be done to a member, and why not."""
+    """Whether an operation on a member is allowed, and why not."""
 
     allowed: bool
     reason: str = ""
@@ -68,7 +68,7 @@ _ALLOWED = Judgement(allowed=True)
 
 
 def quorum(voters: int) -> int:
-    """Return how many of so many voters must agree."""
+    """Return how many of this many voters must agree."""
     return voters // 2 + 1
 
 
@@ -85,13 +85,13 @@ def leader_id(peers: Sequence[Peer]) -> int:
 
 
 def electing(peers: Sequence[Peer]) -> bool:
-    """Tell whether the voters that answer do not follow one leader yet: an election takes a second or two."""
+    """Return whether the answering voters do not yet follow one leader: an election takes a second or two."""
     answers = [peer.answer for peer in voters(peers) if peer.answer is not None]
     return any(not answer.leader_id or answer.raft_term < _newest_term(peers) for answer in answers)
 
 
 def role(peer: Peer, peers: Sequence[Peer]) -> Role:
-    """Return what a member does in the cluster."""
+    """Return a member's role in the cluster."""
     if peer.answer is None:
         return "silent" if peer.endpoint or not peer.address else "unknown"
     if peer.learner:
@@ -100,7 +100,7 @@ def role(peer: Peer, peers: Sequence[Peer]) -> Role:
 
 
 def unhealthy_reason(peer: Peer, peers: Sequence[Peer]) -> str:
-    """Return why a member is not healthy; an empty string if it is."""
+    """Return why a member is not healthy; "" if it is."""
     answer, term = peer.answer, _newest_term(peers)
     if answer is None:
         if peer.endpoint:
@@ -137,7 +137,7 @@ def quorum_sentence(peers: Sequence[Peer]) -> str:
 
 
 def findings(peers: Sequence[Peer]) -> list[str]:
-    """Return a sentence for each voter that is not healthy, and for a leader that is missing."""
+    """Return a sentence for each unhealthy voter, and one if there is no leader."""
     reasons = [(peer.label, unhealthy_reason(peer, peers)) for peer in voters(peers)]
     found = [f"{label} {reason}" for label, reason in reasons if reason]
     if not leader_id(peers):
@@ -146,9 +146,9 @@ def findings(peers: Sequence[Peer]) -> list[str]:
 
 
 def may_stall(peer: Peer, peers: Sequence[Peer], *, stall_all: bool = False) -> Judgement:
-    """Tell whether a member may answer nothing for a while, as it does while it is defragmented.
+    """Return whether a member may be unresponsive for a while, as during its defragmentation.
 
-    A cluster of one voter always stalls with it, so that takes `stall_all`.
+    A cluster of one voter stalls with that voter, which is allowed only with `stall_all`.
     """
     if peer.learner:
         return _ALLOWED
@@ -164,7 +164,7 @@ def may_stall(peer: Peer, peers: Sequence[Peer], *, stall_all: bool = False) -> 
 
 
 def may_remove(peer: Peer, peers: Sequence[Peer], *, even_if_healthy: bool = False) -> Judgement:
-    """Tell whether a member may be removed for good. One that is, or may be, healthy takes `even_if_healthy`."""
+    """Return whether a member may be removed for good; a possibly healthy one only with `even_if_healthy`."""
     reason = unhealthy_reason(peer, peers)
     if not even_if_healthy and role(peer, peers) == "unknown":
         return Judgement(allowed=False, reason=f"{peer.label} {reason}, to see whether it is healthy")
@@ -175,14 +175,14 @@ def may_remove(peer: Peer, peers: Sequence[Peer], *, even_if_healthy: bool = Fal
         )
     if peer.learner:
         return _ALLOWED
-    # a quorum of today's voters is always one of those that are left, who are one less
+    # a quorum of today's voters is always a quorum of the remaining ones, which are one fewer
     return _without(peer, peers, f"without {peer.label}")
 
 
 def may_add(name: str, peers: Sequence[Peer]) -> Judgement:
-    """Tell whether `name`, which is no member, may have been removed to be replaced: then it is to be added.
+    """Return whether `name`, no member now, may have been removed for replacement: then it is to be added.
 
-    Replacing takes one voter of an odd number away and leaves only healthy ones.
+    Replacement removes one voter of an odd number and leaves only healthy ones.
     """
     members = ", ".join(peer.label for peer in peers)
     if sick := findings(peers):
@@ -197,9 +197,9 @@ def may_add(name: str, peers: Sequence[Peer]) -> Judgement:
 
 
 def may_disarm_no_space(used_bytes: Mapping[str, int | None], quota_bytes: int) -> Judgement:
-    """Tell whether the alarm NOSPACE may be switched off: each member's database has room again.
+    """Return whether the alarm NOSPACE may be switched off: each member's database has free space again.
 
-    `used_bytes` is by the members' labels, None where a member did not answer.
+    `used_bytes` is by the members' labels, None for a member that did not answer.
     """
     silent = [label for label, used in used_bytes.items() if used is None]
     if silent:
@@ -222,7 +222,7 @@ def may_disarm_no_space(used_bytes: Mapping[str, int | None], quota_bytes: int) 
 def defragmentation_order(peers: Sequence[Peer]) -> list[Peer]:
     """Return the voters that answer, followers first and the leader last.
 
-    A learner is not among them: etcd defragments none.
+    Learners are left out: etcd does not defragment them.
     """
     able = [peer for peer in voters(peers) if peer.answer is not None]
     leader = leader_id(peers)
@@ -230,7 +230,7 @@ def defragmentation_order(peers: Sequence[Peer]) -> list[Peer]:
 
 
 def next_to_defragment(peers: Sequence[Peer], done: Collection[int]) -> Peer | None:
-    """Return the member whose turn it is, now that those in `done` (ids) have been defragmented."""
+    """Return the next member to defragment, after those in `done` (ids)."""
     return next((peer for peer in defragmentation_order(peers) if peer.id not in done), None)
 
 

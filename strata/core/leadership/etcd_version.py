@@ -1,7 +1,7 @@
-"""Which versions of etcd Strata may stand on, and what is wrong with the others.
+"""Supported versions of etcd, and the known bugs of the others.
 
-A table of etcd's bugs that break a promise of ours, each with the first release of every line that
-is free of it. From it follow the two bounds people remember: everything before 3.4 is refused,
+The table lists etcd bugs that break a promise of Strata, each with the first release of every minor line that
+is free of it. Two bounds follow from it: everything before 3.4 is refused, and
 everything before 3.5.28 (of 3.6: 3.6.9) gets a warning that names the bugs.
 
 Sources: etcd's CHANGELOG, and the record of its robustness tests (tests/robustness/README.md).
@@ -18,7 +18,7 @@ _NUMBERS = re.compile(r"(?:etcd Version:\s*|^\s*v?)(\d+)\.(\d+)\.(\d+)", re.MULT
 
 @dataclass(frozen=True, slots=True, order=True)
 class EtcdVersion:
-    """A released version; what follows the numbers (`-rc.1`, `+ds`) is left out."""
+    """A released version; a suffix after the numbers (`-rc.1`, `+ds`) is dropped."""
 
     major: int
     minor: int
@@ -26,7 +26,7 @@ class EtcdVersion:
 
     @classmethod
     def parse(cls, text: str) -> EtcdVersion:
-        """Read `3.5.30`, `v3.6.0-rc.1` or what `etcd --version` prints; else `ValueError`."""
+        """Parse `3.5.30`, `v3.6.0-rc.1` or the output of `etcd --version`; else `ValueError`."""
         found = _NUMBERS.search(text)
         if found is None:
             raise ValueError(f"no etcd version in {text[:80]!r}")
@@ -37,31 +37,31 @@ class EtcdVersion:
 
     @property
     def line(self) -> tuple[int, int]:
-        """The minor release it belongs to."""
+        """The minor release that the version belongs to."""
         return self.major, self.minor
 
 
 _v = EtcdVersion.parse
 
 OLDEST_SPOKEN = _v("3.4.0")
-"""Below it etcd lacks what the client uses (watch progress requests, fragments)."""
+"""Older etcd lacks features that the client uses (watch progress requests, fragments)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """A defect of etcd. `fixed` holds the first good release of each line that ever had it."""
+    """A defect of etcd. `fixed` holds the first good release of each minor line that ever had it."""
 
     issue: int
     summary: str
     fixed: tuple[EtcdVersion, ...]
     since: EtcdVersion = OLDEST_SPOKEN
     splits_members: bool = False
-    """Members of one cluster may come to hold different data, for good."""
+    """Members of one cluster may permanently hold different data."""
 
     def affects(self, version: EtcdVersion) -> bool:
-        """Tell whether a member of this version has the defect.
+        """Return whether a member of this version has the defect.
 
-        A line that the table does not know is good if it is newer than those it knows.
+        A minor line that the table does not list is good if it is newer than the listed ones.
         """
         if version < self.since:
             return False
@@ -112,17 +112,17 @@ BUGS = (
 
 
 class Fitness(Enum):
-    """What Strata does about a version."""
+    """Strata's response to a version."""
 
     GOOD = "good"
     SUSPECT = "suspect"
-    """It runs, with a warning; `strata doctor` fails."""
+    """Strata runs on it, with a warning; `strata doctor` fails."""
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The judgement on one version and the sentence that says why (empty when it is good)."""
+    """The verdict on one version, and a sentence with the reason ("" if it is good)."""
 
     version: EtcdVersion
     fitness: Fitness
@@ -132,7 +132,7 @@ class Verdict:
 
 
 def judge(version: EtcdVersion) -> Verdict:
-    """Say whether Strata may use a member of this version, naming every known bug that matters."""
+    """Return whether Strata may use a member of this version, with every known bug that matters."""
     if version < OLDEST_SPOKEN:
         reason = f"etcd {version} is too old: Strata needs {OLDEST_SPOKEN} or newer"
         return Verdict(version=version, fitness=Fitness.REFUSED, reason=reason)
@@ -149,6 +149,6 @@ def judge(version: EtcdVersion) -> Verdict:
 
 
 def _advised(version: EtcdVersion) -> EtcdVersion:
-    """Return the first release that is free of all bugs, on the same line if it has one."""
+    """Return the first release that is free of all bugs, on the same minor line if there is one."""
     good = [fix for bug in BUGS for fix in bug.fixed if not any(b.affects(fix) for b in BUGS)]
     return min(good, key=lambda fix: (fix.line != version.line, fix))

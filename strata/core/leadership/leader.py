@@ -1,18 +1,18 @@
-"""Who leads: a lease for liveness, a fence for safety (PROTOCOLS 4).
+"""The leader election's state machine: a lease for liveness, a fence for safety (PROTOCOLS 4).
 
-Safety is in the fence alone: every controller write compares the leader key's create_revision,
-the epoch. What stands here is liveness: when to campaign, when to renew, when to stop acting.
+Safety comes from the fence alone: every controller write compares the leader key's create_revision,
+the epoch. This module is about liveness: when to campaign, when to renew, when to stop acting.
 
-    stands as     sees in the leader key     and then
+    state         the leader key holds       next
     ------------  -------------------------  ---------------------------------------------------
-    no office     nothing                    gets a lease (if it has no fresh one), campaigns
+    not leading   nothing                    gets a lease (if it has no fresh one), campaigns
                   another instance           waits
-                  itself, by its lease       takes office (a late campaign is as good as any)
+                  itself, by its lease       takes the lead (a late campaign counts like any other)
                   itself, by another lease   deletes the key, guarded
-    in office     its own key, same epoch    renews; acts until 2/3 of the lease have passed
+    leading       its own key, same epoch    renews; acts until 2/3 of the lease have passed
                   anything else              stops acting at once
 
-The lease is anchored at the moment its grant or its last answered renewal was *sent*; an answer
+The lease counts from the moment its grant or its last answered renewal was *sent*; an answer
 moves the deadline and proves nothing else. Times are seconds of one clock that runs through
 suspends (CLOCK_BOOTTIME), read again before each act and never compared between processes.
 """
@@ -31,7 +31,7 @@ from strata.core.kv.view import Entry, View
 ASKED_TTL_S = 6
 RENEW_S = 1.0
 MAX_STILL_S = 2.0
-"""A leader whose world controller has not turned for this long lets its lease run out."""
+"""A leader whose world controller has made no pass for this long lets its lease expire."""
 _ACTS = 2 / 3
 
 
@@ -41,7 +41,7 @@ _ACTS = 2 / 3
 def campaign_txn(
     keys: ClusterKeys, *, instance: InstanceId, replica: ReplicaId, address: str, lease_id: int
 ) -> Txn:
-    """Create the leader key if nobody holds it."""
+    """Create the leader key if it does not exist."""
     record = Leader(instance=instance, replica=replica, address=address)
     put = Put(key=keys.leader, value=encode(record), lease=lease_id)
     return Txn(compares=(absent(keys.leader),), success=(put,))
@@ -57,7 +57,7 @@ def resign_txn(keys: ClusterKeys, epoch: int) -> Txn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseClock:
-    """How long a lease may be relied on. `ttl_s` is what etcd granted, not what was asked."""
+    """How long a lease may be relied on. `ttl_s` is the TTL that etcd granted, not the requested one."""
 
     lease_id: int
     ttl_s: float
@@ -65,7 +65,7 @@ class LeaseClock:
     tried_s: float
     """When the last keepalive was sent, answered or not."""
     outstanding: bool = False
-    """Whether that one has no answer yet; at most one has none."""
+    """Whether that keepalive has no answer yet; at most one is outstanding."""
 
     @property
     def act_until_s(self) -> float:
@@ -84,27 +84,27 @@ class LeaseClock:
 
 
 class Act(Enum):
-    """What a replica does next."""
+    """The next act of a replica."""
 
     WAIT = "wait"
-    """Nothing until `until_s`, or until the leader key changes."""
+    """Do nothing until `until_s`, or until the leader key changes."""
     GRANT = "grant"
     """Get a lease of `ASKED_TTL_S`; then `granted`."""
     CAMPAIGN = "campaign"
-    """Execute `campaign_txn`, bring the view there, and ask again."""
+    """Execute `campaign_txn`, bring the view to its revision, and call `next_step` again."""
     TAKE_LEAD = "take_office"
-    """Confirm by a linearizable read, bring the view there, then `took_lead`."""
+    """Confirm by a linearizable read, bring the view to its revision, then `took_lead`."""
     RENEW = "renew"
     """`sending`, send one keepalive, then `answered`."""
     DELETE_OWN = "delete_own"
-    """Execute `resign_txn` of the step's epoch: the key is ours and serves nobody."""
+    """Execute `resign_txn` with the step's epoch: the key names this instance, but it does not lead by it."""
     STOP = "stop"
-    """Act no more, at once; then `stopped`."""
+    """Stop acting at once; then `stopped`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The next act, in words too. `epoch` for TAKE_OFFICE and DELETE_OWN."""
+    """The next act, with its reason in words. `epoch` is set for TAKE_LEAD and DELETE_OWN."""
 
     act: Act
     reason: str
@@ -114,34 +114,34 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderState:
-    """Where one instance stands. Every change makes a new one."""
+    """The election state of one instance. Every change returns a new state."""
 
     instance: InstanceId
     lease: LeaseClock | None = None
     epoch: Epoch | None = None
 
     def may_act(self, now_s: float) -> bool:
-        """Tell whether this instance may act as the leader of `epoch`, as far as time says."""
+        """Return whether, by its lease, this instance may act as the leader of `epoch`."""
         return self.epoch is not None and self.lease is not None and self.lease.may_act(now_s)
 
     def granted(self, lease_id: int, ttl_s: float, *, sent_s: float) -> LeaderState:
-        """Take over a lease whose grant was sent at `sent_s`."""
+        """Adopt a lease whose grant was sent at `sent_s`."""
         lease = LeaseClock(lease_id=lease_id, ttl_s=ttl_s, anchored_s=sent_s, tried_s=sent_s)
         return replace(self, lease=lease)
 
     def took_lead(self, epoch: Epoch) -> LeaderState:
-        """Begin to act: a linearizable read confirmed the key, and the view is as new."""
+        """Start to act as leader: a linearizable read confirmed the key, and the view is as new."""
         return replace(self, epoch=epoch)
 
     def sending(self, now_s: float) -> LeaderState:
-        """Note that a keepalive is being sent."""
+        """Record that a keepalive is being sent."""
         assert self.lease is not None
         return replace(self, lease=replace(self.lease, tried_s=now_s, outstanding=True))
 
     def answered(self, ttl_s: float | None) -> LeaderState:
-        """Note a keepalive's answer: the deadline moves to its send. None: it had no answer, and is repeated.
+        """Record a keepalive's answer: the lease counts from its send. None: no answer came, and it is repeated.
 
-        With a TTL of 0 or less the lease is gone.
+        A TTL of 0 or less means that the lease has ended.
         """
         lease = self.lease
         if lease is None or (ttl_s is not None and ttl_s <= 0):
@@ -151,21 +151,21 @@ class LeaderState:
         return replace(self, lease=replace(lease, outstanding=False))
 
     def stopped(self) -> LeaderState:
-        """Leave office. The lease is left to run out; the next campaign gets its own."""
+        """Stop leading. The lease is left to expire; the next campaign gets a new one."""
         return LeaderState(instance=self.instance)
 
 
 def leader_of(view: View, keys: ClusterKeys) -> Entry[Leader] | None:
-    """Return who leads, as the view knows."""
+    """Return the leader, as of the view."""
     return view.entry(keys.leader, Leader)
 
 
 def next_step(
     leader_state: LeaderState, view: View, keys: ClusterKeys, *, now_s: float, turned_s: float
 ) -> Step:
-    """Return what the instance does next.
+    """Return the next step of the instance.
 
-    `turned_s`: when the world controller's loop last turned (or began to wait for etcd).
+    `turned_s`: when the world controller last completed a pass (or began to wait for etcd).
     """
     held = leader_of(view, keys)
     mine = held is not None and held.record.instance == leader_state.instance

@@ -1,15 +1,15 @@
-"""Whether a replica may be trusted with members (PROTOCOLS 5.5): a sick replica kills nobody.
+"""Health of a replica: whether it may serve members, and may declare them dead (PROTOCOLS 5.5).
 
-Two questions, asked at the moment of each act with the clock read anew:
+A sick replica deletes no member. Two questions are answered at each act, with the clock read anew:
 
-    ready?         etcd answered within 2 s, the view is not behind its answers for longer than
-                   that, and the event loop has turned within 1 s of its time
-    may it delete? nothing in the last 5 s suggests that what it sees of its members is its own fault:
-                   a stall, a silence of etcd, a late view, sessions that broke in a mass, the loss of all peers;
-                   and etcd takes writes, so that whoever is deleted can register again
+    ready?         etcd answered within 2 s, the view has not been behind those answers for longer than
+                   2 s, and the event loop runs within 1 s of its schedule
+    may it delete? nothing in the last 5 s suggests that the replica itself causes what it sees of its members:
+                   a stall, silence of etcd, a late view, a mass of broken sessions, the loss of all peers;
+                   and etcd takes writes, so that a deleted member can register again
 
-After a stall everything is due at once, timers and broken streams, in no order. So whoever asks
-finds the stall by the clock, whether or not the loop's own measurement has run again by then.
+After a stall everything is due at once, timers and broken streams, in no order. So each question
+detects the stall by the clock, even if the loop's own measurement has not run again yet.
 
 Times are seconds of one clock that runs through suspends.
 """
@@ -21,16 +21,16 @@ from dataclasses import dataclass, field
 
 ETCD_SILENT_S = 2.0
 BEHIND_S = 2.0
-"""A view that is behind what etcd has answered for longer has a broken watch: outcomes come late."""
+"""A view that is behind etcd's answers for longer than this has a broken watch: outcomes come late."""
 BETTER_OFF_S = 1.5
-"""A peer that heard of etcd so much later than this replica has etcd still. When etcd itself is gone,
-its clients heard the last of it within about a second of each other, by their renewals; then nobody
-is sent from one of them to the next."""
+"""A peer whose last contact with etcd is this much newer than this replica's can still reach etcd. If etcd itself
+fails, all replicas lose contact within about a second of each other, by their renewals, so no replica then
+sends its members to another."""
 LAG_S = 1.0
 TURN_S = 0.25
-"""How often the loop is measured."""
+"""The interval at which the loop is measured."""
 RECOVERY_S = 1.0
-"""After a stall the loop must have turned well for so long before members are welcome again."""
+"""After a stall the loop must run on time for this long before the replica is ready for members again."""
 SPARE_S = 5.0
 MASS_S = 1.0
 MASS_LEAST = 5
@@ -39,22 +39,22 @@ MASS_SHARE = 0.2
 
 @dataclass(slots=True, kw_only=True)
 class Diagnosis:
-    """What one replica knows of its own health. `turned_s`: when its loop last turned."""
+    """One replica's knowledge of its own health. `turned_s`: when its loop last ran."""
 
     turned_s: float
     stalled_s: float = float("-inf")
-    """When the last stall was noticed."""
+    """When the last stall was detected."""
     spare_until_s: float = float("-inf")
     spare_reason: str = ""
     _losses_s: deque[float] = field(default_factory=deque)
 
     def turned(self, now_s: float, *, etcd_silence_s: float, behind_s: float = 0.0) -> None:
-        """Take note of a turn of the loop."""
+        """Record a run of the loop's measurement."""
         self._look(now_s, etcd_silence_s, behind_s)
         self.turned_s = now_s
 
     def lost(self, now_s: float, *, left: int) -> None:
-        """Take note that a session broke, and how many are left."""
+        """Record that a session broke; `left`: how many remain."""
         losses = self._losses_s
         losses.append(now_s)
         while losses[0] <= now_s - MASS_S:
@@ -63,12 +63,12 @@ class Diagnosis:
             self.spare(now_s, f"{len(losses)} sessions broke within {MASS_S:g} s")
 
     def spare(self, now_s: float, reason: str) -> None:
-        """Delete nobody for a while, for this reason."""
+        """Delete no member for `SPARE_S`, for this reason."""
         self.spare_until_s = now_s + SPARE_S
         self.spare_reason = reason
 
     def unready(self, now_s: float, *, etcd_silence_s: float, behind_s: float = 0.0) -> str:
-        """Return why members are better served elsewhere; an empty string when they are not."""
+        """Return why members should use another replica; "" if this one is ready."""
         self._look(now_s, etcd_silence_s, behind_s)
         if etcd_silence_s > ETCD_SILENT_S:
             return f"etcd has answered nothing for {etcd_silence_s:.1f} s"
@@ -81,13 +81,13 @@ class Diagnosis:
     def better_off(
         self, now_s: float, *, etcd_silence_s: float, peer_silence_s: float, behind_s: float = 0.0
     ) -> bool:
-        """Tell whether members should leave for a peer that is ready and heard of etcd so long ago."""
+        """Return whether members should move to a ready peer whose last contact with etcd is that old."""
         if not self.unready(now_s, etcd_silence_s=etcd_silence_s, behind_s=behind_s):
             return False
         return etcd_silence_s <= ETCD_SILENT_S or etcd_silence_s - peer_silence_s > BETTER_OFF_S
 
     def spares_s(self, now_s: float, *, etcd_silence_s: float, behind_s: float = 0.0) -> float:
-        """Return for how long nobody may be deleted; 0 when somebody may be now."""
+        """Return for how many seconds no member may be deleted; 0 if deletion is allowed now."""
         self._look(now_s, etcd_silence_s, behind_s)
         return max(0.0, self.spare_until_s - now_s)
 

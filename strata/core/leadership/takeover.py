@@ -1,14 +1,14 @@
-"""Whether a follower takes the lead from a leader that has died (PROTOCOLS 4.7).
+"""Takeover: when a follower deposes a leader that has died, before its lease expires (PROTOCOLS 4.7).
 
-A follower keeps a link to the leader, handshaken with the uuid in the leader key. Only one chain
-of facts deposes; whatever else happens waits for the lease, since barriers and saves need no leader:
+A follower keeps a link to the leader, with a handshake that checks the uuid in the leader key. Only one chain
+of facts deposes a leader. All other cases wait for the lease, because barriers and saves need no leader:
 
     the link was up while it led ─▶ it was ended or reset ─▶ connects are refused, twice in a row
-         └ else: wait                 └ silence, ours: wait     └ answered, unclear: wait
+         └ else: wait                 └ silence, or by us: wait    └ answered, unclear: wait
 
-A refusal is no proof of death: a firewall may refuse on its behalf. So a leader that shakes hands
-after it was deposed buys peace: this follower deposes nobody for a minute. No member notices a
-change of leader, and the delete compares the epoch.
+A refused connect does not prove death: a firewall may refuse on the leader's behalf. So if a deposed leader shakes
+hands afterwards, this follower deposes no leader for a minute. Members do not notice a change of leader, and the
+delete compares the epoch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from strata.core.leadership.leader import leader_of
 REFUSALS = 2
 PROBE_EVERY_S = 0.02
 MAX_PROBES = 10
-"""A dying process may close what it listened on a little after the link: it is asked a few times."""
+"""A dying process may close its listening socket a little after the link, so a follower connects a few times."""
 PEACE_S = 60.0
 
 
 class Probe(Enum):
-    """What a plain TCP connect to the leader's address met."""
+    """The result of a plain TCP connect to the leader's address."""
 
     REFUSED = "refused"
     ANSWERED = "answered"
@@ -41,35 +41,35 @@ class Probe(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Whom this follower has deposed, and until when it keeps the peace for having been wrong."""
+    """The instances that this follower has deposed, and until when it deposes none after a mistake."""
 
     deposed: frozenset[InstanceId] = frozenset()
     peace_until_s: float = float("-inf")
 
     def has_deposed(self, instance: InstanceId) -> Memory:
-        """Note that the key of this instance was, or may have been, deleted by us."""
+        """Record that this replica deleted, or may have deleted, the leader key of this instance."""
         return replace(self, deposed=self.deposed | {instance})
 
     def met(self, instance: InstanceId, now_s: float) -> Memory:
-        """Note a handshake with this instance: if it was deposed, that was a mistake."""
+        """Record a handshake with this instance: if it was deposed, that was a mistake."""
         if instance not in self.deposed:
             return self
         return Memory(deposed=self.deposed - {instance}, peace_until_s=now_s + PEACE_S)
 
 
 class Act(Enum):
-    """What a follower does next about a leader."""
+    """The next act of a follower towards a leader."""
 
     WAIT_FOR_LEASE = "wait for the lease"
     PROBE = "probe"
-    """Connect once more, `PROBE_EVERY_S` after the last time."""
+    """Connect once more, `PROBE_EVERY_S` after the last connect."""
     DEPOSE = "depose"
     """Delete the leader key, comparing the epoch, and campaign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The next act, in words too."""
+    """The next act, with its reason in words."""
 
     act: Act
     reason: str
@@ -78,10 +78,10 @@ class Verdict:
 def suspect(
     instance: InstanceId, view: View, keys: ClusterKeys, memory: Memory, *, now_s: float
 ) -> Entry[Leader] | None:
-    """Return the leader key if the established link to `instance`, which broke, was the leader's.
+    """Return the leader key if the established link to `instance`, which broke, was the leader's; else None.
 
-    If the view shows that it leads, the link was up in its epoch: it stood until now, and the
-    epoch began before. None as well while this replica keeps the peace.
+    If the view shows that `instance` leads, the link was up in its epoch: the link lasted until now, and the
+    epoch began before. Also None while this replica deposes no leader.
     """
     held = _leader(view, keys)
     if held is None or held.record.instance != instance or now_s < memory.peace_until_s:
@@ -99,7 +99,7 @@ def probed(
     linked: bool,
     now_s: float,
 ) -> Verdict:
-    """Decide after the probes so far. `case`: its key when the link broke. `linked`: it has shaken hands since."""
+    """Decide after the probes so far. `case`: the leader key when the link broke. `linked`: a handshake came since."""
     epoch, address = case.create_revision, case.record.address
     held = _leader(view, keys)
     if held is None or held.create_revision != epoch:
@@ -117,7 +117,7 @@ def probed(
 
 
 def _leader(view: View, keys: ClusterKeys) -> Entry[Leader] | None:
-    """Return who leads; nobody that could be deposed, if somebody wrote the key by hand."""
+    """Return the leader; None also if the key's value does not decode, as such a leader is not deposed."""
     try:
         return leader_of(view, keys)
     except PoisonRecord:

@@ -1,4 +1,4 @@
-"""The registry of members: registration, hand-over, departure, and the ends of their ranks (PROTOCOLS 5).
+"""The registry of members: registration, hand-over, departure, and how their ranks end (PROTOCOLS 5).
 
 Begin with `membership`.
 """

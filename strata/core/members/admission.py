@@ -1,26 +1,26 @@
-"""What a newcomer means for the job that it names: a job's name never silently runs nothing.
+"""Admission of a newcomer to the job that it names; a registration never silently runs nothing.
 
-A job remembers its *run* (`J/run`): the identity of those that were started together, and the command
-that their ranks run. Who takes the job up, or finds no member in it, brings them; others bring what nobody
-has said yet. Who says neither takes none away.
+A job records its *run* (`J/run`): the identity of the processes that were started together, and the command
+of their ranks. A newcomer that takes the job up, or finds no member in it, overwrites both. Any other newcomer adds
+only those not recorded yet. A newcomer that names neither erases neither.
 
-    the job      the newcomer                           what follows
+    the job      the newcomer                           result
     -----------  -------------------------------------  --------------------------------------------
-    done         of the same run, or of none known      `JobDone`: nothing is left to do (ADR 0038)
+    done         of the same run, or names none         `JobDone`: nothing is left to do (ADR 0038)
                  of another run, or another command     `Refused`: when it finished, both commands if they
                                                             differ, and what to do
     failed       any                                    `JobFailed`
-                 ... early; another run                 it is started again
-    done, failed `resume`, `anew`, a newer attempt      it is taken up, with the newcomer's command
+                 ... early; another run                 the job is started again
+    done, failed `resume`, `anew`, a newer attempt      the job is taken up, with the newcomer's command
     unfinished   the same command, or none known        joins
-                 another one, and members are here      `Conflict`, which names both
-                 another program, and nobody is here    `Refused`, unless `resume` or `anew` say so
-                 other arguments, and nobody is here    goes on with them
-                 another command and `anew`, nobody     begins anew with it
+                 another one, and there are members     `Conflict`, which names both
+                 another program, and no members        `Refused`, unless `resume` or `anew` is set
+                 other arguments, and no members        goes on with them
+                 another command and `anew`, no members begins anew with it
 
-A `sole` newcomer, whose job got its name from its script, is a `Conflict` while anybody else is a member.
+A `sole` newcomer, whose job got its name from its script, is a `Conflict` while the job has any other member.
 
-A reconnect (a registration with an incarnation) takes nothing up, and changes no command.
+A reconnect (a registration with an incarnation) takes no job up, and changes no command.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _HOW_TO_GO_ON = "start again with --new, or choose another --job; --resume goes 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What a newcomer's registration writes of the job.
+    """The job's state that a newcomer's registration writes.
 
-    `run`: what `J/run` is from now on. `taken_up`: how the job is taken up by it, for people; "" where it goes on
-    as it is. `anew`: from nothing. `alone`: it rests on nobody being a member.
+    `run`: the new value of `J/run`. `taken_up`: how the registration takes the job up, for people; "" if the job goes
+    on as it is. `anew`: from nothing. `alone`: the transaction must compare that the job has no member.
     """
 
     run: JobRun
@@ -57,7 +57,7 @@ class Admission:
 
 
 def admit(job: JobView, registration: Registration) -> Admission:
-    """Return what follows from a registration under a name that no key holds, or raise why it is refused."""
+    """Return the effect of a registration under a name that no key holds, or raise why it is refused."""
     admission = _admission(job, registration)
     if not registration.sole:
         return admission
@@ -68,7 +68,7 @@ def admit(job: JobView, registration: Registration) -> Admission:
 
 
 def refuse_other_command(job: JobView, registration: Registration) -> None:
-    """Raise `Conflict` if this is another command than that of a job that members train."""
+    """Raise `Conflict` if the registration's command differs from that of a job with members."""
     if (commands := _other_commands(job, registration)) is not None:
         before, now = commands
         raise Conflict(
@@ -102,13 +102,13 @@ def _other_commands(job: JobView, registration: Registration) -> tuple[Command, 
 
 
 def _brought(job: JobView, registration: Registration) -> JobRun:
-    """Return the newcomer's run and command, and of what it does not say the job's."""
+    """Return the newcomer's run and command, with the job's for those that it does not name."""
     before = job.run()
     return JobRun(run_id=registration.run_id or before.run_id, command=registration.command or before.command)
 
 
 def _filled_in(job: JobView, registration: Registration) -> JobRun:
-    """Return the job's run and command, and of what its members have not said the newcomer's."""
+    """Return the job's run and command, with the newcomer's for those that are not recorded."""
     before = job.run()
     return JobRun(run_id=before.run_id or registration.run_id, command=before.command or registration.command)
 
@@ -157,7 +157,7 @@ def _finished(job: JobView, registration: Registration, phase: JobPhase, *, newe
 
 def _over(job: JobView, registration: Registration, phase: JobPhase, *, same_run: bool) -> StrataError:
     name, latest = job.keys.name, job.latest()
-    # who names no command is a program of its own, which has no options of `strata run`
+    # a newcomer without a command is a program of its own, which has no options of `strata run`
     own = registration.command is None
     optionless = f"give the job another name, or delete this one by strata jobs delete {name}" if own else ""
     if phase.phase is Phase.FAILED:

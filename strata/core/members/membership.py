@@ -1,7 +1,7 @@
-"""Members come, are handed over, go, and report the ends of their ranks (PROTOCOLS 5).
+"""Membership: registration, hand-over, departure and removal of members, and how their ranks end (PROTOCOLS 5).
 
 A worker key holds one `boot`: one run of one process. Its incarnation is the key's
-create_revision, so a hand-over (a Put of the same boot by another replica) keeps it, and a
+create_revision. A hand-over (a Put of the same boot by another replica) keeps the incarnation; a
 replacement (delete, then create: two transactions) never does.
 
     key        this boot              another boot
@@ -52,9 +52,9 @@ from strata.errors import (
 )
 
 MAX_JOBS = 10_000
-"""Of a cluster: each has keys that every replica holds, and whoever may register may make one."""
+"""Limit per cluster: every replica holds keys of each job, and any caller that may register may create one."""
 MAX_REASON_CHARS = 2000
-"""Of a reason that a process gave: a stack's last lines, not a log."""
+"""Limit for the reason a process reports: a stack's last lines, not a log."""
 
 
 @refusable
@@ -69,13 +69,14 @@ def decide_register(
 ) -> Decision:
     """Make `registration.boot` the holder of its worker key, served by `served_by`.
 
-    Creates the job with the registration's spec if it is new. `failed_incarnation` is the one
+    Creates the job with the registration's spec if it is new. `failed_incarnation` is the incarnation
     whose transport the caller knows to have failed: only that one is superseded. Refusals:
-    `Conflict` (another process lives under the name; the caller holds a newcomer for `detect_s`
-    before it believes this), `StaleIncarnation`, those of `core.members.admission`, and `Refused` for
-    who is `leaving` and has no key any more, and for a new job above `max_jobs`: waiting makes no
-    room, so it is no `QuotaExceeded`. That bound is the view's: jobs that are created at the same
-    moment may pass it by their number.
+    - `Conflict`: another process lives under the name. The caller holds a newcomer for `detect_s` before it
+      accepts this.
+    - `StaleIncarnation`, and the refusals of `core.members.admission`.
+    - `Refused`: the member is `leaving` and its key is deleted, or a new job would exceed `max_jobs`. Waiting frees no
+      job, so the latter is no `QuotaExceeded`. The limit is checked against the view, so jobs created at the
+      same moment may exceed it.
     """
     check_registration(registration)
     name = registration.worker
@@ -172,7 +173,7 @@ def _create(
         puts.append(Put(key=keys.phase, value=encode(again)))
         reason += f"; job {keys.name} is {admission.taken_up}"
     if admission.anew:
-        # the phase is compared, and the leader writes no world but compares it as well
+        # the phase is compared here; the leader also compares it whenever it writes a world
         head = job.head()
         generation = head.record.generation if head is not None else 0
         compares.append(unchanged(keys.head, view.mod_revision(keys.head)))
@@ -183,10 +184,10 @@ def _create(
 
 
 def decide_leave(job: JobView, worker: WorkerId, incarnation: int) -> Decision:
-    """Delete the key of this incarnation: the process goes for good.
+    """Delete the key of this incarnation: the process departs for good.
 
-    A final leave is preceded by `decide_rank_exit` with code 0 for each of its ranks; without
-    them the leave of a member of the world ends its generation.
+    Before a final leave, `decide_rank_exit` records code 0 for each of its ranks; otherwise
+    the leave of a world's member ends its generation.
     """
     held = job.worker(worker)
     if held is None or held.create_revision != incarnation:
@@ -198,9 +199,9 @@ def decide_leave(job: JobView, worker: WorkerId, incarnation: int) -> Decision:
 
 
 def decide_remove(job: JobView, worker: WorkerId, *, mod_revision: int, reason: str) -> Decision:
-    """Delete the key of a member found dead, unless it was written since `mod_revision`.
+    """Delete the key of a dead member, unless the key was written since `mod_revision`.
 
-    A hand-over writes the key, so a member that came back elsewhere is never removed.
+    A hand-over writes the key, so a member that reconnected to another replica is never removed.
     """
     held = job.worker(worker)
     if held is None or held.mod_revision != mod_revision:
@@ -223,14 +224,14 @@ def decide_rank_exit(
     *,
     early: bool = False,
 ) -> Decision:
-    """Record that `rank` ended: as done for code 0, else as failed. The first report counts.
+    """Record that `rank` ended: as done for code 0, else as failed or stopped. The first report counts.
 
     `early`: its process failed by itself within its first seconds, before a step.
 
-    Code 75 of a rank whose generation is asked to stop within a time is what was asked for: it has stopped. So has
-    who ends in any way after another rank has: that one's leaving breaks what they did together, and who ends
-    the one ends the others. A rank that fails before anybody has stopped is a failure as ever, and so is one that
-    leaves before a world of another size: all stay there.
+    If a notice with a deadline asks the generation to stop, a rank counts as stopped if it ends with code 75, or in any
+    way after another rank has stopped: the first rank's exit breaks the collectives of the others, and the agents end
+    them. A rank that fails before any rank has stopped counts as failed. So does a rank that exits before a
+    SCALE, because a SCALE asks no rank to exit.
 
     Refusals: `StaleGeneration` for a world that has ended, `StaleIncarnation` for a replaced
     member, `Refused` for a rank that this member does not run.
@@ -269,7 +270,7 @@ def decide_rank_exit(
     put: Put
     notice = job.notice(
         generation
-    )  # it, and who has stopped because of it, stay as long as the head, which is compared
+    )  # no compare: the notice and the stopped keys stay as long as the head, which is compared
     if code == 0:
         how, put = "is done", Put(key=ends["done"], value=encode(RankDone(worker=worker)))
     elif notice is not None and notice.record.has_deadline and (code == PREEMPTED or job.stopped(generation)):
@@ -288,5 +289,5 @@ def decide_rank_exit(
 
 
 def describe_exit(code: int) -> str:
-    """Return an exit code in words: minus the signal for a process that one ended."""
+    """Return an exit code as a sentence; a negative code is minus the signal that ended the process."""
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

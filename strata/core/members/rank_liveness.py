@@ -1,13 +1,13 @@
-"""Whether a rank's process is frozen or writes a core, from what the kernel says of it (PROTOCOLS 5.6).
+"""Liveness of a rank's process: frozen or writing a core, by the kernel's process state (PROTOCOLS 5.6).
 
 An agent samples the state of each rank's process. Two rules follow:
 
-1. A process that writes a core is dead. Its socket stays open until the core is written, so its end tells too late.
+1. A process that writes a core is dead. Its socket stays open until the core is written, so its exit comes too late.
 2. A process is frozen if its state was `T`, stopped by a signal, in every sample for `detect_s`.
 
-A sample that comes more than `max_gap_s` after the one before is late: the agent itself did not run, or its whole
-machine did not. A late sample restarts the count, and so does one that shows that the process ran since the one before. Every state other than `T` ends the count: `t` (a debugger), `D`
-(a dead disk), and "" (the state could not be read).
+A sample that comes more than `max_gap_s` after the previous one is late: the agent, or its whole machine, did not run.
+A late sample restarts the count, and so does one that shows that the process ran since the previous one. Every
+state other than `T` ends the count: `t` (a debugger), `D` (a dead disk), and "" (the state could not be read).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from enum import Enum
 from typing import Final
 
 STOPPED: Final = "T"
-"""The letter of a process that SIGSTOP or its kin stopped. The letter of one that a debugger stopped is `t`."""
+"""The state letter of a process that SIGSTOP or a related signal stopped. A debugger's stop has the letter `t`."""
 
 
 class Verdict(Enum):
-    """What one sample shows of a process."""
+    """The result of one sample of a process."""
 
     ALIVE = "alive"
     FROZEN = "frozen"
@@ -30,7 +30,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How often an agent samples, and how long a process is stopped before it counts as frozen. Made by `derive`.
+    """The sampling interval, and how long a process must be stopped to count as frozen. Built by `derive`.
 
     A freeze is found within `detect_s + interval_s`.
     """
@@ -38,27 +38,27 @@ class Sampling:
     detect_s: float
     interval_s: float
     max_gap_s: float
-    """Two samples further apart than this prove nothing of the time between them."""
+    """Two samples further apart than this show nothing about the time between them."""
 
     @classmethod
     def derive(cls, detect_s: float) -> Sampling:
-        """Return the spans that follow from `detect_s`: a sample may be four times as late as it is due."""
+        """Return the spans for a `detect_s`; a sample may come up to four intervals after the previous one."""
         max_gap_s = min(1.0, detect_s / 2)
         return cls(detect_s=detect_s, interval_s=max_gap_s / 4, max_gap_s=max_gap_s)
 
     @property
     def frozen(self) -> str:
-        """The reason that the end of a frozen rank carries."""
+        """The reason in the exit report of a frozen rank."""
         return f"frozen: a signal has stopped its process for {self.detect_s:g} s"
 
     @property
     def dumps_core(self) -> str:
-        """The reason that the end of a rank carries whose process writes a core."""
+        """The reason in the exit report of a rank whose process writes a core."""
         return "its process crashed and dumps core"
 
 
 class StopCount:
-    """For how long one process was seen stopped. All times are arguments, in seconds of one monotonic clock."""
+    """How long samples have shown one process stopped. All times are in seconds of one monotonic clock."""
 
     __slots__ = ("_sampled_s", "_sampling", "_since_s", "_switches")
 
@@ -71,8 +71,7 @@ class StopCount:
     def sample(self, now_s: float, state: str, *, switches: int = 0, dumps_core: bool = False) -> Verdict:
         """Count a sample taken at `now_s`: `state` is the kernel's letter, "" if it could not be read.
 
-        `switches` counts how often the process was put on a processor or taken off it: one that ran between two samples
-        has another.
+        `switches` is the number of context switches of the process: it changes if the process ran between two samples.
         """
         ran, self._switches = switches != self._switches, switches
         late = now_s - self._sampled_s > self._sampling.max_gap_s
@@ -87,6 +86,6 @@ class StopCount:
         return Verdict.FROZEN if now_s >= self._since_s + self._sampling.detect_s else Verdict.ALIVE
 
     def due_s(self, now_s: float) -> float:
-        """Return when the next sample is due: after an interval, or when a stopped process would be frozen."""
+        """Return when the next sample is due: after an interval, or when a stopped process would count as frozen."""
         next_s = now_s + self._sampling.interval_s
         return next_s if self._since_s is None else min(next_s, self._since_s + self._sampling.detect_s)

@@ -1,4 +1,4 @@
-"""What a member says of itself when it comes, and whether that can be right in any state of the cluster."""
+"""The registration that a member sends, and its validation independent of the cluster's state."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ MAX_WORKERS = 10_000
 MAX_RUN_ID_CHARS = 256
 MAX_COMMAND_CHARS = 8192
 DEFAULT_JOB = "default"
-"""The job of a heartbeat that names none."""
+"""The job of a heartbeat that names no job."""
 BARE_BOOT = BootId("heartbeat")
-"""The boot of every worker whose heartbeats name none: its name alone identifies it, across restarts too."""
+"""The boot of workers whose heartbeats name none: the worker's name alone identifies it, across restarts too."""
 UNLIMITED = 1_000_000
-"""As many fruitless generations as no job has."""
+"""More generations without progress than any job has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What a member says of itself. `spec` counts only if this creates the job.
+    """A member's data at registration. `spec` counts if it creates the job, or takes it up other than by `resume`.
 
-    `incarnation` is the one that an earlier session of this boot was given, 0 at first: a process
-    that names one never becomes a newcomer by accident. `resume` lets a new process take up a
-    finished job; a reconnect never does. `anew` does the same from nothing: what the job has saved is given
-    up, but stays, and this member's limits count from then on. So does an `attempt` above the one in which it ended; the first
-    member of an attempt brings the job's limits. A paused job stays paused. `cannot_restart`: nobody
-    starts it again when a generation that it trained in has ended. `command` is what its ranks run, None where that
-    is not compared. `run_id` names the run that it belongs to, "" where nobody knows it: see `core.members.admission`.
-    `sole`: the job's name was made for this member alone, so that another one in it is somebody else's run.
+    `incarnation`: the one that an earlier session of this boot got, 0 at first; a process that sends one never becomes
+    a newcomer by accident. `resume`: a new process may take up a finished job; a reconnect never does. `anew`: the
+    same, from nothing: the job's checkpoints are given up, but stay, and this member's limits apply from
+    then on. `attempt`: one above that in which the job ended also takes it up; the first member of an
+    attempt brings the job's limits. A paused job stays paused. `cannot_restart`: nothing starts the member again
+    after a generation that it trained in. `command`: the command of its ranks, None to skip the comparison. `run_id`:
+    its run, "" if unknown, see `core.members.admission`. `sole`: the job's name was made for this member alone, so
+    another member in it belongs to somebody else's run.
     """
 
     worker: WorkerId
@@ -52,7 +52,7 @@ class Registration:
 
 
 def check_registration(registration: Registration) -> None:
-    """Return if the registration could be accepted in some state; else `InvalidArgument`."""
+    """Raise `InvalidArgument` if no state of the cluster could accept the registration."""
     checked_id("worker", registration.worker)
     checked_id("boot", registration.boot)
     if not 1 <= registration.slots <= MAX_SLOTS:
@@ -75,16 +75,16 @@ def check_registration(registration: Registration) -> None:
 
 
 def bare_registration(worker: WorkerId) -> Registration:
-    """Return what a bare heartbeat registers: one slot, in a job that takes every such worker.
+    """Return the registration for a bare heartbeat: one slot, in a job that takes every such worker.
 
-    The job may be no training, so it never fails for want of checkpoints.
+    The job may be no training, so it never fails for lack of checkpoints.
     """
     spec = JobSpec(min_workers=1, max_workers=MAX_WORKERS, max_no_progress_generations=UNLIMITED)
     return Registration(worker=worker, boot=BARE_BOOT, spec=spec)
 
 
 def check_spec(spec: JobSpec) -> None:
-    """Return if the limits make sense together; else `InvalidArgument`."""
+    """Raise `InvalidArgument` unless the limits make sense together."""
     if not 1 <= spec.min_workers <= spec.max_workers <= MAX_WORKERS:
         raise InvalidArgument(
             f"min_workers = {spec.min_workers}, max_workers = {spec.max_workers}: they must be"

@@ -1,8 +1,8 @@
 """Members that cannot restart: each belongs to one generation that had begun (PROTOCOLS 5.7).
 
-A standalone process that trains by `strata.init` cannot leave a collective or a step, and nobody starts it again. So it
-ends when its generation has ended. Between the newer head and that end its key is still there; the next worlds are made
-of the others.
+A standalone process that trains by `strata.init` cannot leave a collective or a step, and nothing starts it again. So
+it ends after its generation. Between the newer head and its end its key still exists; the next worlds are made
+of the other members.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from strata.core.kv.view import Entry
 from strata.core.stop.last_step import BEGIN_BARRIER
 
 SPENT_S: Final = 15.0
-"""How long they are given no place. One that is here after that had not begun: it missed the outcome of `strata.begin`."""
+"""Seconds without a place. A member present after that had not begun: it missed the outcome of `strata.begin`."""
 
 
 def spent(job: JobView, here: Mapping[str, Entry[Worker]], asked_s: Mapping[int, float]) -> tuple[Spent, ...]:
-    """Return the members that cannot restart, were in a generation that had begun, and have not left yet.
+    """Return the registered members that cannot restart and were in a generation that had begun.
 
-    `asked_s`: for how long the leader has known of the head, by its revision.
+    `asked_s`: how long the leader has known of the head, by its revision.
     """
     head, world = job.head(), job.world()
     known: list[Spent | Member] = []

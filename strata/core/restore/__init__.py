@@ -1,4 +1,4 @@
-"""Disaster recovery: backups of the control plane, and what its keys become after etcd was lost (PROTOCOLS 9).
+"""Disaster recovery: backups of the control plane, and rebuilding its keys after etcd was lost (PROTOCOLS 9).
 
-Begin with `control_plane`; `catalog` is its part about checkpoints.
+Begin with `control_plane`; `catalog` is the part of it that handles checkpoints.
 """

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """The newest backup, as its maker recorded it, for people.
+    """The newest backup, as its writer recorded it, for people.
 
-    The snapshot holds at least `revision`. `where` is the URL of the place, without credentials.
+    The snapshot holds at least `revision`. `where` is the URL of the backup location, without credentials.
     """
 
     revision: int

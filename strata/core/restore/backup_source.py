@@ -1,6 +1,6 @@
-"""Which etcd member a backup of the control plane is taken from. Pure.
+"""Choice of the etcd member that a backup of the control plane is taken from. Pure.
 
-A snapshot costs its member disk reads and a long read transaction, so a follower gives it if one can.
+A snapshot costs its member disk reads and a long read transaction, so a follower is preferred.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_BEHIND: Final = 5_000
-"""How many raft entries a member may lack of the leader's: more than a busy cluster writes in a second."""
+"""The most raft entries that a member may lag behind the leader: more than a busy cluster writes in a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What is known of one etcd endpoint. `error` says why it did not answer; the rest is void then."""
+    """One etcd endpoint and its status. `error`: why it did not answer; the other fields are then meaningless."""
 
     endpoint: str
     member: str = ""
-    """The member's name, or its id where nobody could say the name."""
+    """The member's name, or its id if no member reported the name."""
     leads: bool = False
     knows_leader: bool = False
     learner: bool = False
@@ -31,14 +31,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The endpoint to take the snapshot from, None if there is none; `reason` says why, of each endpoint."""
+    """The endpoint to take the snapshot from, or None; `reason` covers every endpoint."""
 
     endpoint: str | None
     reason: str
 
 
 def choose_member(candidates: Sequence[Candidate]) -> Choice:
-    """Choose a healthy follower, else the leader if it is healthy. Of equals the first in name order."""
+    """Choose a healthy follower, else the leader if it is healthy. Ties: the newest raft index, then name order."""
     newest = _newest_index(candidates)
     faults = {each.endpoint: _fault(each, newest) for each in candidates}
     fit = [each for each in candidates if not faults[each.endpoint]]
@@ -53,13 +53,13 @@ def choose_member(candidates: Sequence[Candidate]) -> Choice:
 
 
 def _newest_index(candidates: Sequence[Candidate]) -> int:
-    """Return the leader's raft index; the highest one if the leader is none of the candidates."""
+    """Return the leader's raft index; the highest one if the leader is not among the candidates."""
     leaders = [each.raft_index for each in candidates if each.leads and not each.error]
     return max(leaders or [each.raft_index for each in candidates if not each.error], default=0)
 
 
 def _fault(each: Candidate, newest: int) -> str:
-    """Return why this member may not give the snapshot; "" if it may."""
+    """Return why this member may not provide the snapshot; "" if it may."""
     if each.error:
         return each.error
     if not each.knows_leader:

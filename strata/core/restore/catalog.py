@@ -1,20 +1,20 @@
-"""The catalog of one job, completed by what storage roots prove: the checkpoints' part of a restore (PROTOCOLS 9.3).
+"""Restore of one job's checkpoint catalog, completed from what storage roots prove (PROTOCOLS 9.3).
 
 A record is judged by its copies in the searched roots:
 
-    record             its copies                                    what it becomes
+    record             its copies                                    result
     -----------------  --------------------------------------------  -----------------------------------------
     none               marked                                        COMMITTED, from the manifest
-    OPEN, ABORTED      of this attempt one is marked                 COMMITTED
+    OPEN, ABORTED      one of this attempt is marked                 COMMITTED
                        another attempt of the slot is marked         that one; this one is under `discarded/`
     OPEN               none is marked                                ABORTED
-    COMMITTED,         one is whole, not searched or unread          as it is; a copy that is not there is REMOVED
+    COMMITTED,         one is whole, not searched or unread          unchanged; a missing copy is REMOVED
     CORRUPT            one is damaged, none is whole                 CORRUPT
-                       none is there                                 gone, as after a deletion; CORRUPT if it is
+                       none exists                                   removed, as by a deletion; CORRUPT if it is
                                                                      pinned, tagged, forked or used by another
-    DELETING           any                                           as it is: its bytes may go at any moment
+    DELETING           any                                           unchanged: its bytes may go at any moment
 
-Bytes of a tombstone may be removed at any later time (PROTOCOLS 4.6), so nothing brings one back.
+Bytes of a tombstone may be removed at any later time (PROTOCOLS 4.6), so a restore never revives one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from strata.core.restore.storage_evidence import Found, FoundCheckpoint, Seen, S
 from strata.errors import QuotaExceeded
 
 SECOND = "replica"
-"""The name of a second root where no record names it: the one that `CheckpointManager` gives its second storage."""
+"""The name of a second root that no record names; `CheckpointManager` gives it to its second storage."""
 
 _ENDED = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT, CheckpointState.PREPARED})
 _UNFINISHED = frozenset({CheckpointState.OPEN, CheckpointState.ABORTED})
@@ -51,7 +51,7 @@ MAX_REASON_CHARS = 500
 
 @dataclass(kw_only=True)
 class CatalogChanges:
-    """What became of a job's checkpoints, each as (step, generation)."""
+    """The changes to a job's checkpoints, each as (step, generation)."""
 
     adopted: list[tuple[int, int]] = field(default_factory=list)
     aborted: list[tuple[int, int]] = field(default_factory=list)
@@ -60,18 +60,18 @@ class CatalogChanges:
     fewer_copies: list[tuple[int, int]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     not_searched: set[str] = field(default_factory=set)
-    """The folders above those of checkpoints that lie in no searched root."""
+    """The storage roots of checkpoints that were not searched."""
 
 
 class JobValues:
-    """The keys of a job and their values, with what lies below an attempt, and what an attempt refers to, at hand."""
+    """The keys of a job and their values, indexed by attempt and by the attempts' references."""
 
     def __init__(self, job: JobKeys, values: Mapping[str, bytes]) -> None:
         self.values: dict[str, bytes] = {}
         self.below: defaultdict[Slot, set[str]] = defaultdict(set)
         """By attempt, the keys below its folder."""
         self.used_by: defaultdict[str, set[Slot]] = defaultdict(set)
-        """By attempt that refers to others, those others."""
+        """By referring attempt, the attempts that it refers to."""
         self._job = job
         for key, value in values.items():
             self.put(key, value)
@@ -103,9 +103,9 @@ class JobValues:
 
 
 class Catalog:
-    """The checkpoints of one job while they are completed: `store` has all keys of the job, and is changed.
+    """The checkpoints of one job during the restore: `store` has all keys of the job, and is modified.
 
-    `why` is the reason that records are given. All values must be records that can be read.
+    `why` is the reason written to changed records. All values must be decodable records.
     """
 
     def __init__(self, job: JobKeys, store: JobValues, found: Found, *, why: str) -> None:
@@ -121,14 +121,14 @@ class Catalog:
         self._shared = self._shared_roots()
 
     def complete(self) -> CatalogChanges:
-        """Judge every record, adopt what has none, and return what changed."""
+        """Judge every record, adopt found checkpoints without a record, and return the changes."""
         for slot, attempts in sorted(self._by_slot().items()):
             self._settle_slot(slot, attempts)
         for slot, record in sorted(self.records.items()):
             if record.state is CheckpointState.OPEN:
                 self._abort(slot, record)
         self._refer()
-        # the newest first: an Incremental is judged before what it uses
+        # newest first: an Incremental is judged before the records it uses
         judged = sorted(
             (record for record in self.records.values() if record.state in _ENDED),
             key=lambda record: (record.generation, record.step),
@@ -148,7 +148,7 @@ class Catalog:
                 yield (record.step, record.generation), record
 
     def _tier_names(self) -> dict[str, str]:
-        """Return the name of the tier that each searched root is: as the records have it, else in their order."""
+        """Return the tier name of each searched root: the one in the records, else by the roots' order."""
         names: dict[str, str] = {}
         for record in self.records.values():
             for name, tier in tiers_of(record).items():
@@ -162,7 +162,7 @@ class Catalog:
         return names
 
     def _by_slot(self) -> dict[tuple[int, int], dict[AttemptId, list[FoundCheckpoint]]]:
-        """Return what is marked, by slot and attempt, in the order of the roots."""
+        """Return the marked checkpoints by slot and attempt, in the order of the roots."""
         slots: dict[tuple[int, int], dict[AttemptId, list[FoundCheckpoint]]] = {}
         for each in sorted(self._marked, key=lambda each: self._found.roots.index(each.root)):
             slots.setdefault((each.step, each.generation), {}).setdefault(each.attempt, []).append(each)
@@ -173,15 +173,15 @@ class Catalog:
     def _settle_slot(
         self, slot: tuple[int, int], attempts: Mapping[AttemptId, list[FoundCheckpoint]]
     ) -> None:
-        """Have a record say that the slot's marked attempt is committed."""
+        """Make the slot's record name a marked attempt as committed."""
         record = self.records.get(slot)
         if record is not None and record.attempt in attempts:
             chosen = record.attempt
         elif record is not None and record.state in _ENDED and self._is_here(record):
-            return self._say_taken(slot, record.attempt, attempts)
+            return self._warn_taken(slot, record.attempt, attempts)
         else:
             chosen = max(attempts, key=lambda attempt: (attempts[attempt][0].created_unix_ms, attempt))
-        self._say_taken(slot, chosen, attempts)
+        self._warn_taken(slot, chosen, attempts)
         copies = attempts[chosen]
         if record is None or record.attempt != chosen:
             self._adopt(slot, copies, replaces=record)
@@ -189,7 +189,7 @@ class Catalog:
             self._adopt(slot, copies, of=record)
         return None
 
-    def _say_taken(
+    def _warn_taken(
         self, slot: tuple[int, int], holder: str, attempts: Mapping[AttemptId, list[FoundCheckpoint]]
     ) -> None:
         for attempt, copies in attempts.items():
@@ -199,7 +199,7 @@ class Catalog:
                 )
 
     def _is_here(self, record: CheckpointRecord) -> bool:
-        """Tell whether a copy may be there: in a searched root, or in one that was not searched."""
+        """Return whether a copy may exist: in a searched root, or in one that was not searched."""
         return any(
             tier.state not in _GOING and self._seen(tier, record)[0] is not Seen.ABSENT
             for tier in tiers_of(record).values()
@@ -254,7 +254,7 @@ class Catalog:
         return ""
 
     def _with_copies(self, record: CheckpointRecord, copies: Iterable[FoundCheckpoint]) -> CheckpointRecord:
-        """Return a record that names these copies, too: those of its manifest, where no tier of it is recorded."""
+        """Return the record with these copies added: those with its manifest whose path no tier of it has."""
         tiers = dict(record.tiers)
         paths = {tier.path for tier in tiers.values()}
         for copy in copies:
@@ -270,11 +270,11 @@ class Catalog:
         return dataclasses.replace(record, tiers=tiers)
 
     def _is_shared(self, root: str) -> bool:
-        """Whether a root survives the loss of a host: as the past's records say of it.
+        """Return whether a root survives the loss of a host, by the records of the past.
 
-        A folder that none of them names may be each host's own. So it is taken for one, unless the past has no record of
-        this job at all: then somebody has named the root for the job to go on from, and a host's own would be
-        restored by nobody.
+        A folder that no record names may be each host's own, and is treated so. Exception: the past has no record of
+        this job at all. Then an operator has named the root for the job to continue from, and
+        a host's own root would never be restored.
         """
         if root in self._shared:
             return self._shared[root]
@@ -286,7 +286,7 @@ class Catalog:
         return False
 
     def _shared_roots(self) -> dict[str, bool]:
-        """Return whether hosts share the roots that records name; False if any record says that they do not."""
+        """Return, for roots that records name, whether hosts share them; False if any record denies it."""
         shared: dict[str, bool] = {}
         for record in self.records.values():
             for tier in tiers_of(record).values():
@@ -295,7 +295,7 @@ class Catalog:
         return shared
 
     def _fitting(self, record: CheckpointRecord) -> CheckpointRecord:
-        """Return the record, without its metadata if it would be too large for a key."""
+        """Return the record, without its metadata if it would be too large for a value."""
         try:
             encode(record)
         except QuotaExceeded:
@@ -305,15 +305,15 @@ class Catalog:
         return record
 
     def _discard(self, record: CheckpointRecord) -> None:
-        """Leave of an attempt whose slot another one has what a begin leaves of it: a note of its bytes."""
+        """Remove an attempt whose slot another one has; leave a note of its bytes, as a begin does."""
         self._forget_attempt(record)
         if record.state in _ENDED:
-            return  # its bytes are gone
+            return  # its bytes are already removed
         note = Discarded(step=record.step, generation=record.generation, tiers=tiers_of(record))
         self._store.put(self._job.discard(record.attempt), encode(note))
 
     def _abort(self, slot: tuple[int, int], record: CheckpointRecord) -> None:
-        """Give an OPEN attempt up, as the leader does before a new world."""
+        """Abort an OPEN attempt, as the leader does before a new world."""
         reason = f"{self._why}: this save had not ended"
         self._put(dataclasses.replace(record, state=CheckpointState.ABORTED, reason=reason))
         self._release(record)
@@ -322,15 +322,15 @@ class Catalog:
         self.changes.aborted.append(slot)
         self._note_roots(record)
 
-    # -- what was committed
+    # -- committed records
 
     def _seen(self, tier: Tier, record: CheckpointRecord) -> tuple[Seen, str]:
-        """Return what is known of a copy: of one on a host's own disk, another host's search proves only what is there."""
+        """Return what is known of a copy; on a host's own disk, a search on another host can only prove presence."""
         seen, why = self._found.seen(tier.path, record)
         return (seen, why) if tier.shared or seen is Seen.PROVEN else (Seen.NOT_SEARCHED, "")
 
     def _judge(self, record: CheckpointRecord) -> None:
-        """Compare a committed record with what the searched roots have of it."""
+        """Update a committed record by what the searched roots hold of it."""
         slot = record.step, record.generation
         tiers, reasons = dict(tiers_of(record)), []
         for name, tier in tiers_of(record).items():
@@ -359,15 +359,15 @@ class Catalog:
         self._end(record, judged, "; ".join(reasons))
 
     def _warn_unread(self, which: str, path: str, why: str) -> None:
-        """Name the folder that was not read: a checkpoint's, or, once, its job's."""
+        """Warn about the folder that was not read: a checkpoint's, or, once, its job's."""
         folder = path.rpartition("/")[0]
         whole = path not in self._found.unread
-        said = f"{folder} is not read, so its checkpoints are" if whole else f"{which} is"
-        warning = f"{said} taken as it was: {why}" if not whole else f"{said} taken as they were: {why}"
+        subject = f"{folder} is not read, so its checkpoints are" if whole else f"{which} is"
+        warning = f"{subject} taken as it was: {why}" if not whole else f"{subject} taken as they were: {why}"
         self._warn(warning)
 
     def _warn(self, warning: str) -> None:
-        """Say it once."""
+        """Add a warning, once."""
         if warning not in self.changes.warnings:
             self.changes.warnings.append(warning)
 
@@ -396,26 +396,26 @@ class Catalog:
         self.mark_corrupt(judged, why or "no copy of it is left")
 
     def mark_corrupt(self, record: CheckpointRecord, why: str) -> None:
-        """Keep a record of which nothing can be read: it is never chosen, and says why."""
+        """Keep a record that cannot be read from: it is never chosen, and its reason says why."""
         reason = f"{self._why}: {why}"[:MAX_REASON_CHARS]
         self._put(dataclasses.replace(record, state=CheckpointState.CORRUPT, reason=reason))
         self.changes.corrupt.append((record.step, record.generation))
 
     def _is_kept(self, record: CheckpointRecord) -> bool:
-        """Tell whether a deletion would be refused: it is pinned, tagged, forked, or used by one that stays."""
+        """Return whether a deletion would be refused: it is pinned, tagged, forked, or used by a remaining record."""
         folders = (self._job.refs(*record.where), self._job.tags_of(*record.where))
         pinned = self._job.pin(record.step, record.attempt) in self._store.values
         return pinned or any(self._store.in_folder(record.where, folder) for folder in folders)
 
     def _used_on(self, record: CheckpointRecord, name: str) -> bool:
-        """Tell whether one that can be read on this tier uses the record."""
+        """Return whether a record that is readable on this tier uses this one."""
         refs = self._store.in_folder(record.where, self._job.refs(*record.where))
         users = (decode(Reference, self._store.values[key]) for key in refs)
         found = (self.records.get((user.step, user.generation)) for user in users if not user.job)
         return any(user is not None and name in present_on(user) for user in found)
 
     def forget(self, record: CheckpointRecord) -> None:
-        """Leave of a record what a deletion leaves: nothing."""
+        """Remove a record and its keys, as a deletion does."""
         self._forget_attempt(record)
         self._store.drop(self._job.checkpoint(record.step, record.generation))
         self.records.pop((record.step, record.generation), None)
@@ -429,7 +429,7 @@ class Catalog:
     # -- references
 
     def _refer(self) -> None:
-        """Have every adopted Incremental refer to what it uses, and to what its base refers to, as a begin does."""
+        """Write every adopted Incremental's references: to what it uses, and to what its base uses, as a begin does."""
         uses = {each.where: each.uses for each in self._marked}
         self._by_step: defaultdict[int, list[CheckpointRecord]] = defaultdict(list)
         for record in self.records.values():
@@ -438,10 +438,10 @@ class Catalog:
             record = self.records[slot]
             if record.type is not CheckpointType.INCREMENTAL:
                 continue
-            wanted = [(step, attempt) for step, _generation, attempt in uses.get(record.where, ())]
+            named = [(step, attempt) for step, _generation, attempt in uses.get(record.where, ())]
             if record.base_step is not None and record.base_attempt is not None:
-                wanted.append((record.base_step, record.base_attempt))
-            direct = {used.where for step, attempt in wanted for used in self._at(step, attempt)}
+                named.append((record.base_step, record.base_attempt))
+            direct = {used.where for step, attempt in named for used in self._at(step, attempt)}
             needed = direct.union(*(self._store.used_by[where[2]] for where in direct)) - {record.where}
             reference = encode(Reference(step=record.step, generation=record.generation))
             for where in needed:
@@ -463,7 +463,7 @@ class Catalog:
         self._store.put(self._job.checkpoint(record.step, record.generation), encode(record))
 
     def _forget_attempt(self, record: CheckpointRecord) -> None:
-        """Remove all that lies around a record, and what names it."""
+        """Remove all keys that belong to a record, and its tags and pin."""
         for key in self._store.in_folder(record.where, self._job.tags_of(*record.where)):
             self._store.drop(self._job.tag(key.rpartition("/")[2]))
         self._store.drop(self._job.pin(record.step, record.attempt))
@@ -489,7 +489,7 @@ def _names() -> Iterator[str]:
 
 
 def _above(path: str) -> str:
-    """Return the storage root that the folder of a checkpoint lies in."""
+    """Return the storage root of a checkpoint's folder."""
     return path.rpartition("/")[0].rpartition("/")[0]
 
 

@@ -1,17 +1,17 @@
-"""What a cluster's keys are to be after its etcd was lost: restored from a backup, or built from storage (PROTOCOLS 9.2).
+"""Restore of a cluster's keys after etcd was lost: from a backup, or built from storage (PROTOCOLS 9.2).
 
-Both are one function: `complete(base, found)`. `base` are the keys of the past: a backup's, those of an older
-snapshot that etcd holds already, or none. `found` is what the storage roots prove. Nothing here reads a clock,
-a storage or etcd.
+Both are one function: `complete(base, found)`. `base` are the keys of the past: those of a backup, those of an older
+snapshot that etcd already holds, or none. `found` is what the storage roots prove. This module reads no clock,
+storage or etcd.
 
-1. What speaks of processes goes: leader, replicas, members, worlds, barriers, readers, requests to go back.
-2. The catalog is completed by `core.restore.catalog`.
-3. A job that had a world, or has something in storage, gets a forming world whose generation is above every
-   generation that anything names; far above if a root of it was not searched. Its leader's epoch is 0, and so is that of every other record: the epochs of
-   the past may be above the revisions that are to come.
-4. A phase that ends a job goes if storage has checkpoints of a later generation than the head's: the job went on.
+1. Keys about processes are dropped: leader, replicas, members, worlds, barriers, readers, rewinds.
+2. `core.restore.catalog` completes the catalog.
+3. A job that had a world, or has checkpoints in storage, gets a forming world. Its generation is above every
+   generation that any key or folder names; far above if one of the job's roots was not searched. The epoch of this
+   world and of every other record is 0, because the past's epochs may be above the new etcd's revisions.
+4. A phase that ends a job is dropped if storage has checkpoints of a later generation than the head's: the job went on.
 5. `latest` is the newest checkpoint that is left. A job that had one and has none left keeps it as CORRUPT:
-   its next world fails then, and does not begin from nothing.
+   its next world then fails, instead of beginning without a checkpoint.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ from strata.core.restore.storage_evidence import MAX_GENERATION, Found, FoundChe
 from strata.errors import InvalidArgument
 
 UNSEARCHED_GENERATIONS: Final = 1000
-"""How many generations are stepped over if a root of a job was not searched.
+"""How many generations are skipped if a root of a job was not searched.
 
-The job may have gone on after the backup, and saved in generations that nothing read here names. A generation that is
-taken again has slots whose folders exist, of other attempts. No job begins a thousand worlds between two backups.
+The job may have gone on after the backup, and saved in generations that nothing read here names. A reused
+generation has slots whose folders already exist, from other attempts. No job begins a thousand worlds between two
+backups.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredJob:
-    """What became of one job. A generation of 0: it has no world. Slots are (step, generation)."""
+    """The result for one job. A generation of 0: it has no world. Slots are (step, generation)."""
 
     name: str
     generation_before: int
@@ -72,7 +73,7 @@ class RestoredJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredKeys:
-    """All keys below `P/jobs/` as they are to be, and what became of each job."""
+    """All keys below `P/jobs/` after the restore, and the result for each job."""
 
     values: Mapping[str, bytes]
     jobs: tuple[RestoredJob, ...]
@@ -81,10 +82,10 @@ class RestoredKeys:
 def complete(
     keys: ClusterKeys, base: Mapping[str, bytes], found: Found, *, why: str, now_unix_ms: int
 ) -> RestoredKeys:
-    """Return the keys that follow from those of the past and from what storage proves.
+    """Return the keys that follow from those of the past and from the evidence in storage.
 
-    `base` may have keys of all the cluster; those outside of `P/jobs/` are left out. `why`, such as "restored from
-    the backup of …", is the reason of all that is written. Applied to its own result it changes the generations only.
+    `base` may have keys of the whole cluster; those outside of `P/jobs/` are left out. `why`, such as "restored from
+    the backup of …", is the reason in every written record. Applied to its own result it changes the generations only.
     """
     by_job: dict[str, dict[str, bytes]] = {name: {} for name in found.jobs}
     for key, value in base.items():
@@ -97,7 +98,7 @@ def complete(
         try:
             job_keys = keys.job(name)
         except InvalidArgument:
-            continue  # nobody's: no job can be called so
+            continue  # no job can have this name
         job = _Job(job_keys, by_job[name], found, why=why, now_unix_ms=now_unix_ms)
         jobs.append(job.complete())
         values |= job.store.values
@@ -106,20 +107,20 @@ def complete(
 
 
 def _drop_dangling_forks(keys: ClusterKeys, values: dict[str, bytes]) -> None:
-    """Take away what keeps a checkpoint for a fork that is not there any more."""
+    """Remove references that keep a checkpoint for a fork that does not exist any more."""
     view = _view(values)
-    wanted = {
+    needed = {
         fork_reference(job, entry.record)
         for job in (JobView(view, keys.job(name)) for name in view.names(keys.jobs))
         for entry in job.checkpoints()
         if entry.record.origin is not None
     }
-    for key in [key for key in values if "/refs/fork:" in key and key not in wanted]:
+    for key in [key for key in values if "/refs/fork:" in key and key not in needed]:
         del values[key]
 
 
 class _Job:
-    """One job while it is completed."""
+    """One job during the restore."""
 
     def __init__(
         self, job: JobKeys, base: Mapping[str, bytes], found: Found, *, why: str, now_unix_ms: int
@@ -157,7 +158,7 @@ class _Job:
             changes=changes,
         )
 
-    # -- what is kept of the past
+    # -- kept keys of the past
 
     def _kept(self) -> Iterable[tuple[str, bytes]]:
         for key, value in self._base.items():
@@ -186,7 +187,7 @@ class _Job:
             return False
 
     def _decoded(self, kind: type[Any], key: str) -> Any:
-        """Return what the past has under a key; None when nothing, or nothing that can be read."""
+        """Return the past's record under a key; None if there is none or it does not decode."""
         try:
             return decode(kind, self._base[key]) if key in self._base else None
         except PoisonRecord:
@@ -195,14 +196,14 @@ class _Job:
     # -- the generation
 
     def _next_generation(self) -> int:
-        """Return the generation after all that anything names, or may name; 0 for a job that never had one."""
+        """Return a generation after all that any key or folder names, or may name; 0 if the job never had one."""
         greatest = max(self._generations(), default=0)
         if self._head is None and not greatest:
             return 0
         return greatest + (1 if self._is_searched() else UNSEARCHED_GENERATIONS)
 
     def _is_searched(self) -> bool:
-        """Tell whether every folder was listed that the job may have saved into."""
+        """Return whether every folder that the job may have saved into was listed."""
         folders = {folder for folder in self._found.listed if folder.rpartition("/")[2] == self._job.name}
         for key in self._base:
             if kind_of(key, self._job.root) is not CheckpointRecord:
@@ -230,12 +231,12 @@ class _Job:
         if self._head is not None:
             yield self._head.generation
 
-    # -- where the job stands
+    # -- the phase
 
     def _drop_phase(self, catalog: Catalog, head_generation: int) -> None:
-        """Have a job run that was done, failed or paused, and has saved in a later generation since.
+        """Set a job to RUNNING that was done, failed or paused, and has saved in a later generation since.
 
-        Its phase would end the training that goes on. Of the record stays which attempt at the job is the newest.
+        Its old phase would end the training that went on. The record keeps the newest attempt at the job.
         """
         phase = self._decoded(JobPhase, self._job.phase)
         went_on = any(each.generation > head_generation for each in self._found.jobs.get(self._job.name, ()))
@@ -248,13 +249,13 @@ class _Job:
         running = JobPhase(phase=Phase.RUNNING, reason=reason, epoch=0, attempt=phase.attempt)
         self.store.put(self._job.phase, encode(running))
 
-    # -- which checkpoint is newer
+    # -- the order of checkpoints
 
     def _derive_order(self, catalog: Catalog, head_generation: int) -> None:
-        """Write what the worlds that only storage knows began from, as their heads and `strata run --new` had written it.
+        """Write the `restored` and `anew` keys of worlds that only storage knows, as their heads wrote them.
 
-        The first checkpoint of a generation names the one before it: the one that its world began from. None was
-        there to be named after the job was begun anew. If retention removed the first one, nothing says it any more.
+        The first checkpoint of a generation names its predecessor, from which its world began. It names none if
+        the job was begun anew. If retention removed that first checkpoint, this information is lost.
         """
         whole = [
             each
@@ -294,7 +295,7 @@ class _Job:
         )
 
     def _latest_record(self, catalog: Catalog) -> CheckpointRecord | None:
-        """Return, of the past, the record that `latest` named, if it is gone now."""
+        """Return the record that `latest` named in the past, if it is removed now; else None."""
         latest = self._latest_before
         if latest is None or (latest.step, latest.record_generation) in catalog.records:
             return None
@@ -306,7 +307,7 @@ class _Job:
         job = JobView(_view(self.store.values), self._job)
         if before is not None and (held := job.checkpoint(before.step, before.record_generation)) is not None:
             if held.record.attempt != before.attempt or held.record.state is not CheckpointState.COMMITTED:
-                self.store.drop(self._job.latest)  # it may have named a checkpoint of another history
+                self.store.drop(self._job.latest)  # it may name a checkpoint of another history
                 job = JobView(_view(self.store.values), self._job)
         elif before is not None:
             self.store.drop(self._job.latest)
@@ -331,7 +332,7 @@ class _Job:
     def _kept_as_corrupt(
         self, catalog: Catalog, before: Latest, lost: CheckpointRecord | None
     ) -> Latest | None:
-        """Return `latest` as it was, which names a checkpoint that cannot be read: so nothing begins from nothing."""
+        """Return the old `latest`, with its checkpoint CORRUPT, so that no world begins without a checkpoint."""
         if lost is not None:
             catalog.changes.gone.remove((lost.step, lost.generation))
             catalog.mark_corrupt(lost, "nothing of it is there, and no other checkpoint is left")
@@ -340,10 +341,10 @@ class _Job:
         usable = record is not None and record.attempt == before.attempt
         return before if usable and record is not None and record.state is CheckpointState.CORRUPT else None
 
-    # -- what belongs to the etcd that is gone
+    # -- values that belong to the lost etcd
 
     def _qualify(self) -> None:
-        """Take the epochs and incarnations of the past out of the records: they are revisions of another etcd."""
+        """Reset the epochs and incarnations of the past in all records: they are revisions of another etcd."""
         for key, value in list(self.store.values.items()):
             kind = kind_of(key, self._job.root)
             if kind in {JobPhase, Assignment}:
@@ -354,7 +355,7 @@ class _Job:
                 )
 
     def _begin(self, generation: int, catalog: Catalog) -> None:
-        """Write the forming world that ends all of the past."""
+        """Write the forming world that ends all earlier worlds."""
         head = self._head
         forming = WorldHead(
             generation=generation,

@@ -1,11 +1,11 @@
-"""Which clusters are one cluster: before and after its control plane was restored (PROTOCOLS 9.1).
+"""Lineage: which cluster uids belong to one cluster, before and after restores of its control plane (PROTOCOLS 9.1).
 
-The uid of a restored cluster is the first one's, a dot, the time of the restore in seconds, a dot, and random hex digits. What
-lies before the first dot is the lineage: it never changes, and owns storage folders. The time orders the uids of a lineage: a
-session, or a replica, moves forwards only. Tokens, sessions and fences go by the whole uid.
+The uid of a restored cluster has three parts, joined by dots: the first uid, the time of the restore in seconds, and
+random hex digits. The part before the first dot is the lineage: it never changes, and owns storage folders. The time
+orders the uids of a lineage: sessions and replicas only move forwards. Tokens, sessions and fences use the whole uid.
 
-t1: a restore makes L.2. t2: somebody puts a snapshot from before under etcd; its uid is L. Without the order, replicas and
-members of L.2 would take L for the restored cluster, and go on in the past.
+t1: a restore makes L.2. t2: an operator puts an older snapshot under etcd; its uid is L. Without the order, replicas
+and members of L.2 would take L for the restored cluster, and continue in the past.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strata.core.ids import Uid
 from strata.core.kv.records import ClusterUid
 
 WENT_BACK: Final = "etcd was restored or replaced"
-"""How a suspended replica begins its reason."""
+"""The prefix of a suspended replica's reason."""
 RESTORING: Final = "the control plane is being restored"
 OLDER_SNAPSHOT: Final = "an older snapshot was put under it"
 THE_WAY_BACK: Final = (
@@ -26,27 +26,27 @@ THE_WAY_BACK: Final = (
 
 
 def lineage(uid: str) -> str:
-    """Return what all uids of one cluster have in common."""
+    """Return the part that all uids of one cluster have in common."""
     return uid.partition(".")[0]
 
 
 def successor(uid: str, unix_s: int, random_hex: str, *, replaced: Iterable[str] = ()) -> Uid:
-    """Return the uid of the cluster `uid` once it is restored, at the time `unix_s`.
+    """Return the uid of the cluster `uid` after a restore at the time `unix_s`.
 
-    It follows `uid`, and those of the same lineage in `replaced`, whatever the clock says: a backup may be older than a restore
-    whose place this one takes.
+    It is later than `uid`, and than those of the same lineage in `replaced`, whatever the clock says: a backup may be
+    older than a restore that this one replaces.
     """
     last = max(_number(each) for each in (uid, *replaced) if lineage(each) == lineage(uid))
     return Uid(f"{lineage(uid)}.{max(unix_s, last + 1)}.{random_hex}")
 
 
 def is_restored(before: str, now: str) -> bool:
-    """Return True if `now` is the uid of the cluster that had the uid `before`, restored since."""
+    """Return True if `now` is a later uid of the cluster that had the uid `before`."""
     return lineage(before) == lineage(now) and _number(before) < _number(now)
 
 
 def _number(uid: str) -> int:
-    """Return which restore of its lineage made a uid; 0: none did."""
+    """Return the time in a uid, in seconds, which orders its lineage; 0 before any restore."""
     number = uid.split(".")[1] if "." in uid else ""
     return int(number) if number.isdecimal() else 0
 
@@ -54,10 +54,11 @@ def _number(uid: str) -> int:
 def replacement(
     *, uid: str, revision: int, found: ClusterUid | None, at_revision: int, restoring: str = ""
 ) -> str:
-    """Return why a replica that served `uid` up to `revision` cannot serve what etcd holds now; "" if it can.
+    """Return why a replica that served `uid` up to `revision` cannot serve etcd's present data; "" if it can.
 
-    `found` is what etcd holds at `at_revision`, `restoring` who restores the control plane just now. The same uid is never served
-    again: others may have written since an older snapshot was put under etcd, so its revision proves nothing.
+    `found`: the uid that etcd holds at `at_revision`. `restoring`: the process that restores the control plane now. The
+    same uid is never served again: since an older snapshot was put under etcd, others may have written, so
+    its revision proves nothing.
     """
     if restoring:
         return f"{RESTORING}: {restoring}"

@@ -1,4 +1,4 @@
-"""`P/restoring`: who restores the keys of the cluster just now (PROTOCOLS 9.4)."""
+"""`P/restoring`: the record of a restore in progress (PROTOCOLS 9.4)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoring:
-    """The control plane is being restored: no replica serves, and none creates a uid, while this is there.
+    """The control plane is being restored: while this key exists, no replica serves, and none creates a uid.
 
-    `uid` is that of the cluster before, "" if there was none; `replaced` as in `ClusterUid`: an interrupted restore
-    leaves them to the one that takes it over. `in_place`: the keys below are a cluster's own, and whole.
+    `uid`: that of the cluster before, "" if there was none; `replaced` as in `ClusterUid`. A restore that takes over
+    from an interrupted one uses both. `in_place`: the keys below are a cluster's own, and complete.
     """
 
     who: str

@@ -1,8 +1,8 @@
-"""What storage roots prove of a cluster's checkpoints, without any catalog: the input of a restore.
+"""Evidence from storage roots about a cluster's checkpoints, independent of any catalog: the input of a restore.
 
-A root is *searched* if it is named here. Of a checkpoint's folder in a searched root one of four things is known:
-its manifests and images are there (`checkpoints`), something of it is damaged (`damaged`), it could not be read
-(`unread`), or it is not there. Only the folder of a job that was listed (`listed`) proves that one is not there.
+A root is *searched* if `roots` names it. The folder of a checkpoint in a searched root is in one of four states:
+its manifests and images are there (`checkpoints`), it is damaged (`damaged`), it could not be read
+(`unread`), or it is absent. Absence is proven only if the job's folder was listed (`listed`).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from strata.core.ids import AttemptId
 from strata.core.kv.records import CheckpointRecord, CheckpointType
 
 MAX_GENERATION = 10**9
-"""A folder of a later generation is nobody's: keys hold larger ones, and generations after it would not fit."""
+"""Folders of later generations are ignored: keys could hold them, but not the generations that follow."""
 
 NO_FOLDER = "the root has no folder of this job with a strata.json of this cluster"
-"""Why a job's folder in a searched root was not listed, if nothing else is known."""
+"""The default reason why a job's folder in a searched root was not listed."""
 
 Slot = tuple[int, int, AttemptId]
-"""Step, generation and attempt, as the keys of a checkpoint are built of them."""
+"""Step, generation and attempt, from which the keys of a checkpoint are built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundCheckpoint:
-    """A checkpoint whose manifests and images, those of its bases included, are in the searched root `root`.
+    """A checkpoint whose manifests and images, including those of its bases, are in the searched root `root`.
 
-    `marked`: its COMMIT marker is there, so that storage alone proves it committed. Without a marker it counts
-    only for a record that was committed with this `manifest_digest`. `uses` are the attempts whose images it uses.
+    `marked`: its COMMIT marker exists, so storage alone proves the commit. Without a marker it counts
+    only for a record that was committed with this `manifest_digest`. `uses`: the attempts whose images it uses.
     """
 
     job: str
@@ -53,7 +53,7 @@ class FoundCheckpoint:
 
     @property
     def path(self) -> str:
-        """The URI of its folder, as a record has it."""
+        """The URI of its folder, as in its record."""
         return attempt_path(self.root, self.job, self.step, self.generation, self.attempt)
 
     @property
@@ -66,7 +66,7 @@ class FoundCheckpoint:
 
 
 class Seen(Enum):
-    """What a search says of one folder."""
+    """The result of a search for one folder."""
 
     PROVEN = "proven"
     DAMAGED = "damaged"
@@ -77,10 +77,10 @@ class Seen(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """All that a search of storage roots has found.
+    """The complete result of a search of storage roots.
 
-    `roots`: the URIs of those that were searched; `listed`: those of the jobs' folders in them that were listed.
-    `damaged` and `unread` are by the URI of a checkpoint's folder, or of a job's; the value says why.
+    `roots`: the URIs of the searched roots. `listed`: the jobs' folders in them that were listed.
+    `damaged` and `unread`: by the URI of a checkpoint's folder, or of a job's, the reason.
     `generations`: by job, the greatest generation of any folder.
     """
 
@@ -97,7 +97,7 @@ class Found:
 
     @cached_property
     def jobs(self) -> Mapping[str, tuple[FoundCheckpoint, ...]]:
-        """Those that storage alone proves committed, by job."""
+        """The checkpoints that storage alone proves committed, by job."""
         found: dict[str, list[FoundCheckpoint]] = {job: [] for job in self.generations}
         for checkpoint in self.checkpoints:
             if checkpoint.marked:
@@ -105,11 +105,11 @@ class Found:
         return {job: tuple(checkpoints) for job, checkpoints in found.items()}
 
     def root_of(self, path: str) -> str | None:
-        """Return the searched root that `path` lies in, or None."""
+        """Return the searched root that contains `path`, or None."""
         return next((root for root in self.roots if path.startswith(f"{root.rstrip('/')}/")), None)
 
     def seen(self, path: str, record: CheckpointRecord) -> tuple[Seen, str]:
-        """Return what is known of a copy of `record` in the folder `path`, and why it is damaged or was not read."""
+        """Return the state of `record`'s copy in the folder `path`, and why it is damaged or unread."""
         if self.root_of(path) is None:
             return Seen.NOT_SEARCHED, ""
         proof = self.by_path.get(path)

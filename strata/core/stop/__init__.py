@@ -1,4 +1,4 @@
-"""Stopping together: notices, requests to stop, the last step that all ranks agree on, and held saves (PROTOCOLS 6.1).
+"""Stopping together: notices, stop requests, the last step that all ranks agree on, and held saves (PROTOCOLS 6.1).
 
 Begin with `last_step`.
 """

@@ -1,20 +1,20 @@
-"""All ranks of a generation stop after the same step S, though none of them may wait for the others (PROTOCOLS 6.1).
+"""Agreement on a last step: all ranks of a generation stop after the same step S, without a pause (PROTOCOLS 6.1).
 
-A rank that runs a step needs the other ranks in its collectives. A rank that stopped one step before another would leave
-that one hanging. So the ranks agree in rounds, from a background thread, while they train on. Round a (0, 1, 2 …)
-meets twice at one barrier, `STOP_BARRIER`:
+A rank that runs a step needs the other ranks in its collectives. A rank that stopped one step before another would
+leave the other hanging. So a background thread of each rank agrees in rounds while training continues. Round a
+(0, 1, 2 …) has two meetings at one barrier, `STOP_BARRIER`:
 
-    meeting    each rank brings                           what follows for all alike
+    meeting    each rank sends                            result, the same on all ranks
     ---------  -----------------------------------------  ---------------------------------------------
     proposals  how many steps it has *begun*, its time    S = the largest `begun` + 2a, and whether S is
-               left, what a save costs, whether it can    saved (`Verdict`)
-    answers    begun ≤ S: it holds at S, and says "ok"    every "ok": S is decided, once a generation
-               else: "past"                               one "past": all are released, the next round
+               left, the cost of a save, whether it can   saved (`Verdict`)
+    answers    begun ≤ S: it holds at S and sends "ok"    every "ok": S is decided, once a generation
+               else: it sends "past"                      one "past": all are released, the next round
 
-To hold is a promise: the rank begins no step after S. It is given in one act with the look at `begun`. Only the outcome of
-the answers, a newer generation, or the end of the process releases it; no clock of the rank's own does, because the
-others may have been told to stop at S. S grows by two steps a round: the fastest steps are shorter than a round. A loop that
-ends before S needs no common stop.
+Holding is a promise: the rank begins no step after S. It reads `begun` and makes the promise in one atomic act. Only
+the outcome of the answers, a newer generation, or the end of the process releases it. No clock of the rank's own does,
+because the other ranks may already have decided to stop at S. S grows by two steps a round, because the fastest steps
+are shorter than a round. A loop that ends before S needs no common stop.
 
 The leader reads S and the verdict from the same outcome (`read_decision`).
 `tests/unit/core/stop/test_last_step.py` searches every interleaving of small models.
@@ -31,21 +31,21 @@ from typing import Any, Final
 from strata.errors import InvalidArgument, Refused
 
 BEGIN_BARRIER: Final = "strata.begin"
-"""Where ranks that take part in stops meet before their first step: it proves that they do."""
+"""Ranks that support graceful stop meet here before their first step; the outcome proves that they do."""
 STOP_BARRIER: Final = "strata.stop"
-"""Where the ranks agree on the step to stop at."""
+"""The ranks agree on the last step here."""
 CLOSING_BARRIER: Final = "strata.closing"
-"""Where the first rank that is about to be done is alone: others may evaluate."""
+"""The first rank that is about to be done arrives here alone; the others may still evaluate."""
 
 MARGIN_STEPS: Final = 2
 NO_LIMIT: Final = -1
-"""What a rank brings as its time left that has no deadline."""
+"""The time left that a rank without a deadline proposes."""
 _VERSION: Final = 2
 _PROPOSAL, _ANSWER = "p", "a"
 
 
 class NextStep(Enum):
-    """What a rank does that has finished a step and would begin the next."""
+    """What a rank does between a finished step and the next one."""
 
     GO = "go"
     WAIT = "wait"
@@ -63,7 +63,7 @@ class Verdict(IntEnum):
 
     @property
     def sentence(self) -> str:
-        """The same in words."""
+        """The verdict as a sentence."""
         return _SENTENCES[self]
 
 
@@ -91,11 +91,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """One rank's part in the agreement of one generation. Every act returns the next state.
+    """One rank's state in the agreement of one generation. Every method returns the next state.
 
-    `start`: the step that the generation began from. `begun`: the newest step that has begun, which may be under way.
-    `round`: how many rounds had no result. `offer`: what the proposals of this round gave. `hold`: the step after which
-    it waits. `decision`: the step after which all stop.
+    `start`: the step that the generation began from. `begun`: the newest step that has begun, which may still run.
+    `round`: the number of rounds without a result. `offer`: the result of this round's proposals. `hold`: the step
+    after which the rank waits. `decision`: the step after which all ranks stop.
     """
 
     start: int = 0
@@ -106,7 +106,7 @@ class Agreement:
     decision: Decision | None = None
 
     def begin(self, completed: int) -> tuple[Agreement, NextStep]:
-        """Begin the step after `completed` if nothing is against it."""
+        """Begin the step after `completed`, unless a hold or a decision forbids it."""
         if self.decision is not None and completed >= self.decision.step:
             return self, NextStep.STOP
         if self.hold is not None and completed >= self.hold:
@@ -114,15 +114,15 @@ class Agreement:
         return replace(self, begun=max(self.begun, completed + 1)), NextStep.GO
 
     def propose(self, *, cost_ms: int = 0, left_ms: int = NO_LIMIT, can_save: bool = True) -> bytes:
-        """Return what to bring to the proposals of this round.
+        """Return this rank's payload for the proposals of this round.
 
-        `cost_ms`: what a save has cost so far until it was committed, 0 if none was. `left_ms`: until the deadline of
-        the notice, which is 0 when it is over.
+        `cost_ms`: the measured time of a save until its commit, 0 if there was none. `left_ms`: time until the notice's
+        deadline, 0 once it has passed.
         """
         return _encode(_PROPOSAL, self.round, self.begun, cost_ms, left_ms, int(can_save))
 
     def answer(self, brought: Mapping[int, bytes], *, ranks: int) -> tuple[Agreement, bytes]:
-        """Hold at the step that the proposals give, unless it has passed here; return what to bring to the answers."""
+        """Hold at the step that the proposals give, unless this rank is past it; return the payload for the answers."""
         proposals = _decoded(_PROPOSAL, brought, ranks=ranks, round_=self.round, fields=4)
         step = max(begun for begun, *_ in proposals.values()) + MARGIN_STEPS * self.round
         offer = Decision(step, _verdict(step, self.start, proposals))
@@ -131,7 +131,7 @@ class Agreement:
         return replace(self, offer=offer, hold=step if ok else None), payload
 
     def conclude(self, brought: Mapping[int, bytes], *, ranks: int) -> Agreement:
-        """Stop at the step if all said "ok", else go on: `decision` says which."""
+        """Decide the step if every rank answered "ok", else go on to the next round: `decision` shows which."""
         answers = _decoded(_ANSWER, brought, ranks=ranks, round_=self.round, fields=3)
         if len({(step, verdict) for step, _, verdict in answers.values()}) != 1:
             raise Refused(f"ranks answer for different steps in round {self.round}: {answers}", hint=_ALIKE)
@@ -140,12 +140,12 @@ class Agreement:
         return replace(self, hold=None, offer=None, round=self.round + 1)
 
     def released(self) -> Agreement:
-        """Hold no longer: the round broke, as every rank is told. A decision stays."""
+        """Release the hold after a broken round, which every rank learns of. A decision stays."""
         return replace(self, hold=None, offer=None)
 
 
 def read_decision(brought: Mapping[int, bytes], *, ranks: int) -> Decision | None:
-    """Return what the outcome of a meeting decided for all ranks; None for proposals, and if one was past."""
+    """Return the decision in the outcome of a meeting; None for proposals, and if a rank answered "past"."""
     bodies = [_body(brought.get(rank, b"")) for rank in range(ranks)]
     answers = [body for body in bodies if body is not None and body[1] == _ANSWER and len(body) == 6]
     if len(answers) != ranks or not answers or not all(answer[4] for answer in answers):
@@ -155,7 +155,7 @@ def read_decision(brought: Mapping[int, bytes], *, ranks: int) -> Decision | Non
 
 
 def _verdict(step: int, start: int, proposals: Mapping[int, list[int]]) -> Verdict:
-    """Return whether the step can be saved: the shortest time of any rank counts, against the largest cost of any."""
+    """Return whether the step is saved: the shortest time left of any rank must cover the largest cost of any."""
     if step <= start:
         return Verdict.NOTHING_NEW
     if not all(can for _, _, _, can in proposals.values()):
@@ -170,12 +170,12 @@ def _verdict(step: int, start: int, proposals: Mapping[int, list[int]]) -> Verdi
 
 
 def _encode(kind: str, *numbers: int) -> bytes:
-    """Return a payload that is small enough for worlds of thousands of ranks."""
+    """Return a payload that is compact enough for worlds of thousands of ranks."""
     return json.dumps([_VERSION, kind, *numbers], separators=(",", ":")).encode()
 
 
 def _body(payload: bytes) -> list[Any] | None:
-    """Return version, kind, round and numbers; None for what is nothing of this agreement."""
+    """Return version, kind, round and numbers; None for a payload that is not of this agreement."""
     try:
         body = json.loads(payload)
     except ValueError:
@@ -188,7 +188,7 @@ def _body(payload: bytes) -> list[Any] | None:
 def _decoded(
     kind: str, brought: Mapping[int, bytes], *, ranks: int, round_: int, fields: int
 ) -> dict[int, list[int]]:
-    """Return what every rank brought; `Refused` unless all speak of this meeting."""
+    """Return every rank's numbers; `Refused` unless all ranks sent a payload for this meeting."""
     missing = [rank for rank in range(ranks) if rank not in brought]
     if missing:
         raise Refused(f"ranks {missing[:8]} brought nothing to the agreement on a step", hint=_ALIKE)

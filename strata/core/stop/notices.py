@@ -1,14 +1,14 @@
-"""What a notice means to one member, and how two requests become one notice (PROTOCOLS 6.1).
+"""The meaning of a stop notice for one member, and merging two requests into one notice (PROTOCOLS 6.1).
 
-A *notice* asks the ranks of one generation to stop at a common step. Each action means more than the one before:
+A *notice* asks the ranks of one generation to stop at a common step. Each action includes the one before:
 
-    action   who leaves                 what follows                       who asks
+    action   members that leave         what follows                       requested by
     -------  -------------------------  ---------------------------------  -------------------------------
-    SCALE    nobody                     a world of another size            the leader
-    DRAIN    the members that it names  a world of the others              anybody
-    PREEMPT  every member               a forming world, then newcomers    anybody
+    SCALE    none                       a world of another size            the leader
+    DRAIN    the members that it names  a world of the others              any client
+    PREEMPT  every member               a forming world, then newcomers    any client
 
-With `pause`, which beside none of them is a SCALE, the job is paused instead.
+With `pause`, the job is paused instead. A pause without DRAIN or PREEMPT is stored as a SCALE.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from strata.core.kv.records import StopAction, StopNotice
 from strata.core.kv.view import Entry
 
 MAX_NAMED: Final = 100
-"""How many members one notice may drain: heads carry their names."""
+"""The maximum number of members in one DRAIN: heads carry their names."""
 MAX_REASON_CHARS: Final = 500
 WIDTH: Final = {StopAction.SCALE: 0, StopAction.DRAIN: 1, StopAction.PREEMPT: 2}
 
 
 class Meaning(Enum):
-    """What one member does about a notice."""
+    """What one member does in response to a notice."""
 
     NOTHING = "nothing"
     STAY = "stay"
@@ -37,9 +37,9 @@ class Meaning(Enum):
 
 
 def meaning(notice: StopNotice | None, worker: str, *, came_before: bool = True) -> Meaning:
-    """Return what `notice` means to `worker`; rank, agent and leader alike ask this function.
+    """Return what `notice` means for `worker`; ranks, agents and the leader all use this function.
 
-    `came_before`: whether it was a member when the notice was written. Later ones are not meant.
+    `came_before`: the worker was a member when the notice was written. Later members are not affected.
     """
     if notice is None or not came_before:
         return Meaning.NOTHING
@@ -49,18 +49,19 @@ def meaning(notice: StopNotice | None, worker: str, *, came_before: bool = True)
 
 
 def is_wider(asked: StopNotice, held: StopNotice) -> bool:
-    """Tell whether `asked` has members leave whom `held` does not."""
+    """Return whether `asked` makes members leave that `held` does not."""
     if asked.action is held.action is StopAction.DRAIN:
         return not set(asked.workers) <= set(held.workers)
     return WIDTH[asked.action] > WIDTH[held.action]
 
 
 def merged(held: Entry[StopNotice], asked: StopNotice) -> StopNotice:
-    """Return the one notice that says what both ask for; the held one when that covers it.
+    """Return one notice that covers both requests; the held one if it already covers `asked`.
 
-    The wider action holds, a DRAIN of both's members if those are not too many for one, the shorter grace, and a
-    pause. `since` keeps whom the held one means: who comes back under a name that was drained is a newcomer, whatever is
-    added after that. What becomes wider than it was means all who are here by now.
+    The result has the wider action, the shorter grace, and a pause if either has one. A DRAIN names the members of
+    both, if they are not too many for one notice. `since` keeps the set of members that the held notice means: a
+    member that returns under a drained name is a newcomer, whatever is added later. A notice that becomes wider
+    applies to all members registered by now.
     """
     record = held.record
     pause = record.pause or asked.pause
@@ -79,7 +80,7 @@ def merged(held: Entry[StopNotice], asked: StopNotice) -> StopNotice:
 
 
 def meant_before(notice: Entry[StopNotice]) -> int:
-    """Return the revision before which a member must have come to be meant by this notice."""
+    """Return the revision before which a member must have registered for this notice to apply to it."""
     return notice.record.since or notice.mod_revision
 
 

@@ -1,14 +1,15 @@
-"""Ranks are asked to stop together, members to leave, jobs to pause and to go on.
+"""Requests to stop: ranks stop together, members leave, jobs pause and resume.
 
-A *notice* asks the ranks of one generation to agree on a step, to save it and to stop there; how they do that
-is theirs (`core.stop.last_step`), and what it means to a member says `core.stop.notices`. It is created once, by the leader
-or any replica, and only ever made wider or more urgent. A rank that then ends with code 75 has stopped and not failed.
+A *notice* asks the ranks of one generation to agree on a step, save it and stop there. The ranks choose the step
+(`core.stop.last_step`); `core.stop.notices` defines what the notice means for a member. The leader or any replica
+creates it once; later requests only make it wider or more urgent. A rank that then ends with code 75 has stopped, not
+failed.
 
-The leader ends the generation (`generation_over`) once nothing is left to wait for: the common step is committed, or is
-not to be and no earlier save is under way, or cannot be any more, or the time is over.
+The leader ends the generation (`generation_over`) in any of these cases: the common step is committed; the step is not
+to be saved and no earlier save is open; the step can no longer be saved; the time is over.
 
-Who was asked to leave gets no place any more, in this generation's successors either: the heads
-carry that on (`WorldHead.asked`) until they are gone. So nobody is placed while it packs up.
+A member that was asked to leave gets no place in this generation's successors: their heads carry the request on
+(`WorldHead.asked`) until the member has departed. So no member is placed while it shuts down.
 """
 
 from __future__ import annotations
@@ -45,40 +46,40 @@ DEFAULT_GRACE_MS: Final = 60_000
 MAX_GRACE_MS: Final = 24 * 3600 * 1000
 
 SCALE_MS: Final = 60_000
-"""How long the ranks may take to agree on a step before a world of another size: they train on meanwhile."""
+"""Time for the ranks to agree on a step before a world of another size; they train on meanwhile."""
 SAVE_S: Final = 3600.0
-"""How long such a step may take to be reached and committed: no save takes longer, nor does an evaluation before it."""
+"""Time for that step to be reached and committed: no save, nor an evaluation before it, takes longer."""
 LATE_S: Final = 30.0
-"""How long after its grace a notice is waited for. Then the leader ends the generation anyway."""
+"""Extra time after a notice's grace. Then the leader ends the generation anyway."""
 GONE_S: Final = 90.0
-"""How long after that grace those who were asked to leave are given no place, if they stay."""
+"""Time after the grace during which members that were asked to leave, but stayed, get no place."""
 
 
 def active_world(job: JobView) -> World | None:
-    """Return the world, if it has members and is not one that finished before the job was resumed."""
+    """Return the world if it has members and did not finish before the job was resumed."""
     world = job.world()
     return None if world is None or world.head.forming or resumed(job) else world
 
 
 def resumed(job: JobView) -> bool:
-    """Tell whether somebody took the job up again, or paused it, since its last head was written."""
+    """Return whether the job was resumed or paused since its last head was written."""
     head, phase = job.head(), job.view.entry(job.keys.phase, JobPhase)
     return phase is not None and head is not None and phase.mod_revision > head.mod_revision
 
 
 def waits_for(job: JobView) -> str:
-    """Return, for people, whom the next world of a job waits for that was taken up again; "" where that is not so."""
+    """Return, for people, how many members the next world of a resumed job waits for; "" if it does not wait."""
     spec = job.spec()
     if spec is None or job.phase() is not Phase.RUNNING or not resumed(job):
         return ""
     return f"{job.view.count(job.keys.workers)} of at least {spec.record.min_workers} members are here"
 
 
-# -- who was asked to leave -------------------------------------------------------------------
+# -- requests to leave ------------------------------------------------------------------------
 
 
 def all_asked(job: JobView) -> tuple[Asked, ...]:
-    """Return every request to leave that may still mean somebody: the notice's, and older ones."""
+    """Return every request to leave that may still apply: the current notice's, and older ones."""
     head = job.head()
     if head is None:
         return ()
@@ -90,7 +91,7 @@ def all_asked(job: JobView) -> tuple[Asked, ...]:
 
 
 def means(asked: Asked, worker: str, incarnation: int) -> bool:
-    """Tell whether this incarnation of `worker` was asked to leave."""
+    """Return whether this incarnation of `worker` was asked to leave."""
     return meaning(asked.notice, worker, came_before=incarnation < asked.revision) is Meaning.LEAVE
 
 
@@ -105,8 +106,8 @@ def leaving(
 ) -> frozenset[str]:
     """Return the registered workers that get no place, because they were asked to leave.
 
-    `asked_s`: for how long the caller has known of each request, by its revision. One whose members
-    stay in spite of it is forgotten in the end: better that they train than that they wait for ever.
+    `asked_s`: how long the caller has known of each request, by its revision. A request whose members stay
+    expires in the end: it is better that they train than that they wait for ever.
     """
     counts = remembered(asked, asked_s)
     if not counts:
@@ -119,7 +120,7 @@ def leaving(
 
 
 def remembered(asked: Iterable[Asked], asked_s: Mapping[int, float]) -> tuple[Asked, ...]:
-    """Return the requests to leave that still count."""
+    """Return the requests to leave that have not expired."""
     return tuple(one for one in asked if not _over(one.notice, asked_s.get(one.written, 0.0), GONE_S))
 
 
@@ -128,7 +129,7 @@ def _over(notice: StopNotice, since_s: float, more_s: float) -> bool:
 
 
 def revisions(job: JobView) -> set[int]:
-    """Return what `asked_s` is about: the revision of everything whose age matters."""
+    """Return the keys of `asked_s`: every revision whose age matters."""
     head = job.head()
     if head is None:
         return set()
@@ -144,7 +145,7 @@ def revisions(job: JobView) -> set[int]:
 
 
 def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
-    """Return in how many seconds the age of some request changes what is to be done, or None."""
+    """Return after how many seconds the age of a request next changes the plan, or None."""
     head = job.head()
     if head is None:
         return None
@@ -159,22 +160,22 @@ def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
     return min((each for each in left if each > 0), default=None)
 
 
-# -- when a generation that is asked to stop is over ------------------------------------------
+# -- when a generation with a stop notice is over ---------------------------------------------
 
 
 def takes_part(job: JobView, generation: int) -> bool:
-    """Tell whether the ranks of `generation` agree on a step when they are asked to: all have begun."""
+    """Return whether the ranks of `generation` support graceful stop: all have met at the begin barrier."""
     return job.met(BEGIN_BARRIER, generation)
 
 
 def common_step(job: JobView, generation: int, *, ranks: int) -> CommonStep | None:
-    """Return the step that the ranks of `generation` have agreed to stop at; None while they have not."""
+    """Return the step that the ranks of `generation` have agreed to stop at, or None."""
     outcome = _stop_outcome(job, generation)
     return None if outcome is None else read_decision(outcome_payloads(job, outcome), ranks=ranks)
 
 
 def _stop_outcome(job: JobView, generation: int) -> Entry[BarrierOutcome] | None:
-    """Return the newest meeting of the ranks that are to stop; it stays as long as its generation."""
+    """Return the newest outcome of the stop barrier; it stays as long as its generation."""
     floor = job.view.record(job.keys.barrier_floor(STOP_BARRIER, generation), BarrierFloor)
     if floor is None:
         return None
@@ -184,7 +185,7 @@ def _stop_outcome(job: JobView, generation: int) -> Entry[BarrierOutcome] | None
 def generation_over(
     job: JobView, notice: Entry[StopNotice], world: World, asked_s: Mapping[int, float]
 ) -> str | None:
-    """Return why a generation that is asked to stop ends now, though not all who were asked have; None while it goes on."""
+    """Return why a generation with a notice ends although not all its ranks have stopped; None while it goes on."""
     generation, record = world.head.generation, notice.record
     if not takes_part(job, generation):
         return "its ranks had not begun"
@@ -193,7 +194,7 @@ def generation_over(
     common = common_step(job, generation, ranks=world.head.size)
     over = time_over_s(job, notice, asked_s) <= 0
     if common is not None and not common.save:
-        # what was begun before may still be saved: the next world would give it up
+        # an earlier save may still commit: the next world would abort it
         return f"without a save: {common.verdict.sentence}" if over or not _saving(job, generation) else None
     if common is not None:
         entry = job.checkpoint(common.step, generation)
@@ -216,7 +217,7 @@ def _saving(job: JobView, generation: int) -> bool:
 
 
 def time_over_s(job: JobView, notice: Entry[StopNotice], asked_s: Mapping[int, float]) -> float:
-    """Return in how many seconds a notice is waited for no longer; `asked_s` has for how long the leader has known."""
+    """Return the seconds until the leader stops waiting for a notice; `asked_s`: how long it has known of it."""
     record = notice.record
     grace_s = record.grace_ms / 1000
     if record.has_deadline:
@@ -233,7 +234,7 @@ def time_over_s(job: JobView, notice: Entry[StopNotice], asked_s: Mapping[int, f
 
 
 def act(notice: StopNotice) -> str:
-    """Return, for people, what a notice asks for."""
+    """Return, for people, the action that a notice requests."""
     alone = notice.pause and notice.action is StopAction.SCALE
     return StopAction.PAUSE.value if alone else notice.action.value
 
@@ -243,7 +244,7 @@ def act(notice: StopNotice) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """What somebody asks for. `generation` 0 means the current one, `now`: without a save."""
+    """A client's request to stop. `generation` 0 means the current one; `now`: without a save."""
 
     action: StopAction
     reason: str = ""
@@ -257,7 +258,7 @@ def decide_stop(job: JobView, request: StopRequest) -> Decision:
     """Ask the ranks of the current generation to stop; PAUSE pauses a job without ranks at once.
 
     Refusals: `InvalidArgument` and `NotFound` for workers that cannot be drained, `StaleGeneration`
-    when another generation was meant, `Refused` for a job that has ended.
+    if the request names another generation, `Refused` for a job that has ended.
     """
     _check(request)
     name, phase, world = job.keys.name, job.phase(), active_world(job)
@@ -334,7 +335,7 @@ def _notice(request: StopRequest) -> StopNotice:
 
 
 def _pause_at_once(job: JobView, request: StopRequest) -> Decision:
-    """Write the phase; the leader ends the generation, if there is one, when it sees that."""
+    """Write the phase; the leader then ends the generation, if there is one."""
     keys, view = job.keys, job.view
     record = JobPhase(phase=Phase.PAUSED, reason=_notice(request).reason, attempt=job.attempt())
     compares = (
@@ -352,7 +353,7 @@ def _undrainable(job: JobView, world: World, request: StopRequest) -> Refused | 
         held = job.worker(worker)
         if held is None:
             return NotFound(f"no member {worker} is in job {job.keys.name}", hint="strata members shows them")
-        if world.find(worker, held.create_revision) is None:  # it, or the one that came in its place
+        if world.find(worker, held.create_revision) is None:  # a standby, or a newer incarnation of the name
             return Refused(
                 f"{worker} stands by in job {job.keys.name}: it has no rank that could stop",
                 hint="end its strata run, which nobody will notice",

@@ -1,16 +1,17 @@
-"""Held saves: a rank trains on while the storage refuses its part for a reason that time may heal.
+"""Held saves: a rank trains on while the storage refuses its part for a reason that may pass.
 
-Three facts tell of it, each for another reader:
+Three facts report a held save, each for another reader:
 
-    who reads it          what it is                              how it ends
+    reader                fact                                    how it ends
     --------------------  --------------------------------------  ----------------------------------
-    people, at once       `SaveHold` in the rank's progress       the rank's next word without one
+    people, at once       `SaveHold` in the rank's progress       the rank's next report without one
     the plan of worlds    the key `worlds/<generation>/held`      with the keys of its generation
     people, in one line   `no_checkpoint`                         -
 
-The key is written once a generation, and only for a step beyond the one that its generation began from: of a rank
-that has trained it and cannot save it, or cannot begin it, for its start waits for the storage. Such a generation
-made progress and could not keep it, or none could be made, so it does not count as one without (`core.worlds.changes`).
+The key is written at most once a generation, and only for a step after the one that the generation began from. The
+rank that writes it trained that step but cannot save it, or cannot begin it because its start waits for the storage.
+Such a generation made progress that it could not save, or could make none, so it does not count as "without progress"
+(`core.worlds.changes`).
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from strata.errors import InvalidArgument
 MAX_REASON_CHARS: Final = 200
 MAX_HOST_CHARS: Final = 128
 NAMED: Final = 3
-"""So many hosts, and reasons, one sentence names."""
+"""The maximum number of hosts, and of reasons, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveHold:
-    """One rank that cannot save for now.
+    """One rank that cannot save at present.
 
-    `step`: the one whose save is held. `reason`: in words, such as `disk full`. `held_s`: for how long,
-    when this is said.
+    `step`: the step whose save is held. `reason`: in words, such as `disk full`. `held_s`: for how long, at the time
+    of the report.
     """
 
     step: int
@@ -47,9 +48,9 @@ class SaveHold:
 
 
 def no_checkpoint(*holds: SaveHold, committed_step: int | None) -> str:
-    """Return the sentence that everybody shows: `no checkpoint since step 40, 4 min: disk full on host a`.
+    """Return the sentence shown to people: `no checkpoint since step 40, 4 min: disk full on host a`.
 
-    Of several ranks that hold saves: for how long the first has, and each reason with its hosts.
+    For several ranks with held saves: the longest hold's time, and each reason with its hosts.
     """
     since = "no checkpoint yet" if committed_step is None else f"no checkpoint since step {committed_step}"
     longest_s = max((hold.held_s for hold in holds), default=0.0)
@@ -67,7 +68,7 @@ def no_checkpoint(*holds: SaveHold, committed_step: int | None) -> str:
 
 @refusable
 def decide_hold_saves(job: JobView, *, author: Author, step: int, reason: str, host: str) -> Decision:
-    """Record that a rank has trained and cannot save; the first of its generation to say so counts."""
+    """Record that a rank has trained and cannot save; only the first report of a generation is recorded."""
     guards = authorised(job, author)
     if step < 0:
         raise InvalidArgument(f"step {step} is below 0")
@@ -91,5 +92,5 @@ def decide_hold_saves(job: JobView, *, author: Author, step: int, reason: str, h
 
 
 def _span(seconds: float) -> str:
-    """Return a time as people read it."""
+    """Return a duration for people."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,4 +1,4 @@
-"""Generations: when one ends, who trains in the next, as which ranks, and from which checkpoint (PROTOCOLS 5).
+"""Generations: when one ends, which members train in the next, as which ranks, from which checkpoint (PROTOCOLS 5).
 
-Begin with `planning`; `changes` holds the judgement behind it.
+Begin with `planning`; `changes` decides whether and why a generation ends.
 """

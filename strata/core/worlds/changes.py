@@ -1,39 +1,40 @@
-"""Whether the current generation ends, why, and what follows it: the judgement behind `plan_world`.
+"""Whether the current generation ends, why, and what follows it: the decision behind `plan_world`.
 
-    the world         what is seen                                   what follows
+    the world         what the view shows                            what follows
     ----------------  ---------------------------------------------  -----------------------------
-    none, or forming  max members, or min and the settling is over    a world
-    of a resumed job  the same: what finished before does not count   a world, fruitless 0
+    none, or forming  max members, or min members and settled        a world
+    of a resumed job  the same; what finished before does not count  a world, no_progress 0
     with members      every rank done                                phase DONE, no world
-                      a death (key gone or replaced, rank failed)     a world of those left, at once;
-                                                                     below min: a forming one
-                      ... the max-th fruitless one in a row, or the   phase FAILED, no world
-                          last that `max_generations` allows to fail
-                      ... the second early one, and no other was,     phase FAILED
-                          unless more fruitless ones are allowed
-                          than by default
-                      ... a rank's exit code 78: a retry would meet   phase FAILED
-                          the same; not of a newcomer on trial
-                      ... while its ranks are asked to pause          a forming one, phase PAUSED
-                      a notice, and nothing is left to wait for       see `core.stop.notices`
-                      phase PAUSED                                    a forming one
-                      somebody has it go back, or the checkpoint      a world that begins elsewhere
-                          that its ranks wait for is corrupt
-                      more members than the spec takes (any more)     a smaller world, and
-                      standbys, room for them, settling over          a larger world: once the
-                                                                     ranks were asked to stop for it
-                      ... below min, or a rank is done, or all make   nothing: it trains on, or is about
-                          their last save                            to finish
+                      a death (key deleted or replaced, or a rank    a world of the remaining members,
+                          failed)                                    at once; below min: a forming one
+                      ... the max-th in a row without progress, or   phase FAILED, no world
+                          the last failure `max_generations` allows
+                      ... the second early failure, if no earlier    phase FAILED
+                          generation began; a no-progress limit
+                          above the default replaces "second"
+                      ... a rank's exit code 78, as a retry would    phase FAILED
+                          fail again; not for a newcomer on trial
+                      ... while a notice asks its ranks to pause     a forming one, phase PAUSED
+                      a notice, and nothing is left to wait for      see `core.stop.notices`
+                      phase PAUSED                                   a forming one
+                      a rewind, or the checkpoint that its ranks     a world with another
+                          still have to read is corrupt              restore point
+                      more members than the spec allows (now)        a smaller world, and
+                      standbys, free places for them, settled        a larger world: after a notice
+                                                                     has asked the ranks to stop
+                      ... below min, or a rank is done, or all make  nothing: it trains on, or is
+                          their last save                            about to finish
 
-A generation is *fruitless* if a failure ended it before it committed a checkpoint. Growth, shrinking,
-notices, forming worlds, and generations that had trained and could not save (`core.stop.save_hold`) neither count nor reset. It failed *early* if nothing but ranks failed in it, each by
-itself within its first seconds and before a step was reported: an error in the program, that a retry meets again.
-A job that fails by such a one, with nothing saved, is started again by the next run, whichever limit it met. So is one
-that exit code 78 fails: whoever runs it again has mended it.
+A generation is *without progress* if a failure ended it before it committed a checkpoint. Growth, shrinking,
+notices, forming worlds, and generations that trained but could not save (`core.stop.save_hold`) neither count nor
+reset the count. A generation failed *early* if ranks failed and no member died, and each rank failed by itself, within
+its first seconds and before it reported a step. Such a failure is an error in the program that a retry meets again.
+A job that failed early with nothing saved is started again by its next run, whichever limit it met. So is a job that
+exit code 78 failed: the operator who runs it again has fixed the cause.
 
-Members who were asked to leave are not counted among those that are here, nor are those that cannot restart
-(`Worker.cannot_restart`) once a generation that they had begun has ended: they end by themselves. So a world that holds
-such a member does not grow: newcomers stand by.
+Two kinds of members do not count as present: those that a notice asked to leave, and those that cannot restart
+(`Worker.cannot_restart`) once a generation that they had begun has ended, because they end by themselves. A world with
+a member that cannot restart therefore does not grow: newcomers stand by.
 """
 
 from __future__ import annotations
@@ -66,19 +67,19 @@ from strata.core.stop.notices import Meaning, meaning
 from strata.core.words import first_few
 
 EARLY_FAILURES = 2
-"""A program that fails in its first seconds is tried so often, where nobody allows more than the default."""
+"""Attempts at a program that fails in its first seconds, unless the job raises its no-progress limit."""
 MEND = "mend this, and run the command again"
-"""What to do about a job that the next run starts again."""
+"""The advice for a job that its next run starts again."""
 _NAMED = 4
-"""How many deaths a reason names."""
+"""The number of deaths that a reason names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world.
 
-    `save_first`: it does not end yet; its ranks are to be asked to stop, by a SCALE. `early`: nothing is saved, and this
-    one failed early; or a rank ended with 78.
+    `save_first`: it does not end yet; a SCALE notice must first ask its ranks to stop. `early`: nothing is saved and
+    this generation failed early, or a rank ended with 78.
     """
 
     why: str
@@ -90,9 +91,9 @@ class Change:
 
 
 class Situation:
-    """The facts that one plan rests on, read once from one view.
+    """The facts behind one plan, read once from one view.
 
-    `asked_s`: for how long the leader has known of each request to leave, by its revision.
+    `asked_s`: by its revision, how long the leader has known of each request to leave, in seconds.
     """
 
     def __init__(self, job: JobView, spec: JobSpec, asked_s: Mapping[int, float]) -> None:
@@ -108,9 +109,9 @@ class Situation:
         self.registered = {w.name: w for w in job.workers()}
         self.leaving = requests.leaving(self.asked, self.registered.values(), asked_s)
         self.spent = spent(job, self.registered, asked_s)
-        gone = self.leaving | {one.worker for one in self.spent}
+        departing = self.leaving | {one.worker for one in self.spent}
         self.present: dict[str, Entry[Worker]] = {
-            name: worker for name, worker in self.registered.items() if name not in gone
+            name: worker for name, worker in self.registered.items() if name not in departing
         }
 
     @property
@@ -119,7 +120,7 @@ class Situation:
 
     @property
     def notice(self) -> Entry[StopNotice] | None:
-        """What asks the ranks of the active world to stop."""
+        """The notice that asks the ranks of the active world to stop, or None."""
         return self.job.notice(self.generation) if self.active is not None else None
 
     def alive(self, member: Member) -> bool:
@@ -127,7 +128,7 @@ class Situation:
         return worker is not None and worker.create_revision == member.incarnation
 
     def committed(self) -> bool:
-        """Tell whether the current generation has committed a checkpoint of its own."""
+        """Return whether the current generation has committed a checkpoint of its own."""
         latest = self.latest.record if self.latest is not None else None
         return (
             latest is not None
@@ -137,14 +138,14 @@ class Situation:
 
     @property
     def held(self) -> SavesHeld | None:
-        """What kept the current generation from a commit though it had trained, if that is so."""
+        """The key's record that the current generation trained but could not save, unless it has committed since; or None."""
         return None if self.committed() else self.job.held(self.generation)
 
     def counts(self, *, failure: bool) -> tuple[int, int, bool]:
-        """Return what the next head carries, if `failure` ended this generation or something else did.
+        """Return `no_progress`, `failures` and `began` for the next head; `failure`: a failure ended this generation.
 
-        How many generations in a row were fruitless, how many a failure has ended, and whether one so far may have
-        made a step.
+        That is: the generations in a row without progress, the generations ended by a failure, and whether any
+        generation so far may have made a step.
         """
         if self.head is None or self.resumed:
             return 0, 0, False
@@ -157,14 +158,14 @@ class Situation:
         return 0 if self.committed() else no_progress, before.failures + more, began
 
     def failed_early(self) -> bool:
-        """Tell whether nothing but ranks has failed, each by itself in its first seconds, before a step was reported."""
+        """Return whether only ranks failed, each by itself in its first seconds, before a step was reported."""
         failed = self.job.failed(self.generation)
         members = self.active.members if self.active is not None else ()
-        gone = any(not self.alive(member) for member in members)
-        return bool(failed) and not gone and all(one.early for one in failed.values())
+        lost = any(not self.alive(member) for member in members)
+        return bool(failed) and not lost and all(one.early for one in failed.values())
 
     def still_asked(self) -> tuple[Asked, ...]:
-        """Return the requests to leave that the next head carries on: those who are meant are here."""
+        """Return the requests to leave that the next head carries on: those to members that are still registered."""
         return tuple(
             one
             for one in requests.remembered(self.asked, self.asked_s)
@@ -174,7 +175,7 @@ class Situation:
     # -- what follows
 
     def change(self, *, settled: bool) -> Change | None:
-        """Return what ends the current generation, or None while it goes on."""
+        """Return why and how the current generation ends, or None while it goes on."""
         if self.job.phase() is Phase.PAUSED:
             if self.head is None or self.head.record.forming:
                 return None
@@ -195,10 +196,10 @@ class Situation:
         return None
 
     def runs_on(self) -> bool:
-        """Tell whether ranks may still run of a world that a pause should have ended.
+        """Return whether ranks of a world that a pause should have ended may still run.
 
-        The job was paused and resumed before a leader saw it. Of that world nobody is asked or counted
-        any more, so it must not outlast the wait for another one.
+        This happens if a job was paused and resumed before a leader saw the pause. The leader no longer sends notices
+        to that world or counts its ranks, so the world must not survive until the next one forms.
         """
         world = self.world
         if not self.resumed or world is None or len(self.job.done(self.generation)) >= world.head.size:
@@ -213,7 +214,7 @@ class Situation:
         ended = done | self.job.stopped(generation)
         left, deaths = self._deaths(world, ended)
         if deaths:
-            # the first rank that stops breaks what they do together: how the others end is no failure
+            # the first rank that stops breaks the others' collectives: their failures are no failure of the generation
             stopped = bool(self.job.stopped(generation))
             return self._after(first_few([*deaths, *left], _NAMED), failure=not stopped)
         if left:
@@ -240,21 +241,21 @@ class Situation:
         return self.alive(member) and self.registered[member.worker].record.cannot_restart
 
     def _scaled(self, why: str) -> Change | None:
-        """Return the world that follows, though nobody was lost; its ranks are asked to stop first if they take part.
+        """Return the change to a world of another size; its ranks first get a notice to stop, if they support it.
 
-        None where it would have too few members: who trains goes on until there are enough.
+        None if that world would have too few members: the current one trains on until there are enough.
         """
         if self._short() is not None:
             return None
         return Change(why=why, save_first=requests.takes_part(self.job, self.generation))
 
     def _short(self) -> str | None:
-        """Return, in words, that fewer members are left than the job needs; None when there are enough."""
+        """Return a sentence if fewer members are left than the job needs, else None."""
         count, least = len(self.present), self.spec.min_workers
         return None if count >= least else f"{count} of at least {least} members are left"
 
     def _elsewhere(self, world: World) -> Change | None:
-        """Return why the ranks should begin again, and elsewhere: their restore point is damaged, or was left."""
+        """Return the change if the ranks must restore another checkpoint: theirs is corrupt, or a rewind is due."""
         point, rewind = world.head.restore, asked_back(self.job)
         if rewind is not None:
             who = rewind.record.who or "somebody"
@@ -266,41 +267,41 @@ class Situation:
             return None
         corrupt = entry.record.state is CheckpointState.CORRUPT
         if not corrupt or not missed_by(self.job, entry.record, self.generation):
-            return None  # they had read it before it was damaged
+            return None  # the ranks read it before it was damaged
         why = f"step {point.step}, where it began, is corrupt: {entry.record.reason}"
         if newest(self.job) is None:
             return Change(why=f"{why}; no good checkpoint is left", failure=True, phase=Phase.FAILED)
         return self._of_the_rest(why)
 
     def _of_the_rest(self, why: str, *, failure: bool = False) -> Change:
-        """Return the world of those who are left; a forming one, which keeps a rewind, where they are too few."""
+        """Return the change to a world of the remaining members; if too few, to a forming one, which keeps a rewind."""
         short = self._short()
         return Change(
             why=why if short is None else f"{why}; {short}", failure=failure, forming=short is not None
         )
 
     def _deaths(self, world: World, ended: set[int]) -> tuple[list[str], list[str]]:
-        """Return, in words, who left as asked but before its ranks had ended, and what failed."""
+        """Return two lists of sentences: departures that a notice requested, before the ranks ended; and failures."""
         left, found = [], []
         for member in world.members:
             if self.alive(member) or all(rank in ended for rank in member.ranks):
                 continue
-            gone = "was replaced" if member.worker in self.registered else "is gone"
+            how = "was replaced" if member.worker in self.registered else "is gone"
             if requests.asked_notice(self.asked, member.worker, member.incarnation) is not None:
-                left.append(f"{member.worker} {gone}, as asked")
+                left.append(f"{member.worker} {how}, as asked")
             else:
-                found.append(f"{member.worker} {gone}")
+                found.append(f"{member.worker} {how}")
         for rank, failed in sorted(self.job.failed(self.generation).items()):
             found.append(f"rank {rank} of {failed.worker} failed ({failed.reason})")
         return left, found
 
     def next_newcomers(self, members: Iterable[Member], *, failure: bool) -> tuple[Newcomer, ...]:
-        """Return who is on trial in a next generation of `members`, if `failure` ended this one or something else did."""
+        """Return the members on trial in a next generation of `members`; `failure`: a failure ended this generation."""
         if self.head is None or self.resumed:
             return ()
         before = self.active.members if self.active is not None else ()
-        gone = {member.worker for member in before if not self.alive(member)}
-        failed = gone | {one.worker for one in self.job.failed(self.generation).values()}
+        lost = {member.worker for member in before if not self.alive(member)}
+        failed = lost | {one.worker for one in self.job.failed(self.generation).values()}
         known = {member.worker for member in before}
         return newcomers.after(
             self.head.record.newcomers,
@@ -312,13 +313,13 @@ class Situation:
         )
 
     def placeable(self, *, failure: bool) -> dict[str, Entry[Worker]]:
-        """Return the members that a next world may have: without those that failed on trial, if there are enough."""
+        """Return the candidates for a next world, without members that failed on trial if enough others are left."""
         waiting = newcomers.kept_out(self.next_newcomers((), failure=failure), self.asked_s)
         rest = {name: worker for name, worker in self.present.items() if name not in waiting}
         return rest if len(rest) >= self.spec.min_workers else self.present
 
     def _after(self, why: str, *, failure: bool) -> Change:
-        """Return what follows a generation that cannot go on."""
+        """Return what follows a generation that lost a member or rank."""
         if failure and (held := self.held) is not None:
             why = f"{why}; saves were held: {held.reason} on host {held.host}"
         if failure and (end := self._too_many(why)) is not None:
@@ -353,9 +354,9 @@ class Situation:
         return Change(why=why, failure=True, phase=Phase.FAILED, early=again)
 
     def _lasting(self) -> bool:
-        """Tell whether a rank ended with 78, and none of a member on trial failed: one newcomer must not fail a job.
+        """Return whether a rank ended with 78 and no member on trial had a failure: one newcomer must not fail a job.
 
-        What is wrong on a newcomer's host may be an error on each rank: they compare their settings.
+        A fault on a newcomer's host may show as an error on every rank, because ranks compare their settings.
         """
         on_trial = {one.worker for one in self.head.record.newcomers} if self.head is not None else set()
         ended = self.job.failed(self.generation).values()
@@ -366,12 +367,12 @@ class Situation:
     def _stopped(
         self, notice: Entry[StopNotice], world: World, done: set[int], ended: set[int]
     ) -> Change | None:
-        """Return what follows a generation that is asked to stop; None while it is waited for."""
+        """Return what follows a generation that a notice asks to stop; None while the leader waits for it."""
         record = notice.record
         asked = [m for m in world.members if meaning(record, m.worker) is Meaning.LEAVE] or world.members
         ranks = {rank for member in asked for rank in member.ranks}
         if ranks <= done:
-            return None  # they finished before they stopped
+            return None  # the ranks finished before they stopped
         why = record.reason if not record.has_deadline else f"{_ACTS[requests.act(record)]}: {record.reason}"
         names = ", ".join(record.workers[:_NAMED])
         why = f"{names} {why}" if names else why

@@ -1,9 +1,9 @@
-"""Who of the registered members gets which place in the next world.
+"""Placement: which registered member gets which group rank in the next world.
 
 Places are group ranks, because members may have different numbers of slots; a member's first
-global rank is the sum of the slots before it. Survivors keep their group rank, newcomers fill the
-holes in the order they came, and where a smaller world leaves no such place, the highest group
-ranks fill the holes. With equal slots a member that keeps its group rank keeps its ranks.
+global rank is the sum of the slots before it. Survivors keep their group rank, and newcomers fill the
+holes in order of registration. If a smaller world does not have a survivor's group rank, the survivors with
+the highest group ranks fill the holes. With equal slots a member that keeps its group rank keeps its ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strata.core.kv.view import Entry
 def placed(before: World | None, workers: Mapping[str, Entry[Worker]], *, most: int) -> tuple[Member, ...]:
     """Return the members of the next world, at most `most`, by group rank.
 
-    `workers` are the registered ones by name. Members of `before` go first, then the others in
+    `workers`: the registered members by name. Members of `before` go first, then the others in
     the order of their incarnations.
     """
     old_place = {
@@ -50,7 +50,7 @@ def placed(before: World | None, workers: Mapping[str, Entry[Worker]], *, most: 
 
 
 def _places(survivors: Mapping[str, int], newcomers: list[str]) -> list[str]:
-    """Return the names by their new group rank."""
+    """Return the names, ordered by their new group rank."""
     size = len(survivors) + len(newcomers)
     kept = {rank: name for name, rank in survivors.items() if rank < size}
     movers = sorted((rank, name) for name, rank in survivors.items() if rank >= size)

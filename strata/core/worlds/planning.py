@@ -1,16 +1,16 @@
-"""Membership becomes a world: who trains together, as which ranks, from which checkpoint.
+"""Planning of worlds: turns membership into the next generation's ranks and restore point, and writes it.
 
-`plan_world` looks at a job and says what to write next; the leader executes it and asks again
-(PROTOCOLS 6.1). Whether a new generation is due, and why, is `core.worlds.changes`; how it is
-written is here.
+`plan_world` reads a job and returns the next writes; the leader executes them and plans again
+(PROTOCOLS 6.1). `core.worlds.changes` decides whether and why a new generation is due; this module
+builds its transactions.
 
-What the transactions compare: the leader's epoch, the head, the phase, the spec, the notice, whether the ranks hold saves, a rewind, `latest`; a head also how far the ranks have
-met for a beginning and for an end, and that no more of them are done than the view shows.
-Nothing of the members: a death in between makes the next generation. A plan that rests on a death
-needs no comparison: an incarnation that is gone never returns, and the `failed` and `stopped` keys
-of a generation stay until a newer head is written.
+Every transaction compares the leader's epoch, the head, the phase, the spec, the notice, the saves-held key and the
+rewind. A head's transaction also compares `latest`, how far the ranks have met at the begin and closing barriers, and
+that no more ranks are done than the view shows. None compares member keys: a death in between leads to the next
+generation. A plan based on a death needs no compare: a removed incarnation never returns, and the `failed` and
+`stopped` keys of a generation stay until a newer head is written.
 
-Every head comes with a line of history in its transaction, and closes that of the one before.
+The transaction of a head also writes its history record, and closes that of the previous generation.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from strata.core.worlds.placement import placed
 MAX_REASON_CHARS = 500
 MAX_STANDBYS_SHOWN = 400
 HISTORY_KEPT = 200
-"""Of how many generations the reasons are kept."""
+"""The number of generations whose history is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldPlan:
-    """What to write, in order; then plan again on a view that shows it, or that shows why not.
+    """The next writes, in order; then plan again on a view that shows them, or shows why they failed.
 
-    `open_records`: saves that must be committed or aborted before a head can be written; then
-    there are no transactions yet. `again_s`: plan again after that time even if nothing changes.
+    `open_records`: saves that must be committed or aborted before a head can be written; `txns` is empty
+    until then. `again_s`: plan again after this many seconds even if nothing changes.
     """
 
     reason: str
@@ -73,10 +73,10 @@ def plan_world(
     asked_s: Mapping[int, float],
     now_unix_ms: int,
 ) -> WorldPlan:
-    """Say what the leader of `epoch` writes next for this job.
+    """Return the next writes of the leader of `epoch` for this job.
 
-    `settled`: the set of registered members has been the same for the spec's `settle_s`. `asked_s`:
-    for how long this leader has known of each of `stopping.revisions`. `now_unix_ms` is for people.
+    `settled`: the set of registered members has been the same for the spec's `settle_s`. `asked_s`: how long this
+    leader has known of each of `requests.revisions`, in seconds. `now_unix_ms` is for people.
     """
     spec, name, phase = job.spec(), job.keys.name, job.phase()
     if spec is None:
@@ -88,7 +88,7 @@ def plan_world(
 
 
 def needs_settling(job: JobView, asked_s: Mapping[int, float]) -> bool:
-    """Tell whether a world waits only for the members to settle: the time to start a timer."""
+    """Return whether a world waits only for the members to settle; the leader then starts a timer."""
     spec = job.spec()
     if spec is None or job.phase() is not Phase.RUNNING:
         return False
@@ -98,7 +98,7 @@ def needs_settling(job: JobView, asked_s: Mapping[int, float]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """Writes down what follows from a situation, under the fence of one leader."""
+    """Builds the transactions that follow from a situation, fenced by one leader's epoch."""
 
     situation: Situation
     job: JobView
@@ -126,7 +126,7 @@ class _Planner:
         return self._begin(change)
 
     def _guards(self) -> list[Compare]:
-        """The leader's fence, and the facts that every plan reads."""
+        """Return the leader's fence, and compares of the keys that every plan reads."""
         view, job = self.job.view, self.job.keys
         read, generation = [job.head, job.phase, job.spec, job.rewind], self.situation.generation
         if generation:
@@ -137,17 +137,17 @@ class _Planner:
         ]
 
     def _ask_to_save(self, why: str) -> WorldPlan:
-        """Ask the ranks of the current generation to stop for a world of another size; then plan again."""
+        """Plan the notice that asks the current ranks to stop before a world of another size; then plan again."""
         generation = self.situation.generation
         notice = StopNotice(action=StopAction.SCALE, reason=_cut(why), grace_ms=requests.SCALE_MS)
         put = Put(key=self.job.keys.notice(generation), value=encode(notice))
         return WorldPlan(
             reason=f"the ranks of generation {generation} save first: {why}",
-            txns=(Txn(compares=(*self._guards(), *self._said_no_more()), success=(put,)),),
+            txns=(Txn(compares=(*self._guards(), *self._no_further_meeting()), success=(put,)),),
         )
 
     def _end(self, phase: Phase, why: str, *, early: bool = False) -> WorldPlan:
-        """Finish the job. An all-done world rests on `done` keys, which outlive the head."""
+        """Finish the job. The result DONE rests on `done` keys, which outlive the head."""
         keys, view = self.job.keys, self.job.view
         record = JobPhase(
             phase=phase,
@@ -165,7 +165,7 @@ class _Planner:
         )
 
     def _begin(self, change: Change) -> WorldPlan:
-        """Write the next generation: its members' chunks and its head."""
+        """Plan the next generation: its members' chunks and its head."""
         keys, view, situation = self.job.keys, self.job.view, self.situation
         generation = situation.generation + 1
         members: tuple[Member, ...] = ()
@@ -213,11 +213,11 @@ class _Planner:
                 Put(key=keys.restored(generation), value=encode(Restored(step=restore.step))),
             ]
         if self.job.rewind() is not None and not change.forming:
-            operations.append(Delete(key=keys.rewind))  # it is carried out, or its checkpoint is lost
+            operations.append(Delete(key=keys.rewind))  # the rewind is done, or its checkpoint is lost
         standbys, standbys_known = self._standbys(members)
         operations += standbys
         latest_known = unchanged(keys.latest, view.mod_revision(keys.latest))
-        compares = (*self._guards(), latest_known, *self._said_no_more(), *standbys_known)
+        compares = (*self._guards(), latest_known, *self._no_further_meeting(), *standbys_known)
         txns = write_members(
             self.job,
             generation=generation,
@@ -233,10 +233,10 @@ class _Planner:
         )
         return WorldPlan(reason=f"{what}: {change.why}", txns=txns)
 
-    def _said_no_more(self) -> list[Compare]:
-        """Hold while the ranks have met no further for a beginning or an end, and no other one is done.
+    def _no_further_meeting(self) -> list[Compare]:
+        """Compare that the ranks have met no further at the begin and closing barriers, and that no other rank is done.
 
-        Else another plan is right: that they save first, that they are left to end, that all is done.
+        Otherwise another plan is right: ask for a save first, let the ranks finish, or end the job as done.
         """
         view, keys, generation = self.job.view, self.job.keys, self.situation.generation
         names = (BEGIN_BARRIER, CLOSING_BARRIER)
@@ -247,9 +247,9 @@ class _Planner:
         ]
 
     def _history(self, head: WorldHead, change: Change) -> list[Operation]:
-        """Write down why this generation begins and what the one before committed; forget old ones.
+        """Record why this generation begins and what the previous one committed; delete old history.
 
-        The one before is rewritten by the leader only, with a head, and the head is compared.
+        Only the leader rewrites the previous record, together with a head, and the head is compared.
         """
         keys, situation = self.job.keys, self.situation
         record = GenerationRecord(
@@ -273,7 +273,7 @@ class _Planner:
         return operations
 
     def _keep(self, why: str = "") -> WorldPlan:
-        """Go on with the world as it is; at most the standbys are brought up to date, and a rewind that is over goes."""
+        """Keep the current world; at most update the standbys and delete a rewind that is done or lost."""
         situation = self.situation
         world, count, spec = situation.active, len(situation.present), situation.spec
         if self.job.phase() is Phase.PAUSED:
@@ -303,17 +303,17 @@ class _Planner:
     def _standbys(self, members: tuple[Member, ...]) -> tuple[list[Operation], list[Compare]]:
         """Return the write of a changed list of standbys, for people: no decision reads it.
 
-        Without a world nobody stands by: everyone waits for it.
+        Without a world there are no standbys: every member waits for the world.
         """
         key = self.job.keys.standbys
         before = self.job.view.entry(key, Standbys)
         inside = {member.worker for member in members if self.situation.alive(member)}
         names = sorted(self.situation.registered.keys() - inside) if members else []
-        wanted = tuple(WorkerId(name) for name in names[:MAX_STANDBYS_SHOWN])
+        shown = tuple(WorkerId(name) for name in names[:MAX_STANDBYS_SHOWN])
         known = [unchanged(key, before.mod_revision if before is not None else 0)]
-        if wanted == (before.record.workers if before is not None else ()):
+        if shown == (before.record.workers if before is not None else ()):
             return [], known
-        return [Put(key=key, value=encode(Standbys(workers=wanted, epoch=self.epoch)))], known
+        return [Put(key=key, value=encode(Standbys(workers=shown, epoch=self.epoch)))], known
 
 
 def _cut(reason: str) -> str:

@@ -1,7 +1,7 @@
-"""Where a worker goes on from: which ranks it runs now, and which part of the checkpoint is whose.
+"""Where a worker resumes: the ranks that it runs now, and the part of the checkpoint for each rank.
 
-The part of rank r is what rank r of the saving world wrote, whichever worker ran it then; a rank
-that the saving world did not have has no part of its own, and takes what all ranks had alike.
+Rank r reads the part that rank r of the saving world wrote, whichever worker ran it. A rank
+that the saving world did not have has no part of its own, and takes the state common to all ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RecoveryPoint:
 
     entry: Entry[CheckpointRecord]
     parts: Mapping[int, str]
-    """By rank, the digest of its part's manifest; "" when it has none."""
+    """The digest of each rank's part manifest; "" if the rank has no part."""
 
 
 def ranks_of(world: World, worker: str) -> list[int]:
@@ -32,7 +32,7 @@ def ranks_of(world: World, worker: str) -> list[int]:
 
 
 def recovery_point(job: JobView, worker: str) -> RecoveryPoint | None:
-    """Return where `worker` goes on from in the current world; None when it begins from nothing."""
+    """Return where `worker` resumes in the current world; None if the world begins without a checkpoint."""
     world = job.world()
     if world is None or world.head.restore is None:
         return None

@@ -1,4 +1,4 @@
-"""What an operator may do to a checkpoint over HTTP: the calls of gRPC, with the same checks."""
+"""Actions of an operator on a checkpoint over HTTP: the calls of gRPC, with the same checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strata.v1 import checkpoints_pb2 as pb
 
 MAX_BODY: Final = 16 * 1024
 HEADER: Final = b"x-strata-action"
-"""A page of another site cannot send it without asking first."""
+"""A page of another site can send this header only after a CORS preflight, which the replica does not allow."""
 
 Call = Callable[[str, int, model.CheckpointAction, str], tuple[str, Any]]
 
@@ -52,15 +52,15 @@ ACTIONS: Final[Mapping[str, Call]] = {
 
 
 TAKES: Final[Mapping[str, str]] = {"pin": "why", "tag": "tag", "untag": "tag", "fork": "into"}
-"""The field that an action has besides `attempt`: what is in another one would be dropped, so it is refused."""
+"""The one field that an action takes besides `attempt`. Other fields would be ignored, so they are refused."""
 
 
 async def act(
     source: Source, identity: Identity | None, job: str, step: int, name: str, body: bytes
 ) -> model.Checkpoint | None:
-    """Do what `name` says to the checkpoint of `step`; raises the refusal.
+    """Perform action `name` on the checkpoint of `step`, or raise the refusal.
 
-    Return the checkpoint as it is then; None if its record is gone, as that of a deleted fork is at once.
+    Return the checkpoint after the action; None if its record was removed, as a deleted fork's is at once.
     """
     make = ACTIONS.get(name)
     if make is None:

@@ -1,4 +1,4 @@
-"""The barriers of a job: who is missing at the open ones, how the others ended, how long they took."""
+"""The barriers of a job: the ranks missing at open rounds, outcomes of ended rounds, latencies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDED: Final = 50
 
 
 def barriers(source: Source, name: str) -> model.Barriers:
-    """Return the open rounds, the one that has been open for longest first, and those that ended last."""
+    """Return the open rounds, oldest first, and the rounds that ended last."""
     job = JobView(source.view, source.keys.job(name))
     open_rounds = sorted(source.soft.open_rounds(name), key=lambda each: each.since_ms)
     ended = sorted(outcomes(job), key=lambda each: each[1].mod_revision, reverse=True)

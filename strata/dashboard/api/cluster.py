@@ -1,4 +1,4 @@
-"""The cluster, and its jobs in lines."""
+"""The cluster's state, and a summary of each of its jobs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from strata.observe import words
 PAGE: Final = 200
 OVER: Final = frozenset({"done", "failed"})
 FIRST: Final = ("running", "stopping", "waiting", "paused", "failed", "unreadable", "done")
-"""The phases in the order in which their jobs are listed."""
+"""The order of phases in which jobs are listed."""
 
 
 def cluster(source: Source, etcd: Sequence[Member]) -> model.Cluster:
     """Return the cluster as this replica sees it."""
     leader = source.leader()
     ready, why_not = source.is_ready()
-    healthy, ill = source.is_healthy()
+    healthy, why_unhealthy = source.is_healthy()
     members = tuple(_etcd(member) for member in etcd)
     phases = source.job_phases()
     return model.Cluster(
@@ -41,7 +41,7 @@ def cluster(source: Source, etcd: Sequence[Member]) -> model.Cluster:
         version=source.version,
         healthy=healthy,
         ready=ready,
-        reason=ill or why_not,
+        reason=why_unhealthy or why_not,
         leader=leader.record.replica if leader is not None else "",
         leader_epoch=leader.create_revision if leader is not None else 0,
         sessions=source.soft.session_count(),
@@ -71,12 +71,12 @@ def _alarms(source: Source, etcd: Sequence[model.EtcdMember]) -> Iterator[str]:
             f"{source.audit_differences()} keys of this replica's view differed from etcd. They were repaired; please"
             " report it."
         )
-    gone = unreachable(source.view, source.keys)
-    if gone:
+    lost = unreachable(source.view, source.keys)
+    if lost:
         ready = sum(state.ready for state in source.replicas())
         yield (
-            f"{', '.join(gone)} unreachable; {ready} of {len(source.replicas()) + len(gone)} coordinators ready. Start"
-            f" it again, or remove it from the list: strata coordinators forget {next(iter(gone))}"
+            f"{', '.join(lost)} unreachable; {ready} of {len(source.replicas()) + len(lost)} coordinators ready. Start"
+            f" it again, or remove it from the list: strata coordinators forget {next(iter(lost))}"
         )
     yield from sorted({member.warning for member in etcd if member.warning})
 
@@ -94,11 +94,11 @@ def _replicas(source: Source) -> Iterator[model.Replica]:
             reason=state.reason,
             answered=record.instance == source.instance,
         )
-    for name, gone in unreachable(source.view, source.keys).items():
-        since_unix_ms = gone.unreachable_since_unix_ms
+    for name, lost in unreachable(source.view, source.keys).items():
+        since_unix_ms = lost.unreachable_since_unix_ms
         yield model.Replica(
             replica=name,
-            address=gone.address,
+            address=lost.address,
             http_url="",
             version="",
             leader=False,
@@ -143,9 +143,9 @@ async def jobs(
     page_token: str = "",
     limited_to: Collection[str] = (),
 ) -> model.Jobs:
-    """Return the jobs in `phase` whose name has `text` in it, a page of them: running ones first.
+    """Return a page of the jobs in `phase` whose names contain `text`, running ones first.
 
-    `limited_to` are the jobs that the caller may look at; empty: all.
+    `limited_to` are the jobs that the caller may read; empty: all.
     """
     found = sorted(
         (FIRST.index(at), name)
@@ -166,7 +166,7 @@ async def jobs(
 
 
 def job_summary(source: Source, name: str) -> model.JobSummary:
-    """Return one job in a line; one that cannot be read says why."""
+    """Return the summary of a job; if it cannot be read, with the error in `unreadable`."""
     try:
         return _summary(source, JobView(source.view, source.keys.job(name)))
     except StrataError as error:
@@ -183,11 +183,11 @@ def _summary(source: Source, job: JobView) -> model.JobSummary:
         if charts is not None
         else None
     )
-    said_by = record if record is not None else head.record if head is not None else None
+    reason_from = record if record is not None else head.record if head is not None else None
     return model.JobSummary(
         name=name,
         phase=phase_of(source.view, source.keys, name),
-        reason=said_by.reason if said_by is not None else "",
+        reason=reason_from.reason if reason_from is not None else "",
         generation=head.record.generation if head is not None else 0,
         ranks=head.record.size if head is not None else 0,
         members=job.view.count(job.keys.workers),
@@ -203,7 +203,7 @@ def _summary(source: Source, job: JobView) -> model.JobSummary:
 
 
 def progress(source: Source, job: JobView) -> model.Progress | None:
-    """Return how far a training is; None before its ranks reported anything."""
+    """Return how far a training has come; None before its ranks reported anything."""
     head = job.head()
     if head is None:
         return None

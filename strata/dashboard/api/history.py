@@ -1,4 +1,4 @@
-"""What charts of a job show."""
+"""Time series of a job, for charts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_MS: Final = 1000 * min(INTERVALS)
 def history(
     source: Source, name: str, *, interval_ms: int = DEFAULT_MS, since_unix_ms: int = 0
 ) -> model.History:
-    """Return the series of a job from `since_unix_ms` on; `InvalidArgument` for an interval that is not kept."""
+    """Return the series of a job from `since_unix_ms` on; `InvalidArgument` for an interval that is not recorded."""
     kept = [1000 * interval_s for interval_s in INTERVALS]
     if interval_ms not in kept:
         raise InvalidArgument(
@@ -39,5 +39,5 @@ def history(
 
 
 def _shown(values: Sequence[float]) -> tuple[float | None, ...]:
-    """Return values as they are sent: six digits, which is what is kept of them."""
+    """Return values as they are sent: with the six digits to which they are recorded, None for NaN."""
     return tuple(None if math.isnan(value) else float(f"{value:.6g}") for value in values)

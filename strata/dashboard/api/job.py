@@ -1,4 +1,4 @@
-"""One job: what is wrong with it, what its time went to, what happened to it."""
+"""One job: its findings, goodput, notice, generations and events."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _notice(view: JobView) -> model.Notice | None:
 
 
 def generations(source: Source, name: str) -> model.Generations:
-    """Return the generations that are still kept, the newest first."""
+    """Return the recorded generations, the newest first."""
     view = JobView(source.view, source.keys.job(name))
     return model.Generations(
         generations=tuple(
@@ -108,7 +108,7 @@ def generations(source: Source, name: str) -> model.Generations:
 def events(
     source: Source, name: str | None, *, after: int = 0, limited_to: Collection[str] = ()
 ) -> model.Events:
-    """Return what happened after revision `after`, the newest first; to one job if it is named."""
+    """Return the events after revision `after`, the newest first, of one job if it is named."""
     return model.Events(
         events=tuple(
             model.Event(

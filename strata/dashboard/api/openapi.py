@@ -1,7 +1,7 @@
-"""The OpenAPI document of `/api/v1`, made from the resources in `model`.
+"""The OpenAPI document of `/api/v1`, generated from the resources in `model`.
 
-A path is one row of `READS`. Descriptions are the docstrings of the classes and of their fields. `scripts/gen-api`
-writes the document to `openapi.json`, from which `web/` makes its types.
+`READS` has a row for each path. Descriptions are the docstrings of the classes and of their fields. `scripts/gen-api`
+writes the document to `openapi.json`, from which `web/` generates its types.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ READS: Final[dict[str, tuple[type, dict[str, dict[str, Any]]]]] = {
     "/jobs/{job}/generations": (model.Generations, {}),
     "/jobs/{job}/events": (model.Events, {}),
 }
-"""What GET of a path returns, and its query."""
+"""For each path the type that GET returns, and the query's parameters."""
 
 
 def document() -> dict[str, Any]:
@@ -71,12 +71,12 @@ def document() -> dict[str, Any]:
 
 
 def _any_body(_type: type) -> dict[str, Any]:
-    """`Change.body` is whichever resource its path has."""
+    """Return the schema of `Change.body`, whose type depends on the watched path."""
     return {"type": "object"}
 
 
 def _describe(name: str, schema: dict[str, Any]) -> None:
-    """Add what the sources say about fields. A replica sends every field, so each one of an answer is required."""
+    """Add the fields' docstrings. A replica sends every field, so each field of an answer is required."""
     if name != "CheckpointAction":
         schema["required"] = list(schema["properties"])
     source = inspect.getsource(getattr(model, name))
@@ -159,7 +159,7 @@ def _operation(verb: str, path: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the document; with `--check` say whether the one that is there is current."""
+    """Write the document; with `--check` return 1 if the existing file is not current."""
     text = json.dumps(document(), indent=1) + "\n"
     current = FILE.exists() and FILE.read_text() == text
     if arguments == ["--check"]:

@@ -15,7 +15,7 @@ from strata.dashboard.source import Source
 from strata.v1.members_pb2 import DeviceStatus, RankLog
 
 DONE: Final = "done"
-"""The phase of a rank that ended with exit code 0, whatever it said before."""
+"""The phase of a rank that ended with exit code 0, whatever phase it reported before."""
 
 
 def ranks(source: Source, name: str) -> model.Ranks:
@@ -26,12 +26,12 @@ def ranks(source: Source, name: str) -> model.Ranks:
     source.soft.look(name, None)
     workers, owner = _workers(source, job, world, now_s)
     size = world.head.size if world is not None else 0
-    said = [reports.get(rank) for rank in range(size)]
+    by_rank = [reports.get(rank) for rank in range(size)]
     found = source.diagnosis(name).scores if world is not None else {}
     scores = [found.get(rank) for rank in range(size)]
     over = job.done(world.head.generation) if world is not None else set()
     doing = [
-        DONE if rank in over else each.phase if each is not None else "" for rank, each in enumerate(said)
+        DONE if rank in over else each.phase if each is not None else "" for rank, each in enumerate(by_rank)
     ]
     phases = sorted({*doing, ""})
     index = {phase: number for number, phase in enumerate(phases)}
@@ -40,22 +40,22 @@ def ranks(source: Source, name: str) -> model.Ranks:
         size=size,
         workers=tuple(workers),
         worker=tuple(owner.get(rank, -1) for rank in range(size)),
-        step=tuple(None if each is None else each.step for each in said),
+        step=tuple(None if each is None else each.step for each in by_rank),
         phases=tuple(phases),
         phase=tuple(index[each] for each in doing),
-        heard_ms=tuple(None if each is None else _age_ms(each, now_s) for each in said),
+        heard_ms=tuple(None if each is None else _age_ms(each, now_s) for each in by_rank),
         stalled_ms=tuple(
-            max(1, _age_ms(each, now_s)) if each is not None and each.stalled else 0 for each in said
+            max(1, _age_ms(each, now_s)) if each is not None and each.stalled else 0 for each in by_rank
         ),
-        compute_us=tuple(map(_compute_us, said)),
-        median_compute_us=tuple(map(_median_us, said)),
+        compute_us=tuple(map(_compute_us, by_rank)),
+        median_compute_us=tuple(map(_median_us, by_rank)),
         relative_score=tuple(None if each is None else each.relative for each in scores),
         own_score=tuple(None if each is None else each.own for each in scores),
     )
 
 
 def rank(source: Source, name: str, number: int) -> model.Rank | None:
-    """Return one rank of the current generation; None if that has no such rank."""
+    """Return one rank of the current generation; None if there is no such rank."""
     job = JobView(source.view, source.keys.job(name))
     world, now_s = job.world(), source.loop_now_ms() / 1000
     if world is None or not 0 <= number < world.head.size:
@@ -94,7 +94,7 @@ def rank(source: Source, name: str, number: int) -> model.Rank | None:
 
 
 def devices(source: Source, name: str) -> model.Devices:
-    """Return the accelerators of the world's members, sick ones first."""
+    """Return the accelerators of the world's members, those with a fault first."""
     world = JobView(source.view, source.keys.job(name)).world()
     found = _devices(source, name, world) if world is not None else ()
     return model.Devices(
@@ -103,7 +103,10 @@ def devices(source: Source, name: str) -> model.Devices:
 
 
 def heatmap(source: Source, name: str, *, since_unix_ms: int = 0) -> model.Heatmap:
-    """Return what the ranks' steps cost them in the last ten minutes, the last step of each ten seconds, from `since_unix_ms` on."""
+    """Return the ranks' compute times over the last ten minutes, from `since_unix_ms` on.
+
+    A column has each rank's last step of ten seconds.
+    """
     charts = source.charts.job(name)
     if charts is None:
         return model.Heatmap(generation=0, from_unix_ms=0, interval_ms=1000 * HEAT_S, ranks=0, columns=())
@@ -145,10 +148,10 @@ def _age_ms(report: Reported, now_s: float) -> int:
 def _workers(
     source: Source, job: JobView, world: World | None, now_s: float
 ) -> tuple[list[model.Worker], dict[int, int]]:
-    """Return the world's members in the order of their ranks, then the standbys; and whose each rank is."""
+    """Return the world's members by rank, then the standbys; and for each rank the index of its member."""
     registered = {(entry.name, entry.create_revision): entry for entry in job.workers()}
     workers: list[model.Worker] = []
-    asked = all_asked(job)
+    notices = all_asked(job)
     owner: dict[int, int] = {}
     over = job.done(world.head.generation) if world is not None else set()
     for place in world.members if world is not None else ():
@@ -166,7 +169,7 @@ def _workers(
                 standby=False,
                 lost=entry is None and not over.issuperset(own),
                 done=over.issuperset(own),
-                leaving=asked_notice(asked, place.worker, place.incarnation) is not None,
+                leaving=asked_notice(notices, place.worker, place.incarnation) is not None,
                 heartbeat_age_ms=_heard_ms(source, job, place.worker, place.incarnation, now_s),
             )
         )
@@ -181,7 +184,7 @@ def _workers(
                 first_rank=None,
                 standby=True,
                 lost=False,
-                leaving=asked_notice(asked, name, incarnation) is not None,
+                leaving=asked_notice(notices, name, incarnation) is not None,
                 heartbeat_age_ms=_heard_ms(source, job, name, incarnation, now_s),
             )
         )

@@ -1,4 +1,4 @@
-"""From a path below `/api/v1` to the resource that it names: one table for requests and for the stream."""
+"""The resources of the API: from a path below `/api/v1` to a JSON body, for requests and for the stream."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from strata.errors import (
 from strata.observe.words import printable
 
 FRESH_S: Final = 1.0
-"""How long a body is sent again as it was made: however many watch, a resource is made once a second."""
+"""How long a body is cached: however many clients watch a resource, it is made once a second."""
 MAX_KEPT: Final = 256
 MAX_PATH_CHARS: Final = 1024
 
@@ -52,15 +52,15 @@ Make = Callable[[], object | Awaitable[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """What a path names. `job`: the job that it is about; None for the cluster as a whole."""
+    """A resource that a path names. `job`: the job it is about; None for the cluster as a whole."""
 
     path: str
     job: str | None
     make: Make
     threaded: bool = False
-    """Whether it takes so long to make that the loop must not wait for it."""
+    """Whether `make` takes so long that it must run in a thread, not in the event loop."""
     per_caller: frozenset[str] = frozenset()
-    """The jobs that its caller is limited to, if the body depends on that."""
+    """The jobs that the caller is limited to, if the body depends on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Body:
 
 
 class Resources:
-    """The resources of one replica."""
+    """The resources of one replica, with their cached bodies."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -81,9 +81,9 @@ class Resources:
         self._making = asyncio.Lock()
 
     def find(self, path: str, limited_to: frozenset[str] = frozenset()) -> Resource:
-        """Return what `path`, with its query, names; `NotFound` or `InvalidArgument` if nothing.
+        """Return the resource that `path`, with its query, names; else raise `NotFound` or `InvalidArgument`.
 
-        `limited_to` are the jobs that the caller may look at; empty: all.
+        `limited_to` are the jobs that the caller may read; empty: all.
         """
         try:
             split = urllib.parse.urlsplit(path[:MAX_PATH_CHARS])
@@ -123,16 +123,16 @@ class Resources:
         raise NotFound(f"there is no {printable(split.path)[:200]}", hint="openapi.json lists what there is")
 
     async def body(self, resource: Resource) -> Body:
-        """Return a resource as JSON, at most a second old; raises what making it raises."""
+        """Return a resource as JSON, at most a second old; raises the errors of `make`."""
         key = (canonical(resource.path), resource.per_caller)
-        async with self._making:  # one at a time: many that ask at once wait for the first
+        async with self._making:  # one at a time: concurrent requests wait for the first one's body
             now_s = asyncio.get_running_loop().time()
             held = self._bodies.get(key)
             if (
                 held is not None and now_s - held[0] < FRESH_S * 0.9
-            ):  # a timer that is a little early gets a new one
+            ):  # 0.9: a timer that fires a little early still gets a new body
                 return held[1]
-            await asyncio.sleep(0)  # barriers and heartbeats have their turn between two bodies
+            await asyncio.sleep(0)  # lets barriers and heartbeats run between two bodies
             revision, unix_s = self._source.view.revision, int(self._source.unix_now())
             if resource.threaded:
                 json = await in_thread(lambda: msgspec.json.encode(resource.make()))
@@ -146,7 +146,7 @@ class Resources:
         return body
 
     def reader(self, cluster: str) -> ReadResource:
-        """Return what answers for a resource to whoever may look at it."""
+        """Return a function that returns a resource's JSON if the identity may read the resource."""
 
         async def read(path: str, identity: Identity | None) -> bytes:
             found = self.find(path, identity.jobs if identity is not None else frozenset())
@@ -162,7 +162,7 @@ class Resources:
         return cluster(self._source, self._source.etcd_members())
 
     def _existing(self, name: str, make: Callable[[], object | None]) -> Make:
-        """Make a job's resource; `NotFound` if there is no such job, or not that part of it."""
+        """Return a function that makes a job's resource; `NotFound` if the job or that part of it does not exist."""
 
         def made() -> object:
             if name not in job_names(self._source.view, self._source.keys):
@@ -180,7 +180,7 @@ class Resources:
 def _of_job(
     source: Source, name: str, rest: list[str], query: Mapping[str, str]
 ) -> Callable[[], object | None] | None:
-    """Return what makes a part of a job; None if there is no such part."""
+    """Return the function that makes a part of a job; None if there is no such part."""
     token, since = query.get("page_token", ""), _whole(query, "since_unix_ms", 0)
     interval, after = _whole(query, "interval_ms", DEFAULT_MS), _whole(query, "after_revision", 0)
     match rest:
@@ -189,8 +189,8 @@ def _of_job(
         case ["ranks"]:
             return lambda: ranks(source, name)
         case ["ranks", number]:
-            wanted = _number("rank", number)
-            return lambda: rank(source, name, wanted)
+            rank_number = _number("rank", number)
+            return lambda: rank(source, name, rank_number)
         case ["devices"]:
             return lambda: devices(source, name)
         case ["heatmap"]:
@@ -212,12 +212,12 @@ def _of_job(
 
 
 async def in_thread(make: Callable[[], bytes]) -> bytes:
-    """Make a body beside the loop."""
+    """Make a body in a thread, so that the event loop does not wait."""
     return await asyncio.to_thread(make)
 
 
 def canonical(path: str) -> str:
-    """Return the same path for all that name the same resource: its known parameters, in their order."""
+    """Return one path for all paths that name the same resource: the known parameters, in a fixed order."""
     split = urllib.parse.urlsplit(path)
     query = urllib.parse.parse_qs(split.query)
     known = [(name, query[name][-1]) for name in PARAMETERS if name in query]
@@ -248,6 +248,6 @@ STATUS: Final[tuple[tuple[type[StrataError], int], ...]] = (
 
 
 def problem(error: StrataError) -> tuple[int, bytes]:
-    """Return the HTTP status and the body that tell of an error."""
+    """Return the HTTP status and the body that report an error."""
     code = next((code for kind, code in STATUS if isinstance(error, kind)), 503 if error.retryable else 500)
     return code, msgspec.json.encode(model.Problem(error=error.message, hint=error.hint))

@@ -1,4 +1,4 @@
-"""The HTTP API's paths: resources, the stream, actions, and the schema of all of them."""
+"""The HTTP API's routes: resources, the stream, actions, and their schema."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from strata.errors import InvalidArgument, PermissionDenied, StrataError
 ROOT: Final = "/api/v1"
 JSON: Final = "application/json"
 CERTIFIED_S: Final = 60.0
-"""So long a stream lives whose caller showed a certificate: the handshake of the next one judges that again."""
+"""A stream of a caller with a client certificate ends after this long; the next TLS handshake verifies it again."""
 
 
 class Api:
@@ -39,7 +39,7 @@ class Api:
         self._streams = Streams(source=source, resources=self._resources)
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes; the last one takes every path below `ROOT` that no other takes."""
+        """Return the routes; the last one matches every path below `ROOT` that no other matches."""
         return [
             Route(f"{ROOT}/me", self._answered(self._me)),
             Route(f"{ROOT}/openapi.json", self._answered(_schema)),
@@ -55,7 +55,7 @@ class Api:
     def _answered(
         self, make: Callable[[Request, Identity | None], Awaitable[bytes]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Answer with what `make` returns, or with the problem that it raises."""
+        """Answer with the bytes that `make` returns, or with the error that it raises."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -85,7 +85,7 @@ class Api:
         return (await self._resources.body(self._find(identity, f"{path}{query}"))).json
 
     def _find(self, identity: Identity | None, path: str) -> Resource:
-        """Return what a path names, if the caller may look at it."""
+        """Return the resource that a path names, if the caller may read it."""
         limited = identity.jobs if identity is not None else frozenset[str]()
         found = self._resources.find(path, limited)
         self._authorizer.check(identity, found.job)
@@ -130,11 +130,11 @@ class Api:
             if not begun:
                 code, body = problem(error)
                 await Response(body, code, media_type=JSON)(scope, receive, send)
-            # else it ends here, and the client learns why when it connects again
+            # else the stream ends here; the client gets the error when it connects again
 
 
 class _Asgi:
-    """An ASGI application that a route takes as it is."""
+    """Wraps an ASGI application so that a route passes it requests unchanged."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
@@ -144,7 +144,7 @@ class _Asgi:
 
 
 def _as_others() -> None:
-    """Where no server of ours is behind the application, connections live as long as that lets them."""
+    """Stand in for `stays` and `end` if another server runs the application; that server limits connections."""
 
 
 async def _schema(_request: Request, _identity: Identity | None) -> bytes:
@@ -153,5 +153,5 @@ async def _schema(_request: Request, _identity: Identity | None) -> bytes:
 
 @cache
 def schema() -> bytes:
-    """Return the OpenAPI document of this API, as it was generated."""
+    """Return the generated OpenAPI document of this API."""
     return files.files(__package__).joinpath("openapi.json").read_bytes()

@@ -1,4 +1,4 @@
-"""The checkpoints of a job, and its datasets."""
+"""The checkpoint catalog of a job, and the job's datasets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE: Final = 100
 
 
 def checkpoints(source: Source, name: str, *, page_token: str = "") -> model.Checkpoints:
-    """Return the catalog of a job, a page of it, the newest first."""
+    """Return a page of a job's catalog, the newest first."""
     job = JobView(source.view, source.keys.job(name))
     entries = sorted(job.checkpoints(), key=_order, reverse=True)
     rest = [entry for entry in entries if not page_token or _token(entry) < page_token]
@@ -40,7 +40,7 @@ def _token(entry: Entry[CheckpointRecord]) -> str:
 
 
 def checkpoint(job: JobView, entry: Entry[CheckpointRecord]) -> model.Checkpoint:
-    """Return a record of the catalog, with what lies around it."""
+    """Return a record of the catalog with its acks, copies, pin, tags and readers."""
     record = entry.record
     acks = acked(job, record)
     is_open = record.state in (CheckpointState.OPEN, CheckpointState.PREPARED)
@@ -74,7 +74,7 @@ def checkpoint(job: JobView, entry: Entry[CheckpointRecord]) -> model.Checkpoint
 
 
 def datasets(source: Source, name: str) -> model.Datasets:
-    """Return who owns how many shards of each dataset, and how far the latest checkpoint had come."""
+    """Return how many shards of each dataset each member owns, and the cursor of the latest checkpoint."""
     job = JobView(source.view, source.keys.job(name))
     latest = newest(job)
     found = []

@@ -1,11 +1,13 @@
-"""The stream of changes: one response for all that a page shows, in server-sent events.
+"""The stream of changes (server-sent events): one response for all resources that a page watches.
 
-Once a second each watched resource is looked at, and sent if it changed since it was last sent. A body is made once
-for all who watch it (`resources`). The events of a cluster or job, and the history of a job, are sent in parts: what
-is newer than the part before. The id of an event is the revision up to which `events` were sent (without them, that of the view), so a client that
-connects again, here or at another replica, gets each of the keyspace's events once.
+Once a second the stream makes each watched resource, and sends it if it changed since it was last sent. A body is made
+once for all clients that watch it (`resources`). The events of a cluster or job, and the history of a job, are sent in
+parts: each part has only the data newer than the last part. An event's id is the revision up to which `events` were
+sent, or the view's revision if the client watches no `events`. So a client that connects again, here or at another
+replica, gets each event of the keyspace once.
 
-A client that does not read is cut off `SEND_S` after its buffers are full; one whose credential is revoked within `auth.review_s`.
+A client that does not read is cut off `SEND_S` after its buffers are full; one whose credential is revoked, within
+`auth.review_s`.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ SEND_S: Final = 10.0
 MAX_WATCHED: Final = 32
 MAX_STREAMS: Final = 64
 MAX_PER_ADDRESS: Final = 32
-"""Each half of the connections for HTTP (`core.access.connection_limits`): the other half stays for everything else."""
+"""Half of the HTTP connections, in total and per address (`core.access.connection_limits`): requests have the rest."""
 PARTS: Final[Mapping[str, str]] = {"events": "after_revision", "history": "since_unix_ms"}
-"""The resources that are sent in parts, by the last word of their path; and what says after which part."""
+"""The resources sent in parts, by the last word of their path, and the query parameter that names the last part."""
 NO_EVENTS: Final = msgspec.json.encode(model.Events(events=()))
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -48,28 +50,28 @@ HEADERS: Final = (
 
 @dataclass(slots=True)
 class _Watched:
-    """One watched path, and what was last sent of it."""
+    """One watched path, and the body that was last sent for it."""
 
     path: str
     sent: bytes | None = None
     after: int = 0
-    """Of a resource that is sent in parts: up to where it was sent."""
+    """Of a resource that is sent in parts: the revision or time up to which it was sent."""
 
     @property
     def kind(self) -> str:
         return self.path.partition("?")[0].rpartition("/")[2]
 
     def now(self) -> str:
-        """Return the path of what is to be sent next."""
+        """Return the path of the next part to send."""
         if self.kind not in PARTS or not self.after:
             return self.path
         return f"{self.path}{'&' if '?' in self.path else '?'}{PARTS[self.kind]}={self.after}"
 
     def news(self, made: Body) -> bool:
-        """Take note of a body that was made of `now`; tell whether it is to be sent."""
+        """Record a body that was made from `now`; return whether it is to be sent."""
         first, self.sent, before = self.sent is None, made.json, self.sent
         match self.kind:
-            case _ if not made.unix_s:  # a problem
+            case _ if not made.unix_s:  # an error
                 return made.json != before
             case "events":
                 self.after = max(self.after, made.revision)
@@ -91,10 +93,10 @@ class Streams:
     source: Source
     resources: Resources
     open: Counter[str] = field(default_factory=Counter)
-    """By address."""
+    """The count of each address."""
 
     def watched(self, scope: Scope) -> list[str]:
-        """Return the paths that a request watches; `InvalidArgument` if those are none, or too many."""
+        """Return the paths that a request watches; `InvalidArgument` if there are none or too many."""
         query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
         paths = list(dict.fromkeys(query.get("watch", ())))
         if not 1 <= len(paths) <= MAX_WATCHED:
@@ -118,8 +120,8 @@ class Streams:
     ) -> None:
         """Serve one stream to its end, which comes after `longest_s` at the latest.
 
-        `find` returns what the caller may look at, or raises why not; it is asked again every `review_s`. `stays`
-        tells the server that this connection lives for longer than others, `end` that it is to be closed at once.
+        `find` returns the resource if the caller may read it, or raises the refusal; it is called again every
+        `review_s`. `stays` exempts this connection from the server's limit on lifetimes, `end` resets it at once.
         """
         paths = [_Watched(path) for path in self.watched(scope)]
         _admit(paths, find)
@@ -130,22 +132,22 @@ class Streams:
                 hint="watch another replica, or close a tab",
             )
         self._resume(paths, scope)
-        gone = asyncio.create_task(_gone(receive))
+        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         self.open[address] += 1
         try:
             stays()
             await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-            await self._send_all(paths, send, gone, find, review_s, longest_s)
+            await self._send_all(paths, send, disconnected, find, review_s, longest_s)
         except TimeoutError:
             log.info("stream_not_read", paths=[each.path for each in paths])
             end()
         finally:
             self.open[address] -= 1
-            self.open += Counter()  # forgets those that have none
-            gone.cancel()
+            self.open += Counter()  # removes addresses with a count of 0
+            disconnected.cancel()
 
     def _resume(self, paths: list[_Watched], scope: Scope) -> None:
-        """Begin where an earlier stream of this client ended."""
+        """Begin after the last event that an earlier stream of this client received."""
         last = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
         for each in paths:
             if each.kind == "events" and last.isascii() and last.isdecimal() and len(last) < 20:
@@ -155,14 +157,14 @@ class Streams:
         self,
         paths: list[_Watched],
         send: Send,
-        gone: asyncio.Task[None],
+        disconnected: asyncio.Task[None],
         find: Callable[[str], Resource],
         review_s: float,
         longest_s: float,
     ) -> None:
         loop = asyncio.get_running_loop()
         began_s = reviewed_s = due_s = loop.time()
-        while not gone.done() and loop.time() - began_s < longest_s:
+        while not disconnected.done() and loop.time() - began_s < longest_s:
             if loop.time() - reviewed_s >= review_s:
                 reviewed_s = loop.time()
                 _admit(paths, find)
@@ -170,27 +172,27 @@ class Streams:
             async with asyncio.timeout(SEND_S):
                 await send({"type": "http.response.body", "body": changes or b":\n\n", "more_body": True})
             due_s = max(due_s + EVERY_S, loop.time())
-            await asyncio.wait([gone], timeout=due_s - loop.time())
+            await asyncio.wait([disconnected], timeout=due_s - loop.time())
 
     async def _change(
         self, watched: _Watched, paths: list[_Watched], find: Callable[[str], Resource]
     ) -> bytes:
-        """Return the event that tells how a resource changed; nothing if it did not."""
+        """Return the server-sent event with a resource's change, or nothing if it did not change."""
         revision = self.source.view.revision
         try:
             made = await self.resources.body(find(watched.now()))
-        except StrataError as error:  # a job that is deleted while it is watched
+        except StrataError as error:  # for example a job deleted while it is watched
             made = Body(json=problem(error)[1], revision=revision, unix_s=0)
         if not watched.news(made):
             return b""
         change = msgspec.json.encode(model.Change(path=watched.path, body=msgspec.Raw(made.json)))
-        # what has the events resumed must not run ahead of those that were sent
+        # A client resumes its events after this id, so the id must not be ahead of the events that were sent.
         number = min((each.after for each in paths if each.kind == "events"), default=made.revision)
         return b"id: %d\nevent: change\ndata: %s\n\n" % (number, change)
 
 
 def _admit(paths: list[_Watched], find: Callable[[str], Resource]) -> None:
-    """Raise if the caller is not known (any more). What they may not see, or what is not there, is told as its body."""
+    """Raise if the caller is not authenticated (any more). Other errors of a path are sent as that path's body."""
     for each in paths:
         try:
             find(each.path)
@@ -200,7 +202,7 @@ def _admit(paths: list[_Watched], find: Callable[[str], Resource]) -> None:
             pass
 
 
-async def _gone(receive: Receive) -> None:
-    """Return once the client is gone."""
+async def _wait_for_disconnect(receive: Receive) -> None:
+    """Return once the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -7,8 +7,8 @@
     dcp.save(state, checkpoint_id="120", storage_writer=writer, planner=JsonSavePlanner())
     dcp.load(state, storage_reader=StrataReader("/data/checkpoints"), planner=JsonLoadPlanner())
 
-The writer hashes and writes what DCP's planner gives each rank, and `finish` commits: under
-`strata run` in the coordinators' catalog, elsewhere by a marker in storage.
+The writer hashes and writes the items that DCP's planner assigns to each rank, and `finish` commits. Under `strata run`
+the commit is a record in the coordinators' catalog, elsewhere a marker in storage.
 """
 
 from strata.integrations.dcp.planners import JsonLoadPlanner, JsonSavePlanner

@@ -1,7 +1,7 @@
-"""What a writer and a reader are told, and the storage root they work in.
+"""The arguments of `StrataWriter` and `StrataReader`, and the storage root that both open.
 
-Under `strata run`, or with a client, the coordinators keep its catalog. Elsewhere DCP's own collectives
-coordinate the ranks: rank 0 keeps the catalog, and the marker in storage is what commits.
+Under `strata run`, or with a client, the coordinators keep the checkpoint catalog. Elsewhere DCP's own collectives
+coordinate the ranks: rank 0 keeps the catalog, and the marker in storage commits a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _STEP: Final = re.compile(
 )
 
 DCP_VERSION: Final[str | None] = getattr(filesystem, "CURRENT_DCP_VERSION", None)
-"""What torch's own writer puts into DCP's metadata, if it does."""
+"""The version that torch's own writer puts into DCP's metadata, None if this torch has none."""
 BORROWED_ASK_AGAIN_S: Final = 0.2
-"""How often a process that is pushed nothing asks whether its save is committed."""
+"""How often a process without pushed updates polls whether its save is committed."""
 
 
 def session_of(client: SessionPort | None) -> SessionPort | None:
-    """Return the session to work with: the one given, under `strata run` this rank's, else none."""
+    """Return `client` if given, else under `strata run` this rank's session, else None."""
     if client is None and os.environ.get("STRATA_SOCKET"):
         client = session_of_rank()
     if client is not None:
@@ -40,7 +40,7 @@ def session_of(client: SessionPort | None) -> SessionPort | None:
 
 
 def opened(config: CheckpointManagerConfig, port: SessionPort | None, *, ranks: int = 1) -> OpenRoot:
-    """Return the storage root, for one rank of `ranks`."""
+    """Open the storage root for one rank of `ranks`."""
     if config.replica_path is not None:
         raise ConfigError("a second storage is for CheckpointManager", hint="leave replica_path out")
     ask_again_s = BORROWED_ASK_AGAIN_S if isinstance(port, BorrowedPort) else None
@@ -48,11 +48,11 @@ def opened(config: CheckpointManagerConfig, port: SessionPort | None, *, ranks: 
 
 
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
-    """Return the step that DCP's `checkpoint_id` names: "120", or a path that ends so, as in runs/checkpoint-120.
+    """Return the step that DCP's `checkpoint_id` names: "120", or a path ending in one, such as runs/checkpoint-120.
 
-    Words may stand before the number, each apart: step-120, iter_0000120. Only step, checkpoint and epoch may touch
-    it, as in global_step120. `InvalidArgument` for any other: resnet50, model-v2, a name with two numbers or with
-    anything behind.
+    Words may precede the number, each with a separator: step-120, iter_0000120. Only step, checkpoint and epoch may
+    touch the number, as in global_step120. `InvalidArgument` for any other name: resnet50, model-v2, a name with two
+    numbers, or with anything after the number.
     """
     named = _STEP.match(Path(checkpoint_id).name)
     if named is None:

@@ -1,6 +1,6 @@
-"""A load by DCP that finds damage: the coordinators are told, and the error names what to load instead.
+"""A DCP load that finds corruption: it is reported to the coordinators, and the error names the step to load instead.
 
-DCP fills the state while it reads, on all ranks, so no other step is taken by itself in the middle of a load.
+DCP fills the state of all ranks while it reads, so a load in progress never falls back to another step by itself.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 def proven(root: OpenRoot, checkpoint: CheckpointMetadata, read: Callable[[Storage], _T]) -> _T:
-    """Return what `read` finds of a checkpoint, as `Loading.proven` does.
+    """Return the result of `read` on a checkpoint, verified as by `Loading.proven`.
 
-    The error of damage names the newest step before whose manifests are proven; its data is proven when it is loaded.
+    A corruption error names the newest earlier step with intact manifests. Its data is verified only when it is loaded.
     """
 
     def begins() -> bool:
-        """Tell whether this world begins from it, and has saved nothing yet."""
+        """Return whether this world began from this checkpoint, and has saved nothing since."""
         catalog = root.catalog
         if isinstance(catalog, LocalCatalog):
             return False
@@ -47,7 +47,7 @@ def proven(root: OpenRoot, checkpoint: CheckpointMetadata, read: Callable[[Stora
 
 
 def corrupt(root: OpenRoot, checkpoint: CheckpointMetadata, why: str) -> CheckpointCorrupt:
-    """Return the error of a checkpoint that is damaged, which names the step before."""
+    """Return the error for a corrupt checkpoint, with a hint that names the step before it."""
     try:
         hint = _step_before(root, checkpoint)
     except StrataError as other:
@@ -56,10 +56,10 @@ def corrupt(root: OpenRoot, checkpoint: CheckpointMetadata, why: str) -> Checkpo
 
 
 def _step_before(root: OpenRoot, checkpoint: CheckpointMetadata) -> str:
-    """Return how to load the newest step before that is good.
+    """Return a hint on how to load the newest intact step before `checkpoint`.
 
-    The catalog says which they are: of a history that the job left behind by going back there is none (PROTOCOLS
-    8.4). A step is what the hint names, and that of the damaged one names the damaged one.
+    The catalog gives the candidates: none from a history that the job abandoned by going back (PROTOCOLS 8.4). Other
+    attempts at the same step are skipped, since the hint names a step, and that step would load the corrupt checkpoint.
     """
     other = root.catalog.before(checkpoint)
     while other is not None:

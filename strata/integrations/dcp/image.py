@@ -1,4 +1,4 @@
-"""What DCP's planner gave one rank, as the snapshot that a save writes."""
+"""Turns the items that DCP's planner assigned to one rank into the snapshot that a save writes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from strata.errors import CheckpointError
 
 
 def snapshot_of(given: Iterable[tuple[WriteItem, Any]], *, tree: Json, arena: Arena) -> Snapshot:
-    """Return the image of these items.
+    """Return the snapshot of these items.
 
-    DCP holds on to the state until the save has ended (in the background it is a copy already), so
-    what lies in plain memory is written from there; only what does not is copied, to the arena.
+    DCP holds the state until the save has ended (for a background save, a copy of it). So values in plain memory are
+    written from there, and only other values are copied, to the arena.
     """
     flat = Flat()
     for item, data in given:
@@ -35,7 +35,7 @@ def snapshot_of(given: Iterable[tuple[WriteItem, Any]], *, tree: Json, arena: Ar
 
 
 def _value(item: WriteItem, data: Any) -> tuple[TensorSpec, Any, tuple[int, ...], tuple[int, ...]]:
-    """Return what is saved, the shape of what it is a part of, and where in that it begins."""
+    """Return the spec and value to save, the shape of the global tensor, and the value's offsets in it."""
     if item.type == WriteItemType.BYTE_IO:
         content = data.getbuffer() if isinstance(data, io.BytesIO) else memoryview(data)
         spec = bytes_spec(content.nbytes)

@@ -1,7 +1,7 @@
-"""Planners that save plain values as JSON: nothing is pickled, and nothing unpickled.
+"""DCP planners that save plain values as JSON, and never pickle or unpickle.
 
-torch's own planners hand everything that is no tensor to `torch.save`, and call
-`torch.load(weights_only=False)` on what a checkpoint holds, which runs whatever it says.
+torch's own planners pass every value that is not a tensor to `torch.save`. To load it they call
+`torch.load(weights_only=False)`, which runs any code in the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,30 +23,29 @@ from strata.errors import CheckpointCorrupt, CheckpointError
 
 
 class JsonSavePlanner(DefaultSavePlanner):
-    """torch's planner, for states whose values are tensors and what Strata saves without pickling.
+    """torch's planner, for states of tensors and values that Strata saves without pickling.
 
-    Beside what a `CheckpointManager` takes these are bytes, BytesIO, sets, NumPy arrays, torch's dtypes, devices
-    and sizes, and tuples that hold tensors: each, up to 64 MiB, in the JSON itself.
-
+    In addition to the values that a `CheckpointManager` takes, these are bytes, BytesIO, sets, NumPy arrays, torch's
+    dtypes, devices and sizes, and tuples that hold tensors. Each is stored in the JSON itself, up to 64 MiB.
     `CheckpointError`, naming the key, for any other value.
     """
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002  # torch's name
-        """Return the bytes of a plain value, or the tensor itself."""
+        """Return the JSON bytes of a plain value, or the tensor itself."""
         if write_item.type != WriteItemType.BYTE_IO:
             return super().transform_object(write_item, object)
         return io.BytesIO(to_json(write_item.index.fqn, object))
 
 
 class SavedBytes(io.BytesIO):
-    """Bytes of the state itself, which a `CheckpointManager` saved: no planner made them of another value."""
+    """A bytes value of the state itself, saved by a `CheckpointManager`, not a planner's encoding of another value."""
 
 
 class JsonLoadPlanner(DefaultLoadPlanner):
-    """torch's planner, for checkpoints that `JsonSavePlanner` planned or a `CheckpointManager` saved."""
+    """torch's planner, for checkpoints saved with `JsonSavePlanner` or by a `CheckpointManager`."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put a plain value where it was in the state."""
+        """Decode a plain value and put it at its place in the state."""
         key, data = read_item.dest_index.fqn, value.getvalue()
         found = data if isinstance(value, SavedBytes) else from_json(key, data)
         if self.flatten_state_dict:
@@ -56,7 +55,7 @@ class JsonLoadPlanner(DefaultLoadPlanner):
 
 
 class _Inline(Flat):
-    """Trees of values that hold all that is in them."""
+    """A flattener that encodes plain values inside the tree itself."""
 
     __slots__ = ()
 
@@ -66,7 +65,7 @@ class _Inline(Flat):
 
 
 def to_json(key: str, value: object) -> bytes:
-    """Return the JSON of a plain value; `CheckpointError`, naming the key, for what it cannot hold."""
+    """Return the JSON of a plain value; `CheckpointError`, naming the key, for a value that JSON cannot hold."""
     flat = _Inline()
     tree = flat.add(key, value)
     if flat.tensors:
@@ -78,7 +77,7 @@ def to_json(key: str, value: object) -> bytes:
 
 
 def is_json(data: bytes) -> bool:
-    """Tell whether bytes are JSON; no pickle is, nor what `torch.save` writes."""
+    """Return whether bytes are JSON; a pickle or the output of `torch.save` never is."""
     try:
         json_value(data, PLAIN)
     except ValueError:
@@ -87,7 +86,7 @@ def is_json(data: bytes) -> bool:
 
 
 def from_json(key: str, data: bytes) -> Any:
-    """Return the value that `to_json` was given."""
+    """Return the value that `to_json` encoded."""
     try:
         tree = json_value(data, PLAIN)
     except ValueError as error:

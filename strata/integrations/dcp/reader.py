@@ -1,11 +1,12 @@
-"""`StrataReader`: DCP loads what Strata saved, every byte proven.
+"""`StrataReader`: DCP loads Strata's checkpoints, with every byte verified.
 
-It reads what `StrataWriter` wrote, by any number of ranks, and what a `CheckpointManager` saved.
+It reads checkpoints that `StrataWriter` wrote, with any number of ranks, or that a `CheckpointManager` saved.
 
-Each rank looks for the checkpoint by itself, and one may be committed between two looks. So each says
-with its plan what it found, and all read what the coordinator of DCP's group found: the plans travel
-through DCP's own collectives, whichever group it works with. A plan that was made for another checkpoint
-holds if the parts lie alike in both, as they do from step to step; else the load is refused.
+Each rank looks up the checkpoint by itself, and a new one may be committed in between, so ranks may find different
+ones. DCP's coordinator rank therefore puts the checkpoint that it found into every rank's load plan, and all ranks
+read that one; the plans travel through DCP's own collectives, in any process group. A rank whose plan was made for
+another checkpoint can use it if the parts have the same layout in both, as they do from step to step; else the load
+is refused.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ from strata.integrations.dcp.damage import corrupt, proven
 from strata.integrations.dcp.planners import SavedBytes, is_json
 
 BATCH_BYTES: Final = 64 << 20
-"""About how much is read before it is handed on: what a load takes beside the state, and uses again."""
+"""The approximate size of a batch: the memory that a load uses and reuses in addition to the state."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
 
 class StrataReader(StorageReader):
-    """Loads the checkpoint of `step`, else the one that this world begins from, else the newest."""
+    """Loads the checkpoint of `step`; without `step`, the one that this world begins from, else the newest."""
 
     def __init__(
         self,
@@ -76,18 +77,18 @@ class StrataReader(StorageReader):
         **settings: Any,
     ) -> None:
         """Take the arguments of a `CheckpointManager`; nothing is read yet."""
-        # what stays is not a reader's matter
+        # a reader does not apply retention
         self._config = replace(merged(storage_path, config, settings), keep_count=None)
         self._port = session_of(client)
         self._step = step
         self.checkpoint: CheckpointMetadata | None = None
-        """What is loaded, once that is known."""
+        """The checkpoint that is loaded, once it is known."""
         self._load: _Load | None = None
         self._end: Callable[[], object] = lambda: None
         self._found: _Found | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew; `checkpoint_id` is a step as text."""
+        """Start a new load; `checkpoint_id` is a step as text."""
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
         if self._load is not None:
@@ -97,14 +98,14 @@ class StrataReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Never by itself: a step alone does not say where."""
+        """Return False: a step alone does not name a storage location."""
         return False
 
     def read_metadata(self) -> Metadata:
-        """Return what the checkpoint holds; its manifests are proven. It stays until it is read."""
+        """Return the checkpoint's metadata from its verified manifests, and protect the checkpoint until it is read."""
         self.reset()
         load = self._load = _Load(opened(self._config, self._port))
-        # DCP tells no reader that a load has ended: a rank that fails ends it for all of them
+        # DCP does not call the reader when a load ends: a rank that fails ends the load for all ranks
         self._end = weakref.finalize(self, load.end)
         try:
             checkpoint = load.find(self._step)
@@ -120,7 +121,7 @@ class StrataReader(StorageReader):
         )
 
     def _open(self, load: _Load, checkpoint: CheckpointMetadata) -> _Found:
-        """Prove the manifests of a checkpoint, and make it what is loaded."""
+        """Verify the manifests of a checkpoint, and make it the one to load."""
         folder = load.root.catalog.folder(checkpoint)
         check_there(load.root.storage, checkpoint, folder)
 
@@ -141,19 +142,19 @@ class StrataReader(StorageReader):
         return found
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        """Nothing is to be set up."""
+        """Do nothing: there is nothing to set up."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is: who reads what is the planner's matter."""
+        """Return the plan unchanged: the planner decides which rank reads what."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Say in each plan what all load: what this rank, the coordinator, found."""
+        """Put the checkpoint that this rank, DCP's coordinator, found into every plan, so that all ranks load it."""
         assert self._found is not None, "read_metadata comes first"
         return [replace(plan, storage_data=self._found.checkpoint) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read, prove and hand over all that the plan asks for."""
+        """Read and verify the items of the plan, and hand them to the planner."""
         assert self._load is not None, "read_metadata comes first"
         assert self._found is not None, "as above"
         chosen = plan.storage_data
@@ -168,7 +169,7 @@ class StrataReader(StorageReader):
         return done
 
     def _agreed(self, load: _Load, found: _Found, chosen: CheckpointMetadata, plan: LoadPlan) -> _Found:
-        """Return what all ranks load, opened."""
+        """Return the checkpoint that all ranks load, opened."""
         if chosen.id == found.checkpoint.id:
             return found
         log.info(
@@ -188,9 +189,9 @@ class StrataReader(StorageReader):
 
 
 class _Load:
-    """A storage root that is open for one load, and the checkpoint in it that stays until it is read (PROTOCOLS 8.5).
+    """A storage root opened for one load; a reader lease protects its checkpoint until it is read (PROTOCOLS 8.5).
 
-    As long as it is open, one process of each host reads what other hosts find damaged in the root, too.
+    While it is open, one process of each host also reads the checkpoints of the root that other hosts find corrupt.
     """
 
     def __init__(self, root: OpenRoot) -> None:
@@ -198,7 +199,7 @@ class _Load:
         self._key: ReaderKey | None = None
 
     def find(self, step: int | None) -> CheckpointMetadata:
-        """Return the committed checkpoint of `step`, or where a restore begins."""
+        """Return the committed checkpoint of `step`, or without `step` the restore point."""
         if step is not None:
             found = Loading(self.root).find(step)
             if found.state is CheckpointState.CORRUPT:
@@ -214,19 +215,19 @@ class _Load:
         return point
 
     def keep(self, checkpoint: CheckpointMetadata) -> None:
-        """Keep this one from now on, and no other; `Refused` when it is to be deleted."""
+        """Protect only this checkpoint from deletion from now on; `Refused` if its deletion has begun."""
         self.release()
         if self.root.keeping is not None:
             self._key = self.root.keeping.hold(checkpoint)
 
     def release(self) -> None:
-        """Keep nothing any more; harmless when repeated."""
+        """End the protection. Idempotent."""
         key, self._key = self._key, None
         if key is not None:
             key.close()
 
     def end(self) -> None:
-        """Let go of all, and wait for nothing."""
+        """Release everything, without waiting."""
         if self._key is not None:
             self._key.stop()
         self.root.let_go()
@@ -236,7 +237,7 @@ class _Load:
 class Item:
     """A value of the state as DCP sees it: a tensor, bytes, or a `plain` value of the tree.
 
-    Bytes are what DCP's planner made of a value, or `as_saved` those of the state, by a `CheckpointManager`.
+    Bytes are a DCP planner's encoding of a value, or with `as_saved` a tensor or bytes value of a `CheckpointManager`.
     """
 
     fqn: str
@@ -252,14 +253,14 @@ class Item:
 
     @property
     def shape(self) -> object:
-        """What two values have in common for which the same plan holds: of a tensor, how its parts lie."""
+        """A key that is equal for two values to which the same plan applies: for a tensor, the layout of its parts."""
         if self.tensor is None or self.is_bytes:
             return self.is_plain, self.is_bytes, self.as_saved
         return self.tensor.spec.dtype, self.tensor.shape, {piece.box for piece in self.tensor.pieces}
 
     @property
     def metadata(self) -> BytesStorageMetadata | TensorStorageMetadata:
-        """What DCP's planners are told of it."""
+        """The value's metadata for DCP's planners."""
         if self.tensor is None or self.is_bytes:
             return BytesStorageMetadata()
         chunks = [
@@ -272,7 +273,7 @@ class Item:
         )
 
     def wish(self, item: ReadItem) -> Wish:
-        """Return what a planner asks for, of one saved chunk."""
+        """Return the read request for a planner's item, which lies in one saved chunk."""
         tensor = self.tensor
         assert tensor is not None, "not plain"
         if self.is_bytes:
@@ -305,7 +306,7 @@ class _Found:
 
 
 def items_of(manifests: Sequence[RankManifest], rank: int) -> Iterator[Item]:
-    """Yield the values of the checkpoint, as rank number `rank` sees them; then those of the others."""
+    """Yield the values in the manifest of rank number `rank`, then the further values of the other ranks."""
     tensors = global_tensors(manifests)
     seen: set[str] = set()
     for number in (rank, *(n for n in range(len(manifests)) if n != rank)):
@@ -330,7 +331,7 @@ def items_of(manifests: Sequence[RankManifest], rank: int) -> Iterator[Item]:
 
 
 def leaves(tree: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Json]]:
-    """Yield what DCP takes for values: lists without tensors and mappings are values themselves."""
+    """Yield the values as DCP splits a state: a list without tensors and mappings is one value."""
     parts = children(tree)
     if parts is None or ("d" not in tree and not _holds_tensors(tree)):
         yield path, tree
@@ -347,7 +348,7 @@ def _holds_tensors(tree: Json) -> bool:
 
 
 def _check_alike(items: Sequence[ReadItem], planned: _Found, found: _Found) -> None:
-    """Raise `CheckpointError` unless what a plan asks of one checkpoint means the same in another."""
+    """Raise `CheckpointError` unless a plan made for the checkpoint `planned` also applies to `found`."""
     for item in items:
         fqn = item.storage_index.fqn
         if fqn not in found.items or found.items[fqn].shape != planned.items[fqn].shape:
@@ -361,7 +362,7 @@ def _check_alike(items: Sequence[ReadItem], planned: _Found, found: _Found) -> N
 def _read_batch(
     found: _Found, batch: Sequence[ReadItem], arena: Arena, _: Storage
 ) -> Mapping[int, memoryview]:
-    """Return the bytes of each item of a batch, by its number, that is not plain."""
+    """Return the bytes of each item of a batch that is not plain, by the item's number."""
     wishes = {
         number: found.items[item.storage_index.fqn].wish(item)
         for number, item in enumerate(batch)
@@ -399,7 +400,7 @@ def _hand_over(planner: LoadPlanner, item: ReadItem, known: Item, data: memoryvi
 
 
 def _load_bytes(planner: LoadPlanner, item: ReadItem, data: io.BytesIO) -> None:
-    """Hand over what is no tensor; `CheckpointError` for what torch's own planner would unpickle and is no pickle."""
+    """Hand a non-tensor value to the planner; `CheckpointError` if torch's planner would unpickle a non-pickle."""
     if getattr(type(planner), "load_bytes", None) is DefaultLoadPlanner.load_bytes:
         saved_as = "bytes" if isinstance(data, SavedBytes) else "JSON" if is_json(data.getvalue()) else ""
         if saved_as:

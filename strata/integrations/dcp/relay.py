@@ -1,8 +1,8 @@
-"""A trainer's session, lent over a pipe to the process in which DCP saves in the background.
+"""Forwards a background process's requests over a pipe to the trainer's session, for DCP's process mode.
 
-DCP's process mode pickles the writer and unpickles it in a process of its own. A session cannot go
-along: a rank has one, and a second would take its place. So the writer takes one end of a pipe along, and what
-it asks is asked for it by the trainer's process. A pickle is unpickled once, as DCP does.
+DCP's process mode pickles the writer and unpickles it in another process. The session cannot move there, since a rank
+has only one, and a second would replace the first. So the pickled writer carries one end of a pipe, and the trainer's
+process sends the writer's requests. A pickle can be unpickled only once, which is what DCP does.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ _KNOWN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """What of a session can be pickled: who its rank is, and the pipe on which its process asks for others."""
+    """The part of a session that can be pickled: its rank's identity, and the pipe for requests to its process."""
 
     known: Mapping[str, Any]
     pipe: Any
 
 
 def lend(port: SessionPort) -> Loan:
-    """Ask for whoever takes the loan, from now on until it lets go; `ConfigError` for a process that begins with it."""
+    """Serve requests of the process that takes the loan until it closes the pipe; return the loan.
+
+    `ConfigError` if the loan is pickled as an argument of a new process.
+    """
     if context.get_spawning_popen() is not None:
         raise ConfigError(
             "a StrataWriter with a session cannot be an argument of a new process",
@@ -57,19 +60,19 @@ def lend(port: SessionPort) -> Loan:
     return loan
 
 
-def _serve(port: SessionPort, asking: Connection[Any, Any]) -> None:
-    with asking, contextlib.suppress(EOFError, OSError):  # the other process has let go, or ended
+def _serve(port: SessionPort, requests: Connection[Any, Any]) -> None:
+    with requests, contextlib.suppress(EOFError, OSError):  # the other process has closed the pipe, or ended
         while True:
-            request, timeout_s = asking.recv()
+            request, timeout_s = requests.recv()
             try:
                 answer = port.call(request, timeout_s=timeout_s)
             except StrataError as error:
                 answer = error
-            asking.send(answer)
+            requests.send(answer)
 
 
 class BorrowedPort:
-    """A `SessionPort` by way of the process that lends one. Nothing is pushed to it."""
+    """A `SessionPort` that forwards requests to the process that lends its session. It receives no pushed updates."""
 
     uid: str
     job: str
@@ -85,8 +88,8 @@ class BorrowedPort:
         self.take(loan)
 
     def take(self, loan: Loan) -> None:
-        """Be the rank of this loan from now on, and ask by its pipe."""
-        with self._lock:  # a request is answered on the pipe on which it was asked
+        """Take the identity and the pipe of this loan from now on."""
+        with self._lock:  # a response comes on the pipe of its request
             vars(self).update(loan.known)
             self._pipe: Connection[Any, Any] = Connection(loan.pipe.detach())
 
@@ -96,7 +99,7 @@ class BorrowedPort:
                 self._pipe.send((request, timeout_s))
                 answer = self._pipe.recv()
             except BaseException as error:
-                self._pipe.close()  # an answer that nobody took would be that to the next request
+                self._pipe.close()  # an unread response would be taken for that of the next request
                 if not isinstance(error, OSError | EOFError):
                     raise
                 raise StaleIncarnation(
@@ -114,11 +117,11 @@ class BorrowedPort:
         ranks: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> dict[int, bytes]:
-        """Refuse: a rank arrives once, and that is for the trainer's process to do."""
+        """Raise `Refused`: a rank arrives at a barrier once, and only the trainer's process does that."""
         raise Refused(f"the process that saves in the background cannot wait at {name!r} for its rank")
 
     def hold_saves(self, hold: SaveHold | None) -> None:
-        """Do nothing: the rank's word is the trainer's process's, which does not see this one's storage."""
+        """Do nothing: only the trainer's process reports holds, and it does not see this process's storage."""
 
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
         return lambda: None

@@ -3,11 +3,9 @@
     rank 0, global plan: begin ─▶ every rank, write_data: image, manifest, ack ─▶ rank 0, finish:
     global manifest, seal, COMMITTED, marker
 
-DCP's collectives take the place of the barrier before a save. A rank that fails ends the save for
-all: DCP tells every rank, and the attempt is given up in the catalog.
-
-The writer holds no channel when it is pickled, as DCP's process mode does: what it asks of the
-coordinators then is asked for it by the trainer's process.
+DCP's collectives replace the barrier before a save. A rank that fails ends the save for all: DCP raises on every rank,
+and the attempt is aborted in the catalog. A pickled writer, as in DCP's process mode, has no session: the trainer's
+process sends its requests to the coordinators.
 """
 
 from __future__ import annotations
@@ -47,12 +45,12 @@ from strata.integrations.dcp.image import snapshot_of
 from strata.integrations.dcp.relay import BorrowedPort, Loan, lend
 
 END_S: Final = 5.0
-"""How long the program's end waits for old checkpoints that are being removed; the next pass does the rest."""
+"""How long the program's exit waits for the removal of old checkpoints; the next pass removes the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What rank 0 gives each rank with its plan: the save, and which of its ranks this one is."""
+    """The data that rank 0 attaches to each rank's plan: the save's record, the rank's number, the state's tree."""
 
     record: CheckpointMetadata
     rank: int
@@ -60,20 +58,21 @@ class Given:
 
 
 class _Save:
-    """One of a writer's saves. DCP makes each in one thread, and tells nobody of one that failed elsewhere."""
+    """One of a writer's saves. DCP runs each in one thread, and reports no failure of other ranks to the writer."""
 
     def __init__(self, step: int | None) -> None:
         self.step = step
         self.begun: CheckpointMetadata | None = None
-        """What rank 0 began, and has neither committed nor given up."""
+        """The attempt that rank 0 began, and has neither committed nor aborted."""
 
 
 class StrataWriter(StorageWriter):
-    """Saves one step after the other below a storage root, together with all ranks of DCP's group.
+    """Saves one step after the other under a storage root, together with all ranks of DCP's group.
 
-    Which step is `checkpoint_id` ("120") of each save, else `step`. A step that is saved again is another
-    checkpoint, newer than all before, and is what a load of that step takes. Under coordinators a committed
-    step is never replaced: `Conflict`, also where the first save failed after its commit: it is marked then.
+    The step is the `checkpoint_id` ("120") of each save, else `step`. Without coordinators, a step that is saved
+    again is a new checkpoint, newer than all others, and a load of that step takes the new one. With coordinators, a
+    committed step is never replaced: a second save raises `Conflict`. If the first save failed between its commit and
+    its marker, the second save writes the marker, and raises `Conflict` too.
     """
 
     def __init__(
@@ -89,9 +88,9 @@ class StrataWriter(StorageWriter):
     ) -> None:
         """Take the arguments of a `CheckpointManager`; nothing is opened yet."""
         self._set_up(merged(storage_path, config, settings), session_of(client))
-        self._say(step, epoch, arguments.metadata(metadata))
+        self._set_save(step, epoch, arguments.metadata(metadata))
 
-    def _say(self, step: int | None, epoch: int, metadata: Mapping[str, str]) -> None:
+    def _set_save(self, step: int | None, epoch: int, metadata: Mapping[str, str]) -> None:
         self.step = step
         self.epoch = epoch
         self.metadata = metadata
@@ -99,30 +98,30 @@ class StrataWriter(StorageWriter):
     def _set_up(self, config: CheckpointManagerConfig, port: SessionPort | None) -> None:
         self.config = config
         self.last: CheckpointMetadata | None = None
-        """The checkpoint that was saved last; rank 0 knows it."""
+        """The newest saved checkpoint; set on rank 0 only."""
         self._port = port
         self._root: OpenRoot | None = None
         self._end: Callable[[], object] = lambda: None
         self._save = _Save(None)
         self._mine = local()
-        """`save`: that of the thread which looks."""
+        """Thread-local: `save` is the calling thread's save."""
         self._writing = Lock()
         self._reached = -1
-        """The step that was begun last."""
+        """The step of the newest begun save."""
         self._failed: dict[int, str] = {}
         self._written: dict[str, RankManifest] = {}
-        """By its digest, the manifest of the part that was written last."""
+        """The manifest of the newest written part, by its digest."""
         self._arena = Arena()
         self._collecting: futures.Future[None] | None = None
         self._revived = False
 
     def close(self) -> None:
-        """End what the writer holds of its session; what is saved stays.
+        """Close the writer's storage root; saved checkpoints stay.
 
-        Waits for the old checkpoints that are being removed; `StorageError` where one cannot be.
+        Waits for the removal of old checkpoints; `StorageError` if one cannot be removed.
         """
         try:
-            self._tidied()
+            self._wait_collected()
         finally:
             root, self._root = self._root, None
             self._end()
@@ -136,7 +135,7 @@ class StrataWriter(StorageWriter):
     # -- what DCP calls
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin another save; `checkpoint_id` is its step as text."""
+        """Start a new save; `checkpoint_id` is its step as text."""
         if checkpoint_id is not None:
             self.step = step_of(checkpoint_id)
         before, self._save = self._save, _Save(self.step)
@@ -145,17 +144,17 @@ class StrataWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Never by itself: a step alone does not say where."""
+        """Return False: a step alone does not name a storage location."""
         return False
 
     def storage_meta(self) -> StorageMeta | None:
-        """Say which save it is, for DCP's own logs."""
+        """Return the save's id, for DCP's own logs."""
         return StorageMeta(checkpoint_id=str(self.step), save_id=None)
 
     def _current(self) -> _Save:
-        """Return this thread's save; `CheckpointAborted` if another one began since."""
+        """Return this thread's save; `CheckpointAborted` if a newer save has begun since."""
         save: _Save | None = getattr(self._mine, "save", None)
-        if save is None:  # whoever calls is not DCP, and saves without a `reset`
+        if save is None:  # the caller is not DCP, and saves without a `reset`
             self.reset()
             save = self._save
         if save is not self._save:
@@ -166,7 +165,7 @@ class StrataWriter(StorageWriter):
         return save
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Check what is known on every rank."""
+        """Check the arguments that every rank has."""
         if kwargs.get("use_collectives") is False:
             raise ConfigError(
                 "DCP was told use_collectives=False, and a checkpoint is committed by all ranks together",
@@ -178,18 +177,18 @@ class StrataWriter(StorageWriter):
         arguments.integer("step", step, below=MAX_STEP)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan as it is: who writes what is the planner's matter."""
+        """Return the plan unchanged: the planner decides which rank writes what."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Begin the save, and tell every rank where to."""
+        """Begin the save, and attach its record to every rank's plan."""
         save = self._current()
         if self._collecting is not None:
             futures.wait([self._collecting])
         record = self._begin(self._enter(len(plans)), save)
         tree = tree_of(plans)
         return [
-            # the state is that of all ranks together, so one manifest describes it
+            # the state belongs to all ranks together, so only rank 0's manifest has its tree
             replace(
                 plan, storage_data=Given(record=record, rank=rank, tree=tree if rank == 0 else tree_of([]))
             )
@@ -197,23 +196,23 @@ class StrataWriter(StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's image and manifest, and ack; return when both are durable."""
+        """Write this rank's image and manifest, and ack them once both are durable."""
         given = plan.storage_data
         if not isinstance(given, Given) or given.record.step != self._current().step:
             raise ConfigError(
                 "this save came with the plan of an earlier one", hint="leave enable_plan_caching off"
             )
         done: Future[list[WriteResult]] = Future()
-        with self._writing:  # the memory is that of all saves
+        with self._writing:  # all saves share one arena
             self._current()
             done.set_result(self._write(given, plan, planner))
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Return once the checkpoint of all ranks is committed, and marked in storage.
+        """Return once the checkpoint of all ranks is committed, and its marker is in storage.
 
-        Old ones are removed after that: the next save waits for it, and raises what went wrong once it is
-        committed itself. In DCP's own process, where no trainer waits, they are removed before this returns.
+        Old checkpoints are removed afterwards. The next save waits for the removal, and raises the removal's error once
+        it is committed itself. In DCP's own process, where no trainer waits, the removal ends before this returns.
         """
         metadata.version = DCP_VERSION
         root, save = self._root, self._current()
@@ -235,14 +234,16 @@ class StrataWriter(StorageWriter):
         if before is not None:
             before.result()
         if self._revived:
-            self._tidied()
+            self._wait_collected()
 
     # -- inside
 
-    def _tidied(self) -> None:
-        """Return when no old checkpoint is being removed; raise, once, why one cannot be."""
+    def _wait_collected(self) -> None:
+        """Wait until no old checkpoint is being removed; raise the error of a failed removal once."""
         if self._collecting is not None:
-            futures.wait([self._collecting])  # first: when this is interrupted, it is still under way
+            futures.wait(
+                [self._collecting]
+            )  # before the reset: after an interrupt the removal is still under way
             collecting, self._collecting = self._collecting, None
             collecting.result()
 
@@ -272,14 +273,14 @@ class StrataWriter(StorageWriter):
         if save.begun is not None:
             self._give_up(root, save.begun, CheckpointAborted("another rank failed, or the next save began"))
         if isinstance(root.catalog, LocalCatalog) and step <= self._reached:
-            root.catalog.go_back()  # it counts as newer than all there are; else it would go as an old one
+            root.catalog.go_back()  # so that it counts as newest; else it would be removed as an old checkpoint
         self._reached = step
         request = SaveRequest(
             step=step, epoch=self.epoch, metadata=self.metadata, replaces=self._failed.get(step, "")
         )
         record = root.catalog.begin(request)
         if record.state is CheckpointState.COMMITTED:
-            # where its save failed at the marker, its data is what was saved then
+            # if the first save failed at the marker, its data is what counts for this step
             self._saver(root).mark(record, root.catalog.folder(record), None, _info(record))
             raise Conflict(
                 f"step {step} is saved already in this generation, and stays as it is",
@@ -315,7 +316,7 @@ class StrataWriter(StorageWriter):
             if coordinated:
                 saver.ack(record, own, digest, info)
         except BaseException as error:
-            if coordinated:  # else rank 0 gives it up when it begins the next
+            if coordinated:  # else rank 0 aborts the attempt when it begins the next save
                 self._give_up(root, record, error)
             raise
         self._written = {digest: own}
@@ -335,13 +336,13 @@ _COLLECTING: Final[weakref.WeakSet[futures.Future[None]]] = weakref.WeakSet()
 
 
 def _collect_garbage(root: OpenRoot) -> futures.Future[None]:
-    """Have old checkpoints removed; here and now where no thread can be had, as at the program's end."""
+    """Remove old checkpoints in a thread; in this thread if none can be started, as at the program's exit."""
     done: futures.Future[None] = futures.Future()
 
     def run() -> None:
         try:
             root.collect_garbage()
-        except BaseException as error:  # noqa: BLE001  # raised by whoever waits
+        except BaseException as error:  # noqa: BLE001  # raised where the future's result is read
             done.set_exception(error)
         else:
             done.set_result(None)
@@ -361,7 +362,7 @@ def _end() -> None:
 atexit.register(_end)
 
 _REVIVED: Final[dict[object, StrataWriter]] = {}
-"""Writers that were unpickled here: the next save of the same one finds its memory warm."""
+"""Writers that were unpickled in this process: the next save of the same writer reuses its memory."""
 
 
 def _revived(
@@ -379,7 +380,7 @@ def _revived(
         writer._revived = True
     elif loan is not None and isinstance(writer._port, BorrowedPort):
         writer._port.take(loan)
-    writer._say(step, epoch, metadata)
+    writer._set_save(step, epoch, metadata)
     return writer
 
 
@@ -419,7 +420,7 @@ def _tree(node: Any) -> Json:
 
 
 def _acked(results: list[list[WriteResult]]) -> dict[int, str]:
-    """Return the digest of each rank's manifest, as far as it had anything to write."""
+    """Return the manifest digest of each rank that had anything to write."""
     return {rank: written[0].storage_data for rank, written in enumerate(results) if written}
 
 

@@ -1,9 +1,8 @@
-"""`Pytree`: a pytree as an object that gives and takes its state.
+"""`Pytree`: wraps a JAX pytree as an object with `state_dict` and `load_state_dict`.
 
-Leaves go by their paths. An array of one device is saved as NumPy's; of one that lies on several,
-each process saves the boxes that its devices have, and boxes that several processes have are
-divided among them. A restored array lies as the one in the tree does, whatever devices it was saved
-from; nothing is ever gathered in one place.
+Leaves are named by their paths. An array on one device is saved as a NumPy array. Of an array on several devices, each
+process saves the boxes on its devices, and boxes that several processes have are divided among them. A restored array
+gets the sharding of the array in the tree, whatever devices it was saved from. No array is ever gathered in one place.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from strata.errors import CheckpointError
 
 
 class Pytree:
-    """Holds a pytree. `load_state_dict`, and so a restore, puts another one in its place."""
+    """Holds a pytree. `load_state_dict`, and so a restore, replaces `tree`."""
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the leaves by their paths, as a checkpoint takes them."""
+        """Return the leaves by their paths, in the form that a checkpoint saves."""
         found: dict[str, Any] = {}
         for path, leaf in tree_util.tree_flatten_with_path(self.tree)[0]:
             key = _key(path)
@@ -40,7 +39,7 @@ class Pytree:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the tree by one of the same structure that has these leaves."""
+        """Replace the tree by one of the same structure with the leaves of `state`."""
         leaves, structure = tree_util.tree_flatten_with_path(self.tree)
         missing = [key for path, _ in leaves if (key := _key(path)) not in state]
         if missing:
@@ -52,7 +51,7 @@ class Pytree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceArray:
-    """An array on several devices, of which this process may have a part."""
+    """An array on several devices, of which this process may have some."""
 
     array: jax.Array
     path: str
@@ -104,7 +103,7 @@ def _saved(leaf: Any, path: str) -> Any:
 
 
 def _restored(leaf: Any, value: Any) -> Any:
-    """Return what stands in the place of `leaf` now that `value` was restored there."""
+    """Return the new leaf in the place of `leaf`, made of the restored `value`."""
     if not isinstance(leaf, jax.Array):
         return value
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -112,7 +111,7 @@ def _restored(leaf: Any, value: Any) -> Any:
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     if isinstance(value, jax.Array):
         return value
-    # a copy: on a CPU, JAX may keep the memory that it is given
+    # a copy: on a CPU, JAX may keep using the memory of its argument
     return jax.device_put(np.array(value), leaf.sharding)
 
 
@@ -127,7 +126,7 @@ def _key(path: tuple[Any, ...]) -> str:
 
 
 def _part(entry: Any) -> Any:
-    """Return how a path's entry names what it selects, whatever holds it."""
+    """Return the key, attribute name or index of a path's entry."""
     for name in ("key", "name", "idx"):
         if hasattr(entry, name):
             return getattr(entry, name)

@@ -1,8 +1,7 @@
-"""`torchrun --rdzv-backend=strata`: the entry point, and nothing else.
+"""The entry point of `torchrun --rdzv-backend=strata`.
 
-torch loads every entry point of the group `torchrun.handlers` whenever its rendezvous is imported,
-also in programs that never heard of Strata. So this module imports neither grpc nor torch; that is
-left to the function that makes the handler.
+torch loads every entry point of the group `torchrun.handlers` whenever its rendezvous is imported, even in programs
+that do not use Strata. So this module imports neither grpc nor torch; the function that makes the handler does.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """Return what makes a handler, as torch's registry wants it: always the same function."""
+    """Return the function that makes a handler; torch's registry requires the same function each time."""
     return create
 
 
 def create(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Return the handler of one agent; `ConfigError` when the launch cannot work. Connects nothing."""
+    """Return the handler of one agent, without connecting; `ConfigError` if the launch cannot work."""
     from strata.integrations.torchrun.handler import StrataRendezvous  # noqa: PLC0415  # light until used
 
     return StrataRendezvous.create(parameters)

@@ -1,9 +1,8 @@
-"""`StrataRendezvous`: how torchrun's agent asks who trains with it.
+"""`StrataRendezvous`: torchrun's rendezvous handler on top of Strata's membership.
 
-What torch's own handlers do not give: the loss of any node, rank 0's included, is met by a newer
-world and told as `num_nodes_waiting`, so an agent whose workers hang in a collective restarts
-them; a store is opened afresh for each generation, by whoever is rank 0 in it; and nothing here
-raises because coordinators are gone.
+Beyond torch's own handlers it gives three things. The loss of any node, rank 0's included, leads to a newer world and
+is reported through `num_nodes_waiting`, so an agent whose workers hang in a collective restarts them. Each generation
+has a new store, opened by the agent of its rank 0. No call raises because the coordinators are unreachable.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ from strata.observe import configure, get_logger
 
 BACKEND: Final = "strata"
 REACH_S: Final = 30.0
-"""How long rank 0's store may be out of reach in a world that goes on, before it counts as failed."""
+"""How long rank 0's store may be unreachable in a world that has not ended, before it counts as failed."""
 MAX_UNREACHABLE: Final = 3
 OPEN_TIMEOUT: Final = timedelta(seconds=REACH_S)
 STORE_TIMEOUT: Final = timedelta(seconds=300)
 RELEASE_S: Final = 10.0
-"""How long the session of a member that another one follows may take to end."""
+"""How long the session of a replaced member may take to end."""
 MAX_PAUSE_S: Final = 30.0
 """The longest pause before an agent joins again, if the control plane is restored again and again."""
 
@@ -72,7 +71,7 @@ log = get_logger()
 
 
 class StrataRendezvous(RendezvousHandler):
-    """The rendezvous of one agent. Used by one thread, as torchrun does."""
+    """The rendezvous of one agent. For one thread, as in torchrun."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
@@ -118,13 +117,13 @@ class StrataRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers meet in the store of rank 0's agent: it is theirs alone, and new in each generation."""
+        """True: the workers use the store of rank 0's agent, which serves only them and is new in each generation."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return this agent's place once all agents of a newer world are there.
+        """Return this agent's place once all agents of a newer world have joined.
 
-        Its workers have been stopped; if their generation was the newest, it ends by this call.
+        torchrun has stopped the workers before. If their generation was the newest, this call ends it.
         """
         if self._closed:
             raise RendezvousClosedError(f"the rendezvous {self.get_run_id()} was closed here")
@@ -148,17 +147,17 @@ class StrataRendezvous(RendezvousHandler):
                 raise RendezvousConnectionError(f"{why} (other nodes must reach it: see --local-addr)")
 
     def num_nodes_waiting(self) -> int:
-        """Return above 0 once this generation has ended, by a loss or because others come; never raise."""
+        """Return 1 once this generation has ended, by a loss or because members join; else 0. Never raises."""
         if self._member.heeding:
             self._signals.take()
         return 1 if self._member.must_restart else 0
 
     def is_closed(self) -> bool:
-        """Tell whether the job has ended, for this attempt at it, or somebody closed it; never raise."""
+        """Return whether the job has ended, for this attempt at it, or was closed. Never raises."""
         return self._closed or self._member.closed
 
     def set_closed(self) -> None:
-        """End the generation at once, and have every agent leave: whoever comes later begins anew."""
+        """End the generation at once, and make every agent leave; agents that join later start a new generation."""
         self._closed = True
         if self._running is not None:
             try:
@@ -167,7 +166,7 @@ class StrataRendezvous(RendezvousHandler):
                 raise as_torchs(error, attempt=self._settings.attempt) from error
 
     def shutdown(self) -> bool:
-        """Leave the job: with its workers done, if they are; else so that the others know at once."""
+        """Leave the job: as done if the workers are, else with a departure that the others learn of at once."""
         failure = find_failure()
         self._closed = True
         try:
@@ -182,11 +181,11 @@ class StrataRendezvous(RendezvousHandler):
             self._server = None
             self._restore_environment()
         if self._spare and isinstance(sys.exc_info()[1], AttributeError):
-            # torch's agent returns nothing then, and its launcher (2.13) asks that whether it failed
+            # torch's agent returns None then, and its launcher (2.13) calls a method of the result
             raise SystemExit(0)
         ended_with = sys.exc_info()[1]
         if self._member.stopped and (ended_with is None or failure is not None):
-            # torchrun would end with 0, as if all was done, or as if its workers had failed
+            # torchrun would exit with 0, as if the training was done, or as if its workers had failed
             if failure is not None:
                 log.warning("agent.preempted", reason="the workers have stopped as asked; no restart is left")
             raise SystemExit(PREEMPTED) from None
@@ -195,7 +194,7 @@ class StrataRendezvous(RendezvousHandler):
     # -- inside
 
     def _know_workers(self) -> None:
-        """Take the role and the number of workers from the agent, before it becomes a member."""
+        """Read the role and the number of workers from torchrun's agent, before it becomes a member."""
         try:
             settings = of_agent(self._settings, find_workers())
         except ConfigError as error:
@@ -204,9 +203,9 @@ class StrataRendezvous(RendezvousHandler):
             self._settings, self._member = settings, AgentMember(settings)
 
     def _join(self, failure: RankFailure | None) -> tuple[Place, Met]:
-        """Return where this agent's workers stand next; errors as torch's.
+        """Return the next place of this agent's workers; raises torch's errors.
 
-        If the control plane was restored, this agent joins again as another member.
+        If the control plane was restored, this agent joins again as a new member.
         """
         pauses = growing_pauses()
         try:
@@ -225,7 +224,7 @@ class StrataRendezvous(RendezvousHandler):
             raise SystemExit(PREEMPTED) from None
         except StrataError as error:
             if isinstance(error, JobDone) and self._settings.scheduled_run:
-                self._spare = True  # late in a run that is done: nothing is left to do
+                self._spare = True  # this agent is late, and its run is done: nothing is left to do
                 raise RendezvousGracefulExitError(error.message) from None
             raise as_torchs(error, attempt=self._settings.attempt) from error
 
@@ -234,7 +233,7 @@ class StrataRendezvous(RendezvousHandler):
         self._loop.at_stop(self._member.leave)
 
     def _replace_member(self) -> None:
-        """Be another member from now on, with a boot of its own. The workers of the one before have ended."""
+        """Become a new member with a new boot id. The workers of the previous member have ended."""
         before, running = self._member, self._running
         assert running is not None
         self._loop.forget_at_stop(before.leave)
@@ -245,11 +244,11 @@ class StrataRendezvous(RendezvousHandler):
         self._run_member()
 
     def _preempt(self, why: str) -> None:
-        """Begin to stop all ranks together; called by a signal's handler."""
+        """Start the common stop of all ranks; called by a signal handler."""
         self._preempting = self._loop.submit(self._member.preempt(why, self._signals.give_up))
 
     async def _open_store(self, address: str) -> int:
-        """Open where the agents and workers of one generation meet, at this node."""
+        """Open the store of one generation's agents and workers on this node; return its port."""
         try:
             self._server = await asyncio.to_thread(
                 TCPStore, address, 0, is_master=True, wait_for_workers=False, timeout=OPEN_TIMEOUT
@@ -280,14 +279,14 @@ class StrataRendezvous(RendezvousHandler):
         return RendezvousInfo(agents, place.member.group_rank, place.world.members, info)
 
     def _set_environment(self) -> None:
-        """Have the workers, which inherit the agent's environment, find their place in it."""
-        wanted = self._member.environment()
-        for name in {*self._before, *wanted}:
+        """Put the workers' place into the agent's environment, which they inherit."""
+        environment = self._member.environment()
+        for name in {*self._before, *environment}:
             self._before.setdefault(name, os.environ.get(name))
-            if name in wanted:
-                os.environ[name] = wanted[name]
+            if name in environment:
+                os.environ[name] = environment[name]
             else:
-                os.environ.pop(name, None)  # of the generation before: it restored, this one does not
+                os.environ.pop(name, None)  # set for the previous generation only, such as its restore point
 
     def _restore_environment(self) -> None:
         for name, value in self._before.items():
@@ -299,7 +298,7 @@ class StrataRendezvous(RendezvousHandler):
 
 
 def growing_pauses() -> Iterator[float]:
-    """Yield how long an agent waits before it joins again: not at all after one restore, ever longer if it meets more of them."""
+    """Yield the pauses before each new join: 0 after the first restore, then 1 s, doubling up to `MAX_PAUSE_S`."""
     yield 0.0
     pause_s = 1.0
     while True:
@@ -308,7 +307,7 @@ def growing_pauses() -> Iterator[float]:
 
 
 def as_torchs(error: StrataError, *, attempt: int) -> RendezvousError:
-    """Return the error of torch's that says the same, with what to do about it here."""
+    """Return the torch error that corresponds to `error`, with a hint for torchrun."""
     if isinstance(error, JobDone | JobFailed) or type(error) is Refused:
         return RendezvousClosedError(
             f"{error.message} (give another --rdzv-id; or go on with this one by --rdzv-conf=attempt=N,"

@@ -1,9 +1,9 @@
-"""What torchrun knows and does not tell a rendezvous handler, read where it keeps it.
+"""Reads torchrun's launch settings and worker failures from the call stack, since it does not pass them to handlers.
 
-torch gives the handler addresses and numbers of nodes. How many workers the agent runs, how often
-it would start them again and which of them failed are local variables of its own functions, which
-are on the stack whenever the handler is called. They are only looked at; a launcher without these
-functions (or a torch that renames them) costs the checks and the names, nothing else.
+torch gives a rendezvous handler addresses and numbers of nodes. The number of workers, the restart limit and the failed
+workers are local variables of torch's own functions, which are on the stack whenever the handler is called. This module
+only reads them. With a launcher without these functions, or a torch that renames them, Strata loses only the checks and
+the names based on them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How the agent was launched."""
+    """The agent's launch settings."""
 
     slots: int
     max_restarts: int
@@ -27,7 +27,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """What the agent's own specification says of its workers, whoever made the agent."""
+    """The agent's own specification of its workers, by whichever program the agent was made."""
 
     slots: int
     role: str
@@ -43,7 +43,7 @@ class RankFailure:
 
 
 def find_launch() -> Launch | None:
-    """Return how the caller's agent is being launched, or None outside of torch's own launcher."""
+    """Return the launch settings of the caller's agent, or None outside of torch's own launcher."""
     config = _local("launch_agent", "config")
     try:
         return Launch(
@@ -54,7 +54,7 @@ def find_launch() -> Launch | None:
 
 
 def find_workers() -> Workers | None:
-    """Return what the agent that asks for a rendezvous runs, or None outside of torch's own agents."""
+    """Return the workers of the agent that calls the rendezvous, or None outside of torch's own agents."""
     spec = getattr(_local("_rendezvous", "worker_group"), "spec", None)
     try:
         return Workers(slots=int(spec.local_world_size), role=str(spec.role))  # type: ignore[union-attr]
@@ -63,7 +63,7 @@ def find_workers() -> Workers | None:
 
 
 def find_failure() -> RankFailure | None:
-    """Return the worker whose failure makes the calling agent restart, or end, if one does."""
+    """Return the worker failure that makes the calling agent restart or end, or None."""
     failures = getattr(sys.exc_info()[1], "failures", None)  # a ChildFailedError: the agent gives up
     if failures is None:
         failures = getattr(_local("_invoke_run", "run_result"), "failures", None)
@@ -71,7 +71,7 @@ def find_failure() -> RankFailure | None:
 
 
 def first_failure(failures: Mapping[int, Any]) -> RankFailure | None:
-    """Return the earliest of torch's failures by rank: others fail because their peer did."""
+    """Return the earliest of torch's failures: the others fail because their peer did."""
     if not failures:
         return None
     rank = min(failures, key=lambda one: getattr(failures[one], "timestamp", 0))
@@ -89,7 +89,7 @@ def _in_words(code: int) -> str:
 
 
 def _local(function: str, variable: str) -> Any:
-    """Return a local variable of the nearest caller of that name, or None."""
+    """Return a local variable of the nearest caller named `function`, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == function and variable in frame.f_locals:

@@ -1,8 +1,8 @@
-"""What agents tell each other in the join barrier of a world, and what each makes of it.
+"""The payloads of torchrun agents in the join barrier of a world: the store's address, and role ranks.
 
-Rank 0's agent brings the address of the store it opened for this generation. An agent whose role
-is not torch's default brings its role and how many workers have it, so that every agent knows all
-role ranks without reading them from a store whose host may be gone by then.
+Rank 0's agent sends the address of the store it opened for this generation. An agent whose role is not torch's default
+sends its role and its number of workers. So every agent can compute all role ranks without reading them from a store
+whose host may be lost by then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEFAULT_ROLE: Final = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What one agent brings; `port` 0 when it opened no store."""
+    """One agent's contribution; `port` is 0 if it opened no store."""
 
     role: str = DEFAULT_ROLE
     slots: int = 1
@@ -27,7 +27,7 @@ class Offer:
     port: int = 0
 
     def encode(self) -> bytes:
-        """Return the payload; empty when there is nothing to say, for most agents of a large world."""
+        """Return the payload; empty if all values are defaults, as for most agents of a large world."""
         body: dict[str, Any] = {}
         if self.port:
             body = {"torchrun": 1, "address": self.address, "port": self.port}
@@ -38,7 +38,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """Where the workers of a generation meet, and how they are numbered within this agent's role."""
+    """The store's address for the workers of a generation, and the first rank and size of this agent's role."""
 
     address: str
     port: int
@@ -47,10 +47,10 @@ class Met:
 
 
 def meet(payloads: Mapping[int, bytes], *, size: int, first_rank: int, role: str) -> Met:
-    """Return what all agents brought, as seen by the one with `first_rank` and `role`.
+    """Evaluate all agents' payloads for the agent with `first_rank` and `role`.
 
-    `payloads` are those of the first rank of each agent; `ConfigError` when others than torchrun's
-    agents wrote them.
+    `payloads` maps the first rank of each agent to its payload; `ConfigError` if a payload is not from a torchrun
+    agent.
     """
     bodies = {rank: _decode(payload) for rank, payload in payloads.items() if payload}
     try:

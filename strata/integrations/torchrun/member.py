@@ -1,9 +1,8 @@
-"""One torchrun agent as a member of its job, generation after generation.
+"""`AgentMember`: one torchrun agent as a member of its job, generation after generation.
 
-The agent's thread asks by `AgentMember.join` and reads `outdated`; all else runs in the process's
-background loop.
+The agent's thread calls `AgentMember.join` and reads `outdated`; all else runs in the process's background loop.
 
-    join: the workers' failure is told, if that is why → a newer world has a place here
+    join: the workers' failure is reported, if they failed → a newer world has a place for this agent
           → the join barrier → the place
     a newer world: `outdated` until `join` is called again
 """
@@ -38,19 +37,19 @@ from strata.wire.worlds import stop_message
 log = get_logger()
 
 ASK_S: Final = 10.0
-"""How long coordinators have to take note that all agents are to leave."""
+"""Timeout of the request that makes all agents leave."""
 REACH_STEP_S: Final = 2.0
 
 OpenStore = Callable[[str], Awaitable[int]]
-"""Opens a fresh store at this node's address and returns its port."""
+"""Opens a new store at this node's address and returns its port."""
 
 
 class Spare(Exception):
-    """The job is done, and had no place for this agent at the end."""
+    """Raised if the job is done, and had no place for this agent at the end."""
 
 
 class Preempted(Exception):
-    """This agent was asked to leave, and the job is to be put back into its queue."""
+    """Raised if a notice made this agent leave, so that the scheduler requeues the job."""
 
 
 class AgentMember:
@@ -62,32 +61,32 @@ class AgentMember:
         self._handled = 0
         self._finishing = False
         self.stopped = False
-        """Whether the workers that ended here for good had stopped as they were asked to: the job goes on."""
+        """Whether this agent's workers ended in response to a stop notice, so that the job continues later."""
         self._leaving: asyncio.Task[None] | None = None
         self._over_s = math.inf
-        """When it was first heard that the generation joined last has ended."""
+        """When this agent first learnt that the generation joined last has ended."""
         self._address = ""
         self.place: Place | None = None
-        """Where the workers of the generation joined last stand."""
+        """The place of this agent's workers in the generation joined last."""
 
     # -- what the agent's thread reads
 
     @property
     def outdated(self) -> bool:
-        """Whether the workers of the generation joined last are to end. Any thread; never blocks."""
+        """Whether the workers of the generation joined last must end. Any thread; never blocks."""
         if self._session.error is not None:
             return True
         return agent_state.is_over(self._session.world, self.place)
 
     @property
     def must_restart(self) -> bool:
-        """Whether the agent is to end the workers now; those that leave do it by themselves. Any thread; never blocks."""
+        """Whether the agent must end the workers now; leaving workers get `LEAVE_S` first. Any thread; never blocks."""
         leaves = self.asked_to_leave is not None and self.heeding and self._session.error is None
         return self.outdated and not (leaves and time.monotonic() < self._over_s + LEAVE_S)
 
     @property
     def closed(self) -> bool:
-        """Whether the job has ended, or this agent is to leave it. Any thread; never blocks."""
+        """Whether the job has ended, or this agent must leave it. Any thread; never blocks."""
         if isinstance(self._session.error, JobFailed | Refused) or self.asked_to_leave is not None:
             return True
         update = self._session.world
@@ -95,38 +94,38 @@ class AgentMember:
 
     @property
     def standing_by(self) -> bool:
-        """Whether there is a world, and it has no place for this agent. Any thread; never blocks."""
+        """Whether there is a world without a place for this agent. Any thread; never blocks."""
         update = self._session.world
         return update is not None and not update.world.forming and not update.HasField("place")
 
     @property
     def asked_to_leave(self) -> StopNotice | None:
-        """The notice by which this agent was asked to leave, if it was. Any thread; never blocks."""
+        """The notice that makes this agent leave, or None. Any thread; never blocks."""
         return asked_to_leave(self._session.world, self._settings.worker_id)
 
     @property
     def heeding(self) -> bool:
-        """Whether every worker here stops by itself when all are asked to. Any thread; never blocks."""
+        """Whether every worker of this agent supports graceful stop. Any thread; never blocks."""
         return self._session.workers.heeding
 
     # -- its life
 
     async def run(self) -> None:
-        """Hold the session, and the door that workers attach at, until `leave`.
+        """Hold the session, and the socket for the workers, until `leave`.
 
-        What ended the session meanwhile is raised by `join`.
+        If the session ends earlier, `join` raises its error.
         """
         await self._session.run()
 
     async def join(self, failure: RankFailure | None, open_store: OpenStore) -> tuple[Place, Met]:
-        """Return where this agent's workers stand, once all agents of a newer world are there.
+        """Return the place of this agent's workers once all agents of a newer world have joined.
 
-        Workers of the generation joined last do not run any more. If it was still the newest, it
-        ends by this, because of `failure`. Raises what ended the session, `Spare`, `Preempted`, or
-        `Unavailable` when `join_timeout_s` went by without enough agents.
+        The workers of the generation joined last must have ended. If that generation is still the newest, this call
+        ends it, because of `failure`. Raises the session's error, `Spare`, `Preempted`, or `Unavailable` if too few
+        agents join within `join_timeout_s`.
         """
         self._end_generation(failure)
-        self._check_asked()
+        self._check_must_leave()
         while True:
             update = await self._newer()
             self._handled = update.world.generation
@@ -137,17 +136,17 @@ class AgentMember:
                 return found
 
     async def ended_within(self, limit_s: float) -> bool:
-        """Return True once the generation joined last has ended, False if it has not by then."""
+        """Return True once the generation joined last has ended, or False after `limit_s`."""
         return await self.comes_true(lambda: self.outdated, limit_s)
 
     async def comes_true(self, condition: Callable[[], bool], limit_s: float) -> bool:
-        """Return True once `condition`, looked at with every news of the session, holds; else False."""
+        """Return True once `condition` holds, checked at every update of the session; False after `limit_s`."""
         return await self._session.comes_true(condition, limit_s)
 
     async def reach(self, met: Met, limit_s: float) -> None:
-        """Return once a connection to where the workers meet could be made.
+        """Return once a connection to the workers' store succeeds.
 
-        `OSError` after `limit_s`, or at once when the generation has ended.
+        `OSError` after `limit_s`, or at once if the generation has ended.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
@@ -166,7 +165,7 @@ class AgentMember:
                 return
 
     def finished(self) -> None:
-        """Say that all workers here ended well. Called in the loop, once the last of them has."""
+        """Report that all workers of this agent ended well. Called in the loop, once the last of them has."""
         if self.place is None or self._finishing:
             return
         self._finishing = True
@@ -178,9 +177,9 @@ class AgentMember:
         self._leave_if_over()
 
     async def leave(self, failure: RankFailure | None = None) -> None:
-        """Go for good; return once that is known or nobody hears it.
+        """Leave the job for good; return once the departure is delivered, or cannot be.
 
-        `failure` is why torchrun gives up. If its workers had to stop, `stopped` is set: they did.
+        `failure` is the reason if torchrun gives up. If a notice made the workers stop, this sets `stopped`.
         """
         if failure is not None and self.place is not None:
             self.stopped = self._has_stopped(failure) or self.asked_to_leave is not None
@@ -192,18 +191,18 @@ class AgentMember:
         )
 
     def release(self) -> None:
-        """Let `run` end once the session has: the workers have ended. In the loop."""
+        """Let `run` end with the session, since the workers have ended. In the loop."""
         self._session.release()
 
     async def close(self) -> None:
-        """Have every agent of the job leave, without a save; return once they are asked."""
+        """Make every agent of the job leave without a save; return once the notice is recorded."""
         reason = f"closed by {self._settings.worker_id}"
         await self._session.upward.call(
             stop_message(self._settings.run_id, reason, grace_s=0.0), timeout_s=ASK_S
         )
 
     def environment(self) -> dict[str, str]:
-        """Return what workers find of Strata in their environment; the same for all of them."""
+        """Return Strata's environment variables for the workers, the same for all of them."""
         assert self.place is not None
         whole = rank_environment(
             self.place,
@@ -216,10 +215,10 @@ class AgentMember:
         return {name: value for name, value in whole.items() if name.startswith(OURS)}
 
     async def preempt(self, why: str, give_up: Callable[[str], None]) -> None:
-        """Have all ranks of the job stop together, because of a signal to this agent; all members leave, or this one.
+        """Make all ranks of the job stop together because of a signal; then all members leave, or only this one.
 
-        `give_up` is called with a reason when nobody could be asked, or the workers here are not
-        done with it in time; once they are, `join` is called.
+        `give_up` is called with a reason if the coordinators could not record the request, or the workers of this agent
+        do not stop in time. Once they have stopped, torchrun calls `join`.
         """
         place = self.place
         if place is None:
@@ -237,7 +236,7 @@ class AgentMember:
     # -- the end of a generation
 
     def _leave_if_over(self) -> None:
-        """An agent whose workers are done takes no part in a newer world: it cannot start them again."""
+        """Leave a newer world if this agent's workers are done: torchrun cannot start them again."""
         update, place = self._session.world, self.place
         over = agent_state.is_over(update, place)
         self._over_s = min(self._over_s, time.monotonic()) if over else math.inf
@@ -260,23 +259,23 @@ class AgentMember:
         self._session.set_place(None)
 
     def _has_stopped(self, failure: RankFailure) -> bool:
-        """Whether a worker ended because it was asked to, whatever its process made of that."""
+        """Return whether a worker ended because of a stop notice, whatever its exit code."""
         update = self._session.world
         if update is None or not update.HasField("notice"):
             return False
         return failure.code == PREEMPTED or failure.rank in self._session.workers.stopped
 
     def _report_end(self, place: Place, failure: RankFailure) -> None:
-        """Tell how the workers of `place` ended, of which torchrun names the first."""
+        """Report how the workers of `place` ended; `failure` is the first, as torchrun names it."""
         if not self._has_stopped(failure):
             self._report(place.generation, failure)
             return
-        # who stops has saved; torchrun ends the others as soon as the first of them is gone
+        # a worker that stops has saved; torchrun ends the others as soon as the first has ended
         for rank in place.ranks:
             self._report(place.generation, RankFailure(rank=rank, code=PREEMPTED, reason=failure.reason))
 
     def note_stopped(self, rank: int) -> None:
-        """Take note that a worker has stopped as it was asked to, as its session says."""
+        """Record that a worker's session has reported a stop in response to a notice."""
         self._session.workers.stopped.add(rank)
 
     def _report(self, generation: int, failure: RankFailure) -> None:
@@ -286,7 +285,7 @@ class AgentMember:
         reason = workers.evicted.get(failure.rank, failure.reason)
         self._session.agent.reports.report(generation, failure.rank, failure.code, reason)
 
-    def _check_asked(self) -> None:
+    def _check_must_leave(self) -> None:
         if (notice := self.asked_to_leave) is not None:
             raise Preempted(
                 f"{self._settings.worker_id} was asked to leave job {self._settings.run_id}: {notice.reason}"
@@ -295,7 +294,7 @@ class AgentMember:
     # -- the beginning of the next
 
     async def _newer(self) -> WorldUpdate:
-        """Return a world newer than all handled ones, with a place here."""
+        """Wait for a world newer than all handled ones, with a place for this agent."""
         loop, session = asyncio.get_running_loop(), self._session
         waited_s, before = 0.0, loop.time()
         while True:
@@ -304,7 +303,7 @@ class AgentMember:
             update = session.world
             if update is not None and session.open:
                 self._check_phase(update)
-                self._check_asked()
+                self._check_must_leave()
                 if session.workers.unfit and not update.HasField("place"):
                     raise Preempted(f"{self._settings.worker_id} leaves: {session.workers.unfit}")
                 if update.world.generation > self._handled:
@@ -324,14 +323,14 @@ class AgentMember:
             before = now
 
     def _check_phase(self, update: WorldUpdate) -> None:
-        """Raise when the job has ended, and with it all that could be waited for."""
+        """Raise if the job has ended: no newer world can follow."""
         if update.phase == JOB_PHASE_FAILED:
             raise JobFailed(f"job {self._settings.run_id} has failed: {update.phase_reason}")
         if update.phase == JOB_PHASE_DONE:
             raise Spare(f"job {self._settings.run_id} is done: {update.phase_reason}")
 
     def _lacks_members(self) -> bool:
-        """Whether it is for others that this agent waits: not for coordinators, nor as a spare."""
+        """Return whether this agent waits for other agents, not for coordinators or as a standby."""
         upward = self._session.upward
         if upward.welcome is None:
             return True
@@ -340,13 +339,13 @@ class AgentMember:
     def _why(self) -> str:
         upward = self._session.upward
         if upward.welcome is None:
-            trouble = upward.last_trouble
-            return f": {trouble.message}" if trouble is not None else ": no coordinator answered"
+            failure = upward.last_trouble
+            return f": {failure.message}" if failure is not None else ": no coordinator answered"
         reason = upward.world.world.reason if upward.world is not None else ""
         return f": {reason}" if reason else ""
 
     async def _meet(self, update: WorldUpdate, open_store: OpenStore) -> tuple[Place, Met] | None:
-        """Return where the workers stand and meet, once every agent is there; None if the world ended."""
+        """Return the workers' place and store once every agent has joined; None if the world has ended."""
         first_rank, settings, agent = update.place.first_rank, self._settings, self._session.agent
         address = await agent.address()
         port = await open_store(address) if first_rank == 0 else 0
@@ -358,6 +357,6 @@ class AgentMember:
         return agent.place(update, master_addr=met.address, master_port=met.port), met
 
     async def _superseded(self, update: WorldUpdate) -> None:
-        """Return once `update` is the newest no more, or nobody is to wait for it."""
+        """Return once `update` is no longer the newest world, or must not be waited for."""
         while not agent_state.is_outdated(update, self._session.world):
             await self._session.news(None)

@@ -1,11 +1,11 @@
-"""No worker outlives its agent, however that ends.
+"""Kills the workers of a torchrun agent that ended without stopping them.
 
-torchrun's workers lead sessions of their own, and stay when the agent is killed: they hold GPUs
-and ports that its replacement needs. So a bare Python process stands beside the agent. It knows
-the workers, and all they started, by the agent's folder in a STRATA_ variable of their environment,
-and kills them once the agent's end of a pipe is gone without a word.
+torchrun's workers lead their own process sessions, and survive if the agent is killed. They then hold GPUs and ports
+that a new agent needs. So a bare Python process runs beside the agent and holds a pipe from it. If the pipe closes
+without a farewell, the process kills all workers and their descendants. It finds them by the agent's folder in a
+STRATA_ variable of their environment.
 
-This file is that process's program, too: standard library only.
+This file is also the program of that process, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ _BYE = b"bye\n"
 _BYE_S = 5.0
 _ROUNDS = 100
 _ROUND_S = 0.05
-"""A process that forks while it is looked for may leave one more; in the end there is none."""
+"""The pause between two rounds. A process that forks during a search may leave a child, which a later round finds."""
 _LOOKS = 100
 _LOOK_S = 0.001
-"""How long exec may take that leaves a process without an environment; stopped in it, it is passed over."""
+"""The pause between two looks at a process in the middle of exec, which has no environment yet. A process that is
+stopped in exec is skipped after `_LOOKS` looks."""
 _START_CODE = 26
-"""The number of `startcode` among the fields of /proc/pid/stat in proc(5)."""
+"""The field number of `startcode` in /proc/pid/stat, see proc(5)."""
 
 
 @contextlib.asynccontextmanager
 async def ended_with_us(door: Path) -> AsyncIterator[None]:
-    """See to it that processes with a path beside `door` in a STRATA_ variable are killed if this one is, meanwhile."""
+    """While the block runs: if this process is killed, kill all with a path beside `door` in a STRATA_ variable."""
     watcher = subprocess.Popen(  # noqa: ASYNC220  # fork and exec; nothing is waited for
         [sys.executable, "-I", "-S", __file__, str(door)],
         stdin=subprocess.PIPE,
@@ -42,7 +43,7 @@ async def ended_with_us(door: Path) -> AsyncIterator[None]:
         stderr=subprocess.DEVNULL,
         cwd="/",
         env={},
-        start_new_session=True,  # what ends the agent's group or terminal must not end it
+        start_new_session=True,  # a signal to the agent's process group or terminal must not end the watcher
     )
     assert watcher.stdin is not None
     try:
@@ -54,11 +55,11 @@ async def ended_with_us(door: Path) -> AsyncIterator[None]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             watcher.wait(
                 _BYE_S
-            )  # milliseconds; a thread for it may not be had any more when the program ends
+            )  # takes milliseconds; in this thread, since at the program's exit no thread can be started
 
 
 def end_child_above(pid: int) -> None:
-    """Send SIGKILL to the child of this process that `pid` is, or descends from; to nobody if there is none."""
+    """Send SIGKILL to the child of this process that is `pid` or its ancestor, if there is one."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         while pid > 1:
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -69,28 +70,28 @@ def end_child_above(pid: int) -> None:
 
 
 def find(door: str) -> list[int]:
-    """Return the processes with a STRATA_ variable that names a file beside `door`.
+    """Return the ids of processes with a STRATA_ variable that names a file beside `door`.
 
-    STRATA_SOCKET is one. Helpers of a rank are started without it; they keep STRATA_STACKS.
+    STRATA_SOCKET is such a variable. Helper processes of a rank are started without it, but keep STRATA_STACKS.
     """
-    wanted = b"=" + os.fsencode(Path(door).parent) + b"/"
+    marker = b"=" + os.fsencode(Path(door).parent) + b"/"
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208  # plain numbers
         if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            with contextlib.suppress(OSError):  # the process has just ended, or is another user's
                 entries = environment(int(name)).split(b"\0")
-                if any(entry.startswith(b"STRATA_") and wanted in entry for entry in entries):
+                if any(entry.startswith(b"STRATA_") and marker in entry for entry in entries):
                     found.append(int(name))
     return found
 
 
 def environment(pid: int) -> bytes:
-    """Return the environment a process was started with, its entries ended by NUL.
+    """Return the environment that a process was started with, its entries ended by NUL.
 
-    The kernel shows none of a process in the middle of exec, for some microseconds after the old
-    program's files are closed: after `subprocess.Popen` has returned. It is asked for again until
-    the kernel says where the code starts, which it does after that.
-    `OSError`: no such process, a kernel thread, one that has ended, or somebody else's.
+    In the middle of exec the kernel shows no environment, for some microseconds after the old program's files are
+    closed (which is when `subprocess.Popen` returns). So this reads it again until the kernel shows the address of the
+    code, which it sets after the environment. `OSError` if there is no such process, for a kernel thread, for a process
+    that has ended, or for another user's.
     """
     folder = Path(f"/proc/{pid}")
     for _ in range(_LOOKS):
@@ -98,18 +99,20 @@ def environment(pid: int) -> bytes:
             return found
         (folder / "exe").readlink()  # a kernel thread and a zombie have none
         if _start_code(folder):
-            return (folder / "environ").read_bytes()  # nothing at all, if it did not come just between
+            return (
+                folder / "environ"
+            ).read_bytes()  # exec may have ended between the two reads; else truly empty
         time.sleep(_LOOK_S)
     return b""
 
 
 def _start_code(folder: Path) -> int:
-    """Return the address at which a process's code starts; 0 while exec has not got there."""
+    """Return the start address of a process's code; 0 while exec has not set it yet."""
     return int((folder / "stat").read_text().rpartition(")")[2].split()[_START_CODE - 3])
 
 
 def main() -> None:
-    """Wait for the end of the agent; after one without a word, kill what it left."""
+    """Wait for the end of the agent; if it ends without a farewell, kill the processes it left."""
     door = sys.argv[1]
     if sys.stdin.buffer.read() == _BYE:
         return
@@ -117,7 +120,9 @@ def main() -> None:
     for _ in range(_ROUNDS):
         orphans = find(door)
         found_none = 0 if orphans else found_none + 1
-        if found_none == 2:  # one that was being started showed the agent's environment in the first
+        if (
+            found_none == 2
+        ):  # twice: a process being started may still show the agent's environment at the first search
             break
         for pid in orphans:
             with contextlib.suppress(OSError):

@@ -1,6 +1,7 @@
-"""A torchrun agent's session with the coordinators, and the socket at which its workers attach.
+"""A torchrun agent's session with the coordinators, and the socket to which its workers attach.
 
-It is an agent as that of `strata run` is; torch starts its ranks. Everything runs in the process's background loop.
+It is an agent like that of `strata run`, except that torch starts the ranks. Everything runs in the process's
+background loop.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JobSpec
 
 WORLD_JOIN_S: Final = 300.0
-"""How long the members of a world wait for each other: an agent ends its workers before it joins."""
+"""The join barrier's time limit for the members of a world: an agent ends its old workers before it joins."""
 
 
 class AgentSession:
@@ -64,7 +65,7 @@ class AgentSession:
         )
         self.workers = Workers()
         self._news = asyncio.Event()
-        self._trouble: Exception | None = None
+        self._failure: Exception | None = None
         self._released = asyncio.Event()
 
     @property
@@ -74,8 +75,8 @@ class AgentSession:
 
     @property
     def error(self) -> Exception | None:
-        """Why the session is over, or cannot begin; None while it goes on. Any thread."""
-        return self.upward.error or self._trouble
+        """The error that ended the session or prevented it; None while it runs. Any thread."""
+        return self.upward.error or self._failure
 
     @property
     def open(self) -> bool:
@@ -83,9 +84,10 @@ class AgentSession:
         return self.workers.relay is not None
 
     async def run(self) -> None:
-        """Hold the session, and the socket that workers attach at, until the agent leaves.
+        """Hold the session, and the socket for the workers, until the agent leaves.
 
-        What ended it, or kept it from beginning, is in `error` then. After `ClusterRestored` the socket stays until `release`.
+        The error that ended or prevented the session is then in `error`. After `ClusterRestored` the socket stays until
+        `release`.
         """
         session = asyncio.create_task(self.upward.run(), name="session")
         connected = asyncio.create_task(self.upward.wait_connected())
@@ -94,9 +96,9 @@ class AgentSession:
             if self.upward.welcome is not None:
                 await self._serve(self.upward.welcome.detect_s, session)
             elif session.done():
-                await session  # an error that is no StrataError ends the agent, too
+                await session  # raises; even an error other than a StrataError ends the agent
         except Exception as error:
-            self._trouble = error
+            self._failure = error
             raise
         finally:
             for task in (session, connected):
@@ -128,24 +130,24 @@ class AgentSession:
                 try:
                     await session
                 except ClusterRestored:
-                    # the workers run until torch's agent ends them; without this socket they would fail before
+                    # the workers run until torch's agent ends them; without the socket they would fail before that
                     self._news.set()
                     await self._released.wait()
                     raise
 
     def release(self) -> None:
-        """Close the socket of a session that has ended: no worker is attached any more, or none is to be. In the loop."""
+        """Close the socket of an ended session, once no worker needs it. In the loop."""
         self._released.set()
 
     def set_place(self, place: Place | None) -> None:
-        """Let in the workers of `place` from now on, and no others."""
+        """Admit only the workers of `place` from now on."""
         self.agent.set_place(place)
         self._news.set()
 
     async def news(self, limit_s: float | None) -> None:
-        """Return when the session has something new to look at, or after `limit_s`.
+        """Return at the next change of the session, or after `limit_s`.
 
-        Look at it without a pause between this and the call before.
+        Do not await between reading the session and this call, or a change in between is lost.
         """
         self._news.clear()
         with contextlib.suppress(TimeoutError):
@@ -153,7 +155,7 @@ class AgentSession:
                 await self._news.wait()
 
     async def comes_true(self, condition: Callable[[], bool], limit_s: float) -> bool:
-        """Return True once `condition`, looked at with every news of the session, holds; else False."""
+        """Return True once `condition` holds, checked at every change of the session; False after `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 while not condition():

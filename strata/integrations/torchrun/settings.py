@@ -1,10 +1,10 @@
-"""What an agent is told: torchrun's own options, and those of `--rdzv-conf`.
+"""The settings of a torchrun agent: torchrun's own options, and those of `--rdzv-conf`.
 
     torchrun --rdzv-backend=strata --rdzv-endpoint=a:1,b:2,c:3 --rdzv-id=gpt --max-restarts=10 \
         --nnodes=2:4 --nproc-per-node=8 --rdzv-conf=settle_s=5,worker_id=node-7 train.py
 
-The run id is the job's name. `--max-restarts` cannot be 0: an agent restarts its workers because
-another's failed, and torchrun counts that.
+The run id is the job's name. `--max-restarts` cannot be 0: an agent also restarts its workers if another agent's worker
+failed, and torchrun counts that restart.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from strata.integrations.torchrun.launcher import Launch, Workers
 from strata.session.endpoints import Endpoint, parse_endpoints
 
 NO_BREAKER: Final = 1_000_000
-"""Generations in a row without a committed checkpoint that a job may have by default: `--max-restarts`
-is what ends a torchrun job that gets nowhere, and its script may save without Strata."""
+"""The default limit of consecutive generations without progress (a committed checkpoint): practically none. In a
+torchrun job `--max-restarts` is the limit, and the script may save without Strata."""
 
 OURS: Final = frozenset(
     {
@@ -53,12 +53,12 @@ TORCHS: Final = frozenset(
         "use_libuv",
     }
 )
-"""What torch sets by itself, or its own backends take: nothing here to set by it."""
+"""Options that torch sets itself, or that its own backends take: accepted and ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """One agent: a member of the job that is called like the run, with `slots` workers."""
+    """The settings of one agent: a member, with `slots` workers, of the job named by the run id."""
 
     run_id: str
     endpoints: tuple[Endpoint, ...]
@@ -68,7 +68,7 @@ class AgentSettings:
     pid: int
     slots: int
     slots_given: bool = False
-    """Whether `--rdzv-conf` or torch's launcher has said how many workers there are."""
+    """Whether `--rdzv-conf` or torch's launcher has given the number of workers."""
     role: str
     min_nodes: int
     max_nodes: int
@@ -76,15 +76,15 @@ class AgentSettings:
     max_no_progress_generations: int
     attempt: int
     join_timeout_s: float
-    """How long the agent waits, connected, for enough others."""
+    """How long the agent, while connected, waits for enough other agents."""
     preempt: str
-    """Who leaves when this agent, or one of its workers, gets a signal: all of the job, or this member."""
+    """Which members leave if this agent or one of its workers gets a signal: all of the job, or only this one."""
     preempt_grace_s: float
-    """How long the workers may take to save a common step then."""
+    """How long the workers may take after that signal to save a common step."""
     scheduled_run: str = ""
-    """The scheduler's run that this agent belongs to; "" where nobody knows: a run id may be used again."""
+    """The scheduler's run that this agent belongs to; "" if unknown. A run id may be reused by another run."""
     local_addr: str
-    """Where others reach this node; empty: found by the route to a coordinator."""
+    """The address at which other nodes reach this node; "": determined from the route to a coordinator."""
 
 
 def read_settings(
@@ -102,9 +102,9 @@ def read_settings(
     credentials: Credentials,
     training: TrainingConfig,
 ) -> AgentSettings:
-    """Return the settings of an agent; `ConfigError` says what of them cannot work.
+    """Return the settings of an agent; `ConfigError` names the setting that cannot work.
 
-    `training` is what environment and file tell the workers: what it says of preemption holds for the agent.
+    `training` is the workers' configuration from environment and file; its preemption settings apply to the agent too.
     """
     _check_run_id(run_id)
     if launch is not None and launch.max_restarts < 1:
@@ -162,10 +162,10 @@ def read_settings(
 
 
 def of_agent(settings: AgentSettings, workers: Workers | None) -> AgentSettings:
-    """Return the settings with the role and the number of workers that the agent itself has.
+    """Return the settings with the role and the number of workers of the agent's own specification.
 
-    A program that makes a `LocalElasticAgent` has said them to nobody else. `ConfigError` where
-    `--rdzv-conf` names another number.
+    A program that makes a `LocalElasticAgent` gives these values only there. `ConfigError` if `--rdzv-conf` has another
+    number.
     """
     if workers is None:
         return settings
@@ -178,7 +178,7 @@ def of_agent(settings: AgentSettings, workers: Workers | None) -> AgentSettings:
 
 
 def own_name(host: str, pid: int) -> str:
-    """Return a worker id that no other agent of this host takes."""
+    """Return a worker id that no other agent of this host uses."""
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', host)[:100].lstrip('._-') or 'host'}-{pid}"
 
 

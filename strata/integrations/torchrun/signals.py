@@ -1,13 +1,13 @@
-"""A scheduler's SIGTERM or SIGUSR1 to torchrun's agent makes ranks stop together, if they can.
+"""A scheduler's SIGTERM or SIGUSR1 to torchrun's agent makes all ranks stop together, if they support it.
 
-torchrun itself hands SIGTERM on to its workers and goes, and dies of SIGUSR1. Where all workers of this
-agent heed notices (they use `strata.init`), the coordinators are asked instead; the workers save a common
-step and end with 75, and so does the agent. A second signal, a wait that is too long, or nobody who could
-be asked: then torchrun does what it always does. SIGTERM after SIGUSR1 is no second one: a scheduler
-warns by one and means it by the other.
+torchrun itself forwards SIGTERM to its workers and exits, and dies of SIGUSR1. If all workers of this agent support
+graceful stop (they use `strata.init`), the agent sends a stop request to the coordinators instead. The workers save a
+common step and exit with 75, and so does the agent. torchrun's own behaviour applies after a second signal, after too
+long a wait, or if no coordinator takes the request. SIGTERM after SIGUSR1 does not count as a second signal: schedulers
+warn by SIGUSR1 and then terminate by SIGTERM.
 
-Its handler is set anew with each start of workers, so ours is looked after whenever the agent asks
-whether others wait, which it does in the main thread and all the time.
+torchrun sets its handler again at each start of workers. So ours is reinstalled at each call of `num_nodes_waiting`,
+which the agent makes constantly in the main thread.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ log = get_logger()
 
 
 class AgentSignals:
-    """Calls `asked(name)` for the first signal in a generation; `give_up` does torchrun's for it."""
+    """Calls `asked(name)` for the first signal in a generation; `give_up` hands that signal to torchrun."""
 
     def __init__(self, asked: Callable[[str], None]) -> None:
         self._asked = asked
         self._before: dict[int, Any] = {}
-        self._heard: set[int] = set()
+        self._received: set[int] = set()
         self._given_up = False
 
     def take(self) -> None:
-        """See to it that the next signal comes here. Main thread; elsewhere nothing is done."""
-        if self._heard or threading.current_thread() is not threading.main_thread():
+        """Install our handlers for the next signal. Main thread; does nothing in other threads."""
+        if self._received or threading.current_thread() is not threading.main_thread():
             return
         torchs = signal.getsignal(signal.SIGTERM)
         if not callable(torchs):
-            return  # torchrun was told to leave it alone
+            return  # torchrun was configured not to handle SIGTERM
         for number in (signal.SIGTERM, signal.SIGUSR1):
             now = signal.getsignal(number)
             if now not in {self._handle, signal.SIG_IGN, None}:
@@ -47,24 +47,24 @@ class AgentSignals:
                 signal.signal(number, self._handle)
 
     def give_back(self) -> None:
-        """Let signals mean what they did, and forget what was heard. Main thread."""
+        """Restore the earlier handlers, and forget the signals received. Main thread."""
         if threading.current_thread() is threading.main_thread() and self._before:
             for number, before in self._before.items():
                 if signal.getsignal(number) == self._handle:
                     signal.signal(number, before)
             self._before.clear()
-            self._heard.clear()
+            self._received.clear()
             self._given_up = False
 
     def give_up(self, reason: str) -> None:
-        """Let torchrun have the signal that was heard, as SIGTERM. Any thread."""
+        """Hand the received signal to torchrun, as SIGTERM. Any thread."""
         log.warning("agent.not_stopped_together", reason=reason)
         self._given_up = True
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        first, warned = not self._heard, self._heard == {signal.SIGUSR1} and number == signal.SIGTERM
-        self._heard.add(number)
+        first, warned = not self._received, self._received == {signal.SIGUSR1} and number == signal.SIGTERM
+        self._received.add(number)
         if self._given_up or not (first or warned):
             self._before[signal.SIGTERM](signal.SIGTERM, frame)
         elif first:

@@ -1,12 +1,11 @@
-"""The store that an agent is given for one generation: torch's own, with two questions answered here.
+"""`AgentStore`: the store of an agent for one generation: torch's own store, except for two operations.
 
-An agent uses its store for two things, and waits in it for other agents that may be gone by then:
+An agent waits in its store for other agents in two cases, although those may be lost by then:
 
-- to number the workers. All that is known from the join barrier, so it is answered without asking.
-- to leave together, once its workers have ended well. It says so to Strata at that moment, and
-  waits no longer than the generation lasts: in a newer one nobody will ever come. Who has the store
-  lets the others read there that all have come, before it takes the store away by leaving: they would
-  end well all the same, but with a traceback.
+- to number the workers. The join barrier has already given all numbers, so they are answered locally.
+- to leave together, once its workers have ended well. At that moment `finished` reports this to Strata, and the wait
+  ends with the generation, since nobody arrives in an ended generation. The agent that hosts the store leaves last, so
+  that the others can read there that all have arrived. Otherwise they would still end well, but with a traceback.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ ROLE_INFO: Final = "torchelastic/role_info/"
 ASSIGNED_RANKS: Final = "torchelastic/assigned_ranks/"
 EXIT_BARRIER: Final = "torchelastic/agent/terminal_state"
 PARTED: Final = "strata/parted"
-"""How many agents have read that all have come."""
+"""The key that counts the agents that have read that all have arrived."""
 PART_S: Final = 2.0
-"""How long who has the store waits for them: some may be gone already."""
+"""How long the agent that hosts the store waits for the others: some may have ended already."""
 LOOK_S: Final = 0.2
 PART_LOOK_S: Final = 0.02
 
 
 class AgentStore(PrefixStore):
-    """A store of one generation, `store` behind it.
+    """The store of one generation, on top of `store`.
 
-    `finished` is called when the agent begins to leave; `ended_within` waits up to so many seconds
-    and says whether the generation has ended.
+    `finished` is called when the agent begins to leave. `ended_within` waits up to the given seconds, and returns
+    whether the generation has ended.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class AgentStore(PrefixStore):
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         if not all(key.startswith(ROLE_INFO) for key in keys):
             return list(super().multi_get(list(keys)))
-        # only so that rank 0's agent has something to add up: nobody reads what it makes of it
+        # placeholders for rank 0's agent to add up: nothing reads the sums
         return [
             json.dumps({"role": "", "rank": int(key.removeprefix(ROLE_INFO)), "local_world_size": 0}).encode()
             for key in keys
@@ -89,23 +88,23 @@ class AgentStore(PrefixStore):
         return int(super().add(key, amount))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return once all keys are there; `DistStoreError` after the time, or when they cannot come."""
-        wanted = list(keys)
+        """Return once all keys are there; `DistStoreError` after `timeout`, or if the generation has ended."""
+        awaited = list(keys)
         limit: timedelta = timeout or self.timeout  # type: ignore[attr-defined]  # torch's stub lacks it
         left_s = limit.total_seconds()
-        while not self.check(wanted):
+        while not self.check(awaited):
             if left_s <= 0:
-                raise DistStoreError(f"{', '.join(wanted)} did not come in time")
+                raise DistStoreError(f"{', '.join(awaited)} did not come in time")
             if self._ended_within(min(LOOK_S, left_s)):
                 raise DistStoreError(f"generation {self._place.generation} has ended")
             left_s -= LOOK_S
-        if any(key.startswith(EXIT_BARRIER) for key in wanted):
+        if any(key.startswith(EXIT_BARRIER) for key in awaited):
             self._part()
 
     def _part(self) -> None:
-        """Leave the store; who has it does so last, or after `PART_S`."""
+        """Leave the store; the agent that hosts it leaves last, or after `PART_S`."""
         if self._place.member.first_rank != 0:
-            with contextlib.suppress(DistError):  # who has the store waits for so long, and no longer
+            with contextlib.suppress(DistError):  # the hosting agent may have left after `PART_S`
                 super().add(PARTED, 1)
             return
         others, until = self._place.world.members - 1, time.monotonic() + PART_S
@@ -113,7 +112,7 @@ class AgentStore(PrefixStore):
             time.sleep(PART_LOOK_S)
 
     def _check(self, value: bytes | str) -> None:
-        """Refuse an agent that runs another number of workers than this one registered with."""
+        """Raise `ConfigError` if the agent runs another number of workers than it registered with."""
         slots = int(json.loads(value)["local_world_size"])
         if slots != self._place.member.slots:
             raise ConfigError(

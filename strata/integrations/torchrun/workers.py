@@ -1,7 +1,7 @@
-"""The workers of one torchrun agent, as far as their agent can know them: torch starts them, and waits for them.
+"""`Workers`: the workers of one torchrun agent, which torch's agent starts, waits for and ends.
 
-What is known of a worker is what it said when it attached: its process. That torch's agent ends it, or starts it again, shows in
-its process only.
+Strata knows a worker only by the process that attached. If torch's agent ends or restarts a worker, Strata sees it only
+in the state of that process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strata.v1.session_pb2 import WorldUpdate
 log = get_logger()
 
 CORE_S: Final = 30.0
-"""How long a worker may write its core before it is killed: torch's agent waits for its end, and its peers with it."""
+"""How long a worker may write its core dump before it is killed: torch's agent and its peers wait for its end."""
 
 
 class Workers:
@@ -33,34 +33,34 @@ class Workers:
     def __init__(self) -> None:
         self._dumping = asyncio.Lock()
         self.relay: Relay | None = None
-        """Where they attach, once they can."""
+        """The relay of the socket to which workers attach, once it is open."""
         self.folder = Path()
-        """Where they say where their threads are."""
+        """The folder in which workers write the stacks of their threads."""
         self.unfit = ""
-        """Why this agent is not to get a place any more; empty while it is."""
+        """Why this agent must get no further place; "" while it may."""
         self.stopped: set[int] = set()
-        """Those that have stopped as they were asked to, whatever they end with."""
+        """The ranks that have stopped in response to a notice, whatever their exit code."""
         self.lasting: dict[int, str] = {}
-        """Why a worker is about to end, where another try would meet the same: its exit code counts as 78."""
+        """By rank, the lasting error that is about to end a worker, whose exit code then counts as 78."""
         self.evicted: dict[int, str] = {}
-        """Those that were killed from here, and why: torchrun knows of a SIGKILL only."""
+        """The ranks that this agent killed, with the reason: torchrun knows only of a SIGKILL."""
         self._place: Place | None = None
         self._heeding: set[int] = set()
 
     def begin(self, place: Place | None) -> None:
-        """Know nothing of workers before those of `place`."""
+        """Start a generation: forget the workers before those of `place`."""
         self._place = place
         for known in (self._heeding, self.stopped, self.lasting, self.evicted):
             known.clear()
 
     @property
     def heeding(self) -> bool:
-        """Whether every worker stops by itself when its generation is asked to. Any thread."""
+        """Whether every worker supports graceful stop. Any thread."""
         place = self._place
         return place is not None and self._heeding.issuperset(place.ranks)
 
     def stacks(self, generation: int, rank: str) -> str:
-        """Return the file in which a worker says where its threads stand."""
+        """Return the file into which a worker writes the stacks of its threads."""
         return str(self.folder / f"stacks-{generation}-{rank}.txt")
 
     def _process(self, rank: int) -> RankProcess | None:
@@ -69,7 +69,7 @@ class Workers:
     # -- what the agent tells and asks
 
     def on_world(self, update: WorldUpdate) -> None:
-        pass  # the member reads it
+        pass  # `AgentMember` reads the world from the session
 
     def rank_attached(self, rank: int, generation: int) -> None:
         self.lasting.pop(rank, None)
@@ -88,10 +88,10 @@ class Workers:
         self.lasting.pop(rank, None)
 
     def may_ask_to_stop(self) -> bool:
-        """Tell whether no worker that attached in this generation has ended.
+        """Return whether all workers that attached in this generation are still alive.
 
-        torchrun ends the workers of a node by SIGTERM when one of them has failed. To those who heed
-        it that looks like a scheduler's, and they would stop the whole training.
+        If one worker of a node has failed, torchrun ends the others by SIGTERM. Workers that support graceful stop take
+        it for a scheduler's signal, and would stop the whole training.
         """
         if self._place is None:
             return False
@@ -99,7 +99,7 @@ class Workers:
         return all(process.alive for process in processes if process is not None)
 
     def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None:
-        """Let a worker write its core for a while; torch's agent waits for its end, and counts it as a failure."""
+        """Give a worker `CORE_S` to write its core dump; torch's agent waits for its end, and counts a failure."""
         log.warning("rank.dumps_core", rank=rank, generation=generation, reason=reason)
         asyncio.get_running_loop().call_later(CORE_S, self._cut_off, self._process(rank), rank, reason)
 
@@ -108,7 +108,7 @@ class Workers:
             self._kill(process, rank, reason)
 
     def evict(self, rank: int, generation: int, reason: str) -> None:
-        """End a worker, and what torch's agent started of which it is a part; torch's agent then finds it ended."""
+        """Kill a worker and the child of torch's agent that it descends from; torch's agent then finds it ended."""
         if (process := self._process(rank)) is not None:
             self._kill(process, rank, reason)
 
@@ -123,7 +123,7 @@ class Workers:
         place, process = self._place, self._process(rank)
         if place is None or process is None or not process.alive:
             return None
-        async with self._dumping:  # all that ask have one file
+        async with self._dumping:  # concurrent requests share one file
             return await dump_stacks(process, Path(self.stacks(place.generation, str(rank))))
 
     def process(self, rank: int) -> str:
@@ -131,7 +131,7 @@ class Workers:
         return process_state(process.pid) if process is not None and process.alive else ""
 
     def logs(self, rank: int) -> Sequence[RankLog]:
-        """Return nothing: where a worker's output goes is torchrun's affair."""
+        """Return nothing: torchrun handles its workers' output."""
         return ()
 
     def become_unfit(self, reason: str) -> None:

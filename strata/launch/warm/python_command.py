@@ -1,4 +1,4 @@
-"""Reads a command line as Python's own would be read: which script or module, with which flags."""
+"""Parses a command line as Python would: which script or module it runs, with which flags."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PythonCommand:
 
 
 def python_command(command: Sequence[str]) -> PythonCommand | None:
-    """Return `command` read as Python's; None for another program, `-c`, `-i`, a script on stdin."""
+    """Return `command` parsed as Python's; None for another program, `-c`, `-i`, or a script on stdin."""
     program, *words = command
     if not _PROGRAM.fullmatch(PurePath(program).name):
         return None
@@ -66,7 +66,7 @@ def python_command(command: Sequence[str]) -> PythonCommand | None:
 
 
 def source_of(python: PythonCommand) -> Path | None:
-    """Return the file that the command runs, where it can be found without importing anything."""
+    """Return the file that the command runs, if it can be found without importing anything."""
     if python.script is not None:
         script = Path(python.script)
         return script if script.is_file() and script.suffix != ".pyc" else None

@@ -1,4 +1,4 @@
-"""Which large libraries a script is going to import, and whether it uses `strata.init`: found without running it."""
+"""The large libraries a script will import, and whether it uses `strata.init`, found without running the script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIBRARIES = frozenset(
     | {"sklearn", "strata", "timm", "tokenizers", "torch", "torchaudio", "torchdata", "torchvision"}
     | {"transformers"}
 )
-"""Those that cost seconds, and that nothing of a place must be known for while they are imported."""
+"""Libraries that take seconds to import, and whose import does not depend on the place of a rank."""
 _MOST_FILES = 100
 
 
@@ -22,28 +22,28 @@ _METHODS = {"environ": frozenset({"setdefault", "update", "pop", "clear"}), "pat
 
 
 _INIT = frozenset({"init", "TrainingOrchestrator"})
-"""What of `strata` makes a script's ranks heed notices."""
+"""Names of `strata` whose use means that a script's ranks support graceful stop."""
 
 
 @dataclass(slots=True)
 class Libraries:
-    """What was found: `modules`, in the order of their imports, and what some were left out for.
+    """The result of a search: `modules`, in the order of their imports, and the reasons why others were left out.
 
-    `heeds`: some file uses `strata.init`, so that ranks stop by themselves when they are asked to.
+    `supports_graceful_stop`: a file uses `strata.init`, so ranks stop by themselves when requested.
     """
 
     modules: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """Sentences: where a file prepares something that imports after it may look at."""
+    """Sentences: a line of a file changes something that a later import in that file may read."""
     supports_graceful_stop: bool = False
 
 
 def libraries_of(script: Path, root: Path) -> Libraries:
     """Return the modules of `LIBRARIES` that `script`, or a file of its own below `root`, imports.
 
-    What a file imports after it has set an environment variable (OMP_NUM_THREADS, say) or changed
-    where modules are found is left out: done early, that import would not see it. A file that cannot
-    be read or parsed adds nothing: running it will tell.
+    Imports after a line that sets an environment variable (OMP_NUM_THREADS, say) or changes the module search path
+    are left out, since an early import would not see that change. A file that cannot be read or parsed adds nothing:
+    running it will show the error.
     """
     found = Libraries()
     seen: set[Path] = set()
@@ -67,7 +67,7 @@ def libraries_of(script: Path, root: Path) -> Libraries:
 
 
 def _uses_init(tree: ast.Module) -> bool:
-    """Tell whether a file names `strata.init`, or the class behind it, under whatever name it imports it."""
+    """Tell whether a file uses `strata.init`, or the class behind it, under any name."""
     aliases = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -83,7 +83,7 @@ def _uses_init(tree: ast.Module) -> bool:
 
 
 def _imported(tree: ast.Module, file: Path, left_out: list[str]) -> Iterator[str]:
-    """Yield what a file imports, in the order of its lines, up to one that prepares for others."""
+    """Yield the modules a file imports, in the order of its lines, up to a line that prepares a later import."""
     prepared = 0
     for node in sorted(ast.walk(tree), key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0))):
         names = _names(node)
@@ -103,7 +103,7 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def _prepares(node: ast.AST) -> bool:
-    """Tell whether an expression changes what a later import may find: the environment, `sys.path`."""
+    """Tell whether an expression changes what a later import may read: the environment, `sys.path`."""
     if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
         return _last_name(node.value) in _METHODS
     if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
@@ -117,7 +117,7 @@ def _prepares(node: ast.AST) -> bool:
 
 
 def _last_name(node: ast.AST) -> str:
-    """Return `environ` for `os.environ` as for `environ`."""
+    """Return the last name of an expression: `environ` for `os.environ` and for `environ`."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 

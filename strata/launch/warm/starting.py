@@ -1,4 +1,4 @@
-"""How a rank's process comes to be: started from nothing, or (`launch.warm.warm_pool`) from one that waits."""
+"""Starters of rank processes: cold, from nothing, or warm (`launch.warm.warm_pool`), from a waiting interpreter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANK_LOG: Final = "STRATA_RANK_LOG"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A process that runs the command, whether it had imported before, and its output if that is passed on."""
+    """A process that runs the command, whether it was warm, and its output if that goes through the agent."""
 
     child: Child
     warm: bool
@@ -23,23 +23,23 @@ class Started:
 
 
 class Starter(Protocol):
-    """Starts the command of a run, once for each rank. Output goes to the file that `RANK_LOG` of its environment names."""
+    """Starts the command of a run, once per rank. Output goes to the file named by `RANK_LOG` in its environment."""
 
     def start(self, environment: Mapping[str, str], *, name: str) -> Started:
-        """Return the process that runs the command; `OSError` when it cannot be run at all."""
+        """Return a process that runs the command; `OSError` if the command cannot be run at all."""
         ...
 
     def prepare(self, count: int) -> int:
-        """Get ready to start so many processes soon; return how many more had to be made ready for that."""
+        """Prepare to start `count` processes soon; return how many more had to be prepared for that."""
         ...
 
     def close(self) -> None:
-        """End what was prepared and not used."""
+        """End the processes that were prepared and not used."""
         ...
 
 
 class ColdStarter:
-    """Starts each process from nothing. Without `outputs` it writes where this process does, or into its file."""
+    """Starts each process from nothing. Without `outputs` it writes to this process's output, or into its file."""
 
     def __init__(self, command: Sequence[str], outputs: RankOutputs | None = None) -> None:
         self._command = tuple(command)

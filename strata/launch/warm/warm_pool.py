@@ -1,12 +1,12 @@
 """Warm processes: interpreters that have done the script's large imports and wait to be a rank.
 
-Importing torch takes seconds, and a restart would pay them while the others wait. So a node keeps
-one such process for each of its slots, on a standby too. Each is used once. What it was started
-with is what every generation has in common (program, flags, arguments, inherited environment);
-what differs, it is told when its rank starts. `launch.warm.warm_program` is what runs in it.
+Importing torch takes seconds, which a restart would spend while other ranks wait. So a node keeps one warm process
+per slot, also on a standby. Each is used once. It is started with the settings that all generations share: program,
+flags, arguments, inherited environment. It receives the other settings when its rank starts. It runs the program
+`launch.warm.warm_program`.
 
-A process that is not there, has ended, or has not said hello (it is no Python) is not waited for:
-the rank starts from nothing.
+If there is no warm process, or it has ended or has not sent its hello (its program is not Python), the rank starts
+from nothing at once.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from strata.processes.children import Child
 log = get_logger()
 
 _STRATA = ("strata.client.rank.connect", "strata.client.checkpoints.manager", "strata.training.init")
-"""What `import strata` leaves for later, and a rank needs at once."""
+"""Modules that `import strata` does not load, and that a rank needs at once."""
 
 _TORCH = ("torch._dynamo",)
-"""What torch leaves for later: the first optimizer imports it, which takes as long as torch itself."""
+"""Modules that `import torch` does not load: the first optimizer imports them, which takes as long as torch itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class _Spare:
     output: RankOutput | None
 
     def becomes(self, line: bytes) -> bool:
-        """Tell it its place; False, and it is ended, unless it lives and is our program."""
+        """Send it its environment; return False and kill it unless it lives and runs `warm_program`."""
         with self.link:
             try:
-                # however far its imports are; a line that does not fit into the socket is not waited for
+                # it may still be importing; a line that does not fit into the socket is not waited for
                 lives = self.child.poll() is None and self.link.recv(1) == warm_program.HELLO
                 if lives and self.link.send(line) == len(line):
                     return True
             except OSError:
-                pass  # it has said nothing yet, or is gone
+                pass  # it has not sent its hello yet, or has ended
         self.child.kill()
         return False
 
@@ -64,7 +64,7 @@ class _Spare:
 
 
 class WarmStarter:
-    """Starts ranks from processes that wait, and from nothing when there is none."""
+    """Starts ranks from waiting processes, and from nothing if none waits."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class WarmStarter:
         inherited: Mapping[str, str],
         outputs: RankOutputs | None = None,
     ) -> Self | None:
-        """Return a starter for `command`; None when it is not a Python script or module.
+        """Return a starter for `command`; None if it is not a Python script or module.
 
-        `modules` are imported besides those that the script is found to import. Without `outputs` a process writes
-        where this one does, or into its file.
+        `modules` are imported in addition to those that the script is found to import. Without `outputs` a process
+        writes to this process's output, or into its file.
         """
         python = python_command(command)
         if python is None:
@@ -124,9 +124,9 @@ class WarmStarter:
         return self._cold.start(environment, name=name)
 
     def prepare(self, count: int) -> int:
-        """See to it that `count` processes wait, and return how many were started for that.
+        """Make `count` processes wait, and return how many were started for that.
 
-        One that cannot be started is done without.
+        A process that cannot be started is left out.
         """
         lost = [spare for spare in self._spares if spare.child.poll() is not None]
         for spare in lost:
@@ -140,7 +140,7 @@ class WarmStarter:
         return len(self._spares) - before
 
     def close(self) -> None:
-        """End the processes that wait."""
+        """End the waiting processes."""
         for spare in self._spares:
             spare.close()
         self._spares.clear()
@@ -168,7 +168,7 @@ class WarmStarter:
 
 
 def uses_init(command: Sequence[str]) -> bool:
-    """Tell whether `command` is a Python script, or module, that uses `strata.init`, as far as can be read."""
+    """Tell whether `command` is a Python script or module that uses `strata.init`, as far as its source shows."""
     python = python_command(command)
     file = source_of(python) if python is not None else None
     return (
@@ -179,7 +179,7 @@ def uses_init(command: Sequence[str]) -> bool:
 
 
 def _is_script(program: str) -> bool:
-    """Tell whether what is called python is a script, which may take its arguments otherwise than Python."""
+    """Tell whether the program called python is a script, which may parse its arguments unlike Python."""
     try:
         with Path(shutil.which(program) or program).open("rb") as file:
             return file.read(2) == b"#!"

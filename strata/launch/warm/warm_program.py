@@ -1,17 +1,17 @@
-"""A process that has done a script's large imports, and becomes the script when it is told its place.
+"""A warm process: it does a script's large imports, and becomes the script when it receives its environment.
 
 `strata.launch.warm.warm_pool` runs this file as a script, by path, with the interpreter and the flags of the
 rank's own command:
 
     python FLAGS warm_program.py FD MODULES SCRIPT|-m MODULE ARGUMENTS...
 
-It imports MODULES (by commas), waits on the socket FD for one line, the environment as a JSON
-object, and then runs the script as `__main__`, as Python itself does: argv,
-path, flags, exit codes and tracebacks are what they would have been. What differs is only that
-some modules are there already. Standard library only, for any Python that a command may name.
+It imports MODULES (separated by commas) and waits on the socket FD for one line, the environment as a JSON object.
+Then it runs the script as `__main__`, as Python itself does: argv, path, flags, exit codes and tracebacks are the
+same. The only difference is that some modules are already imported. It uses the standard library only, to run with
+any Python that a command may name.
 
-With "-" in the place of FD it is the script at once. In both cases the last lines of the traceback that
-ends the script are left in a file beside STRATA_STACKS, from which the supervisor takes why it failed.
+With "-" in place of FD it becomes the script at once. In both cases it leaves the last lines of the traceback that
+ends the script in a file beside STRATA_STACKS, from which the agent takes the reason of the failure.
 """
 
 import importlib
@@ -25,36 +25,36 @@ from typing import Any
 
 HELLO = b"+"
 AT_ONCE = "-"
-"""In the place of the socket: nobody tells a place, the environment has it already."""
+"""In place of the socket's number: the environment is complete already, so there is nothing to wait for."""
 LAST_LINES = 3
 LAST_WORDS = ".traceback"
-"""What the file's name, of the traceback's last lines, has behind that of STRATA_STACKS."""
+"""Suffix, after the name in STRATA_STACKS, of the file with the traceback's last lines."""
 
 
 def first_path(target: list[str]) -> str:
-    """Return what Python puts first on its path for this command."""
+    """Return the first entry that Python puts on its path for this command."""
     if target[0] == "-m":
         return os.getcwd()  # noqa: PTH109  # as Python has it; and pathlib is not imported for it
     return os.path.dirname(os.path.realpath(target[0]))  # noqa: PTH120
 
 
 def import_early(modules: list[str]) -> None:
-    """Import what the script will import anyway."""
+    """Import the modules that the script will import anyway."""
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception:  # noqa: BLE001, S112  # the script's own import says what is wrong
+        except Exception:  # noqa: BLE001, S112  # the script's own import will raise the error
             continue
 
 
 def wait_for_place(link: socket.socket) -> None:
-    """Take the environment that comes as one line."""
+    """Receive the environment, which comes as one line, and put it in place of this process's own."""
     with link, link.makefile("rb") as lines:
         line = lines.readline()
     if not line.endswith(b"\n"):
         raise ConnectionResetError
     environment = json.loads(line)
-    coerced = os.environ.get("LC_CTYPE")  # PEP 538: Python's own, if it is not among those given
+    coerced = os.environ.get("LC_CTYPE")  # PEP 538: set by Python itself; the received one may lack it
     os.environ.clear()
     if coerced is not None:
         os.environ["LC_CTYPE"] = coerced
@@ -88,7 +88,7 @@ def fresh_main() -> types.ModuleType:
     """Put a new `__main__` in place of this program's."""
     module = types.ModuleType("__main__")
     facts: dict[str, Any] = {"__builtins__": __builtins__}
-    if sys.version_info < (3, 14):  # where annotations became lazy
+    if sys.version_info < (3, 14):  # later versions have lazy annotations
         facts["__annotations__"] = {}
     module.__dict__.update(facts)
     sys.modules["__main__"] = module
@@ -123,7 +123,7 @@ def run_module(name: str) -> None:
 
 def hide_this_file(show: Callable[..., Any]) -> Callable[..., Any]:
     """Return an excepthook that shows a traceback without the frames of this file."""
-    this_file = __file__  # from Python 3.14 on, `__main__` has none any more when the hook is called
+    this_file = __file__  # from Python 3.14 on, `__main__` has no `__file__` any more when the hook is called
 
     def hook(kind: Any, error: Any, trace: Any) -> Any:
         while trace is not None and trace.tb_frame.f_code.co_filename == this_file:
@@ -136,9 +136,9 @@ def hide_this_file(show: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keep_last_lines(kind: Any, error: Any, trace: Any) -> None:
-    """Leave the end of a traceback to the supervisor, without the lines that only point at a column."""
+    """Leave the end of a traceback to the agent, without the lines that only point at a column."""
     if not _last_words or issubclass(kind, KeyboardInterrupt):
-        return  # after an import, Python would not end by the signal any more
+        return  # for a KeyboardInterrupt an import here would keep Python from ending by the signal
     import traceback  # noqa: PLC0415
 
     try:
@@ -146,12 +146,12 @@ def keep_last_lines(kind: Any, error: Any, trace: Any) -> None:
         said = [line.strip() for line in lines if line.strip(" ^~")]
         with open(_last_words[0], "w", errors="replace") as file:  # noqa: PTH123
             file.write("\n".join(said[-LAST_LINES:]))
-    except Exception:  # noqa: BLE001, S110  # the traceback itself is what counts, and is shown
+    except Exception:  # noqa: BLE001, S110  # the traceback itself matters more, and is shown
         pass
 
 
 def be_warm(descriptor: int, modules: list[str]) -> None:
-    """Import, and return once the place of a rank is told."""
+    """Import the modules, and return once the environment of a rank is in place."""
     link = socket.socket(fileno=descriptor)
     os.set_inheritable(link.fileno(), False)
     try:
@@ -159,12 +159,12 @@ def be_warm(descriptor: int, modules: list[str]) -> None:
         import_early(modules)
         wait_for_place(link)
     except ConnectionError:
-        os._exit(0)  # nobody needs it any more
+        os._exit(0)  # the agent closed the socket: this process is not needed
     answer_stack_dumps()
 
 
 def main(words: list[str]) -> None:
-    """Be warm, if that is asked for, then be the script."""
+    """Be a warm process first, if a socket is given, then become the script."""
     descriptor, modules, *target = words
     if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
         sys.path[0] = first_path(target)
@@ -183,7 +183,7 @@ def main(words: list[str]) -> None:
             sys.argv[:] = target
             run_script(target[0])
     except BaseException:
-        # Python itself ends the process, as for any script; only its traceback begins with the script
+        # Python itself ends the process, as for any script; only its traceback must begin with the script
         sys.excepthook = hide_this_file(sys.excepthook)
         raise
 

@@ -1,4 +1,4 @@
-"""The training loop: `Run`, the batches of its steps, and what is measured of them.
+"""The training loop: `Run`, the batches of its steps, and the measurements of its steps.
 
 Begin with `run`.
 """

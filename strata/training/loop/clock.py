@@ -1,4 +1,4 @@
-"""What a run reads the time from: three functions, so that a test can hold them."""
+"""`Clock`: the three time functions that a run uses; a test can replace them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """`monotonic_s` for durations; `unix_s` for what other generations and hosts are to understand;
-    `thread_s` for what the calling thread used of a processor.
+    """`monotonic_s` for durations, `unix_s` for times that other generations and hosts read,
+    `thread_s` for the processor time of the calling thread; all in seconds.
     """
 
     monotonic_s: Callable[[], float]

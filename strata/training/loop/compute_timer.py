@@ -1,10 +1,9 @@
-"""The compute time and the data wait of a rank's steps: what tells the slow rank from those that wait for it.
+"""`ComputeTimer`: the compute time and data wait of a rank's steps, which distinguish a straggler from waiting ranks.
 
-In synchronous training all ranks wait for the slowest in every step, so their steps are equally
-long. A rank's own part is the time that it waits for its batches, and the processor time of its
-trainer's thread: while the thread sleeps in a collective, none of that passes. (Where a collective
-spins instead of sleeping, as CUDA's streams may, it counts as own work on all ranks alike, and only
-slow data shows.)
+In synchronous training all ranks wait for the slowest in every step, so the wall time of their steps is equal. A rank's
+own time is the time it waits for its batches, plus the processor time of its trainer's thread. While that thread sleeps
+in a collective, neither grows. (If a collective spins instead of sleeping, as CUDA's streams may, it counts as compute
+time on all ranks, and only slow data shows.)
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class ComputeTimer:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._spent_s = self._waited_s = 0.0
-        """What the open step has cost so far, and how much of that was the wait for its batches."""
+        """The own time of the open step so far, and the part of it that waited for its batches."""
         self._mark_s = 0.0
         """The thread's processor time up to which the open step has been counted."""
         self._open = False
@@ -33,20 +32,20 @@ class ComputeTimer:
 
     @property
     def costs(self) -> dict[str, float]:
-        """What the last complete step cost this rank, as `progress` takes it."""
+        """This rank's own time and data wait in the last complete step, as arguments of `progress`."""
         return {"own_s": self.last_s, "data_wait_s": self.last_data_wait_s}
 
     def waiting(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield `batches`, and count the wait for each."""
+        """Yield `batches`, and measure the wait for each."""
         iterator = iter(batches)
         while True:
             self._count_work()
-            asked_s = self._clock.monotonic_s()
+            requested_s = self._clock.monotonic_s()
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
-            waited_s = self._clock.monotonic_s() - asked_s
+            waited_s = self._clock.monotonic_s() - requested_s
             self._spent_s += waited_s
             self._waited_s += waited_s
             self._mark_s = self._clock.thread_s()
@@ -58,7 +57,7 @@ class ComputeTimer:
             self._open, self._mark_s = True, self._clock.thread_s()
 
     def completed(self) -> None:
-        """The step is complete; what follows until the next one (a save, say) is nobody's part."""
+        """Close the open step; time until the next one, such as a save, does not count as own time."""
         self._count_work()
         self.last_s, self.last_data_wait_s = self._spent_s, self._waited_s
         self._spent_s = self._waited_s = 0.0

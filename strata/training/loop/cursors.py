@@ -1,11 +1,10 @@
-"""How far each shard of a dataset is: `Cursors` (PROTOCOLS 7.2).
+"""`Cursors`: the read position in each shard of a dataset (PROTOCOLS 7.2).
 
-A cursor belongs to the snapshot: it is captured in the trainer's thread together with the state, and
-saved as text beside the position in each rank's manifest. The next world may give a shard to another
-rank, so whoever restores looks at every rank's cursors, and of two of one shard takes the later one.
-
-A rank saves what it has advanced itself; rank 0 saves what nobody has advanced since, too, so that
-nothing of an earlier world is lost when a shard rests for one.
+A cursor belongs to the snapshot: the trainer's thread captures it together with the state, and it is saved as text
+beside the position in each rank's manifest. The next world may assign a shard to another rank. So a restoring rank
+reads every rank's cursors, and takes the later of two cursors of one shard. A rank saves the cursors that it has
+advanced. Rank 0 also saves the cursors that no rank has advanced since the restore, so that the cursor of a shard that
+stays idle for one world is not lost.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from strata.documents.parsing import MANIFEST, json_object
 from strata.errors import CheckpointError, InvalidArgument
 
 CURSORS_KEY: Final = "cursors"
-"""Where they stand, beside the position, in a checkpoint."""
+"""The key of the cursors in a checkpoint, beside the position."""
 
 Place = tuple[int, int]
-"""(epoch, position in it)."""
+"""(epoch, position in that epoch)."""
 
 
 class Cursors:
-    """The positions in the shards of one dataset: samples, say, that completed steps have used.
+    """The positions in the shards of one dataset, in samples for example, that completed steps have used.
 
-    For the trainer's thread. What was advanced before a step was completed is saved with that step.
+    For the trainer's thread. A cursor that is advanced before a step completes is saved with that step.
     """
 
     def __init__(self, known: Mapping[int, Place]) -> None:
-        """`known`: where the checkpoint says that the shards are."""
+        """`known` holds the positions from the checkpoint."""
         self._places = dict(known)
         self._advanced: set[int] = set()
 
     def position(self, shard: int, *, epoch: int = 0) -> int:
-        """Return how far `shard` is in `epoch`; 0 where nobody has begun it there.
+        """Return the position of `shard` in `epoch`; 0 if no rank has begun it in that epoch.
 
-        `CheckpointError` when it is in a later epoch already: what was asked for is over.
+        `CheckpointError` if the shard is in a later epoch already.
         """
         shard, epoch = _shard(shard), _epoch(epoch)
         now, position = self._places.get(shard, (epoch, 0))
@@ -51,7 +50,7 @@ class Cursors:
         return position if now == epoch else 0
 
     def advance(self, shard: int, position: int, *, epoch: int = 0) -> None:
-        """Say how far `shard` is with the step at hand; `InvalidArgument` when that would be backwards."""
+        """Set the position of `shard` after the current step; `InvalidArgument` if that moves it backwards."""
         shard, epoch = _shard(shard), _epoch(epoch)
         place = epoch, arguments.integer("position", position, below=2**63)
         before = self._places.get(shard, (0, 0))
@@ -64,16 +63,16 @@ class Cursors:
         self._advanced.add(shard)
 
     def saved(self, *, whole: bool) -> dict[str, list[int]]:
-        """Return what a checkpoint holds: what was advanced here, or the `whole` of it."""
+        """Return the cursors to save: those advanced on this rank, or all if `whole`."""
         shards = self._places if whole else self._advanced
         return {str(shard): list(self._places[shard]) for shard in sorted(shards)}
 
 
 class CursorBook:
-    """All cursors of one rank of one generation. `of_ranks` returns the text that each rank had saved."""
+    """All cursors of one rank in one generation. `of_ranks` returns the text that each rank saved."""
 
     def __init__(self, *, rank: int, own: str, of_ranks: Callable[[], Iterable[str]]) -> None:
-        """`own` is the text that this rank had saved, "" for none."""
+        """`own` is the text that this rank saved, "" for none."""
         self._rank = rank
         self._own = own
         self._of_ranks = of_ranks
@@ -81,7 +80,7 @@ class CursorBook:
         self._datasets: dict[str, Cursors] = {}
 
     def of(self, dataset: str) -> Cursors:
-        """Return the cursors of a dataset. The first call reads what all ranks had saved."""
+        """Return the cursors of a dataset. The first call reads the saved cursors of all ranks."""
         if self._known is None:
             self._known = merged(self._of_ranks())
         if dataset not in self._datasets:
@@ -89,9 +88,9 @@ class CursorBook:
         return self._datasets[dataset]
 
     def saved(self) -> str:
-        """Return what this rank's part of a checkpoint holds."""
+        """Return the cursors as text for this rank's part of a checkpoint."""
         if self._known is None:
-            return self._own  # nobody has looked: as it was
+            return self._own  # no cursor was read or advanced: save the text unchanged
         whole = self._rank == 0
         datasets = {name: cursors.saved(whole=whole) for name, cursors in self._datasets.items()}
         if whole:
@@ -101,7 +100,7 @@ class CursorBook:
 
 
 def merged(texts: Iterable[str]) -> dict[str, dict[int, Place]]:
-    """Return the cursors of all datasets, of what each rank had saved: the later one of each shard."""
+    """Merge the saved cursors of all ranks, by dataset; the later cursor of each shard wins."""
     known: dict[str, dict[int, Place]] = {}
     for text in texts:
         for dataset, places in _read(text).items():

@@ -1,15 +1,14 @@
-"""DistributedDataParallel after a restart: the same sums, to the last bit.
+"""Restores DistributedDataParallel's gradient buckets after a restart, so that sums are equal to the last bit.
 
-DDP adds up gradients in buckets, and the grouping decides on the last bits of a sum over three ranks or
-more. It divides the parameters anew after the first backward pass of a process, in the order in which
-their gradients were ready. So the first step of a restarted process would be summed in other buckets
-than the same step of a run without a restart.
+DDP sums gradients in buckets, and the grouping affects the last bits of a sum over three ranks or more. After the first
+backward pass of a process, DDP rebuilds the buckets in the order in which the gradients were ready. So the first step
+of a restarted process would be summed in other buckets than the same step of a run without a restart.
 
     fresh run    step 1 in initial buckets, from step 2 in rebuilt ones   → a checkpoint has their order
     restarted    a backward pass of zeros in that order, then all steps in rebuilt ones
 
-The pass of zeros touches nothing that is trained: gradients are put back, no forward pass is run, no random
-number is drawn. It is a collective, so all ranks do it or none: they tell each other whether they can.
+The pass of zeros changes nothing that is trained: gradients are put back, no forward pass runs, no random number is
+drawn. The pass is a collective, so either all ranks run it or none: they first exchange whether they can.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from strata.errors import BarrierBroken, BarrierTimeout
 from strata.training.rank_context import RankContext
 
 BUCKETS_KEY: Final = "ddp"
-"""Where the order of the buckets stands, beside the position, in a checkpoint."""
+"""The key of the buckets' order in a checkpoint, beside the position."""
 BUCKETS_BARRIER: Final = "strata.ddp"
 BUCKETS_S: Final = 60.0
 """How long the ranks wait for each other before the pass."""
 SUMS_DIFFER_FROM: Final = 3
-"""Of so many ranks on the grouping counts: a sum of two is the same in any order."""
+"""The world size from which the grouping matters: a sum of two is the same in any order."""
 _ABLE: Final = b"able"
 _UNABLE: Final = b"unable"
 _REBUILT: Final = "rebuilt_per_bucket_param_indices"
@@ -41,10 +40,10 @@ log: Final = logging.getLogger("strata.training")
 
 
 class Buckets:
-    """The buckets of the DDP modules around what one run trains; for the trainer's thread."""
+    """The buckets of the DDP modules that wrap one run's models; for the trainer's thread."""
 
     def __init__(self, context: RankContext, state: Mapping[str, Any], *, saved: str, restored: bool) -> None:
-        """`saved` is what the checkpoint says of them; `restored`: this generation began from one."""
+        """`saved` is the order from the checkpoint; `restored`: this generation began from a checkpoint."""
         self._context = context
         self._state = state
         self._saved = saved
@@ -53,7 +52,7 @@ class Buckets:
         self._wrapped: list[weakref.ref[Any]] = []
 
     def begin(self) -> None:
-        """Have the buckets that the saving world had, before the first step; every rank calls it then."""
+        """Restore the buckets of the saving world; every rank calls it before the first step."""
         torch = sys.modules.get("torch")
         if self._begun or torch is None or not torch.distributed.is_available():
             return
@@ -74,16 +73,16 @@ class Buckets:
         log.debug("the buckets of %d DDP modules are as they were", len(wrapped))
 
     def _all_are(self, *, able: bool) -> bool:
-        """Tell, alike on every rank, whether all are able."""
+        """Return whether all ranks are able; all ranks return the same."""
         try:
-            told = self._context.barrier(BUCKETS_BARRIER, _ABLE if able else _UNABLE, timeout_s=BUCKETS_S)
-        except (BarrierBroken, BarrierTimeout) as error:  # the round is over for all alike
+            reported = self._context.barrier(BUCKETS_BARRIER, _ABLE if able else _UNABLE, timeout_s=BUCKETS_S)
+        except (BarrierBroken, BarrierTimeout) as error:  # the round has ended so for all ranks
             log.info("the first step after this restart may differ in its last bits: %s", error.message)
             return False
-        return list(told.values()) == [_ABLE] * self._context.world_size
+        return list(reported.values()) == [_ABLE] * self._context.world_size
 
     def saved(self) -> str:
-        """Return what a checkpoint holds: the newest order that is known, "" for none."""
+        """Return the newest known order as text for a checkpoint, "" for none."""
         orders = [order_of(ddp) for one in self._wrapped if (ddp := one()) is not None]
         if orders and all(orders):
             self._saved = json.dumps(orders, separators=(",", ":"))
@@ -91,7 +90,7 @@ class Buckets:
 
 
 def wrapped_in(torch: Any, state: Mapping[str, Any]) -> list[Any]:
-    """Return the DDP modules around what `state` holds, in its order; none where two hold the same."""
+    """Return the DDP modules that wrap the modules in `state`, in its order; none if two wrap the same parameters."""
     places: dict[int, int] = {}
     for module in _modules(torch, state):
         for parameter in module.parameters():
@@ -100,7 +99,7 @@ def wrapped_in(torch: Any, state: Mapping[str, Any]) -> list[Any]:
         return []
     kind = torch.nn.parallel.DistributedDataParallel
     found: dict[int, Any] = {}
-    for one in gc.get_objects():  # the program may have made it after `strata.init`
+    for one in gc.get_objects():  # the program may have wrapped the model after `strata.init`
         if type(one) is kind:
             place = min((places.get(id(p), len(places)) for p in one.parameters()), default=len(places))
             if place in found:
@@ -117,12 +116,12 @@ def _modules(torch: Any, state: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def order_of(ddp: Any) -> list[int] | None:
-    """Return the numbers of the parameters in the order of the rebuilt buckets, once DDP tells it."""
+    """Return the indices of the parameters in the order of the rebuilt buckets, or None while DDP has none."""
     try:
-        told = ddp._get_ddp_logging_data()  # torch has no other way
+        reported = ddp._get_ddp_logging_data()  # torch has no public function for it
     except (AttributeError, RuntimeError):
         return None
-    return [int(number) for number in str(told.get(_REBUILT, "")).replace(",", " ").split()] or None
+    return [int(number) for number in str(reported.get(_REBUILT, "")).replace(",", " ").split()] or None
 
 
 _PLAIN: Final[Mapping[str, Any]] = {
@@ -134,11 +133,11 @@ _PLAIN: Final[Mapping[str, Any]] = {
     "_comm_hooks": [],
     "parameters_to_ignore": set(),
 }
-"""What DDP must be set to for the pass: elsewhere buckets stay as they are, or code of others would run in it."""
+"""The DDP settings that the pass requires: others keep the initial buckets, or run the program's code in it."""
 
 
 def _read(text: str) -> list[list[int]]:
-    """Return the orders that a checkpoint holds; none where it holds something else."""
+    """Return the orders from a checkpoint's text; none if the text is not valid."""
     try:
         orders = json_value(text, MANIFEST)
     except ValueError:
@@ -150,7 +149,7 @@ def _read(text: str) -> list[list[int]]:
 
 
 def _unfit(torch: Any, wrapped: Sequence[Any], orders: Sequence[Sequence[int]]) -> str:
-    """Return why the pass is impossible, or would do more than fill the buckets; "" when it is fine."""
+    """Return why the pass is impossible, or would do more than fill the buckets; "" if it can run."""
     if not wrapped or len(wrapped) != len(orders):
         return f"the checkpoint knows {len(orders)} DDP modules, and {len(wrapped)} are here"
     for ddp, order in zip(wrapped, orders, strict=True):
@@ -174,7 +173,7 @@ def _unfit(torch: Any, wrapped: Sequence[Any], orders: Sequence[Sequence[int]]) 
 
 
 def _parameters(ddp: Any) -> list[Any]:
-    """Return what DDP reduces the gradients of, by the numbers that it tells."""
+    """Return the parameters whose gradients DDP reduces, by the indices that it reports."""
     return [parameter for parameter in getattr(ddp, "_module_parameters", ()) if parameter.requires_grad]
 
 
@@ -185,7 +184,7 @@ def _plain(torch: Any, parameter: Any) -> bool:
 
 
 def _fill(torch: Any, ddp: Any, order: Sequence[int]) -> None:
-    """Run a backward pass of zeros, in which the gradients are ready in `order`."""
+    """Run a backward pass of zeros in which the gradients become ready in `order`."""
     parameters = _parameters(ddp)
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:

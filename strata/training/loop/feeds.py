@@ -1,20 +1,21 @@
-"""How a loader becomes the batches of steps: `Feed`.
+"""`Feed`: turns a data loader into the batches of optimizer steps.
 
-An `ElasticSampler`, and a torch DataLoader over a dataset that knows its length, whose sampler is
-one of torch's own, are *elastic*: what a step trains on is the same in any world, and a training
-goes on with the very next sample. The DataLoader itself is not used but made again, over the same
-dataset and with the same workers, and takes its indices from an `ElasticSampler`. torchdata's
-StatefulDataLoader is elastic under the same conditions.
+There are three kinds of loaders:
 
-Any other StatefulDataLoader is *stateful*: each rank saves and restores the state of its own. It goes
-on in a world of the same size, and is refused in another.
+*elastic*: an `ElasticSampler`, or a torch DataLoader (or torchdata StatefulDataLoader) over a dataset of known length
+with one of torch's own samplers. A step has the same samples in any world, and a restart continues with the next
+sample. The DataLoader itself is not used: an equal one is made over the same dataset with the same workers, which takes
+its indices from an `ElasticSampler`.
 
-Any other loader is *ordinary*: what was trained on before is drawn again and passed over, which is
-right if it gives the same batches in the same order in each run, and the world has its old size.
+*stateful*: any other StatefulDataLoader. Each rank saves and restores its loader's state. The training continues in a
+world of the same size, and is refused in a world of another size.
 
-Where the ranks know different lengths of stateful or ordinary loaders, all end an epoch with the one
-that has the fewest batches: another one would meet nobody in the collectives of its next step. Else an
-epoch ends when the loader does, for a length may be an estimate.
+*ordinary*: any other loader. A restart draws and drops the batches that were trained on before. That is right if the
+loader gives the same batches in the same order in each run, and the world has its old size.
+
+If the ranks report different lengths of stateful or ordinary loaders, all ranks end an epoch at the fewest batches: a
+rank with more would wait alone in the collectives of its next step. Otherwise an epoch ends when the loader ends, since
+a length may be an estimate.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from strata.training.save.state import Position
 from strata.training.stop.shield import Shielded, starting_children
 
 Loader = Iterable[Any] | ElasticSampler
-"""What `run.steps` takes."""
+"""The loaders that `run.steps` accepts."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -44,20 +45,20 @@ class Feed(Protocol):
     """The batches of one loader, epoch by epoch."""
 
     def epoch(self, position: Position) -> Iterator[Fed]:
-        """Yield what is left of the epoch that `position` is in."""
+        """Yield the remaining batches of the epoch that `position` is in."""
         ...
 
     def facts(self, position: Position) -> dict[str, Any]:
-        """Return what a checkpoint of `position` says of the loader."""
+        """Return the loader's entries in a checkpoint of `position`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feeding:
-    """What decides on feeds: this rank's world, what was asked for, what the checkpoint says.
+    """Makes feeds from this rank's world, the settings, and the loader's entries `saved` in the checkpoint.
 
-    `shortest` returns after how many batches all ranks end an epoch, given how many this one has;
-    None: when the loader does.
+    `shortest` takes this rank's number of batches, and returns the number after which all ranks end an epoch;
+    None: each rank ends with its loader.
     """
 
     rank: int
@@ -68,13 +69,13 @@ class Feeding:
     saved: Mapping[str, Any]
     shortest: Callable[[int | None], int | None] = lambda batches: None
     kept: Kept = field(init=False)
-    """What this rank knows of the state of its StatefulDataLoader."""
+    """The saved state of this rank's StatefulDataLoader."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept", Kept.of(self.saved))
 
     def feed(self, loader: Loader, accumulate: int) -> Feed:
-        """Return the feed of `loader`; `ConfigError` when its batches cannot be split here."""
+        """Return the feed of `loader`; `ConfigError` if its batches cannot be split in this world."""
         if isinstance(loader, ElasticSampler):
             if accumulate != 1:
                 raise InvalidArgument(
@@ -121,7 +122,7 @@ class Feeding:
         return ElasticFeed(sampler, self.rank, self.world_size, made_of=made_of, per_rank=per_rank)
 
     def _global_batch(self, per_rank: int) -> int:
-        """Return the samples of a step: as before, whatever the world is, unless a rank's were changed."""
+        """Return the samples of a step: as saved, in any world, unless the samples per rank were changed."""
         if self.global_batch is not None:
             return self.global_batch
         if self.saved.get("per_rank") == per_rank:
@@ -141,7 +142,7 @@ class ElasticFeed:
         made_of: tuple[Any, Any] | None,
         per_rank: int,
     ) -> None:
-        """`made_of`: torch and the loader to load as; None yields the indices themselves."""
+        """`made_of` is torch and the loader to copy the settings from; with None the feed yields the indices."""
         self.sampler = sampler
         self._rank = rank
         self._world_size = world_size
@@ -158,7 +159,7 @@ class ElasticFeed:
         self._indices.now = lambda: self.sampler.indices(epoch, rank, size, done=done)
         batches: Iterable[Any] = self._indices
         if self._loader is not None:
-            # the workers' seed: its own in each epoch, and drawn from no generator of the trainer's
+            # the workers' seed differs in each epoch, and uses no random generator of the program
             seed = mix(mix(mix(self.sampler.seed) + epoch) + (rank << 40) + done)
             self._loader.generator.manual_seed(seed >> 1)
             with starting_children(spawned=_spawns(self._loader)):
@@ -181,7 +182,7 @@ class ElasticFeed:
 
 
 def _length(loader: Iterable[Any]) -> int | None:
-    """Return how many batches an epoch has, as far as the loader says that."""
+    """Return the number of batches of an epoch, or None if the loader has no length."""
     try:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:  # a DataLoader over a dataset without a length
@@ -189,7 +190,7 @@ def _length(loader: Iterable[Any]) -> int | None:
 
 
 class _Indices:
-    """The batch sampler of a DataLoader that stays, with its workers, from epoch to epoch."""
+    """The batch sampler of a DataLoader that is kept, with its workers, from epoch to epoch."""
 
     def __init__(self) -> None:
         self.now: Any = lambda: iter(())
@@ -200,7 +201,7 @@ class _Indices:
 
 
 def _shuffles(torch: Any, loader: Any) -> bool | None:
-    """Tell whether a DataLoader of torch's own samplers shuffles; None when it is no such loader."""
+    """Return whether a DataLoader with one of torch's own samplers shuffles; None for any other loader."""
     if type(loader) not in types_named("DataLoader", "StatefulDataLoader") or loader.batch_size is None:
         return None
     if type(loader.batch_sampler) not in types_named("BatchSampler"):
@@ -232,7 +233,7 @@ _CARRIED: Final = (
 
 
 def _spawns(loader: Any) -> bool:
-    """Tell whether the workers of this DataLoader begin as programs of their own."""
+    """Return whether the workers of this DataLoader are spawned, not forked."""
     if not loader.num_workers:
         return False
     context = loader.multiprocessing_context or multiprocessing

@@ -1,7 +1,7 @@
-"""What takes part in a training's steps, in the trainer's thread: `StepHook`.
+"""`StepHook`: callbacks around the steps of a training, in the trainer's thread.
 
-A step is one of the optimizer's, over all ranks. It *begins* before its first batch is handed out,
-and is *complete* once the body of the loop has returned from its last one.
+A step is one optimizer step over all ranks. It *begins* before its first batch is handed out, and is *complete* once
+the loop body of its last batch has ended.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Protocol
 
 
 class StepHook(Protocol):
-    """Called in the trainer's thread; what it raises leaves the training loop."""
+    """Called in the trainer's thread; its exceptions leave the training loop."""
 
     def begins(self, step: int) -> None:
-        """Step number `step` (from 1) is about to begin here; may wait, so as to hold this rank."""
+        """Step number `step` (from 1) is about to begin on this rank; the hook may block to hold this rank."""
 
     def completed(self, step: int) -> None:
-        """Step `step` is complete and counted; a save that is due comes afterwards."""
+        """Step `step` is complete and counted; a save that is due follows."""
 
     def closing(self) -> None:
-        """The loop is over, and the run is about to end as a success, with its last save."""
+        """The loop is over, and the run is about to make its last save and end as a success."""
 
     def closed(self) -> None:
-        """The run ends in this process, or adopts another world before its first step; nothing is called afterwards."""
+        """The run ends in this process, or adopts a newer world before its first step; no further call follows."""

@@ -1,4 +1,4 @@
-"""How far the body of a training loop has come with its batch: `LoopBody`."""
+"""`LoopBody`: tracks whether the body of a training loop has completed a step with its current batch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from strata.training.save.state import on_optimizer_steps
 
 
 class LoopBody:
-    """Knows the batch that the body has, and whether `optim.step()` followed it.
+    """Tracks the batch that the loop body has, and whether `optim.step()` followed it.
 
-    A loop that is left tells its iterator so only once nobody holds that any more, as tqdm does. So whoever needs the
-    position looks here first.
+    If the program leaves a loop, Python closes its iterator only once nothing holds it any more (tqdm holds it, for
+    example). So every reader of the position calls `left` first.
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
@@ -22,16 +22,16 @@ class LoopBody:
         on_optimizer_steps(state, after=self._stepped)
 
     def takes(self, fed: Fed) -> None:
-        """Take note that the body has this batch from now on."""
+        """Record that the body has the batch `fed` from now on."""
         self._fed, self._steps_before = fed, self._steps
 
     def returned(self, fed: Fed) -> Fed | None:
-        """Return `fed`, from which the body has returned, if that completes a step and `left` has not said so."""
+        """Return `fed`, whose body has ended, if that completes a step that `left` has not returned yet."""
         mine, self._fed = self._fed is fed, None
         return fed if mine and fed.last else None
 
     def left(self) -> Fed | None:
-        """Return, once, the batch whose step is complete although its body has not returned."""
+        """Return, once, the batch whose step is complete although its body has not ended."""
         fed = self._fed
         if fed is None or not fed.last or self._steps == self._steps_before:
             return None

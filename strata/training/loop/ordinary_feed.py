@@ -1,7 +1,7 @@
-"""Loaders that are only iterated over: `OrdinaryFeed`.
+"""`OrdinaryFeed`: the batches of a loader that can only be iterated over.
 
-What was trained on before is drawn again and passed over. A batch is drawn when its turn has come: a
-loader may use its memory again for the next one.
+After a restart, batches that were trained on before are drawn and dropped. A batch is drawn only when its turn has
+come, since a loader may reuse its memory for the next one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ log: Final = logging.getLogger("strata.training")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fed:
-    """One batch of this rank's. When it is the step's `last`, the step used `samples` over all ranks.
+    """One batch of this rank. If it is the `last` of its step, the step used `samples` samples over all ranks.
 
-    `batches` counts those of the step so far; `weight` is what its mean loss counts in the step.
+    `batches` is the number of the step's batches so far; `weight` is the weight of the batch's mean loss in the step.
     """
 
     batch: Any
@@ -46,7 +46,7 @@ class OrdinaryFeed:
     ) -> None:
         """`before` is the size of the world that saved the position.
 
-        `length` is how many batches an epoch has, as far as the loader says that; after `most` all ranks end.
+        `length` is the number of batches of an epoch, None if unknown; all ranks end an epoch after `most` batches.
         """
         self._loader = loader
         self._before = before
@@ -81,7 +81,7 @@ class OrdinaryFeed:
             )
 
     def _left(self, position: Position) -> Iterator[Any]:
-        """Return the batches that are left of the epoch, each drawn when it is asked for."""
+        """Return the remaining batches of the epoch, each drawn on request."""
         batches = islice(self._loader, self._most)
         if self._before not in {None, self._world_size} and position.epoch_batches:
             log.warning(
@@ -93,11 +93,12 @@ class OrdinaryFeed:
         return batches
 
     def _size(self, begun: int) -> tuple[int, bool]:
-        """Return how many batches the step has that begins after so many of the epoch, at most unless it is certain.
+        """Return the number of batches of the step after the epoch's first `begun` batches, and if it is certain.
 
-        The epoch's last step may have fewer, and each of them counts more then, if that is known in time.
+        If uncertain, the number is an upper bound. The epoch's last step may have fewer batches; if that is known in
+        time, each of them gets a larger weight.
         """
-        if self._length is None or begun >= self._length:  # or there are more than the loader said
+        if self._length is None or begun >= self._length:  # unknown, or the loader has more than its length
             return self._accumulate, False
         return min(self._accumulate, self._length - begun), True
 
@@ -106,7 +107,7 @@ class OrdinaryFeed:
 
 
 def pass_over(batches: Iterator[Any], count: int, epoch: int) -> None:
-    """Draw `count` batches of an epoch that were trained on before."""
+    """Draw and drop `count` batches of an epoch that were trained on before."""
     if count:
         log.warning(
             "passing over %d batches of epoch %d that were trained on before: right only for a loader"
@@ -119,7 +120,7 @@ def pass_over(batches: Iterator[Any], count: int, epoch: int) -> None:
 
 
 class _Drawn:
-    """Items that are drawn one by one; who asks whether there are more has the next one drawn early."""
+    """Items that are drawn one by one; `ended` draws the next item early to see whether there is one."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
@@ -138,7 +139,7 @@ class _Drawn:
 
 
 def samples_of(batch: Any) -> int:
-    """Return how many samples a batch has, as far as it shows that; else 1."""
+    """Return the number of samples in a batch, or 1 if its type does not show it."""
     if isinstance(batch, Mapping):
         batch = next(iter(batch.values()), None)
     elif isinstance(batch, list | tuple) and batch and hasattr(batch[0], "__len__"):

@@ -1,4 +1,4 @@
-"""What rank 0 reports of the training as a whole: shown on every page and in `strata top`, and kept for charts."""
+"""`TrainingReporter`: rank 0's report on the training as a whole, shown on the dashboard and in `strata top`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from strata.v1.members_pb2 import TrainingReport
 
 
 class TrainingReporter:
-    """The reports of one run. Of ranks other than 0 they are checked, and stay where they are."""
+    """The reports of one run. On ranks other than 0 the values are checked, but not sent."""
 
     def __init__(self, *, total_steps: int | None) -> None:
         self._target = 0 if total_steps is None else integer("total_steps", total_steps, below=2**63)
         self._values: dict[str, float] = {}
 
     def report(self, values: Mapping[str, Any]) -> None:
-        """Keep the newest value of each name; `InvalidArgument`, and nothing is kept, if one cannot be."""
+        """Keep the newest value of each name; `InvalidArgument`, with nothing kept, if one is invalid."""
         new = {name: _number(name, value) for name, value in values.items()}
         names = {**self._values, **new}
         if len(names) > MAX_NAMES:
@@ -32,17 +32,17 @@ class TrainingReporter:
         self._values = names
 
     def message(self, rank: int, position: Position, goodput: Goodput) -> Callable[[], TrainingReport] | None:
-        """Return what makes the message for the progress of rank 0, as of now; None for other ranks.
+        """Return a function that makes the message for rank 0's progress as of now; None for other ranks.
 
-        Most steps' are never sent: it is made in another thread, if at all.
+        Most steps' messages are never sent, so the message is made only on demand, in another thread.
         """
         if rank != 0:
             return None
-        # `report` replaces the values as a whole; the account goes on
+        # `report` replaces the values as a whole, so no copy is needed; the account changes in place, so it is copied
         values, spent_s = self._values, dict(goodput.spent_s)
         return lambda: TrainingReport(
             epoch=position.epoch,
-            samples=min(position.samples, 2**63 - 1),  # nobody is there to hear of an error
+            samples=min(position.samples, 2**63 - 1),  # an error in that thread would reach nobody
             target_step=self._target,
             reported=values,
             goodput_s={phase(name): spent for name, spent in spent_s.items()},

@@ -1,10 +1,10 @@
-"""`Run`: the training loop's other half.
+"""`Run`: counts optimizer steps, saves checkpoints and reports progress for the caller's training loop.
 
     run.steps(loader)      begins → batches of one optimizer step → complete → save if due → begins …
-    run.step_done(n)       the same for a loop of one's own: the step that was under way is complete
+    run.step_done(n)       the same for a hand-written loop: completes the step under way, begins the next
 
-A step is complete when the body of the loop has returned from its last batch, because the caller's
-`optim.step()` stands in it. All ranks count alike, so they decide alike whether a save is due.
+A step is complete when the loop body of its last batch has ended, because the caller's `optim.step()` is in that body.
+All ranks count the same steps, so they agree whether a save is due.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
 from strata.wire.pages import whole
 
 BETWEEN: Final = "between"
-"""The phase of a rank that waits for the others before a save, or copies its state."""
+"""The phase of a rank between the end of an epoch and its next step, while it evaluates, say."""
 
 log: Final = logging.getLogger("strata.training")
 
 
 class Run:
-    """One rank's part in a training; `strata.init` makes it. For the trainer's thread.
+    """One rank's training run, made by `strata.init`. For the trainer's thread.
 
-    `hooks` take part in every step. A `with` block, or `close()`, ends the run: the last state is
-    saved, and saves in flight are waited for.
+    `hooks` are called at every step. The end of a `with` block, or `close()`, ends the run: it saves the last state,
+    and waits for the saves in flight.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Run:
         data: Loader | None,
         reporter: TrainingReporter,
     ) -> None:
-        """`beginning` restores `state`; it is called again if another world is adopted before the first step.
+        """`beginning` restores `state`; it is called again if a newer world is adopted before the first step.
 
-        `hooked` gives the run its hooks, as often. `data` is the loader that `steps` takes by default.
+        `hooked` installs the hooks after each call of `beginning`. `data` is the default loader of `steps`.
         """
         self.context = context
         self.checkpoints = checkpoints
@@ -88,12 +88,12 @@ class Run:
         self._body = LoopBody(state)
         self._epochs_called = 0
         self._passed_over = self._closed = self._over = False
-        self._pid = os.getpid()  # a fork's end is its own
+        self._pid = os.getpid()  # a forked child that ends does not end the run
         self._phase = START
-        self._go_to_the_beginning()
+        self._restore_and_hook()
 
-    def _go_to_the_beginning(self) -> None:
-        """Begin where the world does; where a newer one if this one ends meanwhile, and it may."""
+    def _restore_and_hook(self) -> None:
+        """Restore the world's position; adopt a newer world if this one ends meanwhile and the process is not armed."""
         while True:
             self._take(self._beginning())
             try:
@@ -126,23 +126,23 @@ class Run:
         self.hooks.clear()
 
     def _settle(self) -> None:
-        """Belong to this generation for good from now on; adopt a newer one first, if there is one."""
+        """Adopt a newer generation if there is one; then bind this process to its generation for good."""
         if self._ending.armed:
             return
         try:
             self.context.check()
         except StaleGeneration:
             self._drop_hooks()
-            self._go_to_the_beginning()
+            self._restore_and_hook()
         self._ending.arm()
 
     @contextlib.contextmanager
     def _within_generation(self) -> Iterator[None]:
-        """Let whatever follows the end of the generation follow it."""
+        """Run the generation's exit handling if the block raises `StaleGeneration`, then raise it on."""
         try:
             yield
         except StaleGeneration as error:
-            if not self._over:  # blocks of this kind may lie in each other
+            if not self._over:  # these blocks nest
                 self._over = True
                 self._ending.over(error)
             raise
@@ -151,12 +151,12 @@ class Run:
 
     @property
     def world(self) -> TrainingWorld:
-        """This rank's place, and where the ranks of its generation meet."""
+        """This rank's place in its world, and the rendezvous address of the generation."""
         return world_of(self.context)
 
     @property
     def step(self) -> int:
-        """How many optimizer steps are complete, over all generations."""
+        """The number of complete optimizer steps, over all generations."""
         return self.position.step
 
     @property
@@ -166,33 +166,33 @@ class Run:
 
     @property
     def begun(self) -> int:
-        """The number of the newest step that has begun here: `step`, or one more."""
+        """The number of the newest step that has begun on this rank: `step`, or `step + 1`."""
         return self._begun
 
     @property
     def weight(self) -> float:
-        """What the mean loss of the batch at hand counts in its step: `(loss * run.weight).backward()`.
+        """The weight of the current batch's mean loss within its step: `(loss * run.weight).backward()`.
 
-        1 when a step has one batch and every rank as many samples. It makes up for shares that differ:
-        in the mean of the ranks' gradients each sample of the step then counts alike.
+        1 if a step has one batch and every rank the same number of samples. It compensates for unequal shares: each
+        sample of the step then has the same weight in the mean of the ranks' gradients.
         """
         return self._weight
 
     @property
     def last_of_step(self) -> bool:
-        """Whether the optimizer is to step after the batch at hand."""
+        """Whether the optimizer has to step after the current batch."""
         return self._last
 
     def cursors(self, dataset: str = "default") -> Cursors:
-        """Return how far the shards of a dataset are: saved and restored with the state, of whichever rank.
+        """Return the read positions of a dataset's shards, which are saved and restored with the state of all ranks.
 
-        Every rank calls it before its first step. For shards that are read by hand
-        (`DatasetRegistry.get_assigned_shards`); the samples of `run.steps` have their own position.
+        Every rank calls it before its first step. For shards that the program reads itself
+        (`DatasetRegistry.get_assigned_shards`); `run.steps` tracks the position of its samples separately.
         """
         return self._cursors.of(dataset)
 
     def recovery(self) -> RecoveryResponse:
-        """Return where this member's ranks went on from: checkpoint, each rank's part, and its shards.
+        """Return what this member's ranks resumed from: the checkpoint, each rank's part of it, and its shards.
 
         `Refused` for a training without coordinators.
         """
@@ -205,15 +205,14 @@ class Run:
     def steps(
         self, loader: Loader | None = None, *, accumulate: int = 1, epoch: int | None = None
     ) -> Iterator[Any]:
-        """Yield the batches of one epoch that are left, and count each complete optimizer step.
+        """Yield the remaining batches of one epoch, and count each complete optimizer step.
 
-        Without `loader`: of the one that `strata.init` got as `data`. `accumulate` of its batches make
-        one step when the training begins; in a world of another size it may be more or fewer, so that
-        a step has the same samples: `run.last_of_step` and `run.weight` say what to do. With 1, a
-        step stays one batch, which grows and shrinks.
+        `loader` defaults to the `data` of `strata.init`. `accumulate` batches make one step in the first world. In a
+        world of another size a step may have more or fewer batches, so that its samples stay the same; follow
+        `run.last_of_step` and `run.weight`. With `accumulate=1` a step stays one batch, whose size changes.
 
-        Each call is an epoch, counted from 0 unless `epoch` says which: one that was finished before
-        this generation began has no batches left.
+        Each call is an epoch, counted from 0 unless `epoch` gives its number. An epoch that was finished before
+        this generation began yields nothing.
         """
         self._settle()
         self._count(self._body.left())
@@ -233,7 +232,7 @@ class Run:
         known = self._feeds.get((id(loader), accumulate))
         if known is None:
             feed = self._feeding.feed(loader, accumulate)
-            # the loader is kept with it, so that its id stays its own
+            # holding the loader keeps its id from being reused
             known = self._feeds[id(loader), accumulate] = (loader, feed)
         return known[1]
 
@@ -274,14 +273,14 @@ class Run:
 
     @property
     def at_rest(self) -> bool:
-        """Whether a loop of `steps` was begun here, and no step is under way."""
+        """Whether this process has called `steps`, and no step is under way."""
         self._count(self._body.left())
         return self._epochs_called > 0 and self._begun == self.position.step
 
     def step_done(self, samples: int = 0, *, epoch: int | None = None) -> None:
-        """Say that an optimizer step is complete in which all ranks used `samples` samples together.
+        """Count an optimizer step as complete, in which all ranks together used `samples` samples.
 
-        For loops of one's own. It belongs behind `optim.step()`, on every rank.
+        For hand-written loops: every rank calls it after `optim.step()`.
         """
         samples = integer("samples", samples, below=2**63)
         self._ending.arm()
@@ -295,7 +294,7 @@ class Run:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin the step after the last complete one, unless it has."""
+        """Begin the step after the last complete one, unless it has begun already."""
         if self._begun > self.position.step:
             return
         number = self.position.step + 1
@@ -316,9 +315,9 @@ class Run:
             self.save()
 
     def report(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-        """Show rank 0's numbers, with the next step: `run.report(loss=loss.item())`, or a dict for "train/loss".
+        """Publish rank 0's metrics with its next step: `run.report(loss=loss.item())`, or a dict for "train/loss".
 
-        `InvalidArgument` for more than 64 names in all, or for what is no number.
+        `InvalidArgument` for more than 64 names in all, or for a value that is not a number.
         """
         self._reporter.report({**(values or {}), **named})
 
@@ -326,14 +325,16 @@ class Run:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Report that this rank is in phase `name` ("eval", "compile"…) inside of the block."""
+        """Report that this rank is in phase `name` ("eval", "compile"…) while the block runs."""
         before = self._phase
         with self._within_generation():
             self._tell(name)
         try:
             yield
         except BaseException:
-            self._phase = before  # told with the next step: another error must not hide this one
+            self._phase = (
+                before  # reported with the next step, as reporting now could raise and hide this error
+            )
             raise
         with self._within_generation():
             self._tell(before)
@@ -349,10 +350,10 @@ class Run:
     def save(self, *, wait: bool = False, patient: bool = True) -> CheckpointInfo | None:
         """Save this step together with all ranks; every rank calls it at the same step.
 
-        Returns once the state is copied, or with `wait` once the save is committed or dropped: after a hold that
-        lasted too long, say, when the job is asked to stop. None when this step is saved already, or, without
-        `wait`, while a rank holds an earlier save that its storage refuses. It waits for the other ranks; unless
-        `patient`, it raises `BarrierTimeout` when some are not here within `save_wait_s`.
+        Returns once the state is copied, or with `wait` once the save is committed or dropped. A save is dropped if
+        its storage refuses it for too long, for example while the job is asked to stop. None if this step is saved
+        already, or, without `wait`, while a rank holds back an earlier save that its storage refuses. Waits for the
+        other ranks; unless `patient`, raises `BarrierTimeout` if some do not arrive within `save_wait_s`.
         """
         info = self._save(patient=patient, may_skip=not wait)
         if wait and info is not None:
@@ -361,18 +362,19 @@ class Run:
         return info
 
     def leaves_by_itself(self) -> None:
-        """Let nothing else end this process with its generation: it stops as it was asked to, and leaves."""
+        """Keep the end of the generation from ending this standalone process: it is leaving in response to a notice."""
         if self.context.is_standalone:
             self._ending.close()
 
     def save_common(self, *, over: Callable[[], bool]) -> CheckpointInfo | None:
-        """Save the step that all ranks stop at; return once the state is copied. None: it is saved already.
+        """Save the step that all ranks stop at; return once the state is copied, or None if it is saved already.
 
-        Every rank comes, or ends: `Unavailable` only when it is `over` for this one. What failed before is no reason not to.
+        Every rank takes part or ends, even if its earlier saves failed. `Unavailable` once `over()` is true on this
+        rank.
         """
         if self.position.step == self.saves.saved_step:
             return None
-        with contextlib.suppress(StaleGeneration):  # what the end of the world means is the caller's affair
+        with contextlib.suppress(StaleGeneration):  # the caller handles the end of the world
             self._tell(SAVE)
         return self.saves.save_common(self._state, self.position, self._facts(self.position), over=over)
 
@@ -387,17 +389,17 @@ class Run:
             return self.saves.save(self._state, self.position, facts, patient=patient)
 
     def goodput(self) -> Goodput:
-        """Return what the time went to so far, over all generations; rank 0's account goes on."""
+        """Return how the time was spent so far, over all generations; only rank 0's account carries over."""
         return self._ledger.goodput(self._clock.monotonic_s())
 
     # -- the end
 
     def close(self, *, patient: bool = True) -> None:
-        """Save the last step unless that was done, wait for the saves in flight, and leave. Idempotent.
+        """Save the last step unless it is saved, wait for the saves in flight, and leave. Idempotent.
 
-        Other ranks are waited for: one may still evaluate, say. Unless `patient`, `BarrierTimeout` is
-        raised when some do not come within `save_wait_s`; what is in flight is waited for all the same.
-        `SystemExit(0)` where others have finished the job without this standalone process.
+        Waits for the other ranks, since one may still evaluate. Unless `patient`, raises `BarrierTimeout` if some do
+        not arrive within `save_wait_s`, after waiting for the saves in flight. `SystemExit(0)` if other members have
+        finished the job without this standalone process.
         """
         if self._closed or os.getpid() != self._pid:
             return
@@ -430,16 +432,16 @@ class Run:
         self._leave(0, "the training is done")
 
     def _leave_unsaved(self, why: str, error: BaseException | None = None) -> NoReturn:
-        """Leave so that the job is begun again: its last step is not saved, and time may heal why."""
+        """Leave so that the scheduler starts the job again: its last step is not saved, for a transient reason."""
         log.error("THE LAST STEP IS NOT SAVED: %s; begin the job again", why)
         self._leave(Preempted.code, why)
         raise Preempted(f"step {self.position.step} is not saved: {why}") from error
 
     def abandon(self, reason: str, *, code: int = 1, limit_s: float | None = None) -> None:
-        """End the run as it stands: what is in flight may finish, nothing more is saved. Idempotent.
+        """End the run without another save; saves in flight may finish. Idempotent.
 
-        `code` is that of the process: after a failure, or because it was asked to stop. `limit_s`: how
-        long what is in flight is waited for.
+        `code` is the exit code of the process, after a failure or a requested stop. `limit_s` bounds the wait for the
+        saves in flight.
         """
         if self._closed or os.getpid() != self._pid:
             return
@@ -451,17 +453,17 @@ class Run:
             else:
                 within(limit_s, self.checkpoints.close, what="saves in flight")
         except StrataError as error:
-            log.error("a save was lost as well: %s", error)  # noqa: TRY400  # the training's own error is told
-        except Exception:  # nor does any other take the place of that error, or of the code to leave with
+            log.error("a save was lost as well: %s", error)  # noqa: TRY400  # the training's own error is reported
+        except Exception:  # no other error replaces the training's error or its exit code either
             log.exception("a save was lost as well")
         finally:
             self._leave(code, reason)
 
     def failed(self, error: BaseException) -> None:
-        """Return when `error` is this process's own failure; not when the loss of a peer caused it.
+        """Return if `error` is this process's own failure; do not return if the loss of a peer caused it.
 
-        A standalone process then leaves with 75 once the newer world is there. Where the
-        job was done without it, nothing is left to do: `SystemExit(0)`.
+        After the loss of a peer, a standalone process leaves with 75 once the newer world is there. If the other
+        members have finished the job, raises `SystemExit(0)`.
         """
         if self._closed or os.getpid() != self._pid:
             return
@@ -473,7 +475,7 @@ class Run:
                 raise
 
     def at_end(self, act: Callable[[], None]) -> None:
-        """Have `act` called when the run has ended, whichever way."""
+        """Register `act` to be called when the run has ended, by any path."""
         self._at_end.append(act)
 
     def _leave(self, code: int, reason: str) -> None:
@@ -491,7 +493,7 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         if is_success(error):
-            # by sys.exit(0) it may be that only this rank ends, as at the end of a program
+            # sys.exit(0) may end only this rank, as the end of a program may: do not wait for ever
             self.close(patient=error is None)
         else:
             assert error is not None

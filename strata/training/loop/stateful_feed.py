@@ -1,19 +1,19 @@
-"""A torchdata StatefulDataLoader whose samples cannot be divided anew: `StatefulFeed`.
+"""`StatefulFeed`: the batches of a torchdata StatefulDataLoader whose samples cannot be redistributed over ranks.
 
-Over an iterable dataset, or with a sampler of the program's own, what a rank reads next is known to
-the loader's own state only. So each rank saves that in its part of a checkpoint, and goes on from it.
+Over an iterable dataset, or with the program's own sampler, only the loader's state determines the rank's next samples.
+So each rank saves its loader's state in its part of a checkpoint, and continues from it.
 
     state_dict() after `batches` batches of `epoch`  →  Snapshot  →  load_state_dict(), on the same rank
 
-A checkpoint holds the batches of *complete* steps. The loader may have given more (a save in the middle
-of a step, or a loop that was left): then the checkpoint has the snapshot before, and the batches between
-are drawn again and passed over.
+A checkpoint counts the batches of *complete* steps. The loader may have given more, if a save comes in the middle of a
+step or the program left a loop. Then the checkpoint has the previous snapshot, and after a restore the batches between
+are drawn again and dropped.
 
-A state behind the last batch of an epoch says that the next epoch begins, if the loader has not been asked
-for more: it does not say which of both epochs is meant. So with each snapshot the next batch is drawn. There
-is one: it is handed out next, and belongs to no snapshot. There is none: the snapshot is taken again.
+A loader state after the last batch of an epoch is ambiguous until the next batch is requested: it may mean the end of
+that epoch or the start of the next. So after each snapshot the feed draws the next batch early. If there is one, it
+is handed out next, and the snapshot stays without it. If there is none, the snapshot is taken again.
 
-torchdata is never imported here: who has one of its loaders has imported it.
+This module never imports torchdata: a program that has a torchdata loader has imported it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from strata.training.loop.ordinary_feed import OrdinaryFeed, pass_over
 from strata.training.save.state import Position
 
 KEPT_KEY: Final = "own"
-"""Where the state of a rank's own loader stands among what a checkpoint says of loaders."""
+"""The key of the rank's loader state among the loader's entries in a checkpoint."""
 _TORCHDATA: Final = "torchdata.stateful_dataloader"
 _MODULES: Final = ("torch.utils.data", "torch.utils.data.distributed", _TORCHDATA, f"{_TORCHDATA}.sampler")
 
@@ -42,18 +42,18 @@ log: Final = logging.getLogger("strata.training")
 
 
 def types_named(*names: str) -> set[type]:
-    """Return torch's and torchdata's own classes of these names, of the modules that are imported."""
+    """Return torch's and torchdata's own classes of these names, from imported modules only."""
     modules = [sys.modules[name] for name in _MODULES if name in sys.modules]
     return {getattr(module, name) for module in modules for name in names if hasattr(module, name)}
 
 
 def is_stateful(loader: Any) -> bool:
-    """Tell whether this is a StatefulDataLoader, or of a class derived from it."""
+    """Return whether `loader` is a StatefulDataLoader, or of a derived class."""
     return isinstance(loader, tuple(types_named("StatefulDataLoader")))
 
 
 def check_no_state(loader: Any) -> None:
-    """Raise `InvalidArgument` for an elastic StatefulDataLoader whose dataset has a state."""
+    """Raise `InvalidArgument` for an elastic StatefulDataLoader whose dataset has a `state_dict()`."""
     if is_stateful(loader) and has_state(loader.dataset):
         raise InvalidArgument(
             f"the map-style dataset {type(loader.dataset).__name__} has a state_dict() of its own, which would be"
@@ -66,7 +66,7 @@ def check_no_state(loader: Any) -> None:
 class Snapshot:
     """The `state` of one rank's loader after `batches` batches of `epoch`.
 
-    `ended`: it had no more; `sampler` is then the state of its sampler, if that has one.
+    `ended`: the epoch had no more batches; `sampler` is then the state of the loader's sampler, if it has one.
     """
 
     epoch: int
@@ -77,22 +77,22 @@ class Snapshot:
 
 
 class Kept:
-    """The newest snapshot of this rank's loaders in one generation; `loader` None: it was restored."""
+    """The newest snapshot of this rank's loaders in one generation; `loader` is None for a restored snapshot."""
 
     def __init__(self, snapshot: Snapshot | None) -> None:
         self.snapshot = snapshot
         self.loader: Any = None
         self.rest = _Rest(())
-        """What is left of the epoch that is read."""
+        """The remaining batches of the current epoch."""
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Self:
-        """Return what a checkpoint says of this rank's loader."""
+        """Return the snapshot of this rank's loader from a checkpoint's loader entries."""
         own = saved.get(KEPT_KEY)
         return cls(None if own is None else Snapshot(**own))
 
     def check(self, loader: Any, *, before: int | None, world_size: int) -> None:
-        """Raise where `loader` cannot go on here: `ConfigError` in another world, else `InvalidArgument`."""
+        """Raise if `loader` cannot continue: `ConfigError` because of the world's size, else `InvalidArgument`."""
         restored = self.snapshot is not None and self.loader is None
         if restored and before != world_size:
             raise ConfigError(
@@ -129,7 +129,7 @@ class Kept:
 
 
 def _sampler(loader: Any) -> Any:
-    """Return what decides on the order of a map-style dataset's samples."""
+    """Return the sampler or batch sampler that determines the order of a map-style dataset's samples."""
     batches = loader.batch_sampler
     if batches is None:
         return loader.sampler
@@ -137,7 +137,7 @@ def _sampler(loader: Any) -> Any:
 
 
 def _is_whole(sampler: Any) -> bool:
-    """Tell whether this is one of torch's own or torchdata's samplers that give each sample on every rank."""
+    """Return whether this is a sampler of torch or torchdata that yields every sample on every rank."""
     if type(sampler) in types_named("SequentialSampler"):
         return True
     if type(sampler) in types_named("RandomSampler"):
@@ -146,21 +146,21 @@ def _is_whole(sampler: Any) -> bool:
 
 
 def _of_torchdata(name: str) -> set[type]:
-    """Return torchdata's class of this name, whose state a StatefulDataLoader saves; not torch's."""
+    """Return torchdata's class of this name, not torch's: a StatefulDataLoader saves the state of torchdata's."""
     return types_named(name) - {getattr(sys.modules["torch.utils.data"], name)}
 
 
 def _goes_on(loader: Any) -> bool:
-    """Tell whether the loader's state says which samples come next."""
+    """Return whether the loader's state determines its next samples."""
     if isinstance(loader.dataset, tuple(types_named("IterableDataset"))):
-        return True  # by its state, or it is read again up to there
+        return True  # from the dataset's state, or by reading it again up to its position
     sampler = _sampler(loader)
     computed = types_named("SequentialSampler", "DistributedSampler", "StatefulDistributedSampler")
     return type(sampler) in computed | _of_torchdata("RandomSampler") or has_state(sampler)
 
 
 class StatefulFeed(OrdinaryFeed):
-    """Steps of a StatefulDataLoader, which goes on from its own state; see the module."""
+    """Steps of a StatefulDataLoader, which continues from its own state; see the module."""
 
     def __init__(
         self,
@@ -173,12 +173,12 @@ class StatefulFeed(OrdinaryFeed):
         length: int | None = None,
         most: int | None = None,
     ) -> None:
-        """`kept` is shared by all feeds of a generation; the others are an `OrdinaryFeed`'s."""
+        """`kept` is shared by all feeds of a generation; for the other arguments see `OrdinaryFeed`."""
         super().__init__(loader, accumulate, world_size, before=before, length=length, most=most)
         self._stateful = loader
         self._kept = kept
         self._drawn: tuple[int, int] | None = None
-        """The epoch, and how many of its batches were handed out."""
+        """The epoch, and the number of its batches handed out."""
 
     def _left(self, position: Position) -> Iterator[Any]:
         random = rng.capture()  # a loader draws from torch's generator when an epoch begins
@@ -191,7 +191,7 @@ class StatefulFeed(OrdinaryFeed):
         return islice(drawn, most)
 
     def _open(self, epoch: int) -> int:
-        """Begin to read the rest of `epoch`, from the newest snapshot on; return how many come before."""
+        """Begin to read the rest of `epoch` from the newest snapshot; return the number of batches before it."""
         loader, kept = self._stateful, self._kept
         known, restored = kept.snapshot, kept.loader is None
         if self._drawn is not None and kept.loader is not loader:
@@ -217,9 +217,10 @@ class StatefulFeed(OrdinaryFeed):
         return 0
 
     def _pass_end(self, known: Snapshot) -> None:
-        """Have the loader take the state it was given, and begin an epoch when it is iterated over next.
+        """Make the loader apply its restored state, so that the next iteration begins a new epoch.
 
-        In a run without a restart it draws once from torch's generator for that, so it does here.
+        The loader may draw from torch's generator for that; the random states are put back, so that the next epoch
+        draws as in a run without a restart.
         """
         loader, random = self._stateful, rng.capture()
         if known.ended:
@@ -228,10 +229,10 @@ class StatefulFeed(OrdinaryFeed):
             if known.sampler is not None and pickle.dumps(sampler.state_dict()) != pickle.dumps(
                 known.sampler
             ):
-                # for its workers the loader has drawn indices of the next epoch, which it throws away
+                # the loader has drawn indices of the next epoch for its workers, and drops them: reset the sampler
                 sampler.load_state_dict(copy.deepcopy(known.sampler))
         else:
-            iter(loader)  # whose rest was left
+            iter(loader)  # drops the rest of the epoch that the program left
         rng.restore(random)
 
     def _counted(self, epoch: int, begun: int) -> Iterator[Any]:
@@ -242,7 +243,7 @@ class StatefulFeed(OrdinaryFeed):
             yield batch
 
     def _take(self, epoch: int, batches: int) -> None:
-        """Take a snapshot of the loader as it is now."""
+        """Take a snapshot of the loader's current state."""
         loader, ended = self._stateful, self._kept.rest.ended
         sampler = _sampler(loader)
         self._kept.snapshot = Snapshot(
@@ -268,24 +269,24 @@ class StatefulFeed(OrdinaryFeed):
 
 
 class _Rest:
-    """The batches that are left of an epoch; the next one may be drawn early.
+    """The remaining batches of an epoch; the next one may be drawn early.
 
-    The random states are then as if it were not, until it is handed out: a loader may draw from them.
+    A loader may draw from the random states. So after an early draw they are put back until the batch is handed out.
     """
 
     def __init__(self, batches: Iterable[Any], *, ended: bool = False) -> None:
         self._batches = iter(batches)
         self._early: list[tuple[Any, dict[str, Any]]] = []
         self.ended = ended
-        """Whether the loader has said that there are no more."""
+        """Whether the loader has ended."""
 
     @property
     def drew_early(self) -> bool:
-        """Whether the loader has given a batch that is not handed out."""
+        """Whether the loader has given a batch that is not handed out yet."""
         return bool(self._early)
 
     def draw(self) -> bool:
-        """Draw the next one early; tell whether there is one."""
+        """Draw the next batch early; return whether there is one."""
         random = rng.capture()
         for batch in islice(self._batches, 1):
             self._early.append((batch, rng.capture()))

@@ -1,4 +1,4 @@
-"""The saves of a run: when one is due, how all ranks meet for it, and what is saved.
+"""The saves of a run: their cadence, the barrier of all ranks, and the saved state.
 
 Begin with `saves`.
 """

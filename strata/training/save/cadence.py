@@ -1,15 +1,15 @@
-"""When to save next: every so many steps, every so many seconds, or by what it costs and saves.
+"""Save cadence: plans the next save every N steps, every N seconds, or at the cheapest interval (Young and Daly).
 
-All ranks must save at the same step, and between saves nothing is exchanged: a training goes on
-without any coordinator until a save is due. So the next save is planned as a *step*, from values
-that all ranks have alike: those exchanged in the barrier of the save before, which are also kept in
-the checkpoint. Rank 0 speaks of the job's failures; of the times, the slowest rank's count.
+All ranks must save at the same step, and between saves they exchange nothing: training continues without coordinators
+until a save is due. So the next save is planned as a *step*, from values that are equal on all ranks: those exchanged
+in the barrier of the previous save, which the checkpoint also stores. The time between failures is rank 0's; for the
+other times the slowest rank counts.
 
-Without a rule, the interval is Young's and Daly's: with C what a save costs the training, and M the
-mean time between failures, about sqrt(2 C M) loses the least time to saves and to repeated steps.
-M is estimated as the time watched plus a day, by the failures plus one. It is never shorter than a
-commit takes. The first save comes after a few steps: it measures, and trouble with the storage
-shows at once. A plan is at most four times as long as the one before, since steps may grow slower.
+Without a rule, the interval follows Young and Daly. With C the cost of a save to the training, and M the mean time
+between failures, an interval of about sqrt(2 C M) loses the least time to saves and to repeated steps. M is estimated
+as (observed time + one day) / (failures + 1). The interval is never shorter than a commit takes. The first save comes
+after a few steps, to measure its cost, and to show a storage error at once. An interval is at most four times the
+previous one, since steps may become slower.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ FIRST_STEPS: Final = 10
 GROWTH: Final = 4
 ASSUMED_SAVE_S: Final = 1.0
 PRIOR_S: Final = 86_400.0
-"""One failure a day, until more is known."""
+"""The time between failures assumed at first: one failure a day."""
 MAX_INTERVAL_S: Final = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What was asked for; with neither of the two, costs decide when.
+    """The configured cadence; if `every_steps` and `every_s` are both 0, the cost of saves determines the interval.
 
-    `full_every`: of so many saves one is whole, and the others hold what has changed; 0: all of them
-    do that, as far as there is something to build on.
+    One in `full_every` saves is full, the others are incremental. With 0 all saves are incremental, if there is a
+    checkpoint to build on.
     """
 
     every_steps: int = 0
@@ -43,16 +43,16 @@ class Rule:
     full_every: int = 1
 
     def is_whole(self, saved: int) -> bool:
-        """Tell whether the save after `saved` others of this generation is whole."""
+        """Return whether the save after `saved` others of this generation is full."""
         return self.full_every > 0 and saved % self.full_every == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What is known of the times; 0 is unknown.
+    """The measured times in seconds; 0 is unknown.
 
-    `step_s` is the mean of the steps since the save before, `save_s` what that save held the trainer
-    up, `commit_s` how long it took to be committed.
+    `step_s` is the mean step time since the previous save, `save_s` how long that save blocked the trainer's thread,
+    `commit_s` how long its commit took, `failure_s` the mean time between failures.
     """
 
     step_s: float = 0.0
@@ -63,7 +63,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The step to save after, and why it is that one; `interval` is in steps."""
+    """The step to save after, and the reason for it; `interval` is in steps."""
 
     step: int
     interval: int
@@ -71,9 +71,9 @@ class Plan:
 
 
 def next_save(rule: Rule, *, step: int, before: int, pace: Pace | None) -> Plan:
-    """Return the plan after `step`, at which this generation began or saved.
+    """Return the next plan after `step`, at which this generation began or saved.
 
-    `before` is the interval of the plan before, 0 at first.
+    `before` is the interval of the previous plan, 0 at first.
     """
     if rule.every_steps:
         left = rule.every_steps - step % rule.every_steps
@@ -83,10 +83,10 @@ def next_save(rule: Rule, *, step: int, before: int, pace: Pace | None) -> Plan:
             step=step + FIRST_STEPS, interval=FIRST_STEPS, reason="steps and saves are measured first"
         )
     if rule.every_s:
-        wanted_s, reason = rule.every_s, f"every {rule.every_s:g} s"
+        interval_s, reason = rule.every_s, f"every {rule.every_s:g} s"
     else:
-        wanted_s, reason = _cheapest_s(pace)
-    interval = max(1, round(wanted_s / pace.step_s))
+        interval_s, reason = _cheapest_s(pace)
+    interval = max(1, round(interval_s / pace.step_s))
     if before and interval > GROWTH * before:
         interval, reason = GROWTH * before, f"{reason}, approached by {GROWTH} times the interval before"
     return Plan(step=step + interval, interval=interval, reason=reason)
@@ -104,12 +104,12 @@ def _cheapest_s(pace: Pace) -> tuple[float, str]:
 
 
 def time_between_failures(*, failures: int, began_s: float, now_s: float) -> float:
-    """Return the expected time to the next failure, when there were so many since `began_s`."""
+    """Return the expected time to the next failure, after `failures` since `began_s`."""
     return (max(0.0, now_s - began_s) + PRIOR_S) / (failures + 1)
 
 
 def agreed(told: Mapping[int, bytes]) -> Pace:
-    """Return the pace of all ranks, of what each brought to the barrier; the same on every rank."""
+    """Merge the ranks' barrier payloads into one pace, the same on every rank."""
     paces = [_read(rank, payload) for rank, payload in sorted(told.items())]
     if not paces:
         return Pace()
@@ -122,13 +122,13 @@ def agreed(told: Mapping[int, bytes]) -> Pace:
 
 
 def payload_of(pace: Pace, **more: Any) -> bytes:
-    """Return what a rank brings to the barrier: its pace, and what else it tells; short, for large worlds."""
+    """Return a rank's barrier payload: its pace, and the entries of `more`; short, for large worlds."""
     told = {name: float(f"{value:.6g}") for name, value in asdict(pace).items()}
     return json.dumps({**told, **more}, allow_nan=False, separators=(",", ":")).encode()
 
 
 def pace_of(saved: Mapping[str, Any]) -> Pace | None:
-    """Return the pace that a checkpoint holds, if it holds one."""
+    """Return the pace stored in a checkpoint, or None."""
     if not all(isinstance(saved.get(name), int | float) for name in Pace.__slots__):
         return None
     return Pace(**{name: float(saved[name]) for name in Pace.__slots__})

@@ -1,10 +1,11 @@
-"""The coordinated saves of a run: when one is due, how all ranks meet for it, what it cost.
+"""The coordinated saves of a run: when a save is due, how all ranks meet for it, what it cost.
 
-    due → barrier (each brings its pace, rank 0 the account) → all plan the next save → copy → go on
+    due → barrier (each rank brings its pace, rank 0 the account) → all plan the next save → copy → train on
 
-The writing and the commit go on in the background. A rank that holds a save which its storage refuses, or whose
-storage is too slow for another one, brings that to the barrier: no rank saves then, and training goes on. Between two saves no coordinator is needed; a
-due one waits for them up to `save_wait_s`, and then raises.
+Writing and commit continue in the background. A rank whose storage refuses a save *holds* it: the rank keeps the save
+and retries. If a rank holds a save, or its storage is too slow for another one, its barrier payload has the reason:
+no rank saves then, and training continues. Between two saves no coordinator is needed. A due save waits for the
+coordinators up to `save_wait_s`, and then raises.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ from strata.training.save.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, 
 from strata.training.stop.bounded import within
 
 SAVE_BARRIER: Final = "strata.save"
-"""Where the ranks meet before any save: one may close at a step after which another one's save is due."""
+"""The one barrier before every kind of save: one rank may close at a step at which another rank's save is due."""
 SAVE: Final = "save"
 """The phase of a rank that waits for a save."""
 TELL_S: Final = 2.0
-"""How often a rank that waits for a save says so."""
+"""How often a rank that waits for a save reports it."""
 LOOK_S: Final = 0.25
-"""How often it looks whether it is to leave instead."""
+"""How often a waiting rank checks whether it must leave instead."""
 UNSAVED: Final = -1
-"""What is the saved step of who has saved none."""
+"""The value of `saved_step` while no step counts as saved."""
 HELD_S: Final = 5.0
-"""How long a run that fails waits for what is in flight while a rank holds a save."""
+"""How long a failing run waits for saves in flight while a rank holds a save."""
 HELD: Final = "held"
-"""The key of what a rank brings to the barrier while it holds a save: why."""
+"""The payload key under which a rank brings to the barrier why it holds a save."""
 MUST: Final = "must"
-"""The key of what a rank brings that saves whoever holds an earlier save: it is at its end."""
+"""The payload key of a rank that saves even if some rank holds an earlier save, because it is at its end."""
 MAX_HELD_CHARS: Final = 120
 ROOM_S: Final = 3.0
-"""How long a due save waits for those in flight: then training goes on without it."""
+"""How long a due save waits for saves in flight; after that training continues without it."""
 
 log: Final = logging.getLogger("strata.training")
 
 
 class Saves:
-    """Saves of one run, in the trainer's thread."""
+    """The saves of one run, for the trainer's thread."""
 
     def __init__(
         self,
@@ -69,9 +70,9 @@ class Saves:
         cursors: Callable[[], str] = lambda: "",
         buckets: Callable[[], str] = lambda: "",
     ) -> None:
-        """`saved` is what the checkpoint that this generation began from says of its pace.
+        """`saved` is the pace stored in the checkpoint that this generation began from.
 
-        `cursors` and `buckets` return what this rank's part is to say of shards, and of DDP's buckets.
+        `cursors` and `buckets` return the entries of this rank's part for shard cursors and for DDP's buckets.
         """
         self._cursors = cursors
         self._buckets = buckets
@@ -83,28 +84,25 @@ class Saves:
         self._ledger = ledger
         self.failure_s = failure_s
         self.out_of_time: Callable[[], bool] = lambda: False
-        """Whether this process should have left by now, as it was asked to."""
+        """Whether the grace of the stop request has ended: this process should have left by now."""
         self._made = 0
         self._skipped = False
         """Whether the save that was due last was skipped."""
         self._last: tuple[CheckpointInfo, float, list[float]] | None = None
-        """The newest save, when its copy began, and when it was committed, once it is."""
+        """The newest save, the time its copy began, and the time of its commit, once it is committed."""
         self._save_s = self._copy_s = self._commit_s = 0.0
-        """`_save_s` is with the wait for the other ranks, which is no part of the copy."""
+        """`_save_s` includes the wait for the other ranks; `_copy_s` does not."""
         self._since = position.step, self._stepping_s()
         self.saved_step = position.step
         self.plan: Plan = next_save(rule, step=position.step, before=0, pace=pace_of(saved))
 
     def due(self, step: int) -> bool:
-        """Tell whether step `step`, just complete, is to be saved: alike on every rank."""
+        """Return whether the just completed step `step` must be saved; all ranks return the same."""
         self._watch()
         return step >= self.plan.step
 
     def expected_s(self) -> float:
-        """Return how long a save takes until it is committed, as far as one was measured; else 0.
-
-        That is from the moment on in which all ranks are there.
-        """
+        """Return the measured time of a save in seconds, from the arrival of all ranks to the commit; 0 if unknown."""
         self._watch()
         return self._copy_s + self._commit_s
 
@@ -119,8 +117,8 @@ class Saves:
         """Save together with all ranks; return once the state is copied."""
         self._watch()
         begun_s = self._clock.monotonic_s()
-        told = self._meet(self._payload(position.step, **{MUST: True}), patient=patient)
-        return self._copy(state, position, facts, told, begun_s=begun_s)
+        payloads = self._meet(self._payload(position.step, **{MUST: True}), patient=patient)
+        return self._copy(state, position, facts, payloads, begun_s=begun_s)
 
     def save_common(
         self,
@@ -130,34 +128,34 @@ class Saves:
         *,
         over: Callable[[], bool],
     ) -> CheckpointInfo:
-        """Save the step that all ranks stop at; return once the state is copied. `Unavailable` when it is `over` here.
+        """Save the step that all ranks stop at; return once the state is copied. `Unavailable` once `over()` is true.
 
-        No rank gives up before all are here, but by its end: the copy may be a collective of all.
+        A rank gives up waiting for the others only when it ends: the copy may be a collective of all ranks.
         """
         self._watch()
         self._checkpoints.holds.drop()  # the newer state is the one to save while there is time
         within(None, self._checkpoints.settle, what="saves in flight", over=over)
         begun_s, payload = self._clock.monotonic_s(), self._payload(position.step, **{MUST: True})
-        told = within(
+        payloads = within(
             None, lambda: self._context.barrier(SAVE_BARRIER, payload), what="meeting for the save", over=over
         )
-        return self._copy(state, position, facts, told, begun_s=begun_s)
+        return self._copy(state, position, facts, payloads, begun_s=begun_s)
 
     def save_unless_held(
         self, state: MutableMapping[str, Any], position: Position, facts: Mapping[str, Any], *, patient: bool
     ) -> CheckpointInfo | None:
-        """Do the same, or return None on all ranks alike, because one of them holds an earlier save."""
+        """Save as `save` does; if a rank holds an earlier save, return None on all ranks instead."""
         self._watch()
-        # the ranks whose parts are written cannot know for how long another one's is held: they wait once
+        # a rank whose part is written cannot know how long another rank's part is held: it waits only once
         held = self._checkpoints.holds.wait_room(0.0 if self._skipped else ROOM_S)
         also = {HELD: held[:MAX_HELD_CHARS]} if held else {}
         begun_s = self._clock.monotonic_s()
-        told = self._meet(self._payload(position.step, **also), patient=patient)
-        why = _held(told)
+        payloads = self._meet(self._payload(position.step, **also), patient=patient)
+        why = _held(payloads)
         self._skipped = bool(why)
         if not why:
-            return self._copy(state, position, facts, told, begun_s=begun_s)
-        self._plan(position, agreed(told))
+            return self._copy(state, position, facts, payloads, begun_s=begun_s)
+        self._plan(position, agreed(payloads))
         log.warning("step %d is not saved, for an earlier one is not yet: %s", position.step, why)
         return None
 
@@ -171,15 +169,15 @@ class Saves:
         state: MutableMapping[str, Any],
         position: Position,
         facts: Mapping[str, Any],
-        told: Mapping[int, bytes],
+        payloads: Mapping[int, bytes],
         *,
         begun_s: float,
     ) -> CheckpointInfo:
-        """Hand the state over to be saved, now that all ranks do."""
+        """Plan the next save and hand the state over to be saved; called once all ranks have arrived."""
         met_s = self._clock.monotonic_s()
-        self._telling(position.step, self._checkpoints.holds.make_room)
-        pace = agreed(told)
-        account = json.loads(told[0]).get("account", {}) if 0 in told else {}
+        self._wait_reporting(position.step, self._checkpoints.holds.make_room)
+        pace = agreed(payloads)
+        account = json.loads(payloads[0]).get("account", {}) if 0 in payloads else {}
         self._plan(position, pace)
         own = {
             **saved_position(position),
@@ -213,12 +211,12 @@ class Saves:
         return info
 
     def wait_ended(self, info: CheckpointInfo) -> None:
-        """Return once a save is committed, or was dropped; raise what it failed of.
+        """Return once a save is committed or dropped; raise the error of a failed save.
 
-        All ranks wait for it, so all know when it was dropped: its step may be saved again then.
+        All ranks wait, so all of them learn of a drop, and the step may then be saved again.
         """
         try:
-            self._telling(info.step, info.wait, done=lambda: info.done)
+            self._wait_reporting(info.step, info.wait, done=lambda: info.done)
         except CheckpointAborted:
             if not info.dropped:
                 raise
@@ -226,21 +224,22 @@ class Saves:
                 self.saved_step = UNSAVED
 
     def finish(self, step: int) -> None:
-        """Return once no save is in flight, whatever became of them."""
-        self._telling(step, self._checkpoints.settle)
+        """Return once no save is in flight, whether the saves succeeded or not."""
+        self._wait_reporting(step, self._checkpoints.settle)
 
-    def _telling(
+    def _wait_reporting(
         self, step: int, wait: Callable[[float], object], *, done: Callable[[], bool] = lambda: False
     ) -> None:
-        """Do `wait`; say every few seconds that this rank does, or it would seem to stand still while one is held.
+        """Repeat `wait` until it returns; report progress every few seconds, or this rank would count as stalled.
 
-        It goes on until `done`, and no save is held any longer once this process is `out_of_time`.
+        If `wait` times out although `done`, its error is raised. Held saves are dropped once this process is
+        `out_of_time`.
         """
-        tell = self.teller(step)
+        report = self.teller(step)
         while True:
             try:
                 wait(LOOK_S)
-            except Unavailable:  # it takes longer, unless that is what it failed of
+            except Unavailable:  # a timeout of this wait, or the error of the save itself
                 if done():
                     wait(0.0)
                     return
@@ -248,33 +247,33 @@ class Saves:
                 return
             if self.out_of_time():
                 self._checkpoints.holds.drop()
-            tell()
+            report()
 
     def teller(self, step: int) -> Callable[[], None]:
-        """Return what, called often, says every few seconds for how long this rank has waited for a save."""
-        begun_s = told_s = self._clock.monotonic_s()
+        """Return a function that, called often, reports every few seconds how long this rank has waited for a save."""
+        begun_s = reported_s = self._clock.monotonic_s()
 
-        def tell() -> None:
-            nonlocal told_s
-            if (now_s := self._clock.monotonic_s()) - told_s >= TELL_S:
-                told_s = now_s
+        def report() -> None:
+            nonlocal reported_s
+            if (now_s := self._clock.monotonic_s()) - reported_s >= TELL_S:
+                reported_s = now_s
                 self._context.progress(step, f"{SAVE} {now_s - begun_s:.0f} s")
 
-        return tell
+        return report
 
     def give_up_held(self, limit_s: float | None) -> float | None:
-        """Drop what is held here, at the end of a run; return how long what is in flight may take, of `limit_s`."""
+        """Drop this rank's held saves at the end of a run; return how much of `limit_s` saves in flight may take."""
         self._checkpoints.holds.drop()
         return HELD_S if limit_s is None and self._skipped else limit_s  # another rank may hold its part
 
     @property
     def lost(self) -> str:
-        """Why the newest save was dropped, as where it was held for too long; "" if it was not."""
+        """Why the newest save was dropped, such as after being held too long; "" if it was not dropped."""
         info = self._last[0] if self._last is not None else None
         return str(info.error) if info is not None and info.dropped else ""
 
     def cancel(self) -> None:
-        """Give up what is in flight: its generation has ended, so nothing of it is committed any more."""
+        """Cancel the saves in flight: their generation has ended, so none of them can be committed."""
         self._checkpoints.holds.drop()
         if self._last is not None:
             self._last[0].cancel()
@@ -295,18 +294,18 @@ class Saves:
         return whole if len(whole) <= payload_limit(self._context.world_size) else payload_of(pace, **also)
 
     def _meet(self, payload: bytes, *, patient: bool) -> dict[int, bytes]:
-        """Return what each rank brought, once every one is here; those that are late are named."""
+        """Return every rank's payload once all have arrived; unless `patient`, raise when ranks are late."""
         while True:
             try:
                 return self._context.barrier(SAVE_BARRIER, payload, timeout_s=self._wait_s)
             except BarrierTimeout as late:
                 if not patient:
                     raise
-                # the round is over for all alike, so all come again
+                # the round has ended for all ranks, so all of them enter the next one
                 log.warning("waiting on for a save: %s", late.message)
 
     def _watch(self) -> None:
-        """Take note of how long the last save took, once it is committed."""
+        """Record how long the last save took, once it is committed."""
         if self._last is not None and self._last[0].committed:
             info, met_s, (committed_s,) = self._last
             self._commit_s = max(0.0, committed_s - met_s - self._copy_s)
@@ -317,9 +316,9 @@ class Saves:
         return self._ledger.goodput(self._clock.monotonic_s()).spent_s.get(STEP, 0.0)
 
 
-def _held(told: Mapping[int, bytes]) -> str:
-    """Return why a rank holds a save, as the first that does brought it; "" where none does, or one must save."""
-    brought = {rank: json.loads(payload) for rank, payload in sorted(told.items())}
-    if any(one.get(MUST) for one in brought.values()):
+def _held(payloads: Mapping[int, bytes]) -> str:
+    """Return why the first rank with a held save holds it; "" if no rank holds one, or a rank must save."""
+    contents = {rank: json.loads(payload) for rank, payload in sorted(payloads.items())}
+    if any(one.get(MUST) for one in contents.values()):
         return ""
-    return next((f"rank {rank}: {one[HELD]}" for rank, one in brought.items() if one.get(HELD)), "")
+    return next((f"rank {rank}: {one[HELD]}" for rank, one in contents.items() if one.get(HELD)), "")

@@ -1,7 +1,7 @@
-"""What is saved of a training: the caller's objects, and how far it is.
+"""The saved state of a training: the caller's objects, and the training's `Position`.
 
-`Position` is the same on every rank: it counts *completed optimizer steps* and their samples over
-all ranks, never what was drawn or prefetched (PROTOCOLS 7.3).
+`Position` is the same on every rank: it counts *completed optimizer steps* and their samples over all ranks, never
+samples that were only drawn or prefetched (PROTOCOLS 7.3).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from strata.checkpoint.snapshot.state import has_state, join
 from strata.errors import CheckpointError, InvalidArgument
 
 OWN_KEY: Final = "strata"
-"""Where the position stands in a checkpoint."""
+"""The key of Strata's own entries in a checkpoint: the position, and the entries beside it."""
 LOADER_KEY: Final = "loader"
-"""Beside the position: what must stay as it is for the order of samples to stay."""
+"""Beside the position: the settings of the loader that determine the order of samples."""
 PACE_KEY: Final = "pace"
-"""Beside the position: how long steps and saves took."""
+"""Beside the position: the measured times of steps and saves."""
 
 log: Final = logging.getLogger("strata.training")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a training is.
+    """The position of a training.
 
-    `epoch_samples` are the samples of `epoch` that completed steps have used, `epoch_batches` the
-    batches that this rank's own loader gave for them; `samples` counts all epochs.
+    `epoch_samples` counts the samples of `epoch` that completed steps have used, `epoch_batches` the batches that this
+    rank's loader gave for them; `samples` counts all epochs.
     """
 
     step: int = 0
@@ -52,7 +52,7 @@ class Position:
 
 
 def position_of(saved: Mapping[str, Any]) -> Position:
-    """Return the position that a checkpoint holds; `CheckpointError` when it holds none."""
+    """Return the position stored in a checkpoint; `CheckpointError` if it has none."""
     try:
         return Position(**{name: int(saved[name]) for name in Position.__slots__})
     except (KeyError, TypeError, ValueError) as error:
@@ -63,15 +63,15 @@ def position_of(saved: Mapping[str, Any]) -> Position:
 
 
 def saved_position(position: Position) -> dict[str, int]:
-    """Return what a checkpoint holds of `position`."""
+    """Return `position` as a checkpoint stores it."""
     return asdict(position)
 
 
 class TrainingState(MutableMapping[str, Any]):
-    """What is saved of the caller's, as it is when it is looked at.
+    """The caller's objects that are saved, read at the time of the save.
 
-    The entries of the caller's own mapping stay in it: a number there is saved as it is by then, and what is
-    restored is put back there.
+    The entries of the caller's mapping stay in that mapping: a save reads their current values, and a restore writes
+    them back.
     """
 
     def __init__(self, own: MutableMapping[str, Any], extra: MutableMapping[str, Any]) -> None:
@@ -99,7 +99,7 @@ class TrainingState(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def plain(self) -> dict[str, Any]:
-        """Return the caller's entries that are numbers, texts, or lists and mappings of nothing else."""
+        """Return the caller's plain entries: numbers, texts, or lists and mappings of only these."""
         return {
             key: self._extra[key]
             for key in self._shared
@@ -110,7 +110,7 @@ class TrainingState(MutableMapping[str, Any]):
 def state_of(
     *, model: object, optim: object, sched: object, extra: MutableMapping[str, Any] | None
 ) -> MutableMapping[str, Any]:
-    """Return what is saved of the caller's: each of several models or optimizers by its number."""
+    """Return the caller's objects to save; several models or optimizers are saved by their number in the list."""
     state: dict[str, Any] = {}
     for name, value in (("model", model), ("optim", optim), ("sched", sched)):
         if value is not None:
@@ -123,7 +123,7 @@ def state_of(
 
 
 def plain_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain values that the caller keeps in a mapping of her own: each rank has its own of them."""
+    """Return the plain values in the caller's mapping, of which each rank has its own."""
     return state.plain() if isinstance(state, TrainingState) else {}
 
 
@@ -140,7 +140,7 @@ def _is_parallel(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return the module inside of DistributedDataParallel: its names are the same in any world."""
+    """Return the module inside DistributedDataParallel, whose parameter names are the same in any world."""
     return value.module if _is_parallel(value) else value
 
 
@@ -148,8 +148,8 @@ def _plain(value: Any) -> Any:
 class Remembered:
     """Schedulers, the optimizers' settings, the caller's plain values and the random states as they were restored.
 
-    A script that runs through the epochs it has done finds no batches in them, but does what comes
-    after the batches: `sched.step()`, an evaluation. That is taken back.
+    A script that loops over its finished epochs again gets no batches in them, but runs the code after the batches,
+    such as `sched.step()` or an evaluation. `apply` undoes the effects of that code.
     """
 
     schedulers: list[tuple[Any, Any]]
@@ -160,7 +160,7 @@ class Remembered:
 
     @classmethod
     def of(cls, state: MutableMapping[str, Any]) -> Remembered:
-        """Remember what stands in `state` now."""
+        """Remember the current values of `state`."""
         schedulers = [(one, copy.deepcopy(one.state_dict())) for one in _each(state.get("sched"))]
         settings = [
             (one, [_settings(group) for group in one.param_groups])
@@ -176,7 +176,7 @@ class Remembered:
         )
 
     def apply(self) -> None:
-        """Put it back."""
+        """Put the remembered values back."""
         for scheduler, state in self.schedulers:
             scheduler.load_state_dict(copy.deepcopy(state))
         for optimizer, groups in self.settings:
@@ -190,7 +190,7 @@ class Remembered:
         self.apply_random()
 
     def apply_random(self) -> None:
-        """Put the random states back: what was made since may have drawn from them, as a loader's sampler does."""
+        """Put the random states back: objects made since, such as a loader's sampler, may have drawn from them."""
         rng.restore(self.random)
 
 
@@ -200,7 +200,7 @@ def on_optimizer_steps(
     before: Callable[[], None] | None = None,
     after: Callable[[], None] | None = None,
 ) -> None:
-    """Have these called around each step of the (first) optimizer, if it is one of torch's."""
+    """Call `before` and `after` around each step of the first torch optimizer in `state`."""
     for one in _each(state.get("optim")):
         if hasattr(one, "register_step_post_hook"):
             if before is not None:
@@ -221,9 +221,9 @@ def _each(value: Any) -> list[Any]:
 
 
 def buffers_of(state: Mapping[str, Any]) -> set[str]:
-    """Return the paths of the models' buffers: a running mean, say, that each rank has its own of.
+    """Return the paths of the models' buffers, such as a running mean, of which each rank has its own.
 
-    As in DistributedDataParallel, rank 0's count where a rank has none.
+    As in DistributedDataParallel, a rank without its own buffers takes rank 0's.
     """
     models: Any = state.get("model")
     named: Any = enumerate(models) if isinstance(models, list) else [("", models)]

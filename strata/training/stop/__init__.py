@@ -1,4 +1,4 @@
-"""How a run stops: signals and notices become one last step of all ranks, a save, and an exit.
+"""Graceful stop of a run: signals and notices become one last step of all ranks, a save, and an exit.
 
 Begin with `stopper`.
 """

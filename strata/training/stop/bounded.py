@@ -1,4 +1,4 @@
-"""Waits that end: of a call that may never come back, its caller waits so long and no longer."""
+"""`within`: a bounded wait for a call that may never return."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from strata.errors import Unavailable
 T = TypeVar("T")
 
 LOOK_S: Final = 0.25
-"""How often it is looked at whether a wait is over sooner."""
+"""How often a wait checks whether it must end early."""
 
 
 def within(
     limit_s: float | None, act: Callable[[], T], *, what: str, over: Callable[[], bool] = lambda: False
 ) -> T:
-    """Return what `act` returns in a thread of its own, or raise what it raises.
+    """Run `act` in a thread of its own, and return its result or raise its error.
 
-    `Unavailable` after `limit_s`, if that is given, or soon after it is `over`; `act` then goes on by itself, and what becomes
-    of it is nobody's affair.
+    `Unavailable` after `limit_s`, if given, or soon after `over()` is true; `act` then continues, and its result is
+    ignored.
     """
     done: Future[T] = Future()
 

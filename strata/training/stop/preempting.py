@@ -1,10 +1,9 @@
-"""From a signal or a notice to a common stop: what `strata.init` adds to a run.
+"""`Preemption`: turns a signal or a notice into a common stop of all ranks; `strata.init` adds it to a run.
 
-A signal to any rank asks the coordinators, and their notice asks all ranks, this one too: so all
-of them stop alike, however many were signalled. A training without coordinators stops by itself.
-When the generation ends before that, a supervisor knows what to do; a standalone process leaves (`GenerationExit`).
-
-A rank whose saves were held for too long asks the same way: the job stops, to be begun again where it can save.
+A rank that gets a signal sends a stop request to the coordinators. Their notice reaches all ranks, this one too. So
+all ranks stop in the same way, however many were signalled. A training without coordinators stops by itself. If the
+generation ends first, the agent handles it; a standalone process leaves (`GenerationExit`). A rank whose saves were
+held for too long sends the same request: the job stops, to be started again on nodes that can save.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ log: Final = logging.getLogger("strata.training")
 
 
 class Preemption:
-    """Takes part in every step (`hooks.StepHook`) of one run, and in the signals of its process."""
+    """Follows every step (`hooks.StepHook`) of one run, and handles the signals of its process."""
 
     def __init__(
         self,
@@ -45,9 +44,9 @@ class Preemption:
         save_cost_s: Callable[[], float],
         ending: GenerationExit | None = None,
     ) -> None:
-        """`member_only`: a signal makes this member leave, and the others go on without it.
+        """`member_only`: a signal makes only this member leave, and the others continue without it.
 
-        `ending` is what follows the end of the generation: it is told why this process is to leave then.
+        `ending` handles the end of the generation, and receives the reason why this process must leave then.
         """
         self._context = run.context
         self._ending = ending
@@ -75,23 +74,23 @@ class Preemption:
         self._stopper.completed(step)
 
     def closing(self) -> None:
-        """Let no other world follow any more."""
+        """Declare that no other world need follow."""
         self._stopper.closing()
 
     def closed(self) -> None:
-        """Give the signals back, unless one of them is why the process ends: from now on they end it as before."""
+        """Restore the signals' earlier handlers, unless this process is leaving because of a notice."""
         self._stopper.closed()
         if self._signals is not None and not self._stopper.leaving:
             self._signals.close()
 
     def out_of_time(self) -> bool:
-        """Tell whether this process was asked to leave, and should have by now."""
+        """Return whether this process should have left by now because of a notice."""
         return self._stopper.out_of_time()
 
     # -- in other threads
 
     def cannot_save(self, why: str) -> None:
-        """Ask all ranks to stop: nothing could be saved for so long that training on would risk too much."""
+        """Request that all ranks stop: saves were held for so long that further training would risk too much."""
         reason = f"rank {self._context.rank} on {self._context.worker_id}: {why}"
         if self._ended:
             return
@@ -100,7 +99,7 @@ class Preemption:
             return
         try:
             notice = self._request(reason, member_only=False)
-        except StrataError as error:  # the next save that is held asks again
+        except StrataError as error:  # the next held save requests it again
             log.error("nobody can be asked to stop: %s", error)  # noqa: TRY400  # the reason says it all
             return
         if notice is not None:
@@ -113,16 +112,16 @@ class Preemption:
 
     @property
     def _ends_by_itself(self) -> bool:
-        """Whether a signal that this process gets at the end of its generation can wait: it ends soon, as it would then."""
+        """Whether a signal at the end of the generation can be ignored, because this process ends soon anyway."""
         return self._leaves_by_itself or self._stopper.saving
 
     @property
     def _leaves_by_itself(self) -> bool:
-        """Whether this process leaves at the end of its generation if it was told that it has to."""
+        """Whether this process exits by itself at the end of a generation in which it had to leave."""
         return self._ending is not None and self._ending.leaves
 
     def _signalled(self, number: int) -> bool:
-        """Ask all ranks to stop; False when there is nobody who could."""
+        """Request that all ranks stop; return False if nothing will handle the request."""
         name = signal.Signals(number).name
         reason = f"{name} to rank {self._context.rank} on {self._context.worker_id}"
         if self._ending is not None:
@@ -137,7 +136,7 @@ class Preemption:
         try:
             notice = self._request(reason, member_only=self._member_only)
         except StaleGeneration:
-            # its end is about to be heard here, too: its supervisor may end this rank because of that
+            # the end of the generation is about to arrive here too: the agent may have sent the signal because of it
             return self._ends_by_itself
         except StrataError as error:
             log.error("nobody can be asked to stop: %s", error)  # noqa: TRY400  # the reason says it all

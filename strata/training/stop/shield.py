@@ -1,17 +1,16 @@
-"""Forked children (DataLoader workers) do not obey the signals that preempt the training.
+"""Shields child processes (DataLoader workers) from the signals that preempt the training.
 
-A scheduler sends SIGTERM to every process of a job. A worker that died of it would end the rank,
-just when the rank is about to save. To ignore the signal is not enough: torch gives its workers a
-handler of their own for SIGTERM. So a child that is forked from now on has these signals blocked
-in every thread, and one thread that takes them: from the parent they mean what they always did
-(`Process.terminate()`), from anybody else nothing.
+A scheduler sends SIGTERM to every process of a job. A worker that died of it would end the rank just when the rank is
+about to save. Ignoring the signal is not enough, since torch installs a SIGTERM handler in its workers. So in a forked
+child these signals are blocked in every thread, and one thread takes them. From the parent they keep their effect
+(`Process.terminate()`); from any other process they are ignored.
 
-The kernel keeps one signal of a kind: a parent's that comes while a stranger's is still pending is
-lost. The thread takes them in no time, and between the two the rank stops and saves.
+The kernel keeps one pending signal of a kind: a signal of the parent is lost if another process's is still pending.
+That is harmless in practice: the thread takes signals at once, and between the two signals the rank stops and saves.
 
-A child that is spawned starts a program of its own, to which no hook goes. It inherits what is
-blocked in the thread that starts it (`starting_children`), and its first act is to begin the thread
-that takes the signals (`Shielded`, as a DataLoader's `worker_init_fn`).
+A spawned child starts a new program, which no fork hook reaches. It inherits the blocked signals of the thread that
+starts it (`starting_children`), and its first act is to start the thread that takes the signals (`Shielded`, used as a
+DataLoader's `worker_init_fn`).
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from multiprocessing import resource_tracker
 _shielded: set[int] = set()
 _forking = threading.local()
 _obeying = 0
-"""The process in which that thread runs."""
+"""The id of the process in which the thread that takes the signals runs."""
 
 
 def shield_children(numbers: Iterable[int]) -> None:
-    """Let children that are forked from now on obey these signals from this process only."""
+    """Make children forked from now on obey these signals only from this process."""
     _shielded.update(numbers)
 
 
 def expose_children() -> None:
-    """Let children that are forked from now on obey all signals again."""
+    """Make children forked from now on obey all signals again."""
     _shielded.clear()
 
 
 @contextlib.contextmanager
 def starting_children(*, spawned: bool) -> Iterator[None]:
-    """Have children that are spawned in the block begin with the signals blocked."""
+    """Make children spawned in the block begin with the signals blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _shielded)
     try:
         if spawned and _shielded:
-            # Python's own helper process, which the first child that is spawned needs. Whoever starts
-            # it has SIGTERM unblocked afterwards.
+            # Python's helper process, which the first spawned child needs. Starting it unblocks SIGTERM in this
+            # thread, so start it now and block the signals again.
             resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, _shielded)
         yield
@@ -57,9 +56,9 @@ def starting_children(*, spawned: bool) -> Iterator[None]:
 
 
 class Shielded:
-    """A worker's first act: from then on it obeys these signals from its parent only.
+    """A `worker_init_fn` that makes the worker obey these signals only from its parent, and then calls `then`.
 
-    Can be pickled, for workers that are spawned; then comes what the program wants to be done.
+    It can be pickled, for spawned workers.
     """
 
     def __init__(self, then: Callable[[int], object] | None) -> None:
@@ -67,17 +66,17 @@ class Shielded:
         self._numbers = frozenset(_shielded)
 
     def __call__(self, worker: int) -> None:
-        """Begin worker number `worker`."""
+        """Shield worker number `worker`, then call the program's `worker_init_fn`."""
         _obey_parent_only(self._numbers)
         if self._then is not None:
             self._then(worker)
 
 
 def die_of(number: int) -> None:
-    """End this process by a signal as if nobody handled it. May be called in any thread.
+    """End this process by a signal, with the signal's default action. May be called in any thread.
 
-    Python lets only the main thread change what a signal does, and that one may be held up in a
-    collective; so libc is asked.
+    Python lets only the main thread change a signal's action, and the main thread may be blocked in a collective, so
+    this calls libc.
     """
     ctypes.CDLL(None).signal(number, None)  # SIG_DFL is a null pointer
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -85,7 +84,7 @@ def die_of(number: int) -> None:
 
 
 def _before() -> None:
-    """Block the signals while it is forked: in the child they stay blocked from its first moment."""
+    """Block the signals during the fork, so that they are blocked in the child from its first moment."""
     if _shielded:
         _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _shielded)
 
@@ -99,12 +98,12 @@ def _after_in_parent() -> None:
 def _after_in_child() -> None:
     numbers = frozenset(_shielded)
     _forking.__dict__.clear()
-    _shielded.clear()  # its own children are its own affair
+    _shielded.clear()  # children of this child are not shielded
     _obey_parent_only(numbers)
 
 
 def _obey_parent_only(numbers: frozenset[int]) -> None:
-    """Begin the thread that takes these signals, unless this process has one."""
+    """Start the thread that takes these signals, unless this process has one."""
     global _obeying  # noqa: PLW0603  # a fact about the process
     if numbers and _obeying != os.getpid():
         _obeying = os.getpid()
@@ -114,13 +113,13 @@ def _obey_parent_only(numbers: frozenset[int]) -> None:
 
 
 def _obey(parent: int, numbers: frozenset[int]) -> None:
-    """Take the signals that come, and do what the parent's ask for."""
+    """Take the signals that arrive, and obey those of the parent."""
     while True:
         taken = signal.sigwaitinfo(numbers)
         if taken.si_pid != parent:
             continue
         if taken.si_signo == signal.SIGTERM and _is_loader_worker():
-            os._exit(0)  # what torch's own handler does: else its parent takes it for a crash
+            os._exit(0)  # as torch's own handler does, or the parent would report a crash
         die_of(taken.si_signo)
 
 

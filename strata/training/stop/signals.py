@@ -1,12 +1,12 @@
-"""Signals by which a scheduler preempts a training: `PreemptSignals`.
+"""`PreemptSignals`: handles the signals by which a scheduler preempts a training.
 
-Python runs a signal's handler in the main thread, between two of its instructions: not while that
-thread waits in a collective. So the signal's number is taken from the wakeup descriptor, which C
-code writes at once, by a thread of our own. Where a program has put that descriptor to its own use
-(asyncio does), the handler writes the number instead, as soon as Python lets it.
+Python runs a signal handler in the main thread between two bytecode instructions, so not while that thread waits in a
+collective. So a separate thread reads the signal's number from the wakeup descriptor, which Python's C handler writes
+at once. If the program uses that descriptor itself (asyncio does), the Python handler writes the number instead, as
+soon as it runs.
 
-The first signal asks all ranks to stop. The second of its kind, or a signal in a world that has
-ended, means what it meant before Strata was there.
+The first signal requests that all ranks stop. The second of its kind, or a signal in a world that has ended, has the
+effect it would have without Strata.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from typing import Any, Final
 from strata.training.stop.shield import die_of, expose_children, shield_children
 
 _HANDLED: Final = 0x80
-"""Set in a byte that the handler wrote, not C code: each signal may be told twice."""
+"""Set in a byte that the Python handler wrote, not C code: each signal may be written twice."""
 _taking: Final[list[PreemptSignals]] = []
 
 log: Final = logging.getLogger("strata.training")
 
 
 class PreemptSignals:
-    """Calls `asked(number)` in a thread of its own when a signal came. False from it means that
-    nobody can be asked, and the signal is obeyed as if Strata were not there.
+    """Calls `asked(number)` in a thread of its own when a signal arrives.
 
-    Made in the main thread; elsewhere signals cannot be taken, and that is logged.
+    If `asked` returns False, nothing can handle the request, and the signal has its earlier effect. Must be made in the
+    main thread: in another thread signals cannot be handled, which is logged.
     """
 
     def __init__(self, numbers: Sequence[int], asked: Callable[[int], bool]) -> None:
         self._asked = asked
         self._before: dict[int, Any] = {}
         self._deadly: set[int] = set()
-        self._told: dict[int, list[int]] = {number: [0, 0] for number in numbers}
+        self._received: dict[int, list[int]] = {number: [0, 0] for number in numbers}
         self._read = self._write = -1
         self._owns_wakeup = False
         if not numbers:
@@ -61,9 +61,9 @@ class PreemptSignals:
         threading.Thread(target=self._listen, name="strata-signals", daemon=True).start()
 
     def close(self) -> None:
-        """Give the signals back, unless somebody else took them meanwhile. Idempotent.
+        """Restore the earlier handlers, unless other code has replaced ours meanwhile. Idempotent.
 
-        Only from the main thread; from another one they stay ours until the process ends.
+        Works only in the main thread; in another thread the handlers stay until the process ends.
         """
         if not self._before or threading.current_thread() is not threading.main_thread():
             return
@@ -88,15 +88,15 @@ class PreemptSignals:
         self._before.clear()
 
     def in_child(self) -> None:
-        """In a forked child signals are the child's own, and must not reach the parent's pipe."""
+        """Detach a forked child, whose signals must not reach the parent's pipe."""
         self._restore()
         os.close(self._read)
         os.close(self._write)
         self._read = self._write = -1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Make sure that it is heard, and do what the program itself wanted to do."""
-        with contextlib.suppress(OSError):  # full: then there is more than enough to hear
+        """Write the signal's number to the pipe, and call the program's own handler."""
+        with contextlib.suppress(OSError):  # the pipe is full: it holds enough signals already
             os.write(self._write, bytes([number | _HANDLED]))
         before = self._before.get(number)
         if callable(before):
@@ -109,30 +109,32 @@ class PreemptSignals:
         os.close(self._read)
 
     def _take(self, number: int, *, by_handler: bool) -> None:
-        told = self._told.get(number)
-        if told is None:
-            return  # another signal of the program's
-        heard_before = max(told)
-        told[by_handler] += 1
-        if max(told) == heard_before:
+        counts = self._received.get(number)
+        if counts is None:
+            return  # another signal that the program handles
+        received_before = max(counts)
+        counts[by_handler] += 1
+        if max(counts) == received_before:
             return
-        if heard_before:
+        if received_before:
             self._obey(number)
-        else:  # not here, or a second signal would not be heard meanwhile
-            threading.Thread(target=self._ask, args=(number,), name="strata-preempt", daemon=True).start()
+        else:  # in another thread, or a second signal could not be read meanwhile
+            threading.Thread(
+                target=self._request_stop, args=(number,), name="strata-preempt", daemon=True
+            ).start()
 
-    def _ask(self, number: int) -> None:
+    def _request_stop(self, number: int) -> None:
         if not self._asked(number):
             self._obey(number)
 
     def obey_heard(self) -> None:
-        """Nobody stops this world any more: obey a signal that was heard, if there was one and they are not given back."""
-        for number, told in self._told.items():
-            if any(told) and self._before:
+        """Obey the signals received so far, unless the handlers are restored: the world has ended without a stop."""
+        for number, counts in self._received.items():
+            if any(counts) and self._before:
                 self._obey(number)
 
     def _obey(self, number: int) -> None:
-        """Do what the signal does without us; a handler of the program's own was called already."""
+        """Apply the signal's default action if it had one; a handler of the program was called already."""
         if number in self._deadly:
             log.warning("%s ends this process", signal.Signals(number).name)
             die_of(number)

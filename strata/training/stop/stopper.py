@@ -1,15 +1,16 @@
-"""A notice becomes a common last step, a save of it, and the end of this process or a wait for the next world: `Stopper`.
+"""`Stopper`: carries out a stop notice: a common last step, its save, then an exit or a wait for the next world.
 
-The notice is heard in the session's thread. A thread of its own then carries the agreement
-(`core.stop.last_step`), while the trainer's thread trains on:
+The notice arrives in the session's thread. A separate thread then runs the agreement (`core.stop.last_step`), while the
+trainer's thread continues training:
 
     trainer    n is complete ────── n+1 is complete ─ waits, if it holds ─ stops: saves with all, leaves or stays
                      │ begun            ▲ GO, WAIT or STOP
     agreement    proposals ─ meeting ─ answers ─ meeting ─ S, or the next round
 
-A rank that is to leave does so at the commit of S, or at its own deadline, with code 75. A rank that stays waits where it
-is for its agent, however long coordinators are away: others may have been told to stop at S (PROTOCOLS 6.1). What is not
-committed within the grace is given up, and that is logged as an error: the job then goes on from the checkpoint before.
+A rank that must leave does so at the commit of S, or at its own deadline, with code 75. A rank that stays waits at S
+until its agent ends it, even if the coordinators are unreachable, because other ranks may have learnt that they stop
+at S (PROTOCOLS 6.1). A save that is not committed within the grace is given up, which is logged as an error; the job
+then continues from the checkpoint before.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ if TYPE_CHECKING:
     from strata.training.loop.run import Run
 
 STOP: Final = "stop"
-"""The phase of a rank that waits for the others' answer, or for the world without it."""
+"""The phase of a rank that waits for the others' answers, or for the end of its world after the last step."""
 LEAVE_S: Final = 0.5
-"""At least so long what is in flight is waited for by who leaves."""
+"""The minimum time for which a leaving rank waits for its saves in flight."""
 WARN_S: Final = 1.0
-"""So long before its deadline a rank that is to leave, and has not saved, says why."""
+"""How long before its deadline a leaving rank that has not saved logs the reason."""
 HELD_S: Final = 5.0
-"""So long after its deadline a process is ended whose trainer's thread hangs: it may be no agent's."""
+"""How long after its deadline a process with a hanging trainer's thread ends itself: it may have no agent to end it."""
 CLOSING_S: Final = 2.0
-"""So long at most a rank that is done waits until it is heard that it closes."""
+"""The maximum time for which a rank that is done waits for the delivery of its closing message."""
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
 _LOOK_S: Final = 0.25
-"""How often a waiting trainer looks whether its world has ended."""
+"""How often the waiting trainer's thread checks whether its world has ended."""
 
 log: Final = logging.getLogger("strata.training")
 
 
 class Stopper:
-    """Takes part in every step (`hooks.StepHook`), and lets it through until a stop is agreed.
+    """Follows every step (`hooks.StepHook`), and lets steps begin until a stop is agreed.
 
-    `clock` counts seconds; `save_cost_s` says how long a save has taken until it was committed,
-    0 when none has been yet. `over` is called, in the session's thread, when the world has ended; `leave_now` ends
-    the process, in a thread of its own, when the trainer's thread does not come out of a step or a save.
+    `clock` counts seconds. `save_cost_s` returns the time that a save took until its commit, 0 before the first. `over`
+    is called in the session's thread when the world has ended. `leave_now` ends the process, from a thread of its own,
+    if the trainer's thread hangs in a step or a save.
     """
 
     def __init__(
@@ -80,25 +81,25 @@ class Stopper:
         self._agreement = Agreement(start=run.step, begun=run.begun)
         self._notice: StopNotice | None = None
         self._deadline_s: float | None = None
-        """When the save has to be done; None while nobody is to leave."""
+        """When the save must be done; None while no notice has a deadline."""
         self._closing: threading.Thread | None = None
-        """Says that this rank closes, once it does."""
+        """The thread that reports that this rank closes."""
         self._ended = False
         self.stopping = False
-        """Whether this rank is at the common step, or leaves: what follows is known, whichever world comes."""
+        """Whether this rank is at the common step, or leaves: a newer world no longer changes its course."""
         self.saving = False
-        """Whether this rank saves the common step: until its mark is on the storage a signal that ends it can wait."""
+        """Whether this rank saves the common step: a signal that would end it waits until its mark is in storage."""
         self.leaving = False
         """Whether this process leaves because of the notice."""
         self._forget = self._context.observe_world(self._on_world)
 
     def covers(self, *, grace_s: float) -> bool:
-        """Tell whether this process is asked to stop for good already, and within `grace_s`."""
+        """Return whether a notice already makes this process leave, within `grace_s`."""
         left_s = self._left_s()
         return self._leaves() and left_s is not None and left_s <= grace_s
 
     def _leaves(self) -> bool:
-        """Tell whether this process is to leave; a wider notice may say so at any moment. Any thread."""
+        """Return whether this process must leave; a wider notice may change that at any moment. Any thread."""
         with self._changed:
             return meaning(self._notice, self._context.worker_id) is Meaning.LEAVE
 
@@ -107,7 +108,7 @@ class Stopper:
             return None if self._deadline_s is None else self._deadline_s - self._clock()
 
     def out_of_time(self, *, before_s: float = 0.0) -> bool:
-        """Tell whether this process should have left by now, or is to within `before_s`. Any thread."""
+        """Return whether this process should have left by now, or must leave within `before_s`. Any thread."""
         left_s = self._left_s()
         return left_s is not None and left_s <= before_s and self._leaves()
 
@@ -120,14 +121,14 @@ class Stopper:
             self.asked(update.notice)
 
     def asked(self, message: NoticeMessage) -> None:
-        """Begin to agree on a step; asked again, more may have to leave, or in less time."""
+        """Take in a notice: the first starts the agreement; later ones may make more members leave, or leave sooner."""
         notice = notice_record(message)
         with self._changed:
             first = self._notice is None
             if notice.has_deadline:
                 deadline_s = self._clock() + notice.grace_ms / 1000
                 self._deadline_s = min(self._deadline_s or deadline_s, deadline_s)
-            # answers and news may overtake each other
+            # responses to this rank's requests and world updates may arrive out of order
             if self._notice is None or not is_wider(self._notice, notice):
                 self._notice = notice
             self._changed.notify_all()
@@ -140,19 +141,19 @@ class Stopper:
     # -- in threads of their own
 
     def _agree(self) -> None:
-        """Meet the other ranks until a step is agreed, or none can be any more."""
+        """Run rounds with the other ranks until a step is agreed, or the barrier breaks."""
         try:
             while not self._round():
                 pass
         except StrataError as error:
-            # a rank has ended, or the world has: an outcome, alike for all, which releases whoever holds
+            # a rank or the world has ended: the barrier breaks for all ranks, and that releases those that hold
             log.warning("no common step to stop at: %s", error.message)
             with self._changed:
                 self._agreement = self._agreement.released()
                 self._changed.notify_all()
 
     def _round(self) -> bool:
-        """Tell whether a step is agreed on."""
+        """Run one round; return whether a step is agreed."""
         ranks, left_s = self._context.world_size, self._left_s()
         with self._changed:
             mine = self._agreement.propose(
@@ -177,7 +178,7 @@ class Stopper:
         return True
 
     def _keep_deadline(self) -> None:
-        """Say what keeps this process from its end, shortly before its deadline; end it soon after that."""
+        """Log what delays this process shortly before its deadline; end the process soon after the deadline."""
         if self._await_deadline(WARN_S):
             with self._changed:
                 decision, begun = self._agreement.decision, self._agreement.begun
@@ -189,7 +190,7 @@ class Stopper:
             self._leave_now()
 
     def _await_deadline(self, before_s: float) -> bool:
-        """Tell, once it is so, that this process is to leave within that time; False when it does by itself."""
+        """Wait until the deadline is `before_s` away and return True, or return False once the process is leaving."""
         with self._changed:
             while not (self._ended or self.out_of_time(before_s=before_s)):
                 self._changed.wait(_LOOK_S)
@@ -202,23 +203,23 @@ class Stopper:
         self._pass(step - 1)
 
     def completed(self, step: int) -> None:
-        """The same for the step after this one, which begins here as far as others are concerned.
+        """The same for the step after `step`, which counts as begun for the other ranks from here.
 
-        Its batch is not drawn yet: what is saved now goes on with the same random numbers.
+        Its batch is not drawn yet, so a save at this point continues with the same random numbers.
         """
         self._pass(step)
 
     def _pass(self, step: int) -> None:
-        """Go on from `step`, or do not come back. Only what others decide ends a hold, never a clock."""
+        """Return if the step after `step` may begin, else stop here. Only other ranks' answers end a hold, no clock."""
         while True:
             with self._changed:
-                self._agreement, gate = self._agreement.begin(step)
-            if gate is NextStep.STOP:
+                self._agreement, next_step = self._agreement.begin(step)
+            if next_step is NextStep.STOP:
                 self._stop(step)
             if self.out_of_time():
                 self._skip(step, "no common step was agreed on in time")
                 self._leave(step)
-            if gate is NextStep.GO:
+            if next_step is NextStep.GO:
                 return
             self._context.progress(step, STOP)  # raises once the world has ended
             with self._changed:
@@ -226,7 +227,7 @@ class Stopper:
                     self._changed.wait(_LOOK_S)
 
     def _stop(self, step: int) -> NoReturn:
-        """Save the common step with all ranks, unless none does; then leave, or stay until the agent ends this process."""
+        """Save the common step with all ranks, unless it is skipped; then leave, or wait until the agent ends it."""
         decision = self._agreement.decision
         assert decision is not None, "nobody stops before a decision"
         self.stopping = True
@@ -246,7 +247,7 @@ class Stopper:
         except (
             CheckpointAborted,
             BarrierBroken,
-        ) as error:  # the leader sees it, too, and ends the generation
+        ) as error:  # the leader sees the failed save too, and ends the generation
             self._skip(step, str(error))
         except Exception as error:
             self._skip(step, f"{type(error).__name__}: {error}")
@@ -262,18 +263,18 @@ class Stopper:
         self._leave(step)
 
     def _save(self) -> None:
-        """Return once the common step is committed; `Unavailable` when this process is to leave before that.
+        """Return once the common step is committed; `Unavailable` if this process must leave before that.
 
-        Who stays stands for an outage, however long: its end would be a failure.
+        A rank that stays waits out an outage of the coordinators of any length: ending would count as a failure.
         """
         info, self.saving = None, True
-        tell = self._run.saves.teller(self._run.step)
+        report = self._run.saves.teller(self._run.step)
 
         def over() -> bool:
             with contextlib.suppress(
                 StaleGeneration
-            ):  # the head follows the commit at once: what is left is the mark
-                tell()
+            ):  # a newer world may follow the commit at once: only this rank's mark is left to write
+                report()
             return self.out_of_time()
 
         self._run.checkpoints.stand(lambda: not self._leaves())
@@ -294,30 +295,27 @@ class Stopper:
         notice, left_s = self._notice, self._left_s()
         assert notice is not None, "nobody leaves before a notice"
         self.leaving = self.stopping = self._ended = True
-        # what is not written by then is given up, and the process ends
+        # saves not written by then are given up, and the process ends
         self._run.abandon(notice.reason, code=Preempted.code, limit_s=max(LEAVE_S, left_s or 0.0))
         raise Preempted(f"stopped after step {step}: {notice.reason}")
 
     # -- the end of the run
 
     def closing(self) -> None:
-        """Say that no other world need follow, now or later.
-
-        Others, or this process, may evaluate for long.
-        """
+        """Report that no other world need follow; other ranks, or this one, may still evaluate for a long time."""
         closing = threading.Thread(target=self._close, name="strata-closing", daemon=True)
-        # a process that ends has no new threads, and says the same by that
+        # a process that is shutting down cannot start threads; its end reports the same
         with contextlib.suppress(RuntimeError):
             closing.start()
             self._closing = closing
 
     def _close(self) -> None:
-        """Be at a barrier alone, which is in the leader's view then; the first of all ranks is enough."""
+        """Arrive at a barrier alone, which puts the closing into the leader's view; the first rank's is enough."""
         with contextlib.suppress(StrataError):
             self._context.barrier(CLOSING_BARRIER, ranks=[self._context.rank])
 
     def closed(self) -> None:
-        """The run has ended by itself; return once it is heard, for with its session nothing is said any more."""
+        """Return once the closing message is delivered: after the end of the session nothing more can be sent."""
         self._ended = True
         if self._closing is not None:
             self._closing.join(CLOSING_S)
@@ -327,7 +325,7 @@ class Stopper:
 def ask_to_stop(
     context: RankContext, reason: str, *, grace_s: float, member_only: bool = False
 ) -> NoticeMessage | None:
-    """Have all ranks of the generation asked to stop, or this member's; return the notice that holds, if any does."""
+    """Request that all ranks of the generation stop, or this member's; return the notice in effect, if any."""
     leaving = [context.worker_id] if member_only else []
     request = stop_message(
         context.job, reason, grace_s=grace_s, generation=context.generation, leaving=leaving

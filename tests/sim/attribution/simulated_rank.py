@@ -1,4 +1,4 @@
-"""One rank's process of a simulated training, and the sessions by which it and its agent report."""
+"""One rank's process of a simulated training, and the sessions through which the rank and its agent report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Time:
 
 
 class _InLoop:
-    """In the place of a client's background thread."""
+    """Stands in for a client's background thread."""
 
     def at_stop(self, act: object) -> None:
         pass
@@ -46,7 +46,7 @@ class _InLoop:
 
 
 class Upward:
-    """A session that gathers progress for `pace_s`, keeps the newest of each rank, and hands it on with its age."""
+    """A session that gathers progress for `pace_s`, keeps the newest of each rank, and delivers it with its age."""
 
     def __init__(self, deliver: Any, *, pace_s: float = PACE_S) -> None:
         self._pace_s = pace_s
@@ -66,14 +66,14 @@ class Upward:
     def _flush(self) -> None:
         self._due = False
         now_s = asyncio.get_running_loop().time()
-        told = []
+        copies = []
         for one, since_s in self._newest.values():
             copy = RankProgress()
             copy.CopyFrom(one)
             copy.age_ms = round(1000 * (now_s - since_s))
-            told.append(copy)
+            copies.append(copy)
         self._newest.clear()
-        self._deliver(told)
+        self._deliver(copies)
 
 
 class Rank:
@@ -91,7 +91,7 @@ class Rank:
             world_size=size,
             restore_point=None,
         )
-        session = cast("Session", Upward(deliver, pace_s=0.0))  # its client gathers
+        session = cast("Session", Upward(deliver, pace_s=0.0))  # the client gathers, so the session does not
         shared_session = SharedSession(session=session, watcher=Watcher(), place=place, owns_member=False)
         self.client = RankClient(shared_session, cast("BackgroundLoop", _InLoop()))
         self.likes = chance.gauss(1.0, jitter)
@@ -104,7 +104,7 @@ class Rank:
             yield 0
 
     def measure(self, wait_s: float, compute_s: float, idle_s: float) -> None:
-        """Go through a step: wait for the batch, compute, wait for the others."""
+        """Run one step: wait for the batch, compute, wait for the other ranks."""
         self.wait_s = wait_s
         next(self._batches)
         self.timer.begins()

@@ -1,4 +1,4 @@
-"""What the stacks of a simulated rank look like: frames as faulthandler would name them in a training of torch."""
+"""Stacks of a simulated rank: frames as faulthandler names them in a torch training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Frame = tuple[str, int, str]
 
 
 def frames(activity: str, chance: random.Random) -> list[tuple[str, int, str]]:
-    """Return (file, line, function) of the main thread, the innermost first."""
+    """Return (file, line, function) of each frame of the main thread, the innermost first."""
     main = [("/app/train.py", 88, "main"), ("/app/train.py", 120, "<module>")]
     steps = [(f"{SITE}/strata/training/run.py", 270, "_steps"), *main]
     match activity:

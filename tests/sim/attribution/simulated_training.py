@@ -1,9 +1,9 @@
-"""A training in virtual time, with faults by plan: what its ranks measure and report goes the way it goes in a cluster.
+"""A training in virtual time with planned faults. Its ranks' measurements take the way they take in a cluster.
 
     ComputeTimer ─▶ RankClient ─▶ StallWatch of each host's agent ─▶ ProgressBoard of its replica ─▶ the other replicas'
 
-All of these are the shipped parts; messages wait as long as sessions and gossip let them wait. What is made up is what
-ranks do and how long it takes, the text of their stacks, and the states of their processes. Nothing here knows a rule
+All of these are the shipped parts, and messages take as long as sessions and gossip take. Simulated are the ranks'
+activities and their durations, the text of their stacks, and the states of their processes. Nothing here knows a rule
 of the attribution, and a fault never reports itself.
 """
 
@@ -37,13 +37,13 @@ DUMP_S: Final = 0.15
 """How long a rank takes to write its stacks."""
 REPLICAS: Final = 3
 WARM_UP: Final = (20.0, 3.0, 1.8, 1.3)
-"""How many times a usual step the first ones take."""
+"""Factors by which the first steps take longer than usual."""
 FOREVER: Final = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a training is like when nothing is wrong with it. Times are those of a step."""
+    """A training without faults. Times are those of one step."""
 
     hosts: int
     slots: int
@@ -51,11 +51,11 @@ class Shape:
     data_s: float = 0.004
     collective_s: float = 0.01
     jitter: float = 0.04
-    """Of compute time from step to step; ranks differ as much from each other for good."""
+    """Relative spread of compute time from step to step; ranks differ permanently by as much."""
     pause: float = 0.002
-    """The probability of a pause in a step of a rank: garbage collection, another process."""
+    """Probability that a rank pauses in a step: garbage collection, another process."""
     hiccup: float = 0.003
-    """That its loader takes longer."""
+    """Probability that a rank's loader takes longer in a step."""
     eval_every: int = 60
     save_every: int = 45
     restored_step: int = 0
@@ -67,22 +67,22 @@ class Shape:
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
-    """What is wrong from `at_s` on with `ranks`. `kind` is for the simulation only: it decides what they do."""
+    """A fault of `ranks` from `at_s` on. `kind` is known to the simulation only: it decides how the ranks behave."""
 
     kind: str
     ranks: frozenset[int]
     at_s: float
     factor: float = 1.0
-    """How many times as long compute takes."""
+    """Factor by which compute takes longer."""
     data_s: float = 0.0
-    """How much longer each wait for data takes."""
+    """Seconds by which each wait for data takes longer."""
     dump_s: float = DUMP_S
-    """How long these ranks take to write their stacks."""
+    """Seconds that these ranks take to write their stacks."""
     until_s: float = FOREVER
 
 
 class _Agent:
-    """One host's agent, with the watch over its ranks."""
+    """One host's agent, with the stall watch over its ranks."""
 
     def __init__(self, training: Training, host: int, board: ProgressBoard) -> None:
         self.training = training
@@ -126,18 +126,18 @@ class _Agent:
 
 @dataclass(slots=True)
 class _Step:
-    """When each rank does what in the step at hand: it loads from `began_s`, then computes, then waits."""
+    """The activities of each rank in the present step: load from `began_s` on, then compute, then wait."""
 
     began_s: float
     wait_s: list[float]
     compute_s: list[float]
     phase: str = "step"
     doing: list[str] = field(default_factory=list)
-    """What each rank's code is, while it computes."""
+    """The code that each rank runs while it computes."""
 
 
 class Told:
-    """What one replica knows (`coordinator.status.diagnosis.Told`)."""
+    """The knowledge of one replica (`coordinator.status.diagnosis.Told`)."""
 
     def __init__(self, board: ProgressBoard) -> None:
         self.board = board
@@ -156,7 +156,7 @@ class Told:
 
 
 class Training:
-    """A training of `shape`; `run` goes on until it is cancelled."""
+    """A training of `shape`; `run` trains until it is cancelled."""
 
     def __init__(self, shape: Shape, chance: random.Random) -> None:
         self.shape = shape
@@ -173,9 +173,9 @@ class Training:
         self.made = 0
         self._injected = asyncio.Event()
         self.saves_next = False
-        """Set: a save is due after the step at hand."""
+        """If set, a save is due after the present step."""
         self.undeclared_eval_s = 0.0
-        """Set: the next step evaluates in between, for so long, and says nothing of it."""
+        """If set, the next step contains an evaluation of that duration that no rank declares."""
         self._now = _Step(0.0, [0.0] * shape.size, [0.0] * shape.size)
         self._view = View()
         self._keys = ClusterKeys("sim")
@@ -223,7 +223,7 @@ class Training:
             ),
         )
 
-    # -- what people may see from outside
+    # -- visible from outside
 
     def process_of(self, rank: int) -> str:
         if self.is_faulty(rank, "exited"):
@@ -237,7 +237,7 @@ class Training:
         )
 
     def stack_of(self, rank: int) -> str | None:
-        """Return what faulthandler would write of a rank's process."""
+        """Return faulthandler's output for a rank's process, or None if it cannot write."""
         if self.is_faulty(rank, "stopped") or self.is_faulty(rank, "exited"):
             return None
         background = (
@@ -252,7 +252,7 @@ class Training:
         return f"{background}Current thread 0x00007f00 (most recent call first):\n{lines}"
 
     def _activity(self, rank: int) -> str:
-        """Return what the main thread of a rank does at this moment."""
+        """Return the activity of a rank's main thread at this moment."""
         stuck = {
             "stuck in data": "data",
             "stuck on disk": "disk",
@@ -283,7 +283,7 @@ class Training:
     def is_stuck(self, rank: int) -> bool:
         return self._now.wait_s[rank] == FOREVER or self._now.compute_s[rank] == FOREVER
 
-    # -- its life
+    # -- running
 
     async def run(self) -> None:
         """Train until cancelled."""
@@ -312,7 +312,7 @@ class Training:
             await asyncio.sleep(GOSSIP_S)
 
     async def _devices(self) -> None:
-        """Every agent reads its devices; a change of what its driver says of throttling shows within a second."""
+        """Have every agent read its devices each second, so that a throttled device shows within a second."""
         while True:
             for host, agent in enumerate(self.agents):
                 first = host * self.shape.slots
@@ -335,7 +335,7 @@ class Training:
             await asyncio.sleep(1.0)
 
     async def _keyspace(self) -> None:
-        """Write what agents and replicas put on record about processes that ended."""
+        """Write the keys that agents and replicas write about ended processes."""
         await self._injected.wait()
         fault = self.fault
         if fault is None or fault.kind not in {"exited", "node lost"}:
@@ -349,7 +349,7 @@ class Training:
                     keys.failed_rank(GENERATION, rank),
                     RankFailed(reason="killed by signal 9", worker=worker, code=-9),
                 )
-        else:  # its connections break; it has the grace to come back
+        else:  # the node's connections break; it then has the grace to return
             await asyncio.sleep(self.chance.uniform(1.0, 1.8))
             for host in {rank // self.shape.slots for rank in fault.ranks}:
                 self._put(keys.worker(self.agents[host].worker), None, deleted=True)
@@ -369,7 +369,7 @@ class Training:
         chance, shape = self.chance, self.shape
         warm = WARM_UP[self.made] if self.made < len(WARM_UP) else 1.0
         long = math.exp(chance.gauss(0, 0.08)) * warm
-        """All ranks alike: longer sequences, say."""
+        """The same for all ranks: longer sequences, for example."""
         wait_s, compute_s, pauses_s = [], [], []
         for rank in self.ranks:
             wait = shape.data_s * math.exp(chance.gauss(0, 0.3))
@@ -382,7 +382,7 @@ class Training:
             if chance.random() < shape.hiccup:
                 wait += min(0.8, chance.expovariate(1 / 0.15))
             if rank.number == 0 and self.made % 20 == 0:
-                pause_s += 0.05  # it writes the log
+                pause_s += 0.05  # this rank writes the log
             wait_s.append(wait)
             compute_s.append(work)
             pauses_s.append(pause_s)
@@ -394,7 +394,7 @@ class Training:
         self._now = _Step(loop.time(), wait_s, compute_s)
         collective_s = shape.collective_s * math.exp(chance.gauss(0, 0.2))
         if chance.random() < 0.005:
-            collective_s += min(1.5, chance.expovariate(1 / 0.3))  # the network
+            collective_s += min(1.5, chance.expovariate(1 / 0.3))  # a delay of the network
         all_here_s = max(map(sum, zip(wait_s, compute_s, strict=True)))
         await _sleep(all_here_s + collective_s)
         self.step += 1
@@ -416,7 +416,7 @@ class Training:
                 compute_s[rank] = FOREVER
 
     async def _together(self, phase: str, usual_s: float, spread: float) -> None:
-        """Let all ranks be in another phase, which each ends by waiting for the others."""
+        """Put all ranks into another phase; each ends its part and waits for the others."""
         loop, shape = asyncio.get_running_loop(), self.shape
         took_s = [usual_s * math.exp(self.chance.gauss(0, spread)) for _ in self.ranks]
         fault = self.fault
@@ -436,12 +436,12 @@ class Training:
             rank.report(self.step, "step")
 
     def inject(self, fault: Fault) -> None:
-        """Let something be wrong from now on."""
+        """Inject a fault now."""
         self.fault = fault
         self._injected.set()
 
     def freeze_host(self, host: int) -> None:
-        """Stop the agent of a host, too."""
+        """Stop the agent of a host as well."""
         self.agents[host].frozen = True
 
 

@@ -1,4 +1,4 @@
-"""Whom a replica blames when a simulated training is slow or hangs, and for what: against what was injected.
+"""Ranks and causes that a replica blames when a simulated training is slow or hangs, compared with the injected fault.
 
 `pytest tests/sim/attribution/test_attribution.py -m slow --junitxml=FILE` writes the table into FILE.
 """
@@ -15,7 +15,7 @@ from tests.sim.seeds.batch import pool
 PROCESSES = 2
 QUIET = ("undisturbed", "all slow")
 SMALL = 16
-"""Ranks of the worlds of the quick tests."""
+"""Most ranks of the worlds in the quick tests."""
 
 
 @pytest.mark.parametrize("kind", CAUSES)

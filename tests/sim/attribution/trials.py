@@ -1,4 +1,4 @@
-"""Trials of the attribution: a simulated training is disturbed, or not, and one replica is asked whom it blames."""
+"""Trials of the attribution: a simulated training with or without a fault, and the diagnosis of one replica."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.sim.attribution.simulated_training import DUMP_S, Fault, Shape, Train
 
 LOOK_S: Final = 0.25
 LOOKED_FOR_S: Final = 8.0
-"""How long after the injection somebody looks; only what is found within `IN_TIME_S` is in time."""
+"""How long after the injection the diagnosis is read; only findings within `IN_TIME_S` are in time."""
 IN_TIME_S: Final = 5.0
 QUIET_S: Final = 20.0
 EARLIEST_STEP: Final = 12
-"""Of a generation: so many steps are complete before a fault."""
+"""Steps that a generation completes before a fault."""
 
 WORLDS: Final = ((2, 4), (4, 2), (8, 1), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8))
 """(hosts, ranks of each): 8 to 256 ranks."""
@@ -40,7 +40,7 @@ CAUSES: Final = {
     "exited": "exit",
     "node lost": "lost",
 }
-"""The cause that is to be named, by the kind of fault."""
+"""Kind of fault -> cause that the diagnosis must name."""
 
 PLAN: Final = {
     "slow compute": 36,
@@ -56,22 +56,22 @@ PLAN: Final = {
     "exited": 8,
     "node lost": 6,
 }
-"""How many of each kind: 200 in all."""
+"""Kind of fault -> number of trials: 200 in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a replica said of one trial. `named`: the causes it gave for exactly the faulty ranks, as they came."""
+    """The diagnosis of one replica in one trial."""
 
     seed: int
     kind: str
     size: int
     after_s: float | None
-    """When exactly the faulty ranks were named, since the injection; None: not within `LOOKED_FOR_S`."""
+    """Seconds from the injection until exactly the faulty ranks were named; None: not within `LOOKED_FOR_S`."""
     cause: str
-    """The one that was named then."""
+    """The cause named at that time."""
     innocent: tuple[str, ...]
-    """Sentences that named somebody else, at any time."""
+    """Sentences that blamed other ranks, at any time."""
 
     @property
     def right_ranks(self) -> bool:
@@ -87,15 +87,15 @@ class Verdict:
 
 
 def faulted(seed: int, kind: str, *, most: int = 256, dump_s: float = DUMP_S) -> Verdict:
-    """Train for a while without a fault, inject one of this kind, and look whom a replica blames.
+    """Train for a while without a fault, inject one of this kind, and return the diagnosis of a replica.
 
-    `most`: ranks of the world at most. `dump_s`: how long the faulty ranks take to write their stacks.
+    `most`: largest number of ranks. `dump_s`: seconds that the faulty ranks take to write their stacks.
     """
     return virtual_time.run(_faulted(seed, kind, most, dump_s), seed=seed)
 
 
 def undisturbed(seed: int, kind: str, *, most: int = 256) -> tuple[str, ...]:
-    """Train without a fault, or with all ranks slow alike, and return what somebody was blamed for."""
+    """Train without a fault, or with all ranks equally slow, and return the sentences that blamed a rank."""
     return virtual_time.run(_undisturbed(seed, kind, most), seed=seed)
 
 
@@ -125,7 +125,7 @@ async def _faulted(seed: int, kind: str, most: int, dump_s: float) -> Verdict:
     try:
         innocent = [each.text async for each in _watched(training, chance.uniform(12, 26), chance)]
         shape = training.shape
-        # in the first steps, and in the first save, nothing is usual: only a stall's first limits hold there
+        # in the first steps and the first save there is no usual duration yet: only a stall's first limits apply there
         while training.made <= (shape.save_every if kind == "stuck in save" else EARLIEST_STEP):
             innocent += [each.text async for each in _watched(training, 1.0, chance)]
         host = 0
@@ -164,11 +164,11 @@ async def _verdict(
 ) -> Verdict:
     fault, after_s, cause = training.fault, None, ""
     assert fault is not None
-    told = chance.choice(training.told)
+    replica = chance.choice(training.told)
     loop = asyncio.get_running_loop()
     while loop.time() - began_s < LOOKED_FOR_S:
         await asyncio.sleep(LOOK_S)
-        found = list(_accusations(diagnose_job(told, training.job).findings))
+        found = list(_accusations(diagnose_job(replica, training.job).findings))
         innocent += [each.text for each in found if not ranks.issuperset(each.ranks)]
         named = frozenset(rank for each in found for rank in each.ranks)
         if after_s is None and named == ranks:
@@ -212,18 +212,18 @@ async def _undisturbed(seed: int, kind: str, most: int) -> tuple[str, ...]:
 
 
 async def _watched(training: Training, seconds: float, chance: random.Random) -> AsyncIterator[Finding]:
-    """Yield whom one replica blames, looked at `LOOK_S` apart for so long."""
-    told = chance.choice(training.told)
+    """Yield the findings of one replica that blame ranks, read every `LOOK_S` for `seconds`."""
+    replica = chance.choice(training.told)
     loop = asyncio.get_running_loop()
     until_s = loop.time() + seconds
     while loop.time() < until_s:
         await asyncio.sleep(LOOK_S)
-        for each in _accusations(diagnose_job(told, training.job).findings):
+        for each in _accusations(diagnose_job(replica, training.job).findings):
             yield each
 
 
 def _accusations(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield the findings that blame ranks; that a device is throttled is what its driver says."""
+    """Yield the findings that blame ranks, not those that only repeat a device driver's report."""
     return (each for each in findings if each.kind in {CRASHED, SLOW, STALLED})
 
 
@@ -233,7 +233,7 @@ async def _ended(life: asyncio.Task[None]) -> None:
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """Return which causes were named for which faults, as text."""
+    """Return the table of faults and named causes, as text."""
     lines = [f"{'fault':14} {'n':>3} {'ranks':>6} {'cause':>6} {'in time':>8} {'median s':>9}  named causes"]
     for kind in PLAN:
         of = [each for each in verdicts if each.kind == kind]

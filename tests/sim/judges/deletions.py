@@ -1,6 +1,6 @@
-"""What must not have been when a checkpoint, or a copy of one, was marked for deletion (PROTOCOLS 8.5 to 8.7).
+"""Rules for marking a checkpoint, or a copy of one, for deletion (PROTOCOLS 8.5 to 8.7).
 
-Judged from the keyspace as it was at that revision, and not by the code under test.
+They are judged from the keyspace at that revision, and not by the code under test.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ AFTER_THE_COMMIT = {
     (CheckpointState.ABORTED, CheckpointState.DELETING),
     (CheckpointState.DELETING, CheckpointState.DELETING),
 }
-"""What becomes of records where somebody keeps them."""
+"""Further legal changes of a record's state in seeds with checkpoint maintenance."""
 
 
 def burial_problems(
     view: View, keys: JobKeys, old: CheckpointRecord | None, new: CheckpointRecord
 ) -> Iterator[str]:
-    """Yield what is wrong with a record's change from `old` to `new`, as of the revision of that change."""
+    """Yield the problems of a record's change from `old` to `new`, as of the revision of that change."""
     job = JobView(view, keys)
     opened = new.state is CheckpointState.OPEN and (old is None or old.attempt != new.attempt)
     if opened and new.type is CheckpointType.INCREMENTAL:
@@ -60,7 +60,7 @@ def _dies(old: CheckpointRecord | None, name: str, tier: Tier) -> bool:
 
 
 def _base(job: JobView, new: CheckpointRecord) -> Iterator[str]:
-    """An Incremental's base is committed at its begin, and kept by a reference, with all that it uses."""
+    """Judge the start of an Incremental: its base and all that the base uses are committed, and referenced by it."""
     bases = [
         e.record
         for e in job.checkpoints()
@@ -79,13 +79,13 @@ def _base(job: JobView, new: CheckpointRecord) -> Iterator[str]:
             if new.attempt not in refs:
                 yield f"it builds on step {record.step}, and nothing keeps that"
             lost = [n for n, tier in record.tiers.items() if tier.state is not TierState.PRESENT]
-            gone = [n for n in new.tiers if n not in record.tiers] + lost
-            if gone:
-                yield f"it builds on step {record.step}, which is not on {gone} any more"
+            absent = [n for n in new.tiers if n not in record.tiers] + lost
+            if absent:
+                yield f"it builds on step {record.step}, which is not on {absent} any more"
 
 
 def _newer(job: JobView, old: CheckpointRecord, dying: list[str]) -> Iterator[str]:
-    """Something newer that can be restored in its place is there, and on each shared tier that it leaves."""
+    """Judge that a newer restorable checkpoint exists, also on each shared tier from which `old` is removed."""
     newer = [e.record for e in job.checkpoints() if _takes_its_place(job, e.record, old)]
     if not newer:
         yield "it was marked for deletion, and nothing newer is committed and undoubted"
@@ -97,21 +97,21 @@ def _newer(job: JobView, old: CheckpointRecord, dying: list[str]) -> Iterator[st
 
 
 def _takes_its_place(job: JobView, other: CheckpointRecord, old: CheckpointRecord) -> bool:
-    """Tell whether a restore may begin from `other`, which counts as newer, and nobody doubts it."""
+    """Return whether a restore may start from `other`, newer than `old` and without an open corruption report."""
     if other.attempt == old.attempt or other.state is not CheckpointState.COMMITTED:
         return False
-    if other.type not in WHOLE or _doubted(job, other):
+    if other.type not in WHOLE or _reported_damaged(job, other):
         return False
     latest = job.latest()
     if latest is not None and latest.record.attempt == other.attempt:
-        return (latest.record.generation, latest.record.step) > (old.generation, old.step) or _given_up(
+        return (latest.record.generation, latest.record.step) > (old.generation, old.step) or _superseded(
             job, old
         )
-    return (other.generation, other.step) > (old.generation, old.step) and not _given_up(job, other)
+    return (other.generation, other.step) > (old.generation, old.step) and not _superseded(job, other)
 
 
-def _doubted(job: JobView, record: CheckpointRecord) -> bool:
-    """Tell whether a host reported damage of what it owns, or of what it needs of others, and none refuted it."""
+def _reported_damaged(job: JobView, record: CheckpointRecord) -> bool:
+    """Return whether a host reported damage of the checkpoint or of one that it needs, and no report refuted it."""
     needed = [record, *(e.record for e in job.checkpoints() if _refers(job, record, e.record))]
     return any(
         each.record.corrupt
@@ -131,8 +131,8 @@ def _refers(job: JobView, user: CheckpointRecord, used: CheckpointRecord) -> boo
     return job.view.get(refs + user.attempt) is not None
 
 
-def _given_up(job: JobView, record: CheckpointRecord) -> bool:
-    """Tell whether a later world went back behind it, or began anew."""
+def _superseded(job: JobView, record: CheckpointRecord) -> bool:
+    """Return whether a later world restored an earlier step, or began anew."""
     later = [int(name) for name in job.view.names(job.keys.worlds) if int(name) > record.generation]
     points = [step for generation in later if (step := job.restored(generation)) is not None]
     return record.generation <= job.anew() or any(step < record.step for step in points)

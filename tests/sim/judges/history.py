@@ -1,4 +1,4 @@
-"""What members did and what they were told, and what of it must not have been."""
+"""The clients' history: operations of members and their results, and the rules for these."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ Round = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Meeting:
-    """One round of one barrier, as its participants lived it."""
+    """One round of one barrier, as its participants saw it."""
 
     arrived_s: dict[int, float] = field(default_factory=dict)
     payloads: dict[int, bytes] = field(default_factory=dict)
     timeout_s: float | None = None
     told: tuple[int, barriers_pb2.BarrierOutcome] | None = None
-    """What the first of them was told."""
+    """The first participant that got an outcome, and that outcome."""
 
 
 @dataclass(slots=True)
 class History:
-    """The clients' side of the judgement."""
+    """Judges the clients' side of a run."""
 
     judge: Judge
     keys: ClusterKeys
     now_s: Callable[[], float]
     meetings: dict[Round, Meeting] = field(default_factory=dict)
     begun: dict[tuple[int, int, str], float] = field(default_factory=dict)
-    """Saves that some rank was told of, by step, generation and attempt."""
+    """(step, generation, attempt) -> when a rank first got that attempt of a save."""
     acked: int = 0
     committed: dict[tuple[int, int, str], str] = field(default_factory=dict)
     released: int = 0
@@ -54,7 +54,7 @@ class History:
     # -- barriers
 
     def arrive(self, key: Round, rank: int, payload: bytes, timeout_s: float | None) -> None:
-        """Note that a rank is about to arrive; doing so again changes nothing."""
+        """Note that a rank is about to arrive; a repeated arrival changes nothing."""
         self._acts(f"an arrival at {key}")
         meeting = self.meetings.setdefault(key, Meeting())
         meeting.arrived_s.setdefault(rank, self.now_s())
@@ -62,7 +62,7 @@ class History:
         meeting.timeout_s = timeout_s
 
     def told(self, rank: int, participants: int, outcome: barriers_pb2.BarrierOutcome) -> None:
-        """Note an outcome as a rank was given it, and compare it with what others were given."""
+        """Note the outcome that a rank got, and compare it with those that other ranks got."""
         key = (outcome.name, outcome.generation, outcome.round)
         meeting = self.meetings.setdefault(key, Meeting())
         other, theirs = meeting.told = meeting.told or (rank, outcome)
@@ -81,7 +81,7 @@ class History:
             self.judge.wrong(f"{key}: rank {rank} was given payloads that were not brought")
 
     def timed_out(self, outcome: BarrierOutcome, key: str) -> str | None:
-        """Say what is wrong with an outcome that says that the time was over."""
+        """Return the problem of a timed-out outcome, or None."""
         name = self.keys.parts(key)[3]
         meeting = self.meetings.get((name, outcome.generation, outcome.round))
         if meeting is None or meeting.timeout_s is None or not meeting.arrived_s:
@@ -92,7 +92,7 @@ class History:
         return None
 
     def refused(self, what: str, generation: int, error: StrataError) -> None:
-        """Look whether a refusal was true when it was given."""
+        """Judge whether a refusal was justified when it was sent."""
         head = JobView(self.judge.view, self.judge.job).head()
         current = head.record.generation if head is not None else 0
         doomed = current == generation and self.judge.has_loss(generation)
@@ -102,12 +102,12 @@ class History:
     # -- saves
 
     def begin(self, step: int, generation: int, attempt: str) -> None:
-        """Note that a rank was told of an attempt."""
+        """Note that a rank got an attempt."""
         self._acts(f"a save of step {step}")
         self.begun.setdefault((step, generation, attempt), self.now_s())
 
     def ack(self, step: int, generation: int, attempt: str, rank: int) -> None:
-        """Note that an ack was confirmed: it must be on record."""
+        """Note that an ack was confirmed: it must be in the keyspace."""
         self._acts(f"an ack of step {step}")
         self.acked += 1
         key = self.judge.job.ack(step, generation, attempt, rank)
@@ -115,7 +115,7 @@ class History:
             self.judge.wrong(f"the ack {key} was confirmed and is not on record")
 
     def ack_refused(self, step: int, generation: int, attempt: str, error: StrataError) -> None:
-        """Look whether the refusal of an ack was true."""
+        """Judge whether the refusal of an ack was justified."""
         self.refused(f"an ack of step {step}", generation, error)
         entry = JobView(self.judge.view, self.judge.job).checkpoint(step, generation)
         known = (step, generation, attempt) in self.begun
@@ -127,7 +127,7 @@ class History:
             self.judge.wrong(f"an ack of step {step} was refused as given up: {error.message}")
 
     def commit(self, step: int, generation: int, attempt: str, digest: str) -> None:
-        """Note that a rank was told of a commit: it must be on record, and stay."""
+        """Note that a rank got the report of a commit: it must be in the keyspace, and stay there."""
         self._acts(f"a commit of step {step}")
         self.committed[step, generation, attempt] = digest
         if (step, generation, attempt) not in self.judge.buried:
@@ -143,10 +143,10 @@ class History:
             self.judge.wrong(f"step {step} of generation {generation} was reported as committed and is not")
 
     def check(self) -> None:
-        """Look once more, at the end, at everything that must have lasted."""
+        """Judge at the end that everything permanent is still there."""
         for (step, generation, attempt), digest in self.committed.items():
             if (step, generation, attempt) in self.judge.buried:
-                continue  # it was marked in due form since
+                continue  # it was legally marked for deletion since
             self._check_commit(step, generation, attempt, digest)
 
 

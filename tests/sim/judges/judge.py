@@ -1,7 +1,7 @@
-"""Looks at every revision of the store as it is written, and says what must not have been.
+"""The judge: checks every revision of the store as it is written, and records violations.
 
-It keeps a view of its own, fed by the store itself, and knows which client wrote what by which
-transaction. Nothing here asks the code under test what it thinks, but for `core.invariants`.
+It keeps its own view, fed by the store itself, and knows which client wrote each revision by which transaction. Of the
+code under test it uses only `core.invariants`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from tests.sim.programs.save_holds import Holds
 from tests.sim.trace import Trace
 
 CHECK_EVERY = 8
-"""Revisions between two looks at all invariants, where nothing asks for one sooner."""
+"""Revisions between two checks of all invariants, unless an event requires one sooner."""
 
 
 @dataclass(slots=True)
 class Violation:
-    """What must not have been, and when."""
+    """One violation of the rules, and its time."""
 
     at_s: float
     what: str
@@ -59,7 +59,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Term:
-    """One epoch: whose it is, and until when."""
+    """One epoch: its instance, and when it began and ended."""
 
     instance: str
     began_s: float
@@ -68,7 +68,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker key that was deleted, and by which kind of transaction."""
+    """A deleted worker key, and the kind of transaction that deleted it."""
 
     worker: str
     record: Worker
@@ -78,12 +78,12 @@ class Death:
 
 
 Mourn = Callable[[Death], str | None]
-"""Says what is wrong with a death, or None."""
+"""Returns the problem of a death, or None."""
 
 
 @dataclass(slots=True)
 class Judge:
-    """Subscribes to the store, and hears of every call that took effect."""
+    """Subscribes to the store, and gets every call that took effect."""
 
     keys: ClusterKeys
     job: JobKeys
@@ -91,15 +91,15 @@ class Judge:
     mourn: Mourn
     timed_out: Callable[[BarrierOutcome, str], str | None]
     operated: bool = False
-    """Whether somebody asks for things: scales the job, pauses it, has ranks stop."""
+    """Whether an operator runs: scales the job, pauses it, requests stops."""
     kept: bool = False
-    """Whether somebody keeps the checkpoints: has them deleted, read, copied, found damaged."""
+    """Whether checkpoint maintenance runs: checkpoints are deleted, read, copied, reported as damaged."""
     saves_first: bool = False
     stops: Stops = field(default_factory=Stops)
     holds: Holds = field(default_factory=Holds)
     ranks: RankRules = field(default_factory=RankRules)
     buried: set[tuple[int, int, str]] = field(default_factory=set)
-    """Commits that were marked for deletion, or as damaged, in due form: (step, generation, attempt)."""
+    """Commits that were legally marked for deletion or as damaged: (step, generation, attempt)."""
     view: View = field(default_factory=View)
     violations: list[Violation] = field(default_factory=list)
     terms: dict[int, Term] = field(default_factory=dict)
@@ -109,14 +109,14 @@ class Judge:
     _unchecked: int = 0
 
     def wrong(self, what: str) -> None:
-        """Take a violation down."""
+        """Record a violation."""
         self.violations.append(Violation(self.trace.now_s, what))
         self.trace.note("judge", f"VIOLATION {what}")
 
-    # -- what is written
+    # -- writes
 
     def seen(self, written: Revision) -> None:
-        """Take in a revision; whose it is comes with `applied`, unless a lease ended."""
+        """Take a revision. `applied` reports its writer afterwards, unless the end of a lease made it."""
         self._settle_unclaimed()
         before: dict[str, tuple[bytes, int] | None] = {}
         for event in written.events:
@@ -126,9 +126,9 @@ class Judge:
         self._unclaimed.append((written, before))
 
     def applied(self, call: Call) -> None:
-        """Hear that a call took effect or was refused; the revision it made, if any, is its own.
+        """Note that a call took effect or was refused. The call is the writer of the pending revision, if that fits.
 
-        One that a lease's end made just before is not, though nobody else has claimed it yet.
+        A pending revision that the call's transaction cannot have made came from the end of a lease just before.
         """
         txn = call.argument if isinstance(call.argument, Txn) else None
         if txn is not None and self._unclaimed and not writes(txn, self._unclaimed[-1][0]):
@@ -141,7 +141,7 @@ class Judge:
             self._claimed("etcd", None)
 
     def settle(self) -> None:
-        """Judge what nobody claimed, at the end."""
+        """Judge the revisions without a writer, at the end."""
         self._settle_unclaimed()
         self._check_all()
 
@@ -174,7 +174,7 @@ class Judge:
     # -- leadership
 
     def _fence_of(self, txn: Txn | None) -> int | None:
-        """Return the epoch that a transaction is fenced by."""
+        """Return the epoch that a transaction is fenced by, or None."""
         for compare in txn.compares if txn is not None else ():
             if (
                 compare.key == self.keys.leader
@@ -227,7 +227,7 @@ class Judge:
     def _judge_world(
         self, event: Event, rest: list[str], before: tuple[bytes, int] | None, writer: str, epoch: int | None
     ) -> None:
-        """What only the leader writes."""
+        """Judge keys that only the leader writes."""
         match rest:
             case ["world" | "standbys" as name]:
                 self._only_fenced(event, epoch, writer)
@@ -258,7 +258,7 @@ class Judge:
     def _judge_members(
         self, event: Event, rest: list[str], before: tuple[bytes, int] | None, writer: str, epoch: int | None
     ) -> None:
-        """What any replica writes for members."""
+        """Judge keys that any replica writes for members."""
         match rest:
             case ["worlds", generation, "notice"] if not event.deleted:
                 self._judge_notice(event, int(generation), before, epoch)
@@ -288,7 +288,7 @@ class Judge:
             self.wrong(f"{writer} {'deleted' if event.deleted else 'wrote'} {event.kv.key} without a fence")
 
     def _is_of_old(self, rest: list[str]) -> bool:
-        """Tell whether a key is of a generation that has ended: then only the leader clears it away."""
+        """Return whether a key is of an ended generation: only the leader may remove it then."""
         return int(rest[1] if rest[0] == "worlds" else rest[2]) < self._generation()
 
     def _generation(self) -> int:
@@ -332,7 +332,7 @@ class Judge:
     def _judge_notice(
         self, event: Event, generation: int, before: tuple[bytes, int] | None, epoch: int | None
     ) -> None:
-        """A notice is of the current generation; it becomes more urgent, or means more members."""
+        """Judge a notice: it is of the current generation, and at least as urgent and wide as the one before."""
         notice = decode(StopNotice, event.kv.value)
         scales = not notice.has_deadline
         self.trace.count(f"notices to {act(notice)}")
@@ -385,7 +385,7 @@ class Judge:
             self.wrong(wrong)
 
     def has_loss(self, generation: int) -> bool:
-        """Tell whether somebody of the current world went, or ended: it is about to end."""
+        """Return whether a member of the current world departed or a rank ended: the world is about to end."""
         job = JobView(self.view, self.job)
         world = job.world()
         if world is None:
@@ -415,7 +415,7 @@ class Judge:
         }
         if self.kept:
             legal |= AFTER_THE_COMMIT
-            self._judge_keeping(event.kv.key, old, new)
+            self._judge_maintenance(event.kv.key, old, new)
         if (was, new.state) not in legal:
             self.wrong(f"{event.kv.key} went from {was} to {new.state}")
         alive = new.state in {CheckpointState.OPEN, CheckpointState.COMMITTED}
@@ -430,7 +430,7 @@ class Judge:
             if len(there) != new.ranks + 1 or "seal" not in there:
                 self.wrong(f"{event.kv.key} was committed with the acks {sorted(there)} of {new.ranks} ranks")
 
-    def _judge_keeping(self, key: str, old: CheckpointRecord | None, new: CheckpointRecord) -> None:
+    def _judge_maintenance(self, key: str, old: CheckpointRecord | None, new: CheckpointRecord) -> None:
         for problem in burial_problems(self.view, self.job, old, new):
             self.wrong(f"{key}: {problem}")
         if new.state in {CheckpointState.DELETING, CheckpointState.CORRUPT}:
@@ -474,10 +474,10 @@ class Judge:
                     f"latest went back from {(old.generation, old.step)} to {(new.generation, new.step)}"
                 )
 
-    # -- what stands for a while
+    # -- lasting states
 
     def stuck(self) -> Iterator[str]:
-        """Yield the saves that are complete and not committed: some replica should have seen that."""
+        """Yield the saves that are complete and not committed: a replica should have committed them."""
         job = JobView(self.view, self.job)
         for entry in job.checkpoints():
             record = entry.record

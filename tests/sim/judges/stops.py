@@ -1,8 +1,8 @@
-"""Planned stops: whether ranks stopped at one step, and what the leader did about it.
+"""Rules for planned stops: ranks stop at one common step, and the leader waits for it.
 
-Some seeds have ranks that take part (`saves_first`): they meet at `strata.begin`, agree on a step by the shipped agreement
-while they train on, save it with all, and wait there. The judgement asks nothing of `core.worlds.changes`: it looks at who
-is alive, at what was asked, at what ranks were told, and at the save.
+In some seeds ranks take part in stops (`saves_first`). They meet at `strata.begin`, agree on a step by the shipped
+agreement while they train on, save it together, and wait there. The rules do not use `core.worlds.changes`: they look
+at the living members, the requests, the decisions that ranks got, and the save.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ from strata.core.kv.records import BarrierOutcome, CheckpointState, JobPhase, St
 from strata.core.stop.last_step import BEGIN_BARRIER, Decision, read_decision
 
 AGREE_S = 60.0
-"""After that nobody has to wait for ranks that agree on no step before a world of another size."""
+"""After this time a world of another size need not wait for ranks that agree on no step."""
 LATE_S = 30.0
-"""So long after the grace of any other notice."""
+"""The same for any other notice, counted from the end of its grace."""
 
 
 def saves_first(seed: int) -> bool:
-    """Tell whether the ranks of this seed take part in stops: in none where checkpoints are kept."""
+    """Return whether the ranks of this seed take part in stops; never in seeds with checkpoint maintenance."""
     return seed % 7 == 6 and seed % 3 != 0
 
 
 @dataclass(slots=True)
 class Stops:
-    """What was asked of the ranks of each generation, the step that they were told, and how far they went."""
+    """For each generation: the stop requests, the decided step, and the last step begun."""
 
     asked_s: dict[int, float] = field(default_factory=dict)
-    """When each generation was first asked anything."""
+    """Generation -> time of the first stop request."""
     widened_s: dict[int, float] = field(default_factory=dict)
-    """When it was last."""
+    """Generation -> time of the last one."""
     decisions: dict[int, Decision] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)
     stopped: set[tuple[int, int]] = field(default_factory=set)
-    """The ranks that have done at the common step what was to be done there: (generation, rank)."""
+    """Ranks that have finished the common step and its save: (generation, rank)."""
     _world: World | None = None
     _revision: int = 0
 
     def asked(self, generation: int, now_s: float) -> None:
-        """Note that the ranks of a generation are asked to stop, or for more than before."""
+        """Note that the ranks of a generation get a stop request, or a wider one than before."""
         self.asked_s.setdefault(generation, now_s)
         self.widened_s[generation] = now_s
 
     def decided(self, generation: int, decision: Decision) -> str | None:
-        """Note the decision, as an outcome or a rank says it; say what is wrong with it."""
+        """Note the decision in an outcome or of a rank; return its problem, or None."""
         if self.decisions.setdefault(generation, decision) != decision:
             return f"generation {generation} was told {self.decisions[generation]} and {decision}"
         return self._beyond(generation)
 
     def outcome(self, generation: int, outcome: BarrierOutcome) -> str | None:
-        """Note what a meeting decided, whoever hears of it; say what is wrong with it."""
+        """Note the decision in an outcome, even if no rank gets it; return its problem, or None."""
         brought = {int(rank): unb64(text) for rank, text in outcome.payloads.items()}
         decision = read_decision(brought, ranks=len(brought))
         return None if decision is None else self.decided(generation, decision)
 
     def begins(self, generation: int, step: int) -> str | None:
-        """Note that a rank begins a step; say what is wrong with that."""
+        """Note that a rank begins a step; return the problem of that, or None."""
         self.begun[generation] = max(step, self.begun.get(generation, 0))
         return self._beyond(generation)
 
@@ -68,7 +68,7 @@ class Stops:
         return None
 
     def head(self, job: JobView, now_s: float) -> str | None:
-        """Say what is wrong with a head that was just written, as what follows the one before."""
+        """Return the problem of a newly written head as the successor of the previous one, or None."""
         before, revision = self._world, self._revision
         head = job.head()
         assert head is not None
@@ -98,7 +98,7 @@ class Stops:
         return None
 
     def _is_over(self, job: JobView, world: World, now_s: float) -> bool:
-        """Tell whether there was nothing left to wait for: the time is over, or all who were asked have ended."""
+        """Return whether the leader need not wait: the time is over, or all requested ranks have ended."""
         generation = world.head.generation
         notice = job.notice(generation)
         if notice is None:
@@ -110,12 +110,12 @@ class Stops:
             return True
         named = record.action is StopAction.DRAIN
         ended = job.done(generation) | job.stopped(generation)
-        asked = [m for m in world.members if not named or m.worker in record.workers]
-        return not record.grace_ms or all(set(member.ranks) <= ended for member in asked)
+        requested = [m for m in world.members if not named or m.worker in record.workers]
+        return not record.grace_ms or all(set(member.ranks) <= ended for member in requested)
 
     @staticmethod
     def _was_ended(job: JobView, world: World, revision: int) -> bool:
-        """Tell whether something that nobody planned ended a world, or a pause at once."""
+        """Return whether an unplanned event ended a world, or an immediate pause."""
         generation = world.head.generation
         alive = all(
             (worker := job.worker(member.worker)) is not None and worker.create_revision == member.incarnation
@@ -123,6 +123,6 @@ class Stops:
         )
         phase, head = job.view.entry(job.keys.phase, JobPhase), job.head()
         assert head is not None
-        # a planned pause is written with the head, and a resumed job begins anew
+        # a planned pause is written together with the head, and a resumed job starts anew
         paused = phase is not None and revision < phase.mod_revision < head.mod_revision
         return not alive or paused or bool(job.failed(generation))

@@ -1,4 +1,4 @@
-"""The rules of what may be marked for deletion, on histories that break each of them."""
+"""The rules for marking checkpoints for deletion, on histories that break each of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.unit.core.rig import JOB
 
 
 def a_job() -> KeptJob:
-    """Return one with commits of steps 20, 40 and 60, all of them on two tiers."""
+    """Return a job with commits of steps 20, 40 and 60, all of them on two tiers."""
     job = KeptJob(a=1, b=1)
     job.save_and_copy(20, 40, 60)
     return job
 
 
 def marked(job: KeptJob, step: int, *tiers: str) -> list[str]:
-    """Mark a checkpoint, or some copies, whatever forbids it; return what is said of that."""
+    """Mark a checkpoint, or some copies, for deletion regardless of the rules; return the problems found."""
     old = job.record(step)
     going = {
         name: dataclasses.replace(tier, state=TierState.DELETING) if not tiers or name in tiers else tier
@@ -58,7 +58,7 @@ def leave_s3(job: KeptJob) -> None:
 
 
 def go_back(job: KeptJob) -> None:
-    """Have a world begin from step 20."""
+    """Have a world restore step 20."""
     job.store.put(JOB.latest, Latest(generation=2, step=20, attempt=AttemptId("x20"), record_generation=1))
 
 

@@ -1,4 +1,4 @@
-"""Whom the judge charges with what was written."""
+"""The judge's attribution of revisions to transactions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def worker(boot: str, served_by: str) -> bytes:
 
 
 class Court:
-    """A store with a judge, and a leader "a" whose term has ended."""
+    """A store with a judge, and an ended leader term of "a"."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -60,7 +60,7 @@ class Court:
 
 
 def sweep(epoch: Epoch) -> Txn:
-    """Remove all jobs in an epoch: a range, which other keys are not of."""
+    """Remove all jobs in an epoch, by a range that contains no other keys."""
     every = Delete(key=f"{KEYS.root}jobs/", range_end=f"{KEYS.root}jobs0")
     return Txn(compares=(created_at(KEYS.leader, epoch),), success=(every,))
 
@@ -73,7 +73,7 @@ async def test_the_end_of_a_lease_is_not_charged_to_a_transaction_that_failed_af
     court = Court()
     lease = court.store.grant(60).id
     court.do("b", Txn(success=(Put(key=KEYS.replica(ReplicaId("r2")), value=b"{}", lease=lease),)))
-    court.store.revoke(lease)  # by time, with no call of anybody's
+    court.store.revoke(lease)  # as if its time had run out: no client calls
     court.do("b", late(court.epoch))
     assert not any("had ended" in what for what in court.violations())
 
@@ -82,7 +82,7 @@ async def test_the_end_of_a_lease_is_not_charged_to_a_transaction_that_failed_af
 async def test_a_write_in_an_epoch_that_ended_is_found() -> None:
     court = Court()
     written = Txn(success=(Put(key=f"{KEYS.root}elsewhere", value=b"{}"),))
-    court.store.execute(written)  # as a store would that does not compare
+    court.store.execute(written)  # as a store that does not compare would
     fenced = Txn(compares=(created_at(KEYS.leader, court.epoch),), success=written.success)
     court.judge.applied(Call(client="a", kind="execute", argument=fenced))
     assert any("had ended" in violation.what for violation in court.judge.violations)

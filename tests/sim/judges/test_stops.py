@@ -1,4 +1,4 @@
-"""The judgement of planned stops: takes one that followed the common save, and rejects each doctored one."""
+"""The rules for planned stops: they accept a world after the common save, and reject each doctored one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAVED = Decision(STEP, Verdict.SAVE)
 
 
 class Grown:
-    """A job of two members that were asked to stop at `STEP` for a third that has come, and that saved it."""
+    """A job of two members that got a request to stop at `STEP` for a third one, and saved that step."""
 
     def __init__(self) -> None:
         self.job = Job(a=1, b=1)
@@ -59,8 +59,8 @@ def test_one_that_does_not_wait_for_the_save_is_wrong_until_the_time_is_over() -
     for now_s, wrong in ((AGREE_S - 1, "before its ranks had agreed on a step"), (AGREE_S, None)):
         grown = Grown()
         grown.goes_on(asked_s=SCALE_MS / 1000)
-        said = grown.judged(now_s=now_s)
-        assert (said is None) if wrong is None else (said is not None and wrong in said)
+        problem = grown.judged(now_s=now_s)
+        assert (problem is None) if wrong is None else (problem is not None and wrong in problem)
 
 
 @pytest.mark.parametrize("state", [CheckpointState.OPEN, CheckpointState.CORRUPT])
@@ -96,12 +96,12 @@ def test_a_rank_that_begins_a_step_after_the_common_one_is_wrong(first: str) -> 
     stops = Stops()
     if first == "the step":
         assert stops.begins(1, STEP + 1) is None
-        said = stops.decided(1, SAVED)
+        problem = stops.decided(1, SAVED)
     else:
         assert stops.decided(1, SAVED) is None
         assert stops.begins(1, STEP) is None
-        said = stops.begins(1, STEP + 1)
-    assert f"began step {STEP + 1}, and others stop at {STEP}" in str(said)
+        problem = stops.begins(1, STEP + 1)
+    assert f"began step {STEP + 1}, and others stop at {STEP}" in str(problem)
 
 
 def test_a_death_needs_no_save() -> None:

@@ -1,4 +1,4 @@
-"""Which transaction a revision is the work of, and which one can take no effect any more."""
+"""Two predicates on transactions: may it have made a revision, and can it still take effect."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from strata.testing.mvcc import Revision
 
 
 def writes(txn: Txn, written: Revision) -> bool:
-    """Tell whether a revision may be the work of a transaction: it changes nothing else."""
+    """Return whether a transaction may have made a revision: it writes every key that the revision changes."""
     operations = (*txn.success, *txn.failure)
     return all(any(_makes(operation, event) for operation in operations) for event in written.events)
 
@@ -20,10 +20,10 @@ def _makes(operation: Operation, event: Event) -> bool:
 
 
 def is_of_the_past(txn: Txn, kv: KeyValue | None) -> bool:
-    """Tell whether a transaction can take no effect, now or later: it compares a revision that `kv` has left.
+    """Return whether a transaction can take no effect, now or later: it compares an older revision than that of `kv`.
 
-    Revisions of a key only grow. So one that is sent again, because its outcome is unknown, is aimed
-    at whoever held the key when it was decided, not at who holds it now.
+    Revisions of a key only grow. So a transaction that is resent because its outcome is unknown concerns the holder of
+    the key at the time of the decision, not the present one.
     """
     return kv is not None and any(
         compare.key == kv.key

@@ -1,7 +1,7 @@
-"""An agent as a program of its own: the shipped relay and the session upward; its ranks are processes that it starts.
+"""An agent as a program: the shipped relay and upward session, and rank processes that it starts.
 
-Simulated is what the kernel does: it says who dialled, and in which state a process is (`tests.sim.programs.ranks`). A rank that finds
-nobody at its agent's socket ends, as `strata.client.rank_session.dial_agent` has it.
+Simulated is the kernel: the process behind a connection, and the state of each process (`tests.sim.programs.ranks`).
+A rank that finds no listener at its agent's socket ends, as in `strata.client.rank_session.dial_agent`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from tests.sim.programs.members import Member
 
 RIVAL_S = 0.005
-"""After which a rival that was refused tries again."""
+"""Delay after which a refused rival tries again."""
 
 
 async def ended_by(running: asyncio.Task[None], work: Any) -> Any:
-    """Return what `work` returns; None once the session is over, whose error is its own."""
+    """Return the result of `work`; None if the session ends first, which raises its error itself."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([running, task], return_when=asyncio.FIRST_COMPLETED)
@@ -51,7 +51,7 @@ async def ended_by(running: asyncio.Task[None], work: Any) -> Any:
 
 
 class _Ranks:
-    """What a relay and a watch tell the owner of ranks, and no simulated agent needs."""
+    """Callbacks of the relay and the stall watch that a simulated agent does not need."""
 
     def rank_attached(self, rank: int, generation: int) -> None: ...
 
@@ -74,7 +74,7 @@ class _Ranks:
 
 
 class _Attached:
-    """The relay's handler of one session, whose end the simulation takes note of."""
+    """The relay's handler of one session; it also notes the end of the session for the simulation."""
 
     def __init__(self, handler: Handler, process: RankProcess) -> None:
         self._handler = handler
@@ -89,7 +89,7 @@ class _Attached:
 
 
 class SimulatedAgent(_Ranks):
-    """The owner of ranks and the observer of the session: starts the ranks of each generation it has a place in."""
+    """The owner of ranks and observer of the session: starts the ranks of each generation in which it has a place."""
 
     def __init__(self, member: Member, tasks: asyncio.TaskGroup) -> None:
         """`tasks` outlives the agent: it runs the ranks' processes."""
@@ -102,7 +102,7 @@ class SimulatedAgent(_Ranks):
         self._news = asyncio.Event()
         self._pids = itertools.count(1000 * member.number)
         self.processes: dict[int, RankProcess] = {}
-        """This agent's own, by rank."""
+        """The processes of this agent, by rank."""
         self.place: Place | None = None
         self.session = member._open(self)
         self.reports = ExitReports(self.session)
@@ -118,7 +118,7 @@ class SimulatedAgent(_Ranks):
         )
 
     async def main(self, tasks: asyncio.TaskGroup) -> None:
-        """Be an agent until the session is over; its ranks end with it, unless it is killed."""
+        """Be an agent until the session is over. Its ranks end with it, unless it is killed."""
         self._board.listen(self.socket, self._serve, tasks.create_task)
         running = tasks.create_task(self.session.run())
         watching = tasks.create_task(self.watch.run())
@@ -130,7 +130,7 @@ class SimulatedAgent(_Ranks):
                 self._board.hang_up(self.socket)
                 self._end_processes()
 
-    # -- where ranks attach
+    # -- attaching ranks
 
     async def _serve(self, link: MemoryLink) -> None:
         process = link.other.process
@@ -147,7 +147,7 @@ class SimulatedAgent(_Ranks):
         return cast("Handler", _Attached(handler, process))
 
     def evict(self, rank: int, generation: int, reason: str) -> None:
-        """Kill a rank of this generation for a reason that its exit carries."""
+        """Kill a rank of this generation, with a reason that its exit report carries."""
         process = self.processes.get(rank)
         if process is None or process.generation != generation or not process.alive:
             return
@@ -158,7 +158,7 @@ class SimulatedAgent(_Ranks):
         process.doomed = reason
         process.kill()
 
-    # -- what the session says
+    # -- callbacks of the session
 
     def on_connected(self, welcome: Welcome) -> None:
         pass
@@ -239,14 +239,14 @@ class SimulatedAgent(_Ranks):
         return process
 
     def _exited(self, process: RankProcess, _task: asyncio.Task[None]) -> None:
-        """Report a process that this agent has waited for, unless the agent itself ended its ranks."""
+        """Report the end of a process, unless the agent itself ended it."""
         if self.member.process.alive and self.processes.get(process.rank) is process:
             self._judge.trace.count("ranks that ended by themselves")
             code = 1 if process.killed_s is None else -9
             self.reports.report(process.generation, process.rank, code, process.doomed or f"exit {code}")
 
     async def _run(self, process: RankProcess, program: Any) -> None:
-        """Run a rank's program: the end of its generation, or of its agent, ends it."""
+        """Run a rank's program until the end of its generation or of its agent."""
         trace = self._judge.trace
         try:
             await program
@@ -280,7 +280,7 @@ class SimulatedAgent(_Ranks):
             yield link
 
     async def _rank(self, place: Place, process: RankProcess) -> None:
-        """Be one rank's program. It outlives its generation until its agent ends it, or is gone."""
+        """Run one rank's program. It may outlive its generation, until its agent ends it or has ended itself."""
         ears, rank = Ears(), process.rank
         session = self._session(process, ears)
         async with asyncio.TaskGroup() as tasks:
@@ -307,7 +307,7 @@ class SimulatedAgent(_Ranks):
     # -- a rival
 
     def start_rival(self, first: RankProcess, limit_s: float) -> RankProcess:
-        """Start another process that attaches as the same rank until it is let in, or the time is over."""
+        """Start another process that attaches as the same rank, until it is admitted or `limit_s` is over."""
         rival = self._new_process(first.generation, first.rank)
         rival.start(self._run(rival, self._rival(rival, limit_s)), tasks=self._tasks)
         return rival
@@ -323,7 +323,7 @@ class SimulatedAgent(_Ranks):
                         await session.wait_connected()
                         trace.count("rivals let in")
                         return
-                    except StaleIncarnation:  # it ends with the agent, as a rank does
+                    except StaleIncarnation:  # the rival ends with the agent, as a rank does
                         raise
                     except Refused:
                         trace.count("rivals refused")

@@ -1,8 +1,8 @@
-"""The people and hosts that keep a job's checkpoints: policy, pins, tags, readers, copies, chores, damage.
+"""Checkpoint maintenance by people and hosts: policy, pins, tags, readers, copies, maintenance tasks, damage.
 
-Some seeds have them (`is_kept`); in those the trainers also save Incrementals. Everything is asked of a
-replica's table of calls, as a unary call is, amid the faults; what was not confirmed may come about all the
-same, and is asked again by whoever needs it.
+Some seeds have it (`is_kept`); in those the trainers also save Incrementals. Requests go to a replica's table of
+calls, as a unary call does, amid the faults. An unconfirmed request may take effect all the same; a program that needs
+it repeats it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tests.sim.programs.members import JOB
 
 GRACE_S = 5.0
 MIN_GOOD = 2
-"""A checkpoint is found damaged only where so many are good, and never the latest: a job without any fails."""
+"""Damage is reported only if so many checkpoints are good, and never of the latest: a job without a good one fails."""
 
 
 def is_kept(seed: int) -> bool:
-    """Tell whether the checkpoints of this seed are kept, cleared and damaged."""
+    """Return whether this seed has checkpoint maintenance and damage."""
     return seed % 3 == 0
 
 
 class FailureDetector:
-    """Asks one thing after the other, of any replica that runs."""
+    """Sends one request after another to any running replica."""
 
     def __init__(self, cluster: Cluster, rng: random.Random) -> None:
         self._cluster = cluster
@@ -39,7 +39,7 @@ class FailureDetector:
         self._readers = 0
 
     async def run(self) -> None:
-        """Keep until cancelled."""
+        """Send requests until cancelled."""
         acts = (
             self._policy,
             self._pin,
@@ -59,50 +59,50 @@ class FailureDetector:
             await asyncio.sleep(self._rng.uniform(0, 1.5))
             await self._rng.choice(acts)()
 
-    # -- what it asks for
+    # -- requests
 
     async def _policy(self) -> None:
         keep = Keep(latest=self._rng.choice((1, 2, 3)), every_steps=self._rng.choice((0, 0, 16)))
         request = SetRetentionRequest(job=JOB, retention=Retention(keep=keep, who="keeper"))
-        await self._ask("set_retention", request)
+        await self._request("set_retention", request)
 
     async def _pin(self) -> None:
         for record in self._some(CheckpointState.COMMITTED):
             if self._rng.random() < 0.4:
-                await self._ask("pin_checkpoint", pb.PinCheckpointRequest(**_which(record), who="k"))
+                await self._request("pin_checkpoint", pb.PinCheckpointRequest(**_which(record), who="k"))
             else:
-                await self._ask("unpin_checkpoint", pb.UnpinCheckpointRequest(**_which(record)))
+                await self._request("unpin_checkpoint", pb.UnpinCheckpointRequest(**_which(record)))
 
     async def _tag(self) -> None:
         tag = self._rng.choice(("a", "b"))
         for record in self._some(CheckpointState.COMMITTED):
             if self._rng.random() < 0.6:
-                await self._ask("tag_checkpoint", pb.TagCheckpointRequest(**_which(record), tag=tag))
+                await self._request("tag_checkpoint", pb.TagCheckpointRequest(**_which(record), tag=tag))
             else:
-                await self._ask("untag_checkpoint", pb.UntagCheckpointRequest(job=JOB, tag=tag))
+                await self._request("untag_checkpoint", pb.UntagCheckpointRequest(job=JOB, tag=tag))
 
     async def _read(self) -> None:
-        """Read one for a while; half of the readers die and leave it to their lease."""
+        """Read a checkpoint for a while; half of the readers die and leave their lease to expire."""
         for record in self._some(CheckpointState.COMMITTED):
             self._readers += 1
             reader = f"reader-{self._readers}"
             opening = pb.OpenCheckpointRequest(**_which(record), reader=reader, ttl_s=5)
-            if not await self._ask("open_checkpoint", opening):
+            if not await self._request("open_checkpoint", opening):
                 return
             for _ in range(self._rng.randrange(3)):
                 await asyncio.sleep(self._rng.uniform(0.1, 1.5))
-                await self._ask("open_checkpoint", opening)
+                await self._request("open_checkpoint", opening)
             if self._rng.random() < 0.5:
                 closing = pb.CloseCheckpointRequest(**_which(record), reader=reader)
-                await self._ask("close_checkpoint", closing)
+                await self._request("close_checkpoint", closing)
 
     async def _delete(self) -> None:
         for record in self._some(CheckpointState.COMMITTED):
             tier = self._rng.choice(("", "", *record.tiers))
-            await self._ask("delete_checkpoint", pb.DeleteCheckpointRequest(**_which(record), tier=tier))
+            await self._request("delete_checkpoint", pb.DeleteCheckpointRequest(**_which(record), tier=tier))
 
     async def _copy(self) -> None:
-        """Copy every part of one to a further tier, in any order; some copies are never finished."""
+        """Copy every part of a checkpoint to a further tier, in any order; some copies are never finished."""
         for record in self._some(CheckpointState.COMMITTED):
             parts: list[int | None] = [*range(record.ranks), None]
             self._rng.shuffle(parts)
@@ -110,7 +110,7 @@ class FailureDetector:
                 parts.pop()
             for rank in parts:
                 digest = f"digest-{record.attempt}" + ("" if rank is None else f"-{rank}")
-                await self._ask(
+                await self._request(
                     "report_copy",
                     pb.ReportCopyRequest(
                         **_which(record),
@@ -123,16 +123,18 @@ class FailureDetector:
                 )
 
     async def _tasks(self) -> None:
-        """Do what is due, as a host does: half of the time it dies between two requests."""
-        answer = await self._ask("list_maintenance", pb.ListMaintenanceRequest(job=JOB, host="host"))
+        """Carry out due tasks as a host does; for each it may die before reporting the end."""
+        answer = await self._request("list_maintenance", pb.ListMaintenanceRequest(job=JOB, host="host"))
         for task in answer.tasks if answer else ():
             if task.kind == pb.MAINTENANCE_KIND_VERIFY or self._rng.random() < 0.2:
                 continue
             request = pb.DeleteCheckpointRequest(job=JOB, step=task.step, attempt=task.attempt)
-            if task.kind == pb.MAINTENANCE_KIND_CLEAR and not await self._ask("delete_checkpoint", request):
+            if task.kind == pb.MAINTENANCE_KIND_CLEAR and not await self._request(
+                "delete_checkpoint", request
+            ):
                 continue
             request.finished, request.tier = True, task.tier
-            await self._ask("delete_checkpoint", request)
+            await self._request("delete_checkpoint", request)
 
     async def _damage(self) -> None:
         job = self._job()
@@ -151,13 +153,13 @@ class FailureDetector:
                     reason="a bit",
                     sound=self._rng.random() < 0.2,
                 )
-                await self._ask("report_damage", report)
+                await self._request("report_damage", report)
 
     async def _rewind(self) -> None:
         if self._rng.random() < 0.6:
             return
         for record in self._some(CheckpointState.COMMITTED):
-            await self._ask("rewind_job", pb.RewindJobRequest(**_which(record), who="keeper"))
+            await self._request("rewind_job", pb.RewindJobRequest(**_which(record), who="keeper"))
 
     # -- inside
 
@@ -165,13 +167,13 @@ class FailureDetector:
         return JobView(self._cluster.judge.view, self._cluster.judge.job)
 
     def _some(self, state: CheckpointState) -> Iterator[CheckpointRecord]:
-        """Yield one record in that state, if there is any."""
+        """Yield one random record in that state, if there is any."""
         records = [e.record for e in self._job().checkpoints() if e.record.state is state]
         if records:
             yield self._rng.choice(records)
 
-    async def _ask(self, name: str, request: Any) -> Any:
-        """Ask some replica; return its answer, or None if it gave none."""
+    async def _request(self, name: str, request: Any) -> Any:
+        """Send a request to some replica; return its answer, or None."""
         there = [
             replica
             for replica in self._cluster.replicas.values()

@@ -1,7 +1,7 @@
-"""Members as programs of their own: standalone trainers, and agents with several ranks (`tests.sim.programs.agents`).
+"""Members as programs: standalone trainers, and agents with several ranks (`tests.sim.programs.agents`).
 
-Both run the shipped sessions over links in memory. What is played here is only what a person or a host would do: start
-the program, kill it, start it again.
+Both run the shipped sessions over links in memory. Simulated is only what a person or a host would do: start the
+program, kill it, start it again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Dial = Callable[[Endpoint], AbstractAsyncContextManager[MemoryLink]]
 
 
 class Member:
-    """One run of one worker: a process with one boot. `leaving` once it was told to leave."""
+    """One run of one worker: a process with one boot. `leaving` is set once it was requested to leave."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Member:
         self.leaving = False
         self.killed = False
         self.generation = 0
-        """Of the newest world in which this member trains; 0 while it waits."""
+        """Generation of the newest world in which this member trains; 0 while it waits."""
         self._board = board
         self._history = history
         self._tasks = tasks
@@ -74,23 +74,23 @@ class Member:
         self._address = f"{worker}#{run}"
         self.session: MemberSession | None = None
         self.troubled_s = float("-inf")
-        """When something last kept this process from its replicas, but for faults of theirs."""
+        """When a fault that is not the replicas' last kept this process from them."""
         self._leave = asyncio.Event()
-        self._told = asyncio.Event()
-        """Set when the session has news of the world."""
+        self._world_changed = asyncio.Event()
+        """Set when the session gets a new world."""
         self.stopped = 0
-        """The generation whose ranks here have stopped because a notice asked them to."""
+        """The generation whose ranks here have stopped because of a notice."""
         self._stopping = asyncio.Event()
         self.end_ranks: Callable[[], Awaitable[None]] | None = None
-        """Ends the rank processes of a supervisor."""
+        """Ends the rank processes of an agent."""
 
     @property
     def host(self) -> str:
-        """What links of this process are known by."""
+        """Host name of this process's links."""
         return self._address
 
     def kill(self) -> None:
-        """End it as SIGKILL would. The processes of an agent's ranks live on, and find their socket gone."""
+        """End it as SIGKILL would. An agent's rank processes live on without a listener at their socket."""
         self.killed = True
         self._board.hang_up(self._address)
         self._board.hang_up(f"{self._address}/relay")
@@ -102,7 +102,7 @@ class Member:
             async with asyncio.TaskGroup() as tasks:
                 main = self._alone if self.slots == 1 else self._supervise
                 tasks.create_task(self._leave_when_asked())
-                tasks.create_task(self._heed())
+                tasks.create_task(self._follow_notices())
                 await main(tasks)
                 raise _Over
         except* _Over:
@@ -116,7 +116,7 @@ class Member:
             self._unexpected(self._address, errors)
 
     def ask_to_leave(self) -> None:
-        """Have it leave for good, as a program of its own does on SIGTERM."""
+        """Have it leave for good, as a standalone program does on SIGTERM."""
         self.leaving = True
         self._leave.set()
 
@@ -125,20 +125,20 @@ class Member:
         if self.session is not None:
             await self.session.leave("asked to")
 
-    # -- what it is asked for
+    # -- stop requests
 
     def hear(self, _update: WorldUpdate) -> None:
-        """Take note that there is news of the world."""
-        self._told.set()
+        """Note that the world has changed."""
+        self._world_changed.set()
 
-    async def _heed(self) -> None:
-        """Leave as a notice asks: end the ranks with code 75 once they have stopped, or their time is over."""
+    async def _follow_notices(self) -> None:
+        """Leave as a notice requests: end the ranks with code 75 once they have stopped, or their grace is over."""
         while True:
-            await self._told.wait()
-            self._told.clear()
-            if (update := self._asked()) is not None and update.HasField("place"):
+            await self._world_changed.wait()
+            self._world_changed.clear()
+            if (update := self._leave_notice()) is not None and update.HasField("place"):
                 await self._ranks_stop(update)
-            update = self._asked()
+            update = self._leave_notice()
             if update is None:
                 continue
             if update.HasField("place") and self.stopped < update.world.generation:
@@ -148,17 +148,17 @@ class Member:
                 self.ask_to_leave()
 
     async def _ranks_stop(self, update: WorldUpdate) -> None:
-        """Return once all ranks here have stopped at the common step, or their time is over."""
+        """Return once all ranks here have stopped at the common step, or their grace is over."""
         judge, generation, place = self._history.judge, update.world.generation, update.place
         mine = {(generation, rank) for rank in range(place.first_rank, place.first_rank + place.slots)}
         until_s = judge.trace.now_s + update.notice.grace_ms / 1000
         while not mine <= judge.stops.stopped and judge.trace.now_s < until_s:
-            asked = self._asked()
-            if asked is None or asked.world.generation != generation:
+            newest = self._leave_notice()
+            if newest is None or newest.world.generation != generation:
                 return
             await asyncio.sleep(self._rng.uniform(0, 0.3))
 
-    def _asked(self) -> WorldUpdate | None:
+    def _leave_notice(self) -> WorldUpdate | None:
         """Return the newest update, if its notice has this member leave."""
         update = self.session.world if self.session is not None else None
         return update if asked_to_leave(update, self.worker) is not None else None
@@ -172,7 +172,7 @@ class Member:
         if self.end_ranks is not None:
             await self.end_ranks()
         for rank in range(place.first_rank, place.first_rank + place.slots):
-            with suppress(StrataError):  # the generation has ended meanwhile, or the session has
+            with suppress(StrataError):  # the generation or the session has ended meanwhile
                 await self.session.rank_exit(generation=generation, rank=rank, code=75)
 
     def _open(self, observer: Any) -> MemberSession:
@@ -197,7 +197,7 @@ class Member:
     def _dial(self, endpoint: Endpoint) -> AbstractAsyncContextManager[MemoryLink]:
         return self._board.dial(self._address, endpoint.host)
 
-    # -- one rank, and nobody above it
+    # -- a standalone process with one rank
 
     async def _alone(self, tasks: asyncio.TaskGroup) -> None:
         ears = Ears()
@@ -221,7 +221,7 @@ class Member:
                 return
 
     async def _train_until_stopped(self, trainer: Trainer) -> bool:
-        """Train until the generation ends, or a notice has this rank stop."""
+        """Train until the generation ends, or a notice stops this rank."""
         if self.stopped < trainer.shared_session.place.generation:
             self._stopping.clear()
         stopping = asyncio.create_task(self._stopping.wait())
@@ -249,11 +249,11 @@ class Member:
 
     @property
     def _cannot_restart(self) -> bool:
-        """Whether it is a standalone process that cannot leave what it holds: its host may start its program again."""
+        """Whether it is a standalone process that ends with its generation; its host may start its program again."""
         return self._history.judge.saves_first and self.slots == 1
 
     async def _end(self, trainer: Trainer) -> None:
-        """Leave, once another generation has begun."""
+        """Leave once another generation has begun."""
         session, ears = trainer.shared_session.session, trainer.shared_session.watcher
         while session.world is None or session.world.world.generation <= trainer.client.generation:
             ears.changed.clear()
@@ -266,7 +266,7 @@ class Member:
         await trainer.client._rejoin(10_000.0)
         return True
 
-    # -- several ranks
+    # -- an agent with several ranks
 
     async def _supervise(self, tasks: asyncio.TaskGroup) -> None:
         self.agent = SimulatedAgent(self, self._tasks)

@@ -1,8 +1,8 @@
-"""The person who runs the job: scales, pauses, resumes, preempts and drains it amid the faults.
+"""The operator: scales, pauses, resumes, preempts and drains the job amid the faults.
 
-Some seeds have one (`is_operated`), so that the others repeat their runs as they were. The requests go
-to a replica's table of calls, as a unary call does. When the faults are over the operator puts
-everything back: limits as they were, and the job running.
+Only some seeds have one (`is_operated`), so that the runs of the others did not change when it was added. Requests go
+to a replica's table of calls, as a unary call does. After the faults the operator restores the limits, and the job
+runs.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ GRACE_MS = 3000
 
 
 def is_operated(seed: int) -> bool:
-    """Tell whether somebody operates the job in this seed."""
+    """Return whether this seed has an operator."""
     return seed % 3 == 2
 
 
 class Operator:
-    """Asks one thing after the other, of any replica that runs."""
+    """Sends one request after another to any running replica."""
 
     def __init__(self, cluster: Cluster, rng: random.Random) -> None:
         self._cluster = cluster
         self._rng = rng
 
     async def run(self) -> None:
-        """Operate until cancelled."""
+        """Send requests until cancelled."""
         acts = (self._scale, self._scale, self._pause, self._preempt, self._drain, self._drain)
         while True:
             await asyncio.sleep(self._rng.choice((self._rng.uniform(0, 2), self._rng.uniform(3, 9))))
             await self._rng.choice(acts)()
 
     async def put_back(self) -> None:
-        """Return once the job's limits are as they were, and it is not paused."""
+        """Return once the job's limits are restored, and it is not paused."""
         job = self._cluster.judge.job
         while True:
-            await self._ask("resume_job", ResumeJobRequest(job=JOB))
-            await self._ask(
+            await self._request("resume_job", ResumeJobRequest(job=JOB))
+            await self._request(
                 "scale_job",
                 ScaleJobRequest(job=JOB, min_workers=SPEC.min_workers, max_workers=SPEC.max_workers),
             )
@@ -69,18 +69,18 @@ class Operator:
                 return
             await asyncio.sleep(1.0)
 
-    # -- what it asks for
+    # -- requests
 
     async def _scale(self) -> None:
         least, most = self._rng.choice((2, 4)), self._rng.choice((5, 8, 12))
-        await self._ask("scale_job", ScaleJobRequest(job=JOB, min_workers=least, max_workers=most))
+        await self._request("scale_job", ScaleJobRequest(job=JOB, min_workers=least, max_workers=most))
 
     async def _pause(self) -> None:
         now = self._rng.random() < 0.3
         await self._stop(STOP_ACTION_PAUSE, now=now)
         for _ in range(self._rng.randrange(1, 5)):
             await asyncio.sleep(self._rng.uniform(0.2, 3))
-            if await self._ask("resume_job", ResumeJobRequest(job=JOB)):
+            if await self._request("resume_job", ResumeJobRequest(job=JOB)):
                 return
 
     async def _preempt(self) -> None:
@@ -98,15 +98,15 @@ class Operator:
         request = StopJobRequest(
             job=JOB, action=action, worker_ids=workers, reason="asked", grace_ms=GRACE_MS, now=now
         )
-        if await self._ask("stop_job", request) and now:
+        if await self._request("stop_job", request) and now:
             return
-        if self._rng.random() < 0.2:  # impatient: the same again, at once
+        if self._rng.random() < 0.2:  # an impatient operator repeats the request with `now`
             await asyncio.sleep(self._rng.uniform(0, 1))
             request.now = True
-            await self._ask("stop_job", request)
+            await self._request("stop_job", request)
 
-    async def _ask(self, name: str, request: Any) -> bool:
-        """Ask some replica; tell whether it confirmed. What it did not confirm may come about all the same."""
+    async def _request(self, name: str, request: Any) -> bool:
+        """Send a request to some replica; return whether it confirmed. If not, it may still take effect."""
         there = [
             replica
             for replica in self._cluster.replicas.values()

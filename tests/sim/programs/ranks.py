@@ -1,11 +1,13 @@
-"""Processes of ranks as the kernel shows them to their agent, and what no agent may do to them.
+"""Processes of ranks as their agent sees them through the kernel, and the rules for agents and ranks.
 
-A process is alive, stopped by a signal (state T), or has ended. The rules (PROTOCOLS 5.6; docs/client.md for the third):
+A process is alive, stopped by a signal (state T), or has ended. The rules (PROTOCOLS 5.6; docs/client.md for the
+third):
 
-1. An agent evicts a live rank only if that was stopped for `DETECT_S` before the eyes of the agent, or has had no connection
-   for `GRACE_S`. Then it does so.
+1. An agent evicts a live rank only if the agent saw it stopped for `DETECT_S`, or if it has had no connection for
+   `GRACE_S`. In these cases it must evict it.
 2. A process attaches as a rank only if no other live process has attached as that rank of that generation.
-3. A rank whose agent has ended ends within `ENDS_S` of its own running time, and does nothing in its generation after that.
+3. A rank whose agent has ended ends within `ENDS_S` of its own running time. After that it does nothing in its
+   generation.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ GRACE_S = 1.0
 ENDS_S = 1.0
 SLACK_S = 0.01
 LATE_S = 0.75
-"""How much later than it must an agent may evict: its samples are a quarter of a second apart."""
+"""Tolerance for a late eviction: an agent samples four times a second."""
 SAMPLING = Sampling.derive(DETECT_S)
 
 
@@ -32,16 +34,16 @@ def now_s() -> float:
 
 
 class Program(Process):
-    """A process that knows since when it is stopped, when it last went on, and when it was killed."""
+    """A process that records since when it is stopped, when it last continued, and when it was killed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.stopped_s: float | None = None
         self.went_on_s = float("-inf")
         self.thaws = 0
-        """How often it went on."""
+        """How often it continued."""
         self.slept_s = float("-inf")
-        """When it last went on after a stop that its own watch over others must notice."""
+        """When it last continued after a stop so long that its own watch over other processes must notice it."""
         self.killed_s: float | None = None
 
     @property
@@ -63,7 +65,7 @@ class Program(Process):
         super().thaw()
 
     def killed(self) -> None:
-        """End it as SIGKILL would, stopped or not; what it holds open is the caller's affair."""
+        """End it as SIGKILL would, stopped or not. The caller closes its links."""
         if self.killed_s is None:
             self.killed_s = now_s()
         self.thaw()
@@ -72,10 +74,10 @@ class Program(Process):
 
 
 class RankProcess(Program):
-    """One process that is a rank, or claims to be one: what `strata.agent.rank_process.RankProcess` is to a relay."""
+    """One process that is a rank, or claims to be one; it plays `strata.agent.rank_process.RankProcess` for a relay."""
 
     exiting = False
-    """A simulated process ends at once: the kernel has nothing of it to free."""
+    """False: a simulated process ends at once, and the kernel has nothing of it to free."""
 
     def __init__(
         self, pid: int, generation: int, rank: int, *, agent: Program, board: Switchboard, host: str
@@ -90,7 +92,7 @@ class RankProcess(Program):
         self.detached_s: float | None = None
         """Since when it has no session, if it had one."""
         self.doomed = ""
-        """Why its agent killed it."""
+        """The reason why its agent killed it."""
         self._sessions = 0
         self._board = board
 
@@ -104,24 +106,24 @@ class RankProcess(Program):
         return self._sessions > 0
 
     def opened(self) -> None:
-        """Take note that the agent let it in."""
+        """Note that the agent admitted it."""
         self._sessions += 1
         self.detached_s = None
 
     def ended(self) -> None:
-        """Take note that one of its sessions is over."""
+        """Note that one of its sessions is over."""
         self._sessions -= 1
         if not self._sessions:
             self.detached_s = now_s()
 
     def kill(self) -> None:
-        """End it: its socket ends with it."""
+        """Kill it; its socket closes with it."""
         self._board.hang_up(self.address)
         self.killed()
 
 
 class Watch:
-    """What `strata.agent.health.liveness.Liveness` is over /proc: the shipped rule, over simulated processes."""
+    """Plays `strata.agent.health.liveness.Liveness`: the shipped rule, over simulated processes instead of /proc."""
 
     def __init__(self, on_frozen: Callable[[int, int, str], None]) -> None:
         self._on_frozen = on_frozen
@@ -151,15 +153,15 @@ class Watch:
 
 @dataclass(slots=True)
 class RankRules:
-    """Says what must not have been, or None."""
+    """Returns the violation of a rule, or None."""
 
     processes: list[RankProcess] = field(default_factory=list)
-    """All that ever were."""
+    """All processes of the run."""
     _holders: dict[tuple[int, int], list[RankProcess]] = field(default_factory=dict)
-    """Who attached, by generation and rank."""
+    """(generation, rank) -> processes that attached."""
 
     def attached(self, process: RankProcess) -> str | None:
-        """Judge that an agent let a process in."""
+        """Judge that an agent admits a process."""
         holders = self._holders.setdefault((process.generation, process.rank), [])
         others = [other.name for other in holders if other is not process and other.alive]
         holders.append(process)
@@ -183,14 +185,14 @@ class RankRules:
         return None
 
     def acts(self, what: str) -> str | None:
-        """Judge that the program that runs now does something in its generation."""
+        """Judge that the running program does something in its generation."""
         process = current()
         if isinstance(process, RankProcess) and (late_s := _orphaned_s(process)) > ENDS_S + SLACK_S:
             return f"{what} by {process.name}, whose agent had ended {late_s:.3f} s before"
         return None
 
     def overdue(self) -> list[str]:
-        """Return what should have come about by now."""
+        """Return the overdue evictions and ends of ranks."""
         now, wrong = now_s(), []
         self.processes = [process for process in self.processes if process.alive]
         for process in self.processes:

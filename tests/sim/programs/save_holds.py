@@ -1,7 +1,7 @@
-"""Some ranks say that they cannot save, and later that they can: what is written of it, and how it counts.
+"""Ranks that report that they cannot save, and later that they can: rules for the key and for the count of generations.
 
-The judgement asks nothing of `core.stop.save_hold`: it looks at the key, at the step that the generation began
-from, and at the counts of two heads.
+The rules do not use `core.stop.save_hold`: they look at the key, at the step from which the generation started, and at
+the counts of two heads.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from strata.core.kv.txn import KeyValue
 from strata.core.stop.save_hold import SaveHold
 
 EVERY = 3
-"""Every so many steps one of the ranks cannot save; two steps later it can. Saves are every four: a generation may
+"""Every so many steps one rank cannot save; two steps later it can. Saves are due every four steps, so a generation may
 end before it has committed one."""
 
 
 def hold_at(step: int, rank: int, size: int) -> SaveHold | None:
-    """Return why `rank` of so many cannot save at this step, or None while it can."""
+    """Return why this of `size` ranks cannot save at this step, or None if it can."""
     begins = step - step % EVERY
     if begins == 0 or step - begins > 1 or begins // EVERY % size != rank:
         return None
@@ -29,13 +29,13 @@ def hold_at(step: int, rank: int, size: int) -> SaveHold | None:
 
 @dataclass(slots=True)
 class Holds:
-    """What was written of holds, and how many generations ended that had one and no commit."""
+    """Counts holds, and ended generations that had one and no commit."""
 
     written: int = 0
     ended: int = 0
 
     def key(self, job: JobView, generation: int, kv: KeyValue) -> str | None:
-        """Say what is wrong with a key that was just written."""
+        """Return the problem of a newly written key, or None."""
         self.written += 1
         held, head = decode(SavesHeld, kv.value), job.head()
         if kv.version != 1 or head is None or head.record.generation != generation:
@@ -45,7 +45,7 @@ class Holds:
         return None
 
     def head(self, job: JobView, before: WorldHead, after: WorldHead) -> str | None:
-        """Say what is wrong with the count of a head that was just written."""
+        """Return the problem of the count in a newly written head, or None."""
         if job.held(before.generation) is None:
             return None
         self.ended += 1

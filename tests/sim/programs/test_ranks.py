@@ -1,4 +1,4 @@
-"""What the judge holds against an agent and its ranks' processes, and what its watch sees of a stop."""
+"""The judge's rules for an agent and its ranks' processes, and the agent's watch for stopped processes."""
 
 from __future__ import annotations
 
@@ -112,18 +112,18 @@ async def test_a_rank_has_a_second_of_its_own_time_after_its_agent_ended() -> No
 async def test_an_act_of_a_rank_whose_agent_is_gone_is_held_against_it() -> None:
     async with node() as n:
         n.agent.killed()
-        said: list[str | None] = []
+        findings: list[str | None] = []
 
         async def act() -> None:
             for _ in range(2):
-                said.append(n.rules.acts("an arrival"))
+                findings.append(n.rules.acts("an arrival"))
                 await asyncio.sleep(2)
 
         late = RankProcess(3, 1, 0, agent=n.agent, board=Switchboard(), host="h")
         async with asyncio.TaskGroup() as tasks:
             late.start(act(), tasks=tasks)
-        assert said[0] is None
-        assert "had ended 2.000 s before" in (said[1] or "")
+        assert findings[0] is None
+        assert "had ended 2.000 s before" in (findings[1] or "")
         assert n.rules.acts("an act of no rank") is None
 
 

@@ -1,4 +1,4 @@
-"""What one rank does, round after round, through the shipped client: barriers and saves."""
+"""The program of one rank through the shipped client: barriers and saves, round after round."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _T = TypeVar("_T")
 
 SAVE_EVERY = 4
 EAGER_EVERY = 8
-"""Steps whose save rank 0 tries to seal before the others have acked."""
+"""At these steps rank 0 tries to seal the save before the others have acked."""
 PAIR_EVERY = 12
-"""Steps that are saved after the step behind them: a commit that is not the newest."""
+"""These steps are saved after the step behind them, which gives a commit that is not the newest."""
 SUBSET_EVERY = 3
 SUBSET_TIMEOUT_S = 4.0
 HEAR_S = 0.1
-"""How often a rank looks whether it is asked to stop."""
+"""Interval at which a rank checks for a stop request."""
 
 
 class InLoop:
-    """In the place of the client's background thread: a "blocking" call is there to be awaited."""
+    """Stands in for the client's background thread: a "blocking" call returns an awaitable."""
 
     is_inherited = False
 
@@ -59,14 +59,14 @@ class InLoop:
         return asyncio.get_running_loop().time()
 
     def at_stop(self, act: object) -> None:
-        """There is no stop: a member ends by being killed, or by leaving."""
+        """Do nothing: there is no stop, because a member ends by being killed or by leaving."""
 
     def forget_at_stop(self, act: object) -> None:
         """See `at_stop`."""
 
 
 class Ears(Watcher):
-    """The shipped observer of a rank's session, which keeps the outcomes as they came."""
+    """The shipped observer of a rank's session, which also keeps the outcomes as they arrived."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Ears(Watcher):
 
 
 class Trainer:
-    """One rank's program. `run` ends with the error that ends its generation, or its session."""
+    """One rank's program. `run` ends with the error that ends its generation or its session."""
 
     def __init__(
         self, shared_session: SharedSession, ears: Ears, history: History, rng: random.Random
@@ -87,20 +87,20 @@ class Trainer:
         self.client = RankClient(shared_session, cast("BackgroundLoop", InLoop()))
         self.steps = 0
         self.bound = False
-        """Whether it has begun to train in its generation, and so holds what it cannot leave."""
+        """Whether it has begun to train in its generation, and so holds state that it cannot leave."""
         self._history = history
         self._rng = rng
         self._saves: dict[tuple[int, str], pb.Checkpoint] = {}
         self._news = asyncio.Event()
         self._agreement = Agreement()
-        shared_session.watcher.checkpoint_callbacks.append(self._hear)
+        shared_session.watcher.checkpoint_callbacks.append(self._note_save)
 
-    def _hear(self, save: pb.Checkpoint) -> None:
+    def _note_save(self, save: pb.Checkpoint) -> None:
         self._saves[save.step, save.attempt] = save
         self._news.set()
 
     async def run(self) -> None:
-        """Train from the restore point on until something ends it."""
+        """Train from the restore point until an error ends it."""
         point = self.client.restore_point
         step = point.step if point is not None else 0
         self.bound = False
@@ -139,7 +139,7 @@ class Trainer:
     # -- a planned stop
 
     def _notice(self) -> StopNotice | None:
-        """Return what the generation is asked to do."""
+        """Return the notice for this generation, or None."""
         update = self.shared_session.session.world
         if update is None or not update.HasField("notice"):
             return None
@@ -147,13 +147,13 @@ class Trainer:
         return notice_record(update.notice) if mine else None
 
     async def _agree(self) -> None:
-        """Once the generation is asked to stop, meet the other ranks until a step is agreed on."""
+        """Once the generation has a stop notice, meet the other ranks until a step is agreed."""
         try:
             while (notice := self._notice()) is None:  # noqa: ASYNC110  # a real rank has a callback
                 await asyncio.sleep(HEAR_S)
             while self._agreement.decision is None:
                 await self._round(notice)
-        except StrataError:  # somebody has ended, or the generation has
+        except StrataError:  # a member or the generation has ended
             self._agreement = self._agreement.released()
         self._news.set()
 
@@ -172,20 +172,20 @@ class Trainer:
             judge.wrong(why)
 
     async def _begin_step(self, completed: int) -> None:
-        """Begin the step after `completed`, once nothing is against it, or stop here."""
+        """Begin the step after `completed` once the agreement allows it, or stop here."""
         stops = self._history.judge.stops
         while True:
-            self._agreement, gate = self._agreement.begin(completed)
-            if gate is NextStep.GO:
+            self._agreement, next_step = self._agreement.begin(completed)
+            if next_step is NextStep.GO:
                 if (why := stops.begins(self.client.generation, completed + 1)) is not None:
                     self._history.judge.wrong(why)
                 return
-            if gate is NextStep.STOP:
+            if next_step is NextStep.STOP:
                 await self._stop(completed)
             await self._wait_on()
 
     async def _stop(self, step: int) -> None:
-        """Save the step that all ranks stop at, unless none does, and stay until the agent ends this rank."""
+        """Save the common last step, if the decision includes a save, and stay until the agent ends this rank."""
         judge = self._history.judge
         if self._agreement.decision is not None and self._agreement.decision.save:
             await self._save(step)
@@ -196,7 +196,7 @@ class Trainer:
 
     async def _wait_on(self) -> None:
         self.client.check()
-        self._news.clear()  # what other saves come to is nothing to wake for
+        self._news.clear()  # news of other saves does not matter here
         await self._wait()
 
     # -- barriers
@@ -208,7 +208,7 @@ class Trainer:
         ranks: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> dict[int, bytes]:
-        """Arrive and return what all brought; a local `Unavailable` is followed by another try."""
+        """Arrive and return the payloads of all; retry after a local `Unavailable`."""
         shared_session, rank = self.shared_session, self.client.rank
         participants = len(ranks) if ranks else self.client.world_size
         key = (name, self.client.generation, 0)
@@ -234,10 +234,10 @@ class Trainer:
                     self._history.told(rank, participants, outcome)
 
     async def _subset(self) -> None:
-        """Meet with the other ranks of the same parity only."""
+        """Meet only the other ranks of the same parity."""
         ranks = range(self.client.rank % 2, self.client.world_size, 2)
         name = f"half-{self.client.rank % 2}"
-        with suppress(BarrierTimeout):  # for all of them alike; the round is over
+        with suppress(BarrierTimeout):  # all of them get it; the round is over
             await self.barrier(name, b"", tuple(ranks), SUBSET_TIMEOUT_S)
 
     # -- saves
@@ -278,9 +278,9 @@ class Trainer:
         return found
 
     async def _begin_amid_deletions(self, request: pb.BeginCheckpointRequest) -> Any:
-        """Begin an Incremental on the newest commit that this rank knows of, or a Full if that is going.
+        """Begin an Incremental on the newest commit that this rank knows, or a Full if that commit is being deleted.
 
-        While the job is asked to go back nothing is saved: the world ends soon.
+        While the job is requested to rewind, nothing is saved: the world ends soon.
         """
         base = self._base()
         if base is not None and self._rng.random() < 0.6:
@@ -307,7 +307,7 @@ class Trainer:
         return (point.step, point.attempt) if point is not None else None
 
     async def _save(self, step: int) -> None:
-        """Save a step with all ranks; every other time only rank 0 begins, and tells the others."""
+        """Save a step with all ranks; every other time only rank 0 begins, and sends the attempt to the others."""
         try:
             if step % (2 * SAVE_EVERY):
                 attempt = (await self._begin(step)).attempt
@@ -321,10 +321,10 @@ class Trainer:
         except CheckpointNotFound:
             if not self._history.judge.kept:
                 raise
-            return  # given up, and cleared away before this rank heard of it
+            return  # aborted, and deleted before this rank got the news
 
     async def _save_late(self, step: int) -> None:
-        """Begin a save, make that of the next step, and finish the first: `latest` stays at the second."""
+        """Begin a save, complete that of the next step, and then finish the first: `latest` stays at the second."""
         try:
             late, next_one = [(await self._begin(s)).attempt for s in (step, step + 1)]
             await self.barrier("saving")
@@ -335,13 +335,13 @@ class Trainer:
         except CheckpointNotFound:
             if not self._history.judge.kept:
                 raise
-            return  # given up, and cleared away before this rank heard of it
+            return  # aborted, and deleted before this rank got the news
 
     async def _finish(self, step: int, attempt: str) -> None:
         """Ack, and wait for the end of the save."""
         await self._ack(step, attempt)
         if self.client.rank == 0 and step % EAGER_EVERY == 0:
-            with suppress(Refused):  # as long as somebody has not acked
+            with suppress(Refused):  # while another rank has not acked
                 await self._seal(step, attempt)
         save = await self._until(step, attempt)
         if save.state == pb.CHECKPOINT_STATE_COMMITTED:
@@ -386,11 +386,11 @@ class Trainer:
             manifest_digest=f"digest-{attempt}",
             size_bytes=1,
         )
-        with suppress(Conflict):  # it was sealed before, and committed since
+        with suppress(Conflict):  # an earlier request sealed it, and it is committed by now
             await self._call(request)
 
     async def _wait(self) -> None:
-        """Return at news of a save, or of the world."""
+        """Wait for news of a save or of the world."""
         changed = self.shared_session.watcher.changed
         changed.clear()
         waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(changed.wait())]

@@ -1,4 +1,4 @@
-"""Many seeds over several processes, and what they add up to."""
+"""Many seeds over several processes, and their summary."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.sim.faults import FAULTS
 from tests.sim.run import Result, run_seed
 
 HASH_SEED = "0"
-"""Of str: sets of strings then have one order in every process. With another, one seed in forty runs otherwise."""
+"""Hash seed of str: gives sets of strings one order in every process. With another one, one seed in forty differs."""
 
 NICE = 15
-"""How much seeds give way to whatever else runs."""
+"""Niceness with which seeds give way to other processes."""
 
 AUTOGROUP = Path("/proc/self/autogroup")
-"""What the kernel schedules the sessions' processes by, where it does so by session."""
+"""The kernel's scheduling group of this process's session, on kernels that schedule by session."""
 
 EVENTS = (
     "elections",
@@ -74,12 +74,12 @@ EVENTS = (
     "log registration_lost",
     "log leadership_not_renewed",
 )
-"""What must have happened somewhere in a long run, or the run says little."""
+"""Events that must occur somewhere in a long run; otherwise the run proves little."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """What many seeds add up to."""
+    """The summary of many seeds."""
 
     seeds: int = 0
     failed: dict[int, list[str]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Summary:
     cpu_s: float = 0.0
 
     def add(self, result: Result) -> None:
-        """Take one seed in."""
+        """Add the result of one seed."""
         self.seeds += 1
         self.tried += result.tried
         self.effective += result.faults
@@ -101,7 +101,7 @@ class Summary:
             self.failed[result.seed] = result.violations[:10]
 
     def never(self) -> list[str]:
-        """Return the faults that never took effect, and the events that never came about."""
+        """Return the faults that never took effect, and the events that never occurred."""
         faults = [f"fault {name!r}" for name in FAULTS if not self.effective[name]]
         return faults + [f"event {name!r}" for name in EVENTS if not self.events[name]]
 
@@ -134,9 +134,9 @@ class Summary:
 
 @contextmanager
 def pool(jobs: int, *, give_way: bool = True) -> Iterator[ProcessPoolExecutor]:
-    """Have processes that run seeds, on idle processor time if they give way; they end with this one, however it ends."""
+    """Open a pool of processes for seeds, with `give_way` on idle CPU time. They end whenever this process ends."""
     before = os.environ.get("PYTHONHASHSEED")
-    os.environ["PYTHONHASHSEED"] = HASH_SEED  # read by the children at their start
+    os.environ["PYTHONHASHSEED"] = HASH_SEED  # the children read it at their start
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(give_way,)) as processes:
         try:
@@ -149,29 +149,28 @@ def pool(jobs: int, *, give_way: bool = True) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin(give_way: bool) -> None:
-    """A child: gone with its parent, and out of everybody's way if asked; Ctrl-C is the parent's affair."""
+    """Set up a child: it dies with its parent, lowers its priority if requested, and leaves Ctrl-C to the parent."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = multiprocessing.parent_process()
-    if parent is None or not parent.is_alive():  # it died before: no signal will ever come
+    if parent is None or not parent.is_alive():  # the parent died before prctl: no signal will ever come
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if give_way:
         _give_way()
     gc.collect()
-    gc.freeze()  # what each seed leaves is collected; what is here now stays
+    gc.freeze()  # only the garbage of seeds is collected from now on, not the objects that exist already
 
 
 def _give_way() -> None:
-    """Take what all other processes of the machine leave idle, those of other sessions as well.
+    """Use only processor time that other processes leave idle, including those of other sessions.
 
-    Where the kernel schedules by session (`autogroup` of sched(7)), a process is nice within its own
-    only. A session that always has something to run then takes its whole share, whatever the niceness,
-    from the ranks that an agent of torchrun starts in sessions of their own: these were seen to get one
-    hundredth of a core.
+    If the kernel schedules by session (`autogroup` of sched(7)), niceness counts only within a process's own session. A
+    session that always has work then takes its full share whatever its niceness. That starved the ranks that a torchrun
+    agent starts in their own sessions: they got one hundredth of a core.
     """
     os.nice(NICE)
     os.setsid()
-    with suppress(OSError):  # a kernel without them, or a read-only /proc
+    with suppress(OSError):  # a kernel without autogroups, or a read-only /proc
         AUTOGROUP.write_text(str(NICE))
 
 
@@ -181,7 +180,7 @@ def summary(
     jobs: int,
     each: Callable[[Result, Summary], None] = lambda _result, _so_far: None,
 ) -> Summary:
-    """Run seeds and add them up; `each` hears of every one."""
+    """Run seeds and add them up; call `each` with every result."""
     total = Summary()
     with pool(jobs) as processes:
         try:
@@ -189,5 +188,5 @@ def summary(
                 total.add(result)
                 each(result, total)
         except KeyboardInterrupt:
-            pass  # what there is by now is summed up
+            pass  # return the summary so far
     return total

@@ -1,7 +1,7 @@
-"""Seeds that nobody has tried: each commit draws others, so that landings search as well as check.
+"""Fresh seeds: each commit draws seeds that no run has tried, so that merges search as well as check.
 
-They lie far above those that `make soak` counts through, and are consecutive: what a seed does depends on its
-remainders (`is_operated`, `is_kept`, `saves_first`), so a block has all kinds.
+They lie far above those that `make soak` counts through. They are consecutive, because the kind of a seed depends on
+its remainders (`is_operated`, `is_kept`, `saves_first`): a block has all kinds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tests.sim.seeds import revisions
 COUNT = 60
 BEGIN = 1_000_000_000
 MANY = 3
-"""After so many seeds that failed on the parent commit, too, every other one that fails counts as older than the change."""
+"""After this many failed seeds that also fail on the parent commit, further failures count as older than the change."""
 BLOCKS = 100_000_000
-"""How many blocks of COUNT seeds a commit may draw."""
+"""Number of blocks of COUNT seeds from which a commit draws."""
 
 
 def drawn(commit: str) -> range:
-    """Return the seeds of a commit; outside of a repository the first block."""
+    """Return the seeds of a commit; outside a repository the first block."""
     name = commit.partition("-")[0]
     block = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % BLOCKS if name else 0
     first = BEGIN + block * COUNT
@@ -29,16 +29,16 @@ def drawn(commit: str) -> range:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a fresh seed that failed means for the change."""
+    """The meaning of a failed fresh seed for the change."""
 
     blocks: bool
     reason: str
 
 
 def judge(seed: int, wrong: str, holds_on_parent: bool | None, *, older: int = 0) -> Verdict:
-    """Decide whether a failed seed blocks the change: only if it holds on the parent commit, or there is none here.
+    """Decide whether a failed seed blocks the change: only if it holds on the parent, or there is no parent here.
 
-    `older` other seeds failed on the parent: from MANY on, the parent is broken as a whole, and is not asked any more.
+    `older` other seeds failed on the parent. From MANY on the parent is broken as a whole, and is not tried any more.
     """
     again = f"python -m tests.sim --seed {seed} --trace"
     if older >= MANY:
@@ -53,5 +53,5 @@ def judge(seed: int, wrong: str, holds_on_parent: bool | None, *, older: int = 0
 
 
 HEAD = revisions.head()
-"""Read once, at collection: all processes of a run must have the same seeds."""
+"""Read once, at collection, because all processes of a run must have the same seeds."""
 SEEDS = drawn(HEAD)

@@ -1,4 +1,4 @@
-"""The commit a run is of, and whether a seed fails on the commit before it, too."""
+"""The commit of a run, and whether a seed also fails on the commit before it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tests.sim.seeds.batch import HASH_SEED
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = ("strata", "tests/sim")
-"""What a seed's run is made of; not the ledger, which such a run may write."""
+"""The paths that a seed's run depends on, without the ledger, which such a run may write."""
 SEED_S = 300.0
-"""For one seed: it takes seconds."""
+"""Time limit for one seed, which takes seconds."""
 HELD, FAILED = 0, 1
 
 
 def head(root: Path = ROOT) -> str:
-    """Return the commit, `""` outside of a repository; `-dirty` at its end: `RUNS` differ from it."""
+    """Return the commit, or `""` outside a repository; it ends in `-dirty` if `RUNS` differ from it."""
     commit = _git(root, "rev-parse", "HEAD")
     return commit + "-dirty" if commit and _git(root, "status", "--porcelain", "--", *RUNS) else commit
 
 
 def short(commit: str) -> str:
-    """Return a commit as people write it."""
+    """Return a commit in its short form."""
     name, dash, dirty = commit.partition("-")
     return f"{name[:8]}{dash}{dirty}" if commit else "no commit"
 
 
 def parent(commit: str, root: Path = ROOT) -> str:
-    """Return what this work began from: HEAD if there are changes to it, else the one before; `""` if none is here."""
+    """Return the commit that this work started from: HEAD if it has changes, else its parent, or `""`."""
     name, _, dirty = commit.partition("-")
     return name if dirty else _git(root, "rev-parse", "--verify", "--quiet", f"{name}^")
 
@@ -42,7 +42,7 @@ def parent(commit: str, root: Path = ROOT) -> str:
 def holds_on(commit: str, seed: int, root: Path = ROOT) -> bool:
     """Return whether a seed breaks no promise with the code and the judge of that commit.
 
-    Raise `RuntimeError` as `holds` does.
+    Raises `RuntimeError` as `holds` does.
     """
     with tempfile.TemporaryDirectory(prefix="parent-") as folder:
         packed = subprocess.run(
@@ -57,7 +57,7 @@ def holds_on(commit: str, seed: int, root: Path = ROOT) -> bool:
 
 
 def holds(tree: Path, seed: int) -> bool:
-    """Return whether a seed breaks no promise in a tree; raise `RuntimeError` if it could not be run there."""
+    """Return whether a seed breaks no promise in a tree; raise `RuntimeError` if it could not run there."""
     with tempfile.TemporaryDirectory(prefix="seed-") as folder:
         log = Path(folder) / "log"
         child = Child.start(
@@ -71,9 +71,9 @@ def holds(tree: Path, seed: int) -> bool:
             code = child.join(SEED_S)
         finally:
             child.stop()
-        said = log.read_text()
-    if code not in {HELD, FAILED} or '"violations"' not in said:
-        raise RuntimeError(f"seed {seed} could not be run in {tree}: {said[-2000:]}")
+        output = log.read_text()
+    if code not in {HELD, FAILED} or '"violations"' not in output:
+        raise RuntimeError(f"seed {seed} could not be run in {tree}: {output[-2000:]}")
     return code == HELD
 
 

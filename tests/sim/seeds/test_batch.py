@@ -1,4 +1,4 @@
-"""The processes that seeds run in give way to everything else on the machine."""
+"""The processes of seeds give way to everything else on the machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.sim.seeds.batch import AUTOGROUP, NICE, pool
 
 
 def _priorities() -> tuple[int, int, str]:
-    """Return how nice this process is, its session, and how nice that is."""
+    """Return the niceness of this process, its session, and the niceness of that session."""
     group = AUTOGROUP.read_text().strip() if AUTOGROUP.exists() else ""
     return os.nice(0), os.getsid(0), group
 

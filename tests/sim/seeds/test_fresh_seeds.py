@@ -1,7 +1,7 @@
 """Sixty seeds that no run has tried before, drawn from the commit.
 
-A seed that fails blocks the change only if it holds on the parent commit. Otherwise the fault is older than the
-change: the seed becomes an open line of the ledger (tests/soak/ledger.tsv) and the run says so.
+A seed that fails blocks the change only if it holds on the parent commit. Otherwise the fault is older than the change:
+the seed becomes an open line of the ledger (tests/soak/ledger.tsv), and the run reports it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Seeds by name: some that show planted faults (tests/planted), and those that once found something."""
+"""Known seeds: some show planted faults (tests/planted), others once found a fault."""
 
 from __future__ import annotations
 
