@@ -51,7 +51,7 @@ SIGNALS = {"killed": "KILL", "frozen": "STOP", "stopped": "TERM"}
 HARMS: dict[str, Callable[[Child], None]] = {
     "killed": Child.kill,
     "frozen": Child.pause,
-    "stopped": Child.ask_to_stop,
+    "stopped": Child.request_stop,
 }
 ROUNDS = {"killed": 100, "frozen": 6, "stopped": 6}
 LIMIT_S = 60.0

@@ -24,7 +24,7 @@ import numpy as np
 
 from strata.client.event_loop import BackgroundLoop
 from strata.client.rank.rank_client import RankClient
-from strata.client.rank.shared_session import RankPlace, SharedSession, Watcher
+from strata.client.rank.shared_session import RankObserver, RankPlace, SharedSession
 from strata.core.health.attribution import RankReport
 from strata.core.health.findings import diagnose
 from strata.core.health.stragglers import StepTimes
@@ -81,7 +81,7 @@ def train(steps: int, step_s: float) -> dict[str, Any]:
 
     async def connect() -> RankClient:
         shared_session = SharedSession(
-            session=cast("Session", session), watcher=Watcher(), place=place, owns_member=False
+            session=cast("Session", session), watcher=RankObserver(), place=place, owns_member=False
         )
         return RankClient(shared_session, background)
 

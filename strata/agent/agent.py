@@ -20,12 +20,12 @@ from strata.agent.addresses import find_route_towards
 from strata.agent.environment import Place
 from strata.agent.exit_reports import ExitReports
 from strata.agent.joining import join_barrier
-from strata.agent.notices import ask_all_to_stop
+from strata.agent.notices import request_common_stop
 from strata.config.training import PREEMPT_MEMBER
 from strata.errors import BarrierTimeout
 from strata.observe import get_logger
 from strata.session.endpoints import Endpoint
-from strata.session.terms import UNTOLD_S
+from strata.session.terms import EXIT_REPORT_S
 from strata.transport import name_lookup
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.session_pb2 import WorldUpdate
@@ -189,7 +189,7 @@ class Agent:
 
     # -- the end
 
-    async def ask_all_to_stop(
+    async def request_common_stop(
         self, generation: int, why: str, *, timeout_s: float | None = None
     ) -> StopNotice | None:
         """Request a common stop of all ranks of the generation; return the notice in force, None if there can be none.
@@ -197,7 +197,7 @@ class Agent:
         By `config.preempt`, either all members leave at that stop, or only this one. `Unavailable` if no coordinator
         answers in time.
         """
-        return await ask_all_to_stop(
+        return await request_common_stop(
             self._upstream,
             job=self.config.job,
             generation=generation,
@@ -211,15 +211,19 @@ class Agent:
         """Leave the job for good; return once a coordinator confirms it, or that takes too long."""
         await self._upstream.leave(reason)
 
-    async def leave_once_told(self, reason: str, *, shorten_deadline: asyncio.Event | None = None) -> None:
+    async def leave_once_reported(
+        self, reason: str, *, shorten_deadline: asyncio.Event | None = None
+    ) -> None:
         """Leave the job for good once the exits of its ranks are durable, or no coordinator can be reached.
 
         The agent stops waiting for that when `shorten_deadline` is set.
         """
         await self.reports.told(REPORT_S)
-        if not self.reports.all_told:
-            log.warning("agent.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
-            waits = [asyncio.ensure_future(self.reports.told(UNTOLD_S - REPORT_S))]
+        if not self.reports.all_delivered:
+            log.warning(
+                "agent.end_untold", reason=f"no coordinator hears it; waiting {EXIT_REPORT_S:g} s for one"
+            )
+            waits = [asyncio.ensure_future(self.reports.told(EXIT_REPORT_S - REPORT_S))]
             if shorten_deadline is not None:
                 waits.append(asyncio.ensure_future(_set(shorten_deadline)))
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

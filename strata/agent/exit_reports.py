@@ -49,7 +49,7 @@ class ExitReports:
             await asyncio.wait(set(self._tasks), timeout=limit_s)
 
     @property
-    def all_told(self) -> bool:
+    def all_delivered(self) -> bool:
         """Whether every exit reported so far is durable or can no longer be reported."""
         return not self._tasks
 

@@ -46,7 +46,7 @@ def asked_to_leave(update: WorldUpdate | None, worker_id: str) -> StopNotice | N
     return update.notice if leaves else None
 
 
-async def ask_all_to_stop(
+async def request_common_stop(
     upstream: Upstream,
     *,
     job: str,

@@ -146,8 +146,8 @@ def print_findings(jobs: Iterable[Job]) -> None:
     for job in jobs:
         if job.phase == JOB_PHASE_FAILED:
             sys.stdout.write(f"{job.name}: failed: {printable(job.phase_reason)}\n")
-        if job.trouble:
-            sys.stdout.write(f"{job.name}: {printable(job.trouble)}\n")
+        if job.diagnosis:
+            sys.stdout.write(f"{job.name}: {printable(job.diagnosis)}\n")
 
 
 def job_row(job: Job) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from strata.errors import NotFound, Refused, StorageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShelvedBackup:
+class StoredBackup:
     """A backup in a place. `fault` says why it does not count; if it counts, `fault` is "" and `metadata` is set."""
 
     name: BackupName
@@ -32,7 +32,7 @@ def stored_files(place: BackupPlace) -> list[StoredFile]:
     return [found[1] for file in place.names() if (found := parse(file)) is not None]
 
 
-def list_backups(place: BackupPlace, *, cluster: str | None = None) -> list[ShelvedBackup]:
+def list_backups(place: BackupPlace, *, cluster: str | None = None) -> list[StoredBackup]:
     """Return the backups, newest first, including those that do not count."""
     parts: dict[BackupName, set[Part]] = {}
     for file in place.names():
@@ -44,20 +44,20 @@ def list_backups(place: BackupPlace, *, cluster: str | None = None) -> list[Shel
     return [backup for backup in shelved if backup is not None]
 
 
-def _look(place: BackupPlace, name: BackupName, parts: set[Part]) -> ShelvedBackup | None:
+def _look(place: BackupPlace, name: BackupName, parts: set[Part]) -> StoredBackup | None:
     """Return one backup; None if another process has removed it meanwhile."""
     try:
         if Part.METADATA not in parts:
             size = place.size(name.database) if Part.DATABASE in parts else 0
-            return ShelvedBackup(name=name, size_bytes=size, metadata=None, fault="unfinished")
+            return StoredBackup(name=name, size_bytes=size, metadata=None, fault="unfinished")
         if Part.DATABASE not in parts:
-            return ShelvedBackup(name=name, size_bytes=0, metadata=None, fault="its database is missing")
+            return StoredBackup(name=name, size_bytes=0, metadata=None, fault="its database is missing")
         described = read_metadata(place, name)
     except ObjectMissing:
         return None
     except BackupCorrupt as error:
-        return ShelvedBackup(name=name, size_bytes=0, metadata=None, fault=error.message)
-    return ShelvedBackup(name=name, size_bytes=described.size_bytes, metadata=described)
+        return StoredBackup(name=name, size_bytes=0, metadata=None, fault=error.message)
+    return StoredBackup(name=name, size_bytes=described.size_bytes, metadata=described)
 
 
 def read_metadata(place: BackupPlace, name: BackupName) -> BackupMetadata:

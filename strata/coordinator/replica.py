@@ -26,7 +26,7 @@ from strata.coordinator.controllers.leader_term import LeaderTerm
 from strata.coordinator.controllers.loop import drive
 from strata.coordinator.etcd.dry_run import DryRuns
 from strata.coordinator.etcd.members import AskMembers, EtcdMember
-from strata.coordinator.leadership.controller_watchdog import Heartbeat
+from strata.coordinator.leadership.controller_watchdog import ControllerWatchdog
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.leadership.registration import Registration
 from strata.coordinator.leadership.replica_health import Health
@@ -115,7 +115,7 @@ class Replica:
         )
         measured.on_write = renewing.on_write = self._dry_runs.wrote
         measured.on_answer = renewing.on_answer = mirror.note_contact
-        heartbeat = Heartbeat(clock)
+        heartbeat = ControllerWatchdog(clock)
         self._serving = serving
         self._renewals = renewing
         self._stores = (measured,) if renewing is measured else (measured, renewing)

@@ -19,7 +19,7 @@ from strata.coordinator.calls.checkpoints import catalog
 from strata.coordinator.calls.datasets import DatasetCalls
 from strata.coordinator.calls.recovery import RecoveryCalls
 from strata.coordinator.calls.retention import retention
-from strata.coordinator.calls.table import ANYBODY, Calls
+from strata.coordinator.calls.table import NO_SESSION, Calls
 from strata.coordinator.calls.watches import Watches
 from strata.coordinator.calls.worlds import WorldCalls
 from strata.coordinator.context import ReplicaContext
@@ -36,7 +36,7 @@ from strata.coordinator.peers.links import Dial, PeerLinks
 from strata.coordinator.peers.registry import PeerRegistry
 from strata.coordinator.reports.interest import Interest
 from strata.coordinator.reports.progress import ProgressBoard
-from strata.coordinator.status.live_state import SoftState
+from strata.coordinator.status.live_state import LiveState
 from strata.coordinator.view.rank_indexes import RankIndexes
 from strata.core.access.authority import Identity
 from strata.core.leadership.replica_health import TURN_S
@@ -68,7 +68,7 @@ class Service:
             served=self._registry.ranks,
         )
         self._links = PeerLinks(context, dial, self.peers, self._resend_to_peers)
-        self.live = SoftState(
+        self.live = LiveState(
             session_count=self.failure_detector.sessions,
             ready_peers=self.peers.ready,
             open_rounds=self.barriers.open,
@@ -171,7 +171,7 @@ class Service:
         """Answer a unary call as if it came over gRPC; `Unavailable` while this replica does not serve."""
         if not self._running:
             raise Unavailable("this replica does not serve yet, or no longer", hint="ask another replica")
-        return await self.calls.answer(name, request, ANYBODY, identity)
+        return await self.calls.answer(name, request, NO_SESSION, identity)
 
     # -- inside
 
@@ -185,7 +185,7 @@ class Service:
         for member in progress.devices:
             self.board.note_devices(progress.job, member, own=False)
         if progress.heard:
-            self.board.note_heard(progress.job, progress.heard, own=False)
+            self.board.note_last_heard(progress.job, progress.heard, own=False)
         if progress.evidence:
             self.board.note_evidence(progress.job, progress.generation, progress.evidence, own=False)
 
@@ -194,7 +194,7 @@ class Service:
         for job, ranks in self._interest.own():
             self.peers.send(peers_pb2.PeerUp(interest=peers_pb2.PeerInterest(job=job, ranks=ranks)))
         for job in self._interest.jobs():
-            self.board.note_heard(job, self.failure_detector.heard(job), own=True)
+            self.board.note_last_heard(job, self.failure_detector.heard(job), own=True)
         for job, rank in self._interest.ranks():
             self._registry.inspect(job, rank)
 

@@ -203,7 +203,7 @@ class EtcdCluster:
         for last in (False, True):
             wave = [m.child for m in self.members if m.running and (m is leader) is last]
             for child in wave:
-                child.ask_to_stop()
+                child.request_stop()
             for child in wave:
                 try:
                     child.join(max(0.0, deadline - time.monotonic()))

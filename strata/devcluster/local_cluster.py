@@ -234,7 +234,7 @@ class LocalCluster:
     def stop(self) -> None:
         """End every process in order: coordinators first, so that the leader can resign."""
         for coordinator in self.coordinators:
-            coordinator.child.ask_to_stop()
+            coordinator.child.request_stop()
         for coordinator in self.coordinators:
             coordinator.child.stop()
         self.etcd.stop()

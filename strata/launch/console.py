@@ -176,7 +176,7 @@ class ConsoleText:
         return self._console.terminal
 
 
-class PatientText(ConsoleText):
+class QueuedText(ConsoleText):
     """A `ConsoleText` that does not block its writers: a thread writes the lines to the console, in their order.
 
     Ranks share the console and its reader may be slow, so an event loop that waited for the console would block.

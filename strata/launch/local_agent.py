@@ -41,7 +41,7 @@ from strata.launch.slots import Slots
 from strata.launch.stopping import Stopping, StopRequest
 from strata.launch.warm.starting import Starter
 from strata.observe import get_logger
-from strata.session.terms import UNTOLD_S
+from strata.session.terms import EXIT_REPORT_S
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, JOB_PHASE_PAUSED, StopNotice
 
@@ -61,17 +61,17 @@ class LocalAgent:
         agent: Agent,
         *,
         folder: Path,
-        will_heed: Callable[[], bool] = lambda: False,
+        wait_graceful_stop_support: Callable[[], bool] = lambda: False,
         outputs: RankOutputs | None = None,
     ) -> None:
-        """`will_heed` tells whether the command's ranks will support graceful stop once they run.
+        """`wait_graceful_stop_support` tells whether the command's ranks will support graceful stop once they run.
 
         `outputs` is the object given to `starter`, if the ranks' output goes through this process.
         """
         self._config = config
         self._agent = agent
         self._worker_id = agent.config.worker_id
-        self._will_heed = will_heed
+        self._will_heed = wait_graceful_stop_support
         self._graceful_stop_seen = False
         self._reports = agent.reports
         inherited = inherited_environment()
@@ -116,7 +116,7 @@ class LocalAgent:
             self._update = update
             self._news.set()
 
-    def ask_to_stop(self, number: int) -> None:
+    def request_stop(self, number: int) -> None:
         """Stop because of a signal; at a second signal, stop at once.
 
         If the ranks here support it and the signal is one that preempts, all ranks of the job stop together. Otherwise
@@ -166,7 +166,7 @@ class LocalAgent:
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
             self._graceful_stop_seen = True
-            ranks.note_heeding(rank)
+            ranks.note_graceful_stop_support(rank)
 
     def rank_stepped(self, rank: int, generation: int) -> None:
         """Record that a rank has made a step."""
@@ -360,7 +360,7 @@ class LocalAgent:
         ranks = self._slots.ranks
         if not self._stop.preempts or ranks is None or not ranks.running or self._stop.urgent.is_set():
             return None
-        if not await ranks.will_heed(SAY_S) and not self._still_starting():
+        if not await ranks.wait_graceful_stop_support(SAY_S) and not self._still_starting():
             return None
         return await self._ask(ranks.place.generation) if ranks.running else None
 
@@ -373,8 +373,10 @@ class LocalAgent:
 
     async def _report_preempted_late(self, place: Place) -> None:
         """Report the ranks of `place` as preempted once a coordinator answers: none did before they ended."""
-        log.warning("agent.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
-        if await self._ask(place.generation, timeout_s=UNTOLD_S) is not None:
+        log.warning(
+            "agent.end_untold", reason=f"no coordinator hears it; waiting {EXIT_REPORT_S:g} s for one"
+        )
+        if await self._ask(place.generation, timeout_s=EXIT_REPORT_S) is not None:
             for rank in place.ranks:
                 self._reports.report(
                     place.generation, rank, PREEMPTED, "ended while no coordinator was there"
@@ -382,7 +384,7 @@ class LocalAgent:
 
     async def _ask(self, generation: int, *, timeout_s: float | None = None) -> StopNotice | None:
         asking = asyncio.ensure_future(
-            self._agent.ask_all_to_stop(generation, self._stop.signal_name, timeout_s=timeout_s)
+            self._agent.request_common_stop(generation, self._stop.signal_name, timeout_s=timeout_s)
         )
         urgent = asyncio.ensure_future(self._stop.urgent.wait())
         try:
@@ -402,5 +404,7 @@ class LocalAgent:
         The wait for that ends when `shorten_deadline` is set, by default by the next signal.
         """
         log.info("run.preempted", reason=reason)
-        await self._agent.leave_once_told(reason, shorten_deadline=shorten_deadline or self._stop.next_signal)
+        await self._agent.leave_once_reported(
+            reason, shorten_deadline=shorten_deadline or self._stop.next_signal
+        )
         return PREEMPTED

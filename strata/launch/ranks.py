@@ -22,7 +22,7 @@ from strata.errors import ConfigError
 from strata.launch.rank_logs import RankLogs
 from strata.launch.rank_output import RankOutput, open_file
 from strata.launch.warm.starting import RANK_LOG, Starter
-from strata.launch.warm.warm_program import LAST_WORDS
+from strata.launch.warm.warm_program import EXIT_MESSAGE_SUFFIX
 from strata.observe import get_logger
 from strata.observe.words import printable
 from strata.processes.children import Child
@@ -34,7 +34,7 @@ _CANNOT_RUN = 127
 
 EARLY_S: Final = 30.0
 """A process that fails within this time and before a step counts as not begun; importing torch takes part of it."""
-MAX_LAST_WORDS: Final = 300
+MAX_EXIT_MESSAGE: Final = 300
 LAST_LINES: Final = 8
 """Number of lines of a failed rank's stderr that are logged."""
 
@@ -225,10 +225,10 @@ class RankGroup:
         """Return the ranks that still run."""
         return [rank for rank in self._processes if self._alive(rank) is not None]
 
-    def note_heeding(self, rank: int) -> None:
+    def note_graceful_stop_support(self, rank: int) -> None:
         """Record that a rank stops by itself at a stop request to its generation."""
         self._supporting_graceful_stop.add(rank)
-        if self.heeding:
+        if self.supports_graceful_stop:
             self._all_support.set()
 
     def note_lasting(self, rank: int, reason: str) -> None:
@@ -248,19 +248,19 @@ class RankGroup:
         self._stepped.add(rank)
         self._not_to_requeue.pop(rank, None)
 
-    async def will_heed(self, limit_s: float) -> bool:
+    async def wait_graceful_stop_support(self, limit_s: float) -> bool:
         """Tell whether every rank that still runs supports graceful stop; wait up to `limit_s` for their reports.
 
         A rank that has not attached cannot report, so there is no wait if one has not.
         """
-        if not self.heeding and self._attached.issuperset(self.alive()):
+        if not self.supports_graceful_stop and self._attached.issuperset(self.alive()):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     await self._all_support.wait()
-        return self.heeding
+        return self.supports_graceful_stop
 
     @property
-    def heeding(self) -> bool:
+    def supports_graceful_stop(self) -> bool:
         """Whether every rank that still runs stops by itself when requested."""
         return self._supporting_graceful_stop.issuperset(self.alive())
 
@@ -369,19 +369,19 @@ def _stderr_tail(process: RankProcess) -> list[str]:
     else:
         lines = last_lines(process.log.file) if process.log is not None else []
     shown = [printable(_ESCAPES.sub("", line).expandtabs().rstrip()) for line in lines if line.strip()]
-    return [line[:MAX_LAST_WORDS] for line in shown[-LAST_LINES:]]
+    return [line[:MAX_EXIT_MESSAGE] for line in shown[-LAST_LINES:]]
 
 
 def _exit_message(stacks: Path) -> str:
     """Return the end of the traceback that a process left, on one line; "" if it left none."""
-    file = stacks.with_name(stacks.name + LAST_WORDS)
+    file = stacks.with_name(stacks.name + EXIT_MESSAGE_SUFFIX)
     try:
         with file.open(errors="replace") as lines:
             message = " | ".join(lines.read(64 << 10).splitlines())
         file.unlink()
     except OSError:
         return ""
-    return message if len(message) <= MAX_LAST_WORDS else f"…{message[1 - MAX_LAST_WORDS :]}"
+    return message if len(message) <= MAX_EXIT_MESSAGE else f"…{message[1 - MAX_EXIT_MESSAGE :]}"
 
 
 def inherited_environment() -> dict[str, str]:

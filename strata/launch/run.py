@@ -29,7 +29,7 @@ from strata.core.exit_codes import PREEMPTED
 from strata.core.ids import checked_id
 from strata.errors import ClusterRestored, ConfigError, JobDone, Unavailable
 from strata.launch.command import check_command, describe, job_name
-from strata.launch.console import ConsoleText, PatientText, consoles
+from strata.launch.console import ConsoleText, QueuedText, consoles
 from strata.launch.exit_status import of_signal
 from strata.launch.local_agent import LocalAgent
 from strata.launch.rank_output import RankOutputs
@@ -60,7 +60,7 @@ def run(config: RunConfig, command: Sequence[str]) -> int:
         if config.tee or (
             config.prefix and config.log_dir is None
         ):  # the threads that pass on ranks' output hold the console while they write
-            own = PatientText(stderr)
+            own = QueuedText(stderr)
             end.callback(own.close)
             outputs = RankOutputs(stdout, stderr, prefix=config.prefix)
             end.callback(outputs.wait)
@@ -212,7 +212,7 @@ async def _run(
         _starter(config, command, outputs),
         agent,
         folder=folder,
-        will_heed=partial(uses_init, command),
+        wait_graceful_stop_support=partial(uses_init, command),
         outputs=outputs,
     )
     async with (
@@ -229,9 +229,11 @@ async def _run(
         ),
     ):
         # the first signal stays set: a member that follows this one must stop too
-        _on_signals(lambda n: local_agent.ask_to_stop(n) if stop_signal.done() else stop_signal.set_result(n))
+        _on_signals(
+            lambda n: local_agent.request_stop(n) if stop_signal.done() else stop_signal.set_result(n)
+        )
         stop_signal.add_done_callback(
-            lambda first: local_agent.ask_to_stop(first.result())
+            lambda first: local_agent.request_stop(first.result())
         )  # also if the first signal arrived just before
         if session.world is not None:
             local_agent.on_world(session.world)
@@ -292,7 +294,7 @@ async def _connected(
     left_s = config.timeout_s or math.inf
     where = ", ".join(config.endpoints)
     while not (await asyncio.wait(first, timeout=min(SAY_S, left_s), return_when=asyncio.FIRST_COMPLETED))[0]:
-        why = session.last_trouble.message if session.last_trouble is not None else "no answer"
+        why = session.last_error.message if session.last_error is not None else "no answer"
         waited_s = clock() - began_s
         left_s = (config.timeout_s or math.inf) - waited_s
         if left_s <= 0:

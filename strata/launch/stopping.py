@@ -84,7 +84,7 @@ class Stopping:
         if ranks is None:
             return False
         grace_s = self._restart_grace_s
-        if notice.grace_ms > 0 and await ranks.will_heed(min(SAY_S, notice.grace_ms / 1000)):
+        if notice.grace_ms > 0 and await ranks.wait_graceful_stop_support(min(SAY_S, notice.grace_ms / 1000)):
             limit_s = notice.grace_ms / 1000 + LATE_S
             log.info("run.stopping_together", reason=notice.reason, grace_s=notice.grace_ms / 1000)
             loop = asyncio.get_running_loop()

@@ -168,7 +168,7 @@ class Child:
         """Send SIGKILL to the whole group; does not wait."""
         self.send_signal(signal.SIGKILL, group=True)
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Send SIGTERM to the child alone, so that it can end its own children in order.
 
         A frozen child is resumed, as it could not handle the signal otherwise.
@@ -214,7 +214,7 @@ class Child:
         handler is removed, or mean "at once".
         """
         if not self._sigterm_sent:
-            self.ask_to_stop()
+            self.request_stop()
         try:
             return self.join(grace_s)
         except TimeoutError:
@@ -224,7 +224,7 @@ class Child:
     async def stop_async(self, grace_s: float = 5.0) -> int:
         """End the child as `stop` does, without blocking."""
         if not self._sigterm_sent:
-            self.ask_to_stop()
+            self.request_stop()
         try:
             return await self.join_async(grace_s)
         except TimeoutError:

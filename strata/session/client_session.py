@@ -103,7 +103,7 @@ class Session:
         self._failover = Failover(route, dial, self._hello, unready_s=self._pace.unready_s)
         self.error: StrataError | None = None
         """The error that ended the session for good; None while it goes on or after an orderly leave."""
-        self.last_trouble: StrataError | None = None
+        self.last_error: StrataError | None = None
         """The error of the last failed connection, try or call attempt; None when nothing has failed since."""
         self.token = Token()
         self.incarnation = 0
@@ -256,7 +256,7 @@ class Session:
             self._failover.lost()
             self._arrivals.disconnected()
             self._calls.disconnected()
-        self.last_trouble = reason
+        self.last_error = reason
         if self._ready_elsewhere:
             self._route.prefer(self._ready_elsewhere)
             self._ready_elsewhere = ()  # for one try at each: the old replica may recover first
@@ -326,8 +326,8 @@ class Session:
                 raise Unavailable(f"the replica stops serving: {down.moved.reason}")
             case "disconnected":
                 self._connected.clear()
-                self.last_trouble = unpack(down.disconnected)
-                self._observer.on_disconnected(self.last_trouble)
+                self.last_error = unpack(down.disconnected)
+                self._observer.on_disconnected(self.last_error)
             case "ended":
                 self._finish(unpack(down.ended.error))
                 raise unpack(down.ended.error)
@@ -338,7 +338,7 @@ class Session:
         self._take_token(welcome.token)
         self.incarnation = welcome.incarnation
         self.welcome = welcome
-        self.last_trouble = None
+        self.last_error = None
         self._route.reached()
         self._connected.set()
         self._observer.on_connected(welcome)
@@ -411,10 +411,10 @@ class Session:
                     except StrataError as error:
                         if not error.retryable or self._ended.is_set():
                             raise
-                        self.last_trouble = error
+                        self.last_error = error
                     await asyncio.sleep(self._pace.retry_s)
         except TimeoutError:
-            why = f": {self.last_trouble.message}" if self.last_trouble else ""
+            why = f": {self.last_error.message}" if self.last_error else ""
             raise Unavailable(f"no answer to {label} within {timeout_s:g} s{why}") from None
         finally:
             self._calls.drop(id_)

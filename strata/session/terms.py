@@ -27,7 +27,7 @@ def aged(report: RankProgress, age_s: float) -> RankProgress:
     return copy
 
 
-UNTOLD_S: Final = 60.0
+EXIT_REPORT_S: Final = 60.0
 """Seconds that a process which ended in order tries to report its end to a coordinator. Without that report it
 is taken for dead, and a finished training looks like one that lost its members.
 """

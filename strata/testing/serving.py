@@ -19,10 +19,10 @@ from strata.testing.links import Switchboard
 
 def memory_dial(board: Switchboard, caller: str) -> Dial:
     """Return the function that opens links from the replica `caller` to its peers."""
-    return lambda address: board.dial(caller, peer_door(address))
+    return lambda address: board.dial(caller, peer_address(address))
 
 
-def peer_door(address: str) -> str:
+def peer_address(address: str) -> str:
     """Return the address at which the replica at `address` accepts links of peers."""
     return f"{address}/peers"
 
@@ -32,14 +32,14 @@ def memory_probe(board: Switchboard, caller: str) -> Prober:
 
     async def probe(address: str) -> Probe:
         await asyncio.sleep(board.delay_s)
-        answer = board.answers(caller, peer_door(address))
+        answer = board.answers(caller, peer_address(address))
         return Probe.UNCLEAR if answer is None else Probe.ANSWERED if answer else Probe.REFUSED
 
     return probe
 
 
 class MemoryServing:
-    """A `Serving`: it accepts sessions at the replica's name, and links of peers at the name's `peer_door`."""
+    """A `Serving`: it accepts sessions at the replica's name, and links of peers at the name's `peer_address`."""
 
     def __init__(self, board: Switchboard, name: str, service: Service) -> None:
         self._board = board
@@ -50,7 +50,7 @@ class MemoryServing:
 
     async def start(self) -> str:
         self._board.listen(self._name, self.service.serve_member, self._spawn)
-        self._board.listen(peer_door(self._name), self.service.serve_peer, self._spawn)
+        self._board.listen(peer_address(self._name), self.service.serve_peer, self._spawn)
         return self._name
 
     async def run(self) -> None:
@@ -72,7 +72,7 @@ class MemoryServing:
         """Break all links at once, as a killed process does."""
         self._vanished = True  # another run may listen under this name from now on
         self._board.hang_up(self._name)
-        self._board.hang_up(peer_door(self._name))
+        self._board.hang_up(peer_address(self._name))
 
     def _spawn(self, logic: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         if self._tasks is None:

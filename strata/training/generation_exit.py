@@ -391,7 +391,7 @@ def is_interactive() -> bool:
 
 
 @contextlib.contextmanager
-def nothing_to_do_where_done(*, standalone: bool = True) -> Iterator[None]:
+def exit_if_done(*, standalone: bool = True) -> Iterator[None]:
     """Exit with 0 and a warning if the block finds the job done without this process, as `strata run` does.
 
     Only for a `standalone` process: otherwise the rank's agent reports it.
@@ -406,7 +406,7 @@ def nothing_to_do_where_done(*, standalone: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told_where_refused(*, standalone: bool = True) -> Iterator[None]:
+def exit_if_refused(*, standalone: bool = True) -> Iterator[None]:
     """Exit with 4 and one sentence if the job refuses this process, as `strata run` does.
 
     A job that another run finished refuses it, for example. Exit with 75 if the control plane was restored before the

@@ -37,8 +37,8 @@ from strata.training.generation_exit import (
     InProcessExit,
     NeverEnds,
     StandaloneExit,
-    nothing_to_do_where_done,
-    told_where_refused,
+    exit_if_done,
+    exit_if_refused,
 )
 from strata.training.group import end_group
 from strata.training.loop.clock import Clock
@@ -155,7 +155,7 @@ class TrainingOrchestrator:
         saved = state_of(model=model, optim=optim, sched=sched, extra=state)
         ledger = Ledger(since_s=self._clock.monotonic_s())
         standalone = self._endpoints is not None or "STRATA_SOCKET" not in os.environ
-        with nothing_to_do_where_done(), told_where_refused(standalone=standalone):
+        with exit_if_done(), exit_if_refused(standalone=standalone):
             context = self._context = self._join()
         ending = self._ending = self._ending_of(context)
 
@@ -171,7 +171,7 @@ class TrainingOrchestrator:
                 total_steps=total_steps,
             )
 
-        with nothing_to_do_where_done(standalone=context.is_standalone):
+        with exit_if_done(standalone=context.is_standalone):
             run = self._run = self._begin_or_raise(make_run, context, ending)
         close_at_exit(run)
         return run
@@ -246,7 +246,7 @@ class TrainingOrchestrator:
                     if ending.armed:
                         raise
                     log.info("adopting a newer world: %s", error.message)
-                    with nothing_to_do_where_done():
+                    with exit_if_done():
                         context.rejoin()  # type: ignore[attr-defined]  # only a standalone process is unarmed
 
         opened = partial(

@@ -71,7 +71,7 @@ class RankContext(Protocol):
         """
         ...
 
-    def heed_notices(self) -> None:
+    def support_graceful_stop(self) -> None:
         """Declare, from the next progress report on, that this rank stops by itself when its world must stop."""
         ...
 
@@ -144,7 +144,7 @@ class Alone:
     ) -> None:
         pass  # there is nobody to report to
 
-    def heed_notices(self) -> None:
+    def support_graceful_stop(self) -> None:
         pass  # there is no agent or coordinator to report it to
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:

@@ -21,7 +21,7 @@ from strata.checkpoint.save.retry import HoldOver, SaveRetry
 from strata.core.stop.notices import Meaning, meaning
 from strata.errors import Preempted, StrataError
 from strata.training.rank_context import Alone, RankContext
-from strata.training.stop.stopper import ask_to_stop
+from strata.training.stop.stopper import request_stop
 from strata.v1.session_pb2 import WorldUpdate
 from strata.wire.worlds import notice_record
 
@@ -96,6 +96,6 @@ class StartRetry:
             return
         reason = f"rank {self._context.rank} on {self._context.worker_id}: {why}"
         try:
-            ask_to_stop(self._context, reason, grace_s=self._preempt_grace_s)
+            request_stop(self._context, reason, grace_s=self._preempt_grace_s)
         except StrataError:  # this rank leaves anyway, and the others learn of its departure
             return

@@ -197,7 +197,7 @@ class Checkpoint(_message.Message):
     READERS_FIELD_NUMBER: _builtins.int
     SUSPECTED_FIELD_NUMBER: _builtins.int
     ORIGIN_JOB_FIELD_NUMBER: _builtins.int
-    DOUBTS_FIELD_NUMBER: _builtins.int
+    CORRUPTION_REPORTS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
     step: _builtins.int
     generation: _builtins.int
@@ -243,7 +243,7 @@ class Checkpoint(_message.Message):
         """Tiers that a host found damaged and no second one has confirmed yet."""
 
     @_builtins.property
-    def doubts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def corruption_reports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What hosts said of a suspected copy, in words: a few, shortened, in the answer to GetCheckpoint alone."""
 
     def __init__(
@@ -276,11 +276,11 @@ class Checkpoint(_message.Message):
         readers: _abc.Iterable[_builtins.str] | None = ...,
         suspected: _abc.Iterable[_builtins.str] | None = ...,
         origin_job: _builtins.str = ...,
-        doubts: _abc.Iterable[_builtins.str] | None = ...,
+        corruption_reports: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "attempt", b"attempt", "base_attempt", b"base_attempt", "base_step", b"base_step", "created_unix_ms", b"created_unix_ms", "doubts", b"doubts", "epoch", b"epoch", "generation", b"generation", "latest", b"latest", "manifest_digest", b"manifest_digest", "metadata", b"metadata", "mod_revision", b"mod_revision", "model_hash", b"model_hash", "origin_job", b"origin_job", "path", b"path", "pinned", b"pinned", "ranks", b"ranks", "readers", b"readers", "reason", b"reason", "references", b"references", "sealed", b"sealed", "size_bytes", b"size_bytes", "state", b"state", "step", b"step", "suspected", b"suspected", "tags", b"tags", "tiers", b"tiers", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "attempt", b"attempt", "base_attempt", b"base_attempt", "base_step", b"base_step", "corruption_reports", b"corruption_reports", "created_unix_ms", b"created_unix_ms", "epoch", b"epoch", "generation", b"generation", "latest", b"latest", "manifest_digest", b"manifest_digest", "metadata", b"metadata", "mod_revision", b"mod_revision", "model_hash", b"model_hash", "origin_job", b"origin_job", "path", b"path", "pinned", b"pinned", "ranks", b"ranks", "readers", b"readers", "reason", b"reason", "references", b"references", "sealed", b"sealed", "size_bytes", b"size_bytes", "state", b"state", "step", b"step", "suspected", b"suspected", "tags", b"tags", "tiers", b"tiers", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

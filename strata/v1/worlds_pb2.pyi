@@ -377,7 +377,7 @@ class Job(_message.Message):
     LATEST_STEP_FIELD_NUMBER: _builtins.int
     HAS_LATEST_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
-    TROUBLE_FIELD_NUMBER: _builtins.int
+    DIAGNOSIS_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     phase: Global___JobPhase.ValueType
@@ -385,7 +385,7 @@ class Job(_message.Message):
     workers: _builtins.int
     latest_step: _builtins.int
     has_latest: _builtins.bool
-    trouble: _builtins.str
+    diagnosis: _builtins.str
     """What is wrong with its ranks and devices at this moment, as far as the replica that answers
     knows: who is stalled, who is slow, which device has failed. Empty when nothing is known.
     """
@@ -416,12 +416,12 @@ class Job(_message.Message):
         latest_step: _builtins.int = ...,
         has_latest: _builtins.bool = ...,
         notice: Global___StopNotice | None = ...,
-        trouble: _builtins.str = ...,
+        diagnosis: _builtins.str = ...,
         suspects: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "spec", b"spec", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_latest", b"has_latest", "latest_step", b"latest_step", "name", b"name", "notice", b"notice", "phase", b"phase", "phase_reason", b"phase_reason", "spec", b"spec", "standbys", b"standbys", "suspects", b"suspects", "trouble", b"trouble", "workers", b"workers", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["diagnosis", b"diagnosis", "has_latest", b"has_latest", "latest_step", b"latest_step", "name", b"name", "notice", b"notice", "phase", b"phase", "phase_reason", b"phase_reason", "spec", b"spec", "standbys", b"standbys", "suspects", b"suspects", "workers", b"workers", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

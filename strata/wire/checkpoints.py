@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Final
 
 from strata.core.checkpoints.copies import CopyRequest
-from strata.core.checkpoints.corruption import DamageReport, suspected_tiers, told
+from strata.core.checkpoints.corruption import DamageReport, reported_tiers, told
 from strata.core.checkpoints.lifecycle import (
     AckRequest,
     Author,
@@ -29,8 +29,8 @@ from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, TASKS, TIER_S
 
 SHOWN: Final = 100
 """The most users and readers of a checkpoint that are shown; there may be any number."""
-DOUBTS: Final = 16
-DOUBT_CHARS: Final = 200
+REPORTS: Final = 16
+REPORT_CHARS: Final = 200
 """The most corruption reports that are shown for a checkpoint, and the most characters of each."""
 
 
@@ -63,7 +63,7 @@ def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoi
         tags=tags_of(job, record),
         references=job.view.names(job.keys.refs(*record.where))[:SHOWN],
         readers=job.view.names(job.keys.readers(*record.where))[:SHOWN],
-        suspected=suspected_tiers(job, record),
+        suspected=reported_tiers(job, record),
         origin_job=record.origin.job if record.origin is not None else "",
     )
 
@@ -75,9 +75,9 @@ def checkpoint_with_reports(job: JobView, entry: Entry[CheckpointRecord]) -> che
     from a storage, each new report would send a full message to all of them.
     """
     message = checkpoint_message(job, entry)
-    message.doubts.extend(
-        each if len(each) <= DOUBT_CHARS else f"{each[: DOUBT_CHARS - 1]}…"
-        for each in islice(told(job, entry.record), DOUBTS)
+    message.corruption_reports.extend(
+        each if len(each) <= REPORT_CHARS else f"{each[: REPORT_CHARS - 1]}…"
+        for each in islice(told(job, entry.record), REPORTS)
     )
     return message
 

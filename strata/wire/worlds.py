@@ -8,10 +8,10 @@ from strata.core.checkpoints.lifecycle import find
 from strata.core.ids import WorkerId
 from strata.core.job import JobView
 from strata.core.kv.records import (
-    Asked,
     GenerationRecord,
     JobPhase,
     JobSpec,
+    LeaveRequest,
     Member,
     Phase,
     RestorePoint,
@@ -21,7 +21,7 @@ from strata.core.kv.records import (
     WorldHead,
 )
 from strata.core.kv.view import Entry
-from strata.core.stop.requests import StopRequest, active_world, asked_notice
+from strata.core.stop.requests import StopRequest, active_world, leave_notice
 from strata.v1 import worlds_pb2
 from strata.wire.checkpoints import tier_messages
 from strata.wire.enums import PHASES, STOP_ACTIONS, from_wire
@@ -127,12 +127,12 @@ def stop_message(
 
 
 def asked_to_leave(
-    job: JobView, asked: Iterable[Asked], worker: str, incarnation: int
+    job: JobView, asked: Iterable[LeaveRequest], worker: str, incarnation: int
 ) -> worlds_pb2.StopNotice | None:
     """Return the notice in `asked` (`core.stop.requests.all_asked`) that requests this member, which has no
     place, to leave; or None.
     """
-    head, notice = job.head(), asked_notice(asked, worker, incarnation)
+    head, notice = job.head(), leave_notice(asked, worker, incarnation)
     return None if head is None or notice is None else notice_message(head.record.generation, notice)
 
 

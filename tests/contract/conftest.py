@@ -26,7 +26,7 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def lone_etcd(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+def single_etcd(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
     """A member that only the test which runs uses: revisions grow by its own writes alone.
 
     With an election timeout this short etcd grants leases of one second.
@@ -76,14 +76,14 @@ class Subject:
         return (await self.store.read(Range(key=self.prefix))).revision
 
     @contextlib.asynccontextmanager
-    async def watching(self, start_revision: int, *, name: str | None = None) -> AsyncIterator[Watcher]:
+    async def watching(self, start_revision: int, *, name: str | None = None) -> AsyncIterator[RankObserver]:
         """Watch all our keys, or one."""
         key, end = (self.prefix, self.end) if name is None else (self.key(name), None)
         async with self.store.watch(key, end, start_revision=start_revision) as batches:
-            yield Watcher(batches, self.prefix, start_revision)
+            yield RankObserver(batches, self.prefix, start_revision)
 
 
-class Watcher:
+class RankObserver:
     """Reads a watch and checks what holds of every batch."""
 
     def __init__(self, batches: AsyncIterator[WatchBatch], prefix: str, start_revision: int) -> None:

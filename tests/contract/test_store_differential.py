@@ -268,8 +268,8 @@ def loop() -> Iterator[asyncio.Runner]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the thorough profile runs 5,000 programs
-def test_every_program_has_the_same_answers(loop: asyncio.Runner, lone_etcd: EtcdCluster) -> None:
-    etcd = loop.run(_connect(lone_etcd))
+def test_every_program_has_the_same_answers(loop: asyncio.Runner, single_etcd: EtcdCluster) -> None:
+    etcd = loop.run(_connect(single_etcd))
     outcomes: dict[str, int] = {}
 
     @hypothesis.given(program=programs, dice=st.integers(0, 9))

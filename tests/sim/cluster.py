@@ -29,7 +29,7 @@ WORKERS = {f"w{number}": 1 if number < 8 else 2 for number in range(10)}
 RESTART_S = 1.0
 """Delay after which a replica or a member that ended by itself is restarted, as systemd would."""
 PATROL_S = 0.5
-TROUBLE_S = 20.0
+DISTURBED_S = 20.0
 """How long after a fault of its own a member's death may be its consequence: longer than a removal may be on its way
 to etcd."""
 GRACE_S = 1.0
@@ -169,9 +169,9 @@ class Cluster:
 
         self.tasks.create_task(later())
 
-    def trouble(self, member: Member) -> None:
+    def note_disturbed(self, member: Member) -> None:
         """Note that a fault which is not the replicas' kept a member from them."""
-        member.troubled_s = self.trace.now_s
+        member.disturbed_s = self.trace.now_s
 
     # -- judging
 
@@ -199,10 +199,10 @@ class Cluster:
                 f" which neither led nor served it: that was {death.record.served_by}"
             )
         now = self.trace.now_s
-        if member.process.frozen or now - member.troubled_s < TROUBLE_S:
-            self.trace.count("deaths of the troubled")
+        if member.process.frozen or now - member.disturbed_s < DISTURBED_S:
+            self.trace.count("deaths of the disturbed")
             return None
-        if not any(now - since >= TROUBLE_S for since in self.ready_s.values()):
+        if not any(now - since >= DISTURBED_S for since in self.ready_s.values()):
             self.trace.count("deaths while no replica was ready")
             return None
         if death.fenced and self._waits_for_etcd(member, death):
@@ -277,7 +277,7 @@ class Cluster:
                     self._flaky_s[name] = now
             for member in self.members.values():
                 if member.process.frozen:
-                    self.trouble(member)
+                    self.note_disturbed(member)
             self._look_at_links(now)
             self._look_at_claims(now)
             for why in self.judge.ranks.overdue():

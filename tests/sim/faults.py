@@ -231,7 +231,7 @@ async def _one_way(c: Cluster, rng: random.Random) -> bool:
     until = asyncio.get_running_loop().time() + rng.uniform(0.5, 6)
     while asyncio.get_running_loop().time() < until:
         if member is not None:
-            c.trouble(member)
+            c.note_disturbed(member)
         await asyncio.sleep(0.25)
     c.board.unblock(sender, receiver)
     return bool(links)
@@ -267,7 +267,7 @@ async def _link_break(c: Cluster, rng: random.Random) -> bool:
             link.break_off()
             broken += 1
         if links and links is member_links and member is not None:
-            c.trouble(member)
+            c.note_disturbed(member)
     return broken > 0
 
 
@@ -398,9 +398,9 @@ async def _member_pause(c: Cluster, rng: random.Random) -> bool:
         return False
     held = member.process.held
     member.process.freeze()
-    c.trouble(member)
+    c.note_disturbed(member)
     await asyncio.sleep(rng.choice((rng.uniform(0.2, 2), rng.uniform(2, 10))))
-    c.trouble(member)
+    c.note_disturbed(member)
     member.process.thaw()
     return member.process.held > held
 
@@ -441,12 +441,12 @@ async def _newcomer(c: Cluster, rng: random.Random) -> bool:
     if member is None:
         return False
     member.process.freeze()
-    c.trouble(member)
+    c.note_disturbed(member)
     await asyncio.sleep(rng.uniform(0, 2))
     before = JobView(c.judge.view, c.judge.job).worker(member.worker)
     newcomer = c.start_member(member.worker)
     await asyncio.sleep(rng.uniform(3, 9))
-    c.trouble(member)
+    c.note_disturbed(member)
     member.process.thaw()
     await asyncio.sleep(2)
     if member.process.alive:

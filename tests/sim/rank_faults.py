@@ -74,10 +74,10 @@ async def host_frozen(c: Cluster, rng: random.Random) -> bool:
     for process in processes:
         process.freeze()
     await asyncio.sleep(rng.uniform(0.2, 1.5))
-    c.trouble(member)
+    c.note_disturbed(member)
     member.process.freeze()
     await asyncio.sleep(rng.choice((rng.uniform(0.2, 2), rng.uniform(DETECT_S, 2 * DETECT_S))))
-    c.trouble(member)
+    c.note_disturbed(member)
     member.process.thaw()
     await asyncio.sleep(rng.choice((0.0, rng.uniform(0.2, 1.5))))
     for process in processes:
@@ -98,7 +98,7 @@ async def agent_crash(c: Cluster, rng: random.Random) -> bool:
         for process in processes:
             for link in c.board.links(process.address, agent.socket):
                 link.break_off()
-        c.trouble(member)
+        c.note_disturbed(member)
         await asyncio.sleep(rng.choice((rng.uniform(0, 3), rng.uniform(8, 16))))
     for process in processes:
         if rng.random() < 0.2:

@@ -16,7 +16,7 @@ from strata.testing import virtual_time
 from tests.sim.cluster import Cluster
 from tests.sim.faults import FAULTS, Fault
 from tests.sim.judges.stops import saves_first
-from tests.sim.programs.maintenance import FailureDetector, is_kept
+from tests.sim.programs.maintenance import Maintainer, is_kept
 from tests.sim.programs.operator import Operator, is_operated
 from tests.sim.trace import Trace
 
@@ -149,7 +149,7 @@ async def _disturb(cluster: Cluster, result: Result) -> None:
 
     operator = Operator(cluster, cluster.rng("operator"))
     operating = asyncio.create_task(operator.run()) if cluster.judge.operated else None
-    maintainer = FailureDetector(cluster, cluster.rng("keeper"))
+    maintainer = Maintainer(cluster, cluster.rng("keeper"))
     maintaining = asyncio.create_task(maintainer.run()) if cluster.judge.kept else None
     while trace.now_s < WARM_UP_S + FAULTS_S or (
         sum(result.faults.values()) < LEAST_EFFECTIVE and trace.now_s < 3 * FAULTS_S

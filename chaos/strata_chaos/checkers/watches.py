@@ -38,7 +38,7 @@ CALM_S: Final = 10.0
 NOTICED_S: Final = 5.0
 """A parent notices the end of its child within this time, so the child may have been dead for that long."""
 
-Told = tuple[str, int, str | None]
+LiveReports = tuple[str, int, str | None]
 """A key below the job, the revision, and the digest of its value; None for a deletion."""
 
 
@@ -67,7 +67,7 @@ class JobLog:
         self.keys.append(key)
         self.digests.append(int(digest, 16) if digest is not None else 0)
 
-    def event(self, index: int) -> Told:
+    def event(self, index: int) -> LiveReports:
         digest = None if index in self.deleted else f"{self.digests[index]:016x}"
         return self.names[self.keys[index]], self.revisions[index], digest
 
@@ -80,7 +80,7 @@ class JobLog:
                 return index
         return None
 
-    def after(self, index: int, revision: int, prefix: str) -> tuple[list[Told], int]:
+    def after(self, index: int, revision: int, prefix: str) -> tuple[list[LiveReports], int]:
         """Return the events from `index` up to `revision`, and the index after them."""
         found = []
         while index < len(self.revisions) and self.revisions[index] <= revision:
@@ -125,7 +125,7 @@ class Stream:
     index: int = 0
     silences: list[Silence] = field(default_factory=list)
     resyncing: bool = False
-    pending: list[Told] = field(default_factory=list)
+    pending: list[LiveReports] = field(default_factory=list)
     messages: int = 0
 
 
@@ -327,7 +327,7 @@ class Watches:
         return max(longest_s, until_t - at_t)
 
 
-def _differ(delivered: list[Told], expected: list[Told]) -> str:
+def _differ(delivered: list[LiveReports], expected: list[LiveReports]) -> str:
     missing = [event for event in expected if event not in delivered]
     extra = [event for event in delivered if event not in expected]
     if missing:

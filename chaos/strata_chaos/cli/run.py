@@ -18,7 +18,7 @@ from strata.errors import ConfigError
 
 if TYPE_CHECKING:
     from strata_chaos.judgement.report import Result
-    from strata_chaos.run.runner import Wish
+    from strata_chaos.run.runner import RunSpec
 
 OUT = Path(".strata/chaos")
 LONGEST_S = 1e6
@@ -66,7 +66,7 @@ def run(
     duration_s = _duration(duration, chosen.duration_s)
     where = backend or _first_backend(chosen.backends)
     wishes = [
-        runner.Wish(scenario=chosen, seed=one, duration_s=duration_s, backend=where)
+        runner.RunSpec(scenario=chosen, seed=one, duration_s=duration_s, backend=where)
         for one in (_seeds(seeds) if seeds else range(seed, seed + rounds))
     ]
     if plan:
@@ -94,7 +94,7 @@ def run(
     raise typer.Exit(all_rounds.worst(results))
 
 
-def _one(wish: Wish, out: Path, *, keep: bool, quiet: bool) -> Result:
+def _one(wish: RunSpec, out: Path, *, keep: bool, quiet: bool) -> Result:
     """Run one wish in a new folder, and print its progress."""
     from strata_chaos.run import runner  # noqa: PLC0415
     from strata_chaos.run.folder import RunFolder  # noqa: PLC0415
@@ -155,7 +155,7 @@ def _seeds(text: str) -> list[int]:
     return found
 
 
-def _print_plans(wishes: list[Wish], *, as_json: bool) -> None:
+def _print_plans(wishes: list[RunSpec], *, as_json: bool) -> None:
     planned = {wish.seed: wish.plan() for wish in wishes}
     if as_json:
         body = [

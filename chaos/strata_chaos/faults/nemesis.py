@@ -218,7 +218,7 @@ class Nemesis:
             self._calm.discard(waiting)
 
     async def _whole(self, injury: Injury) -> None:
-        took_s, wrong = await self._health.wait_whole(self._recovery_s)
+        took_s, wrong = await self._health.wait_healthy(self._recovery_s)
         if not wrong:
             injury.whole_s = took_s
             return

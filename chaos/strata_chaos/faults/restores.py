@@ -89,7 +89,7 @@ class RestoreFault:
             await asyncio.gather(*(asyncio.to_thread(each.child.pause) for each in coordinators))
             await asyncio.sleep(_SETTLE_S)
             epoch = system.monitor.epoch()
-            system.monitor.look_away()
+            system.monitor.detach()
             if wrong := await system.recording.end_life():
                 raise Unavailable(wrong)
             system.cluster.etcd.kill()
@@ -130,7 +130,7 @@ class RestoreFault:
             with (system.folder / "logs" / "restores.log").open("a") as log:
                 log.write(f"$ strata controlplane {' '.join(memory.command)}\n{output}\n")
         finally:
-            system.monitor.look_again()
+            system.monitor.attach()
             system.release(*sorted(system.etcd), *sorted(system.coordinators))
 
 

@@ -64,11 +64,11 @@ class RuleCoverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict of `judge`. `operations` counts ended ones by (op, outcome); any doubt makes it unknown."""
+    """The verdict of `judge`. `operations` counts ended ones by (op, outcome); any of `uncertainties` makes it unknown."""
 
     result: Result
     violations: tuple[Violation, ...]
-    doubts: tuple[str, ...]
+    uncertainties: tuple[str, ...]
     notes: tuple[str, ...]
     operations: dict[tuple[str, str], int]
     coverage: tuple[RuleCoverage, ...]
@@ -85,7 +85,7 @@ class Verdict:
         """Return the verdict as text for a person."""
         judged = sum(each.judged for each in self.coverage)
         lines = [f"{self.result}: {self.lines} lines, {self.events} events of etcd, {judged} judgements"]
-        lines += [f"doubt: {doubt}" for doubt in self.doubts]
+        lines += [f"unknown: {reason}" for reason in self.uncertainties]
         lines += [str(violation) for violation in self.violations]
         broken = [each for each in self.coverage if each.broken]
         lines += [f"{each.checker}/{each.rule}: broken {each.broken} times" for each in broken]
@@ -111,7 +111,7 @@ class _Trial:
     checkers: list[Checker]
     state: State = field(default_factory=State)
     clock: Clock = field(default_factory=Clock)
-    doubts: list[str] = field(default_factory=list)
+    uncertainties: list[str] = field(default_factory=list)
     operations: Counter[tuple[str, str]] = field(default_factory=Counter)
     open: dict[str, str] = field(default_factory=dict)
     """Announced operations without an end so far: id -> op."""
@@ -150,14 +150,14 @@ class _Trial:
 
     def _observed(self, record: Record) -> None:
         if record.op == "observer.gap":
-            self.doubts.append(
+            self.uncertainties.append(
                 f"etcd's events have a gap after revision {record.args['after']} ({record.where})"
             )
         elif record.op == "observer.ended":
             self.complete = record.args["complete"]
         elif record.op == "observer.listed":
             if record.args["why"] == "start" or (record.args["why"] == "snapshot" and self.life == 1):
-                self.doubts.append("the observer came when etcd had been written already")
+                self.uncertainties.append("the observer came when etcd had been written already")
         elif record.op == "etcd.listed":
             key, held = listed(record)
             self.state.held[key] = held
@@ -189,9 +189,9 @@ def judge(folder: Path) -> Verdict:
         lives = {file: life for file in history.files if (life := _life_of(history, file))}
         observed = sorted(lives, key=lambda file: lives[file])
         if not observed:
-            trial.doubts.append("no observer recorded what etcd did")
+            trial.uncertainties.append("no observer recorded what etcd did")
         elif sorted(lives.values()) != list(range(1, len(lives) + 1)):
-            trial.doubts.append(
+            trial.uncertainties.append(
                 f"{len(observed)} observers recorded, of etcd's lives {sorted(lives.values())}; each life has one"
             )
         trial.truth(observed)
@@ -199,13 +199,13 @@ def judge(folder: Path) -> Verdict:
         for checker in trial.checkers:
             checker.finish(trial.clock, trial.state)
     except HistoryError as error:
-        trial.doubts.append(str(error))
+        trial.uncertainties.append(str(error))
     except (KeyError, TypeError, AttributeError) as missing:
-        trial.doubts.append(f"{trial.at}: a line that does not say what its op must say: {missing!r}")
+        trial.uncertainties.append(f"{trial.at}: a line that does not say what its op must say: {missing!r}")
     if trial.events and not trial.complete:
-        trial.doubts.append("the observer did not catch up with etcd before it ended")
+        trial.uncertainties.append("the observer did not catch up with etcd before it ended")
     if trial.events and not trial.operations:
-        trial.doubts.append("no client recorded anything")
+        trial.uncertainties.append("no client recorded anything")
     return _verdict(trial)
 
 
@@ -230,15 +230,18 @@ def _verdict(trial: _Trial) -> Verdict:
         )
         for each in found
     )
-    doubts, result = list(trial.doubts), Result.VIOLATION if violations else Result.PASS
-    if doubts:  # an apparent violation may come from an event missing here
+    uncertainties, result = (
+        list(trial.uncertainties),
+        Result.VIOLATION if violations else Result.PASS,
+    )
+    if uncertainties:  # an apparent violation may come from an event missing here
         result = Result.UNKNOWN
-        doubts += [f"unproven: {violation}" for violation in violations]
+        uncertainties += [f"unproven: {violation}" for violation in violations]
         violations = ()
     return Verdict(
         result=result,
         violations=violations,
-        doubts=tuple(doubts),
+        uncertainties=tuple(uncertainties),
         notes=tuple(note for checker in trial.checkers for note in checker.findings.notes),
         operations=dict(trial.operations),
         coverage=tuple(

@@ -25,7 +25,7 @@ SUSPENDED: Final = frozenset({"replica_suspended"})
 """Errors that a coordinator must log once etcd is lost."""
 
 
-def complaints(logs: Path, *, expected: Collection[str] = ()) -> list[Finding]:
+def errors_in_logs(logs: Path, *, expected: Collection[str] = ()) -> list[Finding]:
     """Return one finding for each event that a coordinator logged as an error, with its first lines.
 
     Events in `expected` are consequences of the run's faults, and give no finding.

@@ -35,7 +35,7 @@ class Result:
     """Operation of a client -> outcome -> count."""
     rules: Sequence[RuleCoverage] = ()
     """How often each rule of the checkers was judged and broken."""
-    doubts: Sequence[str] = ()
+    uncertainties: Sequence[str] = ()
     """Why the verdict is unknown."""
     restarts: int = 0
     broken: str = ""
@@ -54,7 +54,7 @@ class Result:
             return Exit.VIOLATION
         if self.broken:
             return Exit.INFRASTRUCTURE
-        return Exit.UNKNOWN if self.cut_short or self.idle or self.doubts else Exit.PASS
+        return Exit.UNKNOWN if self.cut_short or self.idle or self.uncertainties else Exit.PASS
 
     @property
     def verdict(self) -> str:
@@ -66,8 +66,8 @@ class Result:
                 return f"INFRASTRUCTURE: {self.broken.splitlines()[0]}"
             case Exit.UNKNOWN if self.cut_short:
                 return "UNKNOWN: the run was cut short"
-            case Exit.UNKNOWN if self.doubts:
-                return f"UNKNOWN: {self.doubts[0]}"
+            case Exit.UNKNOWN if self.uncertainties:
+                return f"UNKNOWN: {self.uncertainties[0]}"
             case Exit.UNKNOWN:
                 names = ", ".join(f"{i.planned.fault} ({i.planned.number})" for i in self.idle)
                 return f"UNKNOWN: without effect: {names}"
@@ -169,7 +169,7 @@ def text(result: Result) -> str:
     for finding in result.findings:
         lines += ["", f"VIOLATION ({finding.checker}): {finding.message}"]
         lines += [f"    {line}" for part in finding.evidence for line in part.splitlines()]
-    lines += [line for doubt in result.doubts for line in ("", f"not known: {doubt}")]
+    lines += [line for reason in result.uncertainties for line in ("", f"not known: {reason}")]
     if result.broken:
         lines += ["", f"the run broke down: {result.broken}"]
     lines += ["", f"folder  {result.folder}", f"again   {result.replay}"]
@@ -202,7 +202,7 @@ def body(result: Result) -> dict[str, Any]:
             }
             for r in result.rules
         ],
-        "doubts": list(result.doubts),
+        "doubts": list(result.uncertainties),
         "restarts": result.restarts,
         "findings": [finding.as_json() for finding in result.findings],
         "broken": result.broken,

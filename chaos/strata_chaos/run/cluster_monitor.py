@@ -23,7 +23,7 @@ Again = Callable[[], AbstractAsyncContextManager[Store]]
 class ClusterMonitor:
     """Follows one cluster. `run` feeds it until cancelled.
 
-    A fault that replaces etcd calls `look_away` before, and `look_again` once the new cluster is up. The monitor then
+    A fault that replaces etcd calls `detach` before, and `attach` once the new cluster is up. The monitor then
     follows the new cluster through a store that `again` opens. In between, it keeps the last state it saw.
     """
 
@@ -54,7 +54,7 @@ class ClusterMonitor:
                 await self._follow()
 
     async def _follow(self) -> None:
-        """Follow this mirror until `look_away`."""
+        """Follow this mirror until `detach`."""
         self._following = asyncio.create_task(self._mirror.run())
         try:
             await asyncio.wait({self._following})
@@ -63,13 +63,13 @@ class ClusterMonitor:
         finally:
             self._following.cancel()
 
-    def look_away(self) -> None:
+    def detach(self) -> None:
         """Stop following etcd: a fault is about to replace it."""
         self._attached.clear()
         if self._following is not None:
             self._following.cancel()
 
-    def look_again(self) -> None:
+    def attach(self) -> None:
         """Follow the present etcd."""
         self._attached.set()
 

@@ -38,7 +38,7 @@ class Health:
         for client in self._clients.values():
             client.close()
 
-    async def wait_whole(self, limit_s: float) -> tuple[float, list[str]]:
+    async def wait_healthy(self, limit_s: float) -> tuple[float, list[str]]:
         """Wait until the system is healthy, at most `limit_s`; return the seconds waited and the remaining problems.
 
         Healthy means: no complaints, and every job with barriers was released from at least one since this call.
@@ -46,7 +46,7 @@ class Health:
         begin_s = self._clock()
         before = {job: self._system.monitor.releases(job) for job in self._barrier_jobs()}
         while True:
-            wrong = await self.complaints()
+            wrong = await self.errors_in_logs()
             wrong += [
                 f"job {job}: no barrier was released since"
                 for job, count in before.items()
@@ -57,7 +57,7 @@ class Health:
                 return took_s, wrong
             await asyncio.sleep(_LOOK_S)
 
-    async def complaints(self) -> list[str]:
+    async def errors_in_logs(self) -> list[str]:
         """Return the problems at this moment, in words."""
         etcd, coordinators = await asyncio.gather(
             asyncio.gather(*(asyncio.to_thread(m.healthy) for m in self._system.etcd.values())),

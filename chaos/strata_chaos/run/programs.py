@@ -144,7 +144,7 @@ def _has_begun(history: Path) -> bool:
 
 async def _stopped(children: Mapping[str, Child], grace_s: float) -> list[str]:
     for child in children.values():
-        child.ask_to_stop()
+        child.request_stop()
     codes = await asyncio.gather(*(child.stop_async(grace_s) for child in children.values()))
     return [
         f"{name} {child.describe()} when asked to stop:\n{child.tail(12)}"

@@ -17,7 +17,7 @@ from strata_chaos.faults.schedule import PlannedFault, plan
 from strata_chaos.judgement import expectations, report
 from strata_chaos.judgement.judge import judge
 from strata_chaos.judgement.log_errors import CHECKER as COMPLAINTS
-from strata_chaos.judgement.log_errors import SUSPENDED, complaints
+from strata_chaos.judgement.log_errors import SUSPENDED, errors_in_logs
 from strata_chaos.judgement.report import Result
 from strata_chaos.judgement.verdict import Finding
 from strata_chaos.run.folder import RunFolder
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class RunSpec:
     """The parameters of one run."""
 
     scenario: Scenario
@@ -60,7 +60,7 @@ class Wish:
         )
 
 
-def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) -> Result:
+def run(wish: RunSpec, folder: RunFolder, *, started: str, say: Say, keep: bool) -> Result:
     """Run a wish, judge it and write the report into the folder; return the result.
 
     A system that does not start is a result too. `ConfigError` is only for a run that can never start.
@@ -118,7 +118,7 @@ def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) ->
     except (StrataError, OSError) as error:
         result = replace(result, broken=f"the system did not start: {error}")
     lost = any(each.injected and each.planned.fault in faults.LOSSES for each in result.injuries)
-    logged = complaints(folder.cluster / "logs", expected=SUSPENDED if lost else ())
+    logged = errors_in_logs(folder.cluster / "logs", expected=SUSPENDED if lost else ())
     result = judged(replace(result, findings=(*result.findings, *logged)), folder, wish.scenario)
     folder.write_report(report.text(result), report.body(result))
     if not keep and result.exit == 0:
@@ -176,7 +176,7 @@ def judged(result: Result, folder: RunFolder, scenario: Scenario) -> Result:
     return replace(
         result,
         findings=(*result.findings, *found),
-        doubts=verdict.doubts,
+        uncertainties=verdict.uncertainties,
         operations=by_operation(verdict.operations),
         rules=verdict.coverage,
     )

@@ -162,7 +162,7 @@ class Session:
 
     async def _faults(self, nemesis: Nemesis, health: Health) -> None:
         nemesis.phase("baseline")
-        took_s, wrong = await health.wait_whole(BASELINE_S)
+        took_s, wrong = await health.wait_healthy(BASELINE_S)
         if wrong:
             raise _Broken(f"before any fault, after {took_s:.0f} s: {'; '.join(wrong)}")
         self._say(f"all is well after {took_s:.1f} s; {len(self._plan)} faults in {self._duration_s:g} s")
@@ -171,7 +171,7 @@ class Session:
         await nemesis.run(self._plan)
         await asyncio.sleep(max(0.0, begin_s + self._duration_s - self._clock()))
         nemesis.phase("recovery")
-        took_s, wrong = await health.wait_whole(self._scenario.recovery_s)
+        took_s, wrong = await health.wait_healthy(self._scenario.recovery_s)
         if wrong:
             problem = f"not well {took_s:.0f} s after the last fault: {'; '.join(wrong)}"
             self.account.findings.append(Finding(checker="recovery", message=problem))

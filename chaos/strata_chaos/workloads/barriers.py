@@ -21,7 +21,7 @@ from strata_chaos.workloads.recording import Recorder
 
 PAUSE_S: Final = 0.02
 SLOW_S: Final = 0.4
-SHORTENED_DEADLINE_S: Final = 0.25
+BUSY_POLL_S: Final = 0.25
 """Deadline of a round that its slow member is bound to miss."""
 GRACE_S: Final = 20.0
 BROKEN_WAIT_S: Final = 10.0
@@ -49,7 +49,7 @@ def step_of(options: Options, generation: int, index: int, world_size: int) -> S
     if kind < 0.3:
         return Step(name="slow", ranks=everybody, slow=slow, timeout_s=GRACE_S)
     if kind < 0.35:
-        return Step(name="hurry", ranks=everybody, slow=slow, timeout_s=SHORTENED_DEADLINE_S)
+        return Step(name="hurry", ranks=everybody, slow=slow, timeout_s=BUSY_POLL_S)
     return Step(name="all", ranks=everybody, slow=None, timeout_s=GRACE_S)
 
 

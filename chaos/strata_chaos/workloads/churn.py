@@ -120,7 +120,7 @@ class Changes:
         for until, twin in list(self._twins):
             code = twin.poll()
             if code is None and now > until:
-                twin.ask_to_stop()
+                twin.request_stop()
             elif code is not None:
                 fleet.recorder.note("process.ended", pid=twin.pid, code=code, twin=True)
                 self._twins.remove((until, twin))
@@ -140,7 +140,7 @@ class Changes:
                 child.join()
         elif choice < 0.8:
             fleet.recorder.note("process.asked_to_stop", pid=child.pid, worker=worker)
-            child.ask_to_stop()
+            child.request_stop()
         else:
             twin = fleet.spawn(number, TWIN_LIFE + fleet.next_life(number))
             fleet.recorder.note("process.twin", pid=twin.pid, of=child.pid, worker=worker)

@@ -281,7 +281,7 @@ class Fleet:
 
     def _end(self) -> None:
         for child in self.children.values():
-            child.ask_to_stop()
+            child.request_stop()
         deadline = time.monotonic() + STOP_S
         for child in self.children.values():
             code = child.stop(max(0.1, deadline - time.monotonic()))

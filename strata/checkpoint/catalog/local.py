@@ -137,7 +137,7 @@ class LocalCatalog:
 
     def abort(self, checkpoint: CheckpointMetadata, reason: str) -> CheckpointMetadata:
         held = self._held(checkpoint)
-        unmarked = held.state is CheckpointState.COMMITTED and self.is_gone(held)
+        unmarked = held.state is CheckpointState.COMMITTED and self.is_deleted(held)
         if held.state is not CheckpointState.OPEN and not unmarked:
             return held
         return self._change(checkpoint, state=CheckpointState.ABORTED, reason=reason)
@@ -278,7 +278,7 @@ class LocalCatalog:
         older = [c for c in self.all() if c.order < checkpoint.order and _is_whole(c)]
         return older[-1] if older else None
 
-    def is_gone(self, checkpoint: CheckpointMetadata) -> bool:
+    def is_deleted(self, checkpoint: CheckpointMetadata) -> bool:
         return not self._storage.exists(f"{self.folder(checkpoint)}/{MARKER}")
 
     # -- deleting

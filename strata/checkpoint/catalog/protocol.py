@@ -175,7 +175,7 @@ class Catalog(Protocol):
         """Return the newest good one before this one that holds a whole state, or None."""
         ...
 
-    def is_gone(self, checkpoint: CheckpointMetadata) -> bool:
+    def is_deleted(self, checkpoint: CheckpointMetadata) -> bool:
         """Return whether a checkpoint that was found is deleted, or being deleted."""
         ...
 

@@ -26,9 +26,9 @@ from strata.checkpoint.copies.far_copy import Closed, FarCopy, PartLost, Replica
 from strata.checkpoint.copies.tiers import tiers_of
 from strata.checkpoint.format.manifest import GLOBAL_NAME
 from strata.checkpoint.format.marker import NAME as MARKER
-from strata.checkpoint.save.bases import Doubted
+from strata.checkpoint.save.bases import DamagedCheckpoints
 from strata.checkpoint.save.handle import CheckpointInfo
-from strata.checkpoint.save.pending_errors import tell_on_stderr
+from strata.checkpoint.save.pending_errors import print_on_stderr
 from strata.checkpoint.storage.sink import Storage, unobserved
 from strata.errors import (
     CheckpointCorrupt,
@@ -51,12 +51,12 @@ _HINT: Final = "they are committed in the near storage; the next save goes on wi
 log: Final = logging.getLogger("strata.checkpoint")
 
 
-class Replicator:
+class Copier:
     """Copies the share of one of `ranks` ranks in each checkpoint from `near` to `far`, in their order.
 
     `missing` is called once, in the thread; it returns what earlier processes left to be copied. `afterwards` is
     called there after each turn, for other work that needs the far storage, so that no save waits for it. `world`
-    names these ranks. Checkpoints found damaged are added to `doubted`.
+    names these ranks. Checkpoints found damaged are added to `damaged`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Replicator:
         ranks: int,
         world: str = "",
         report: Report = unobserved,
-        doubted: Doubted | None = None,
+        damaged: DamagedCheckpoints | None = None,
         missing: Callable[[], list[Replica]] = list,
         afterwards: Callable[[], None] = lambda: None,
         retry_s: tuple[float, ...] = RETRY_S,
@@ -80,7 +80,7 @@ class Replicator:
         self._copy = FarCopy(
             near, far, rank=rank, ranks=ranks, world=world, report=report, closed=lambda: self._closed
         )
-        self._doubted = doubted if doubted is not None else Doubted()
+        self._doubted = damaged if damaged is not None else DamagedCheckpoints()
         self._missing = missing
         self._afterwards = afterwards
         self._retry_s = retry_s
@@ -207,7 +207,7 @@ class Replicator:
                 f"steps {left} are not in {self._far.uri} yet, the next process that saves goes on{why}"
             )
         for line in lines:
-            tell_on_stderr(line)
+            print_on_stderr(line)
 
     # -- the thread
 

@@ -24,21 +24,21 @@ log: Final = logging.getLogger("strata.checkpoint")
 _T = TypeVar("_T")
 
 
-class FarAway(StorageError):
+class FarUnreachable(StorageError):
     """The far storage could not be reached, so it is unknown whether it has more than the near one."""
 
     code = "FAR_AWAY"
 
 
 @contextlib.contextmanager
-def from_afar() -> Iterator[None]:
-    """Turn errors of the far storage into `FarAway`."""
+def as_far_error() -> Iterator[None]:
+    """Turn errors of the far storage into `FarUnreachable`."""
     try:
         yield
     except (ObjectMissing, NotAnObject):
         raise
     except StorageError as error:
-        raise FarAway(error.message, hint=error.hint, transient=error.transient) from error
+        raise FarUnreachable(error.message, hint=error.hint, transient=error.transient) from error
 
 
 class TieredStorage:
@@ -61,12 +61,12 @@ class TieredStorage:
         return self.near.create_once(name, data)
 
     def delete(self, name: str) -> None:
-        with from_afar():
+        with as_far_error():
             self.far.delete(name)
         self.near.delete(name)
 
     def delete_folder(self, folder: str) -> None:
-        with from_afar():
+        with as_far_error():
             self.far.delete_folder(folder)
         self.near.delete_folder(folder)
 
@@ -84,13 +84,13 @@ class TieredStorage:
     def exists(self, name: str) -> bool:
         if self.near.exists(name):
             return True
-        with from_afar():
+        with as_far_error():
             return self.far.exists(name)
 
     def list(self, folder: str = "") -> list[str]:
         """Return the names in either storage. An unreachable one is an error: a partial list would mislead."""
         here = self.near.list(folder)
-        with from_afar():
+        with as_far_error():
             return sorted({*here, *self.far.list(folder)})
 
     # -- holds
@@ -112,7 +112,7 @@ class TieredStorage:
     def is_held(self, name: str) -> bool:
         if self.near.is_held(name):
             return True
-        with from_afar():
+        with as_far_error():
             return self.far.is_held(name)
 
 
@@ -143,7 +143,7 @@ class TieredSource:
             if not isinstance(error, ObjectMissing):
                 _log_fallback(self._name, self._near_uri, self._far_storage, error)
             try:
-                with from_afar():
+                with as_far_error():
                     self._far = self._far_storage.source(self._name)
             except ObjectMissing:
                 raise error from None
@@ -162,7 +162,7 @@ def nearest(near: Storage, far: Storage, read: Callable[[Storage], _T], name: st
         if not isinstance(error, ObjectMissing):
             _log_fallback(name, near.uri, far, error)
         try:
-            with from_afar():
+            with as_far_error():
                 return read(far)
         except ObjectMissing:
             raise error from None

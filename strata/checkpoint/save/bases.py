@@ -68,7 +68,7 @@ class Plan:
         return dataclasses.replace(self, digests=digests, delta=delta)
 
 
-class Doubted:
+class DamagedCheckpoints:
     """The attempts of which this process found a copy damaged: no save of this process refers to their chunks.
 
     A restore may have taken good bytes from another copy or an older checkpoint. Without this set, a save would
@@ -102,7 +102,7 @@ def choose(
     *,
     storage: Storage,
     catalog: Catalog,
-    doubted: Doubted,
+    damaged: DamagedCheckpoints,
     threads: int = DEFAULT_THREADS,
 ) -> Plan:
     """Return the plan for saving the snapshot; only an Incremental needs a choice.
@@ -122,7 +122,7 @@ def choose(
     except (CheckpointError, StorageError) as error:
         return _whole(requested, error.message)
     used = [image.folder for image in manifest.files] if manifest is not None else []
-    if found_bad := doubted.among([folder, *used]):
+    if found_bad := damaged.among([folder, *used]):
         return _whole(requested, f"a copy of {found_bad} was found damaged")
     request = dataclasses.replace(request, base_step=base.step, base_attempt=base.id)
     if manifest is None:  # this rank has no part in it; the others have

@@ -11,7 +11,7 @@ from collections import deque
 from strata.checkpoint.save.handle import CheckpointInfo
 
 
-def tell_on_stderr(text: str) -> None:
+def print_on_stderr(text: str) -> None:
     """Print a line on stderr: the log may go nowhere, or be shut down already."""
     if sys.stderr is not None:
         sys.stderr.write(f"strata: {text}\n")
@@ -39,7 +39,7 @@ class PendingErrors:
         for info in self._infos:
             info.give_way()
 
-    def trouble(self, error: BaseException) -> None:
+    def add(self, error: BaseException) -> None:
         """Add an error of work after a save."""
         self._later_errors.append(error)
 
@@ -83,9 +83,9 @@ class PendingErrors:
         """Print the errors on stderr, because the process ends and no caller took them."""
         for info in self._infos:
             if info.unreported:
-                tell_on_stderr(f"nobody was told that the save of step {info.step} failed: {info.told()}")
+                print_on_stderr(f"nobody was told that the save of step {info.step} failed: {info.told()}")
         for error in self._take_later_errors():
-            tell_on_stderr(f"nobody was told what failed after a save: {error}")
+            print_on_stderr(f"nobody was told what failed after a save: {error}")
 
     def _take_later_errors(self) -> list[BaseException]:
         return [self._later_errors.popleft() for _ in range(len(self._later_errors))]

@@ -38,7 +38,7 @@ from strata.checkpoint.format.manifest import (
     rank_manifest_name,
 )
 from strata.checkpoint.format.marker import read_manifest, read_rank_manifests, write_marker
-from strata.checkpoint.save.bases import Doubted, Plan, choose
+from strata.checkpoint.save.bases import DamagedCheckpoints, Plan, choose
 from strata.checkpoint.save.equal_tensors import LEAST_BYTES
 from strata.checkpoint.save.handle import CheckpointInfo
 from strata.checkpoint.save.image_writer import layout_of, write_part
@@ -81,7 +81,7 @@ class Saver:
     storage: Storage
     catalog: Catalog
     commit_timeout_s: float
-    doubted: Doubted = field(default_factory=Doubted)
+    damaged: DamagedCheckpoints = field(default_factory=DamagedCheckpoints)
     threads: int = DEFAULT_THREADS
     exchange: Exchange | None = None
     on_step: OnStep = unobserved
@@ -95,7 +95,7 @@ class Saver:
             request,
             storage=self.storage,
             catalog=self.catalog,
-            doubted=self.doubted,
+            damaged=self.damaged,
             threads=self.threads,
         )
         try:

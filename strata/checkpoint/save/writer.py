@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from strata.checkpoint.catalog.protocol import CheckpointMetadata, SaveRequest
 from strata.checkpoint.save.handle import CheckpointInfo, Progress
-from strata.checkpoint.save.pending_errors import PendingErrors, tell_on_stderr
+from strata.checkpoint.save.pending_errors import PendingErrors, print_on_stderr
 from strata.checkpoint.save.replicated_tensors import RNG_KEY, Replication
 from strata.checkpoint.save.retry import HoldOver
 from strata.checkpoint.save.saver import DROPPED, Saver
@@ -316,7 +316,7 @@ class AsyncCheckpointWriter:
         """Give up the saves in flight, for all ranks, as dropped rather than failed."""
         self._pending_errors.give_way()
 
-    def wait_room(self, timeout_s: float) -> bool:
+    def wait_for_buffer(self, timeout_s: float) -> bool:
         """Return whether an arena is free, so that a save need not wait; wait up to `timeout_s` for one."""
         with self._changed:
             return bool(self._changed.wait_for(lambda: self._arenas, timeout_s))
@@ -407,7 +407,7 @@ class AsyncCheckpointWriter:
                 if self._after_save is not None:
                     self._after_save(record)
         except BaseException as error:  # noqa: BLE001  # raised in the user's thread
-            self._pending_errors.trouble(error)
+            self._pending_errors.add(error)
         with self._changed:
             self._in_flight -= 1
             self._changed.notify_all()
@@ -468,7 +468,7 @@ class AsyncCheckpointWriter:
         failing = hasattr(sys, "last_value")  # an exception ends the program
         grace_s = 0.0 if self._closed else self._failing_grace_s if failing else None
         if not self._settle_at_the_end(grace_s):
-            tell_on_stderr(
+            print_on_stderr(
                 f"the process ends before these steps are saved: {self._pending_errors.unfinished}"
             )
         self._pending_errors.say()

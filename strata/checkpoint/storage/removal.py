@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.checkpoint.copies.tiers import FarAway
+from strata.checkpoint.copies.tiers import FarUnreachable
 from strata.checkpoint.format.manifest import GLOBAL_NAME
 from strata.checkpoint.format.marker import NAME as MARKER
 from strata.checkpoint.storage.sink import Storage
@@ -24,7 +24,7 @@ def remove_objects(storage: Storage, folder: str) -> None:
     for name in names:
         try:
             storage.delete(f"{folder}/{name}")
-        except FarAway:  # the other objects cannot be reached either
+        except FarUnreachable:  # the other objects cannot be reached either
             raise
         except StorageError as error:
             if first_error is None:

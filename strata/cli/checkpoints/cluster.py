@@ -25,7 +25,7 @@ from strata.cli.checkpoints.root_listing import open_storage
 from strata.cli.console.output import message_as_dict
 from strata.client import CoordinatorClient
 from strata.client.checkpoints.catalog import metadata_of
-from strata.client.checkpoints.reader_lease import ReaderKey
+from strata.client.checkpoints.reader_lease import ReaderLease
 from strata.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -99,7 +99,7 @@ class ClusterSource:
 
     def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[object]:
         return contextlib.closing(
-            ReaderKey(
+            ReaderLease(
                 self.client.call,
                 job=self.client.job,
                 step=checkpoint.step,

@@ -16,7 +16,7 @@ from strata.checkpoint.save.handle import CheckpointInfo
 from strata.checkpoint.storage import root
 from strata.checkpoint.storage.removal import remove_objects
 from strata.checkpoint.storage.sink import Storage
-from strata.cli.checkpoints.inspection import Looking, on_source
+from strata.cli.checkpoints.inspection import SourceOptions, on_source
 from strata.cli.checkpoints.listing import manifests_of
 from strata.cli.checkpoints.root_listing import StorageSource, open_storage, storage_source
 from strata.cli.checkpoints.where import Which, chosen
@@ -74,7 +74,7 @@ def export_checkpoint(
     force: Force = False,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Write a checkpoint's tensors to one file: safetensors, NumPy's .npz or torch's .pt.
 
@@ -152,7 +152,7 @@ def fork(
     to: To,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Let another training begin from a checkpoint: a new job, or with --storage a new root.
 
@@ -185,7 +185,7 @@ def repair(
     to: RepairedTo,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Make a whole checkpoint of two damaged copies of it, in a new storage root.
 

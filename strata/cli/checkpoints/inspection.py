@@ -27,7 +27,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looking:
+class SourceOptions:
     """The selected job or storage root, and how to connect."""
 
     endpoints: str
@@ -88,7 +88,7 @@ def _with_options(command: C, *, storage: bool) -> C:
         storage: str | None = None,
         **given: Any,
     ) -> Any:
-        looking = Looking(
+        looking = SourceOptions(
             storage=storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials
         )
         return command(**given, looking=looking)

@@ -12,7 +12,7 @@ from strata.checkpoint.catalog.protocol import CheckpointMetadata
 from strata.checkpoint.format.manifest import Manifest, RankManifest
 from strata.checkpoint.format.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.restore.diff import plain_values
-from strata.cli.checkpoints.inspection import Looking, on_source
+from strata.cli.checkpoints.inspection import SourceOptions, on_source
 from strata.cli.checkpoints.where import CheckpointSource, Which, chosen
 from strata.cli.console.output import (
     Json,
@@ -31,7 +31,7 @@ Rank = Annotated[int, typer.Option("--rank", min=0, help="Whose tensors and valu
 def list_checkpoints(
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Show the checkpoints of a job or of a storage root, newest last.
 
@@ -83,7 +83,7 @@ def show(
     rank: Rank = 0,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Show one checkpoint: what it is, what it holds, what it follows from.
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.checkpoints.inspection import Looking, on_catalog
-from strata.cli.checkpoints.retention import Yes, whoever
+from strata.cli.checkpoints.inspection import SourceOptions, on_catalog
+from strata.cli.checkpoints.retention import Yes, user_name
 from strata.cli.checkpoints.where import Which, chosen
 from strata.cli.console.output import (
     Json,
@@ -54,7 +54,7 @@ def retention(
     tier: OnTier = "",
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Say which checkpoints of a job stay and why; with --keep-count, set the rules first.
 
@@ -79,7 +79,7 @@ def retention(
                 highest=highest,
                 age_ms=round(1000 * age_s),
             )
-            source.keep(keep, tier=tier, who=whoever())
+            source.keep(keep, tier=tier, who=user_name())
         found = source.rules()
     if as_json:
         print_json(found)
@@ -124,7 +124,7 @@ def rewind(
     yes: Yes = False,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Have a job go back: its next generation, which follows at once, begins from this checkpoint.
 
@@ -142,7 +142,7 @@ def rewind(
                 abort=True,
                 err=True,
             )
-        source.rewind(checkpoint, generation=generation, who=whoever())
+        source.rewind(checkpoint, generation=generation, who=user_name())
     if as_json:
         print_values({"step": checkpoint.step, "attempt": checkpoint.id, "generation": generation})
         return

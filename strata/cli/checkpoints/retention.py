@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from strata.checkpoint.catalog.protocol import CheckpointMetadata
-from strata.cli.checkpoints.inspection import Looking, on_source
+from strata.cli.checkpoints.inspection import SourceOptions, on_source
 from strata.cli.checkpoints.where import Which, chosen, means_another
 from strata.cli.console.output import (
     Json,
@@ -40,7 +40,7 @@ def pin(
     why: Why = "",
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Keep a checkpoint until it is unpinned, whatever the retention says.
 
@@ -48,7 +48,7 @@ def pin(
     """
     with looking.source() as source:
         checkpoint = chosen(source.all(), which)
-        source.pin(checkpoint, who=whoever(), why=why)
+        source.pin(checkpoint, who=user_name(), why=why)
     _changed(as_json, checkpoint, f"step {checkpoint.step} is pinned", pinned=True)
 
 
@@ -57,7 +57,7 @@ def unpin(
     which: Which,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Let a checkpoint go when the retention says so.
 
@@ -75,7 +75,7 @@ def tag(
     name: Name,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Give a checkpoint a name, or move the name to it. What has a name is not deleted.
 
@@ -88,7 +88,7 @@ def tag(
         )
     with looking.source() as source:
         checkpoint = chosen(source.all(), which)
-        source.tag(checkpoint, name, who=whoever())
+        source.tag(checkpoint, name, who=user_name())
     _changed(as_json, checkpoint, f"step {checkpoint.step} is {name}", tag=name)
 
 
@@ -97,7 +97,7 @@ def untag(
     name: Name,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Take a name away. The checkpoint stays as long as the retention says.
 
@@ -119,7 +119,7 @@ def delete(
     yes: Yes = False,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Delete a checkpoint and its files. The latest one, and what is pinned or used, stays.
 
@@ -142,7 +142,7 @@ def collect(
     dry_run: DryRun = False,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Remove what crashes and interrupted deletions left, and with --keep-count old checkpoints.
 
@@ -176,7 +176,7 @@ def collect(
         raise failure
 
 
-def whoever() -> str:
+def user_name() -> str:
     """Return the user's name from the environment, else the uid."""
     return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
 

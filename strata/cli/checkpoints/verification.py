@@ -11,7 +11,7 @@ import typer
 from strata.checkpoint.catalog.protocol import CheckpointMetadata
 from strata.checkpoint.restore.diff import Difference, compare
 from strata.checkpoint.restore.verify import Verification, verify
-from strata.cli.checkpoints.inspection import Looking, on_source
+from strata.cli.checkpoints.inspection import SourceOptions, on_source
 from strata.cli.checkpoints.listing import manifests_of
 from strata.cli.checkpoints.where import CheckpointSource, Which, chosen
 from strata.cli.console.exits import Exit
@@ -37,7 +37,7 @@ def verify_checkpoints(
     every: All = False,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Read a checkpoint and say whether every byte is the one that was saved. Changes nothing.
 
@@ -101,7 +101,7 @@ def diff(
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose part is compared.")] = 0,
     as_json: Json = False,
     *,
-    looking: Looking,
+    looking: SourceOptions,
 ) -> None:
     """Say what is different in another checkpoint: tensors and values. Reads manifests only.
 

@@ -30,7 +30,7 @@ WHAT: Final = "storage shared"
 MARK_S: Final = 3600.0
 MAX_MARK_BYTES: Final = 4096
 MAX_MARKS: Final = 1000
-MAX_TOLD: Final = 4
+MAX_NAMED: Final = 4
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _PREFIX, _SUFFIX = ".strata-seen-", ".tmp"
 
@@ -63,7 +63,7 @@ def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterat
         yield warn(WHAT, f"{root}: no mark can be left there: {error.strerror}", f"see {PAGE}", command)
         return
     if others:
-        shown = ", ".join(map(str, others[:MAX_TOLD])) + (", …" if len(others) > MAX_TOLD else "")
+        shown = ", ".join(map(str, others[:MAX_NAMED])) + (", …" if len(others) > MAX_NAMED else "")
         yield ok(WHAT, f"{root}: the marks of others are seen here: {shown}")
         return
     hint = f"run it on another host within an hour, then here again; NFS may show a new file a minute late: {PAGE}"

@@ -31,8 +31,8 @@ from strata.core.restore.lineage import lineage
 from strata.errors import StrataError
 from strata.observe.words import size
 
-ROOM_WANTED: Final = 1 << 30
-INODES_WANTED: Final = 10_000
+MIN_FREE_BYTES: Final = 1 << 30
+MIN_FREE_INODES: Final = 10_000
 SYNC_S: Final = 0.05
 SYNCS: Final = 9
 PARTS_BYTES: Final = (8 << 20) + 1
@@ -87,7 +87,7 @@ def _folder(root: Path, *, marking: bool) -> Iterator[Finding]:
     if lacking:
         yield _lacking(f"{root}: {on} cannot {' and cannot '.join(lacking)}", root, mount)
     else:
-        yield room_finding(
+        yield free_space_finding(
             root,
             free_bytes=space.f_bavail * space.f_frsize,
             inodes=space.f_files,
@@ -133,13 +133,13 @@ def _lacking(says: str, root: Path, mount: Mount | None) -> Finding:
     return fail("storage", says, hint, f"findmnt -T {shlex.quote(str(root))}")
 
 
-def room_finding(root: Path, *, free_bytes: int, inodes: int, free_inodes: int) -> Finding:
+def free_space_finding(root: Path, *, free_bytes: int, inodes: int, free_inodes: int) -> Finding:
     """Judge the free space; a file system that does not count inodes reports 0 of 0."""
     says, path = f"{root}: writable", shlex.quote(str(root))
-    if free_bytes < ROOM_WANTED:
+    if free_bytes < MIN_FREE_BYTES:
         hint = f"that is little for checkpoints: {FULL_DISK}"
         return warn("storage", f"{says}, {size(free_bytes)} free", hint, f"du -xsh {path}/*")
-    if inodes and free_inodes < INODES_WANTED:
+    if inodes and free_inodes < MIN_FREE_INODES:
         hint = f"a checkpoint takes some files for each rank; remove files that nobody needs: {FULL_DISK}"
         text = f"{says}, {free_inodes} of {inodes} inodes free"
         return warn("storage", text, hint, f"du -xs --inodes {path}/*")

@@ -20,7 +20,7 @@ from strata.config import CoordinatorConfig
 
 if TYPE_CHECKING:
     from strata.controlplane.backup import MadeBackup
-    from strata.controlplane.backup_store import ShelvedBackup
+    from strata.controlplane.backup_store import StoredBackup
 
 app = typer.Typer(
     help="Back up the control plane, restore it, or build it anew from storage.", no_args_is_help=True
@@ -179,7 +179,7 @@ def _made_as_values(made: MadeBackup, uri: str) -> dict[str, Any]:
     }
 
 
-def _as_values(backup: ShelvedBackup) -> dict[str, Any]:
+def _as_values(backup: StoredBackup) -> dict[str, Any]:
     recorded = {} if backup.metadata is None else _metadata_as_values(asdict(backup.metadata))
     named = {"cluster": backup.name.cluster, "revision": backup.name.revision}
     return {
@@ -197,7 +197,7 @@ def _metadata_as_values(fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "time": fields["time"].isoformat()}
 
 
-def _rows(found: Sequence[ShelvedBackup], now: datetime) -> list[Sequence[object]]:
+def _rows(found: Sequence[StoredBackup], now: datetime) -> list[Sequence[object]]:
     return [
         (
             f"{each.name.time:%Y-%m-%d %H:%M:%SZ}",

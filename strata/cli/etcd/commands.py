@@ -273,7 +273,7 @@ def replace_member(
                 await replace_member.finish(
                     store, replacement, deadline=deadline, interrupted=interrupted, report=_report
                 )
-            return interrupted.is_set(), await replace_member.looked_at_last(store)
+            return interrupted.is_set(), await replace_member.current_state(store)
 
     def again() -> str:
         return reached.connection.command(

@@ -288,7 +288,7 @@ async def _promote(store: EtcdStore, replacement: Replacement) -> str:
     return ""
 
 
-async def looked_at_last(store: EtcdStore) -> ClusterState | None:
+async def current_state(store: EtcdStore) -> ClusterState | None:
     """Return the cluster's current state; None if it cannot be read."""
     try:
         return await look(store)

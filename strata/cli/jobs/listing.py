@@ -91,7 +91,7 @@ def show_job(
         ("FIELD", "VALUE"),
         (
             ("why", job.phase_reason or world.reason or "-"),
-            ("trouble", job.trouble or "none is known"),
+            ("diagnosis", job.diagnosis or "none is known"),
             ("generation", world.generation or "-"),
             ("ranks", world.size),
             ("members", f"{job.workers} ({len(job.standbys)} standby)" if job.standbys else job.workers),
@@ -108,9 +108,9 @@ def show_job(
 
 
 def _goodput(latest: Checkpoint) -> str:
-    from strata.core.health.goodput import GOODPUT_KEY, told_goodput  # noqa: PLC0415  # as above
+    from strata.core.health.goodput import GOODPUT_KEY, goodput_text  # noqa: PLC0415  # as above
 
-    return told_goodput(latest.metadata.get(GOODPUT_KEY, ""))
+    return goodput_text(latest.metadata.get(GOODPUT_KEY, ""))
 
 
 def _limits(spec: JobSpec) -> str:

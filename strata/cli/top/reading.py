@@ -52,7 +52,7 @@ def look(
     root = f"/jobs/{quote(job, safe='')}"
     if rank is not None:
         one = read(f"{root}/ranks/{rank}")
-        return replace(same or Seen(at_s=at_s, job=job), at_s=at_s, rank=rank, one=one, read=True, trouble="")
+        return replace(same or Seen(at_s=at_s, job=job), at_s=at_s, rank=rank, one=one, read=True, error="")
     rarely = all_of_it or same is None or same.detail is None
     not_shown: dict[str, str] = {}
     detail = read(root)
@@ -172,7 +172,7 @@ class Reader:
             except StrataError as error:
                 if before.job == job:
                     one = before.one if before.rank == rank else None
-                    seen = replace(before, rank=rank, one=one, trouble=error.message)
+                    seen = replace(before, rank=rank, one=one, error=error.message)
                 else:
                     seen = _nothing(job, error)
             with self._changed:
@@ -187,4 +187,4 @@ class Reader:
 
 
 def _nothing(job: str | None, error: StrataError) -> Seen:
-    return Seen(at_s=time.monotonic(), job=job, read=False, trouble=error.message)
+    return Seen(at_s=time.monotonic(), job=job, read=False, error=error.message)

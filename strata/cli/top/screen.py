@@ -231,7 +231,7 @@ def _first_line(seen: Seen, width: int, *, now_s: float, fresh: bool) -> Text:
         else rank_page.title(seen)
     )
     old_s = now_s - seen.at_s
-    if seen.trouble or old_s > STALE_S:
+    if seen.error or old_s > STALE_S:
         text = f"{age(1000 * old_s)} old" if fresh and seen.read else "no data"
         return spread(width, title, ((f" {text} ", f"{BAD} reverse"),))
     by = seen.cluster["answered_by"] if seen.cluster is not None else ""
@@ -242,8 +242,8 @@ def _first_line(seen: Seen, width: int, *, now_s: float, fresh: bool) -> Text:
 
 
 def _last_line(view: View, seen: Seen, width: int, room: int) -> Text:
-    if seen.trouble:
-        return spread(width, ((seen.trouble, ""),), (("q quit", ""),), style=BAR)
+    if seen.error:
+        return spread(width, ((seen.error, ""),), (("q quit", ""),), style=BAR)
     if view.help:
         return spread(width, ("any key: back",), ("q quit",), style=BAR)
     if view.job is None:

@@ -38,7 +38,7 @@ class Seen:
     """The parts of the page that are too large for an answer, by name, each with its error."""
     read: bool = True
     """Whether the page was ever read."""
-    trouble: str = ""
+    error: str = ""
     """The error of the last read, if it failed."""
 
     def as_json(self) -> dict[str, object]:

@@ -255,7 +255,7 @@ class CoordinatedCatalog:
             raise Unavailable("the coordinator does not know what is before a checkpoint yet")
         return found
 
-    def is_gone(self, checkpoint: CheckpointMetadata) -> bool:
+    def is_deleted(self, checkpoint: CheckpointMetadata) -> bool:
         try:
             state = metadata_of(self.look_up(checkpoint)).state
         except CheckpointAborted:

@@ -21,7 +21,7 @@ from strata.checkpoint.storage.sink import Storage
 from strata.client.checkpoints.catalog import CoordinatedCatalog
 from strata.client.checkpoints.config import CheckpointManagerConfig
 from strata.client.checkpoints.maintenance import Maintenance
-from strata.client.checkpoints.reader_lease import ReaderKey
+from strata.client.checkpoints.reader_lease import ReaderLease
 from strata.client.checkpoints.tiers import Damage
 from strata.client.rank.process_environment import random_id
 from strata.core.kv.records import CheckpointState
@@ -139,13 +139,13 @@ class GarbageCollection:
         with contextlib.closing(self.hold(checkpoint)):
             yield
 
-    def hold(self, checkpoint: CheckpointMetadata) -> ReaderKey:
+    def hold(self, checkpoint: CheckpointMetadata) -> ReaderLease:
         """Protect the bytes of a checkpoint until the key is closed; `Refused` or `CheckpointNotFound` if they
         are being deleted.
 
         While no coordinator answers, the request is repeated; the read goes on meanwhile, without the lease.
         """
-        return ReaderKey(
+        return ReaderLease(
             self._ask,
             job=self._catalog.job,
             step=checkpoint.step,
@@ -176,7 +176,7 @@ class GarbageCollection:
             time.sleep(LOOK_S)
             with contextlib.suppress(Unavailable):
                 now = self._catalog.look_up(checkpoint)
-                for finding in now.doubts:
+                for finding in now.corruption_reports:
                     if finding not in answers and not finding.startswith(f"{self._host} on "):
                         answers.append(finding)
                         log.warning("step %d: %s", checkpoint.step, finding)

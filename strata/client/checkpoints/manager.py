@@ -95,7 +95,7 @@ class CheckpointManager:
         self._root = OpenRoot(self.config, client)
         self._closing.callback(lambda: self._root.close(saving=not self._writer.idle))
         self._tiers, self._storage = self._root.tiers, self._root.storage
-        self._catalog, self._garbage_collection = self._root.catalog, self._root.keeping
+        self._catalog, self._garbage_collection = self._root.catalog, self._root.garbage_collection
         self.root_ids = self._root.root_ids
         self._exchange: Exchange | None = None
         self._preemption: PreemptionPoint | None = None
@@ -105,7 +105,7 @@ class CheckpointManager:
         self._progressed_to: int | None = None
         self._reached: int | None = None
         """The step that was saved or restored last."""
-        self.gone_back: str | None = None
+        self.rewound: str | None = None
         """Why no save is accepted any more: a caller restored an older step. None: saves are accepted."""
         self._tiers.start(self._catalog, afterwards=self._collect_garbage)
         tell = client.hold_saves if client is not None else (lambda hold: None)
@@ -114,7 +114,7 @@ class CheckpointManager:
             storage=self._storage,
             catalog=self._catalog,
             commit_timeout_s=self.config.commit_timeout_s,
-            doubted=self._tiers.doubted,
+            damaged=self._tiers.damaged,
             threads=self.config.io_threads,
             exchange=self._exchange,
             retry=retry,
@@ -241,8 +241,8 @@ class CheckpointManager:
     ) -> SaveRequest:
         step, epoch = integer("step", step, below=MAX_STEP), integer("epoch", epoch, below=2**63)
         checked = arguments.metadata(metadata)
-        if self.gone_back is not None:
-            raise CheckpointError(self.gone_back, hint="start the job again to train on from there")
+        if self.rewound is not None:
+            raise CheckpointError(self.rewound, hint="start the job again to train on from there")
         if not self._claimed:
             with self.holds.retry.excusing(f"{self._storage.uri} has no owner until the next save"):
                 self._root.claim()
@@ -328,7 +328,7 @@ class CheckpointManager:
             point = self._catalog.restore_point()
             begun = point is not None and point.id == checkpoint.id
             if not begun or (self._progressed_to is not None and self._progressed_to > checkpoint.step):
-                self.gone_back = (
+                self.rewound = (
                     f"step {checkpoint.step} was restored by hand, and this generation did not begin there"
                 )
 

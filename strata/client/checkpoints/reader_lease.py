@@ -21,7 +21,7 @@ JOIN_S: Final = 5.0
 log: Final = logging.getLogger("strata.checkpoint")
 
 
-class ReaderKey:
+class ReaderLease:
     """Protects a checkpoint's bytes until `close`, by a thread that renews the lease; `Refused` if they are
     being deleted.
 

@@ -59,7 +59,7 @@ class Loading:
         self._catalog = root.catalog
         self._storage = root.storage
         self._tiers = root.tiers
-        self._garbage_collection = root.keeping
+        self._garbage_collection = root.garbage_collection
         self._lend = lend
 
     def each(
@@ -208,7 +208,7 @@ class Loading:
             found = self._tiers.first_good(checkpoint, folder, read, damaged)
         except CheckpointCorrupt as error:
             findings = report(begins)
-            removed = _answer_or_none(lambda: self._catalog.is_gone(checkpoint))
+            removed = _answer_or_none(lambda: self._catalog.is_deleted(checkpoint))
             if removed:
                 raise CheckpointNotFound(
                     f"step {checkpoint.step} was removed while it was read",

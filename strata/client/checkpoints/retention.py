@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from strata.checkpoint.catalog.local import LocalCatalog
 from strata.checkpoint.catalog.protocol import Catalog, CheckpointMetadata
-from strata.checkpoint.copies.tiers import FarAway, TieredStorage, from_afar
+from strata.checkpoint.copies.tiers import FarUnreachable, TieredStorage, as_far_error
 from strata.checkpoint.format.marker import committed
 from strata.checkpoint.storage.removal import remove_objects
 from strata.checkpoint.storage.sink import Storage
@@ -73,7 +73,7 @@ def newest_afar(catalog: LocalCatalog, storage: Storage, checkpoints: Sequence[C
         return ""
     for checkpoint in reversed(checkpoints):
         if checkpoint.checkpoint_type in RESTORABLE_TYPES:
-            with contextlib.suppress(CheckpointCorrupt), from_afar():
+            with contextlib.suppress(CheckpointCorrupt), as_far_error():
                 if committed(storage.far, catalog.folder(checkpoint)) is not None:
                     return checkpoint.id
     return ""
@@ -109,7 +109,7 @@ def retain(catalog: LocalCatalog, storage: Storage, keep: Keep, *, now_unix_ms: 
             if checkpoint.id != spared:
                 with _collect_error(failed, f"step {checkpoint.step}"):
                     _remove(catalog, storage, checkpoint)
-    except FarAway as error:
+    except FarUnreachable as error:
         log.warning("old checkpoints stay for now: %s", error.message)
     if failed:
         raise failed[0]
@@ -119,7 +119,7 @@ def retain(catalog: LocalCatalog, storage: Storage, keep: Keep, *, now_unix_ms: 
 def _collect_error(failed: list[StorageError], what: str) -> Iterator[None]:
     try:
         yield
-    except FarAway:
+    except FarUnreachable:
         raise
     except StorageError as error:
         log.warning("%s cannot be removed: %s", what, error.message)
@@ -137,7 +137,9 @@ def _remove(catalog: LocalCatalog, storage: Storage, checkpoint: CheckpointMetad
     log.info("step %d is deleted: %s", checkpoint.step, checkpoint.path)
 
 
-def delete_step(catalog: Catalog, storage: Storage, keeping: GarbageCollection | None, step: int) -> None:
+def delete_step(
+    catalog: Catalog, storage: Storage, garbage_collection: GarbageCollection | None, step: int
+) -> None:
     """Delete every checkpoint of `step`, the newest first; stop at the first refusal.
 
     The catalog refuses checkpoints that are needed. Under coordinators (`keeping`) this host removes the bytes
@@ -153,8 +155,8 @@ def delete_step(catalog: Catalog, storage: Storage, keeping: GarbageCollection |
             remove_objects(storage, catalog.folder(checkpoint))
             catalog.deleted(checkpoint)
             log.info("step %d is deleted: %s", checkpoint.step, checkpoint.path)
-    if keeping is not None:
-        keeping.clear()
+    if garbage_collection is not None:
+        garbage_collection.clear()
 
 
 def best_step(checkpoints: Sequence[CheckpointMetadata], keep: Keep) -> int | None:

@@ -40,7 +40,7 @@ class OpenRoot:
         self.storage: Final = self.tiers.storage
         self.root_ids: dict[str, str] = {}
         """The ids of the job's folders, by the URIs of their roots. Hosts that share a root read the same id."""
-        self.keeping: GarbageCollection | None = None
+        self.garbage_collection: GarbageCollection | None = None
         self.catalog: CoordinatedCatalog | LocalCatalog
         if client is not None:
             self.catalog = self._coordinate(client, ask_again_s)
@@ -69,7 +69,7 @@ class OpenRoot:
             save_wait_s=self.config.save_wait_s,
             ask_again_s=ASK_AGAIN_S if ask_again_s is None else ask_again_s,
         )
-        self.keeping = GarbageCollection(catalog, self.storage, self.config)
+        self.garbage_collection = GarbageCollection(catalog, self.storage, self.config)
         return catalog
 
     def claim(self) -> None:
@@ -81,8 +81,8 @@ class OpenRoot:
         """After a commit, remove the checkpoints that the rules give up, or (rank 0) those that the leader marks."""
         if isinstance(self.catalog, LocalCatalog):
             retain(self.catalog, self.storage, self.config.keep, now_unix_ms=now_unix_ms())
-        elif self.keeping is not None and self.catalog.rank == 0:
-            self.keeping.after_commit()
+        elif self.garbage_collection is not None and self.catalog.rank == 0:
+            self.garbage_collection.after_commit()
 
     def close(self, *, saving: bool = False) -> None:
         """End all maintenance. Idempotent.
@@ -91,14 +91,14 @@ class OpenRoot:
         one.
         """
         self.let_go()
-        if self.keeping is not None:
-            self.keeping.close()
+        if self.garbage_collection is not None:
+            self.garbage_collection.close()
         if isinstance(self.catalog, LocalCatalog) and not saving:
             self.catalog.go_back()
 
     def let_go(self) -> None:
         """Stop observing; wait for nothing."""
-        if self.keeping is not None:
-            self.keeping.let_go()
+        if self.garbage_collection is not None:
+            self.garbage_collection.let_go()
         if not isinstance(self.catalog, LocalCatalog):
             self.catalog.close()

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from strata.checkpoint.catalog.local import LocalCatalog
 from strata.checkpoint.catalog.protocol import Catalog, CheckpointMetadata
-from strata.checkpoint.copies.copier import Replicator
+from strata.checkpoint.copies.copier import Copier
 from strata.checkpoint.copies.far_copy import Replica
-from strata.checkpoint.copies.tiers import FarAway, TieredStorage, copies, tiers_of
+from strata.checkpoint.copies.tiers import FarUnreachable, TieredStorage, copies, tiers_of
 from strata.checkpoint.format.marker import NAME as MARKER
 from strata.checkpoint.restore.reader import Lend, Loaded, load, texts_of_ranks
-from strata.checkpoint.save.bases import Doubted
+from strata.checkpoint.save.bases import DamagedCheckpoints
 from strata.checkpoint.save.handle import CheckpointInfo
 from strata.checkpoint.storage import root
 from strata.checkpoint.storage.opening import open_storage
@@ -71,10 +71,10 @@ class Tiers:
         if (replica := config.replica()) is not None:
             far = open_storage(replica, nonce=nonce, patient=False)
             self.storage = TieredStorage(self.storage, far)
-        self.doubted = Doubted()
+        self.damaged = DamagedCheckpoints()
         self._threads = config.io_threads
         self._others_s = config.commit_timeout_s
-        self._replicator: Replicator | None = None
+        self._replicator: Copier | None = None
 
     def claim(self, owner: str, *, folder: str = "") -> dict[str, str]:
         """Claim every root for `owner` and return the ids by URI; `ConfigError` if a root has another owner."""
@@ -126,7 +126,7 @@ class Tiers:
         """Return the result of `read` on the nearest copy that it verifies.
 
         A copy that fails is read again before it counts, and is then added to `damaged`. `CheckpointCorrupt`
-        names the damage of each copy. `FarAway`: the near copy is damaged and the far one is unreachable.
+        names the damage of each copy. `FarUnreachable`: the near copy is damaged and the far one is unreachable.
         """
         found: list[CheckpointCorrupt] = []
         for storage in copies(self.storage):
@@ -134,11 +134,11 @@ class Tiers:
                 good = self._read(checkpoint, storage, folder, read, damaged)
             except CheckpointCorrupt as error:
                 found.append(error)
-                self.doubted.note(folder, error.message)
+                self.damaged.note(folder, error.message)
             except StorageError as error:
                 if not found:
                     raise
-                raise FarAway(
+                raise FarUnreachable(
                     f"step {checkpoint.step} is not whole here ({found[0].message}), and its copy in"
                     f" {storage.uri} cannot be read: {error.message}",
                     hint=error.hint,
@@ -228,7 +228,7 @@ class Tiers:
             ]
 
         self._catalog = catalog
-        self._replicator = Replicator(
+        self._replicator = Copier(
             self.storage,  # both: a part that the near one refused may lie in the far one alone
             far,
             rank=catalog.rank,
@@ -236,7 +236,7 @@ class Tiers:
             world="" if isinstance(catalog, LocalCatalog) else str(catalog.generation),
             others_s=self._others_s,
             report=unobserved if isinstance(catalog, LocalCatalog) else CopyReports(catalog, root=far.uri),
-            doubted=self.doubted,
+            damaged=self.damaged,
             missing=missing,
             afterwards=afterwards,
         )

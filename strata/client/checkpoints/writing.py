@@ -33,12 +33,12 @@ class Holds:
         """
         self.retry.on_over = act
 
-    def wait_room(self, limit_s: float) -> str:
+    def wait_for_buffer(self, limit_s: float) -> str:
         """Return why another save would have to wait, once a save is held or after `limit_s`; "" once it need
         not wait.
         """
         end_s = time.monotonic() + limit_s
-        while not self._writer.wait_room(0.0):
+        while not self._writer.wait_for_buffer(0.0):
             if (hold := self.current) is not None:
                 return f"{hold.reason} on host {hold.host}"
             if time.monotonic() >= end_s:
@@ -47,9 +47,9 @@ class Holds:
         hold = self.current
         return "" if hold is None else f"{hold.reason} on host {hold.host}"
 
-    def make_room(self, limit_s: float) -> None:
+    def free_buffer(self, limit_s: float) -> None:
         """Return once another save need not wait for one in flight; `Unavailable` after `limit_s`."""
-        if not self._writer.wait_room(limit_s):
+        if not self._writer.wait_for_buffer(limit_s):
             raise Unavailable(f"two saves are in flight, for more than {limit_s:g} s", hint="")
 
     def drop(self) -> None:

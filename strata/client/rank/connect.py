@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from strata.client import event_loop
 from strata.client.api import arguments
 from strata.client.rank.rank_client import RankClient
-from strata.client.rank.shared_session import RankPlace, SharedSession, Watcher, connected, running
+from strata.client.rank.shared_session import RankObserver, RankPlace, SharedSession, connected, running
 from strata.client.rank.stack_dump import answer_stack_dumps
 from strata.client.rank.standalone import join, start_of
 from strata.client.rank_session import RankSession
@@ -213,7 +213,7 @@ async def _attach(
     except ValueError as error:
         raise ConfigError(f"the environment of this rank is not what `strata run` set: {error}") from None
     answer_stack_dumps(environment)
-    watcher = Watcher()
+    watcher = RankObserver()
     session = RankSession(
         Endpoint(path=environment["STRATA_SOCKET"]),
         hello,

@@ -77,7 +77,7 @@ class PreemptionPoint:
     def _observe(self) -> None:
         if self._stop is not None or not hasattr(self._client, "observe_world"):
             return
-        self._client.heed_notices()
+        self._client.support_graceful_stop()
         self._stop = self._client.observe_world(self._on_world)
 
     def _on_world(self, update: Any) -> None:

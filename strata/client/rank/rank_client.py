@@ -27,7 +27,7 @@ from strata.core.health.stragglers import StepWindow
 from strata.core.stop.save_hold import SaveHold
 from strata.errors import JobDone, JobFailed, Preempted, Refused, StaleGeneration, StrataError, Unavailable
 from strata.session.client_session import LEAVE_S
-from strata.session.terms import UNTOLD_S
+from strata.session.terms import EXIT_REPORT_S
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.common_pb2 import Author
@@ -174,7 +174,7 @@ class RankClient:
                 await asyncio.wait((pending,))
             outcome = pending.result()
         except TimeoutError:
-            last_error = self._session.last_trouble
+            last_error = self._session.last_error
             raise Unavailable(
                 f"barrier {name!r}: no outcome within {timeout_s:g} s and {LOCAL_SLACK_S:g} s more"
                 + (f": {last_error.message}" if last_error is not None else "")
@@ -239,7 +239,7 @@ class RankClient:
             self._shared_session.save_hold = HeldSaves(self._session, self.job, author, hold)
         self._reports.send_again()
 
-    def heed_notices(self) -> None:
+    def support_graceful_stop(self) -> None:
         """Report, from the next progress on, that this rank stops by itself when its world is requested to stop."""
         self._shared_session.supports_graceful_stop = True
 
@@ -412,7 +412,7 @@ class RankClient:
                 asyncio.get_running_loop().call_later(UNHEARD_S, _warn_unreported) if member else None
             )
             try:
-                async with asyncio.timeout(UNTOLD_S if member else LOCAL_SLACK_S):
+                async with asyncio.timeout(EXIT_REPORT_S if member else LOCAL_SLACK_S):
                     await self._session.rank_exit(
                         generation=self.generation,
                         rank=self.rank,
@@ -440,7 +440,7 @@ class RankClient:
 
 
 def _warn_unreported() -> None:
-    log.warning("no coordinator hears how this rank ended; waiting up to %g s for one", UNTOLD_S)
+    log.warning("no coordinator hears how this rank ended; waiting up to %g s for one", EXIT_REPORT_S)
 
 
 def _observe(callbacks: list[Callable[[T], None]], callback: Callable[[T], None]) -> Callable[[], None]:

@@ -49,7 +49,7 @@ class SharedSession:
     """
 
     session: Session
-    watcher: Watcher
+    watcher: RankObserver
     place: RankPlace
     owns_member: bool
     rounds: RoundBook = field(default_factory=RoundBook)
@@ -64,7 +64,7 @@ class SharedSession:
     users: int = 0
 
 
-class Watcher:
+class RankObserver:
     """The observer of a rank's session: wakes waiting callers and calls the clients' callbacks."""
 
     def __init__(self) -> None:
@@ -125,7 +125,9 @@ class Watcher:
                 log.exception("an observer of checkpoints failed")
 
 
-async def placed(session: Session, watcher: Watcher, *, job: str, worker_id: str, after: int) -> RankPlace:
+async def placed(
+    session: Session, watcher: RankObserver, *, job: str, worker_id: str, after: int
+) -> RankPlace:
     """Return this member's place once a world newer than generation `after` has one for it.
 
     For a member with one rank. Raise `JobFailed` or `JobDone` if the job ends instead.
@@ -175,5 +177,5 @@ async def connected(session: Session, timeout_s: float | None, what: str) -> Non
         async with asyncio.timeout(timeout_s):
             await session.wait_connected()
     except TimeoutError:
-        why = f": {session.last_trouble.message}" if session.last_trouble else ""
+        why = f": {session.last_error.message}" if session.last_error else ""
         raise Unavailable(f"could not reach {what} within {timeout_s:g} s{why}") from None

@@ -26,7 +26,7 @@ from typing import Any, Final
 import strata
 from strata.client.event_loop import BackgroundLoop
 from strata.client.rank.inspection import Inspection
-from strata.client.rank.shared_session import SharedSession, Watcher, connected, placed, running
+from strata.client.rank.shared_session import RankObserver, SharedSession, connected, placed, running
 from strata.config import Credentials
 from strata.errors import ConfigError, StaleIncarnation, StrataError, Unavailable
 from strata.session.client_session import Session
@@ -76,7 +76,7 @@ async def join(
     tomorrow.
     """
     deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-    watcher = Watcher()
+    watcher = RankObserver()
     session = Session(
         introduce=member_hello(registration),
         route=Route((Endpoint(path=f"agent of process {os.getpid()}"),), random.Random()),
@@ -103,7 +103,7 @@ async def join(
             )
     except TimeoutError:
         await session.leave("no world came about in time")
-        last_error = session.last_trouble.message if session.last_trouble is not None else ""
+        last_error = session.last_error.message if session.last_error is not None else ""
         why = session.world.world.reason if session.world is not None else last_error
         raise Unavailable(
             f"no world with a place for this member within {timeout_s:g} s" + (f": {why}" if why else ""),

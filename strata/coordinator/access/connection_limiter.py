@@ -34,7 +34,7 @@ from strata.observe.metrics import Counter, Family, counters
 log = get_logger()
 
 LOOK_S: Final = 1.0
-SHORTENED_DEADLINE_S: Final = 0.1
+BUSY_POLL_S: Final = 0.1
 """Between checks while more than three quarters of the connections are taken."""
 LOG_S: Final = 60.0
 
@@ -113,7 +113,7 @@ class ConnectionLimiter:
         while True:
             await self.look()
             is_nearly_full = len(self._connections) > self._connections.limits.most * 3 // 4
-            await asyncio.sleep(SHORTENED_DEADLINE_S if is_nearly_full else LOOK_S)
+            await asyncio.sleep(BUSY_POLL_S if is_nearly_full else LOOK_S)
 
     async def look(self) -> None:
         """Close the connections that exceed the limits now."""

@@ -114,7 +114,7 @@ class Caller:
     identity: Identity | None = None
 
 
-ANYBODY: Final = None
+NO_SESSION: Final = None
 """The caller of a unary request: it has no session, only an identity."""
 
 

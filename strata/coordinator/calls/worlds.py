@@ -12,7 +12,7 @@ from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill, of_state, page
 from strata.coordinator.calls.table import Row, as_it_is, change, settled
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.status.diagnosis import Told, diagnose_job
+from strata.coordinator.status.diagnosis import LiveReports, diagnose_job
 from strata.core.access.authority import Identity
 from strata.core.job import JobView, World, job_names
 from strata.core.job_requests import decide_delete, decide_resume, decide_scale
@@ -25,7 +25,7 @@ from strata.wire import worlds as wire
 class WorldCalls:
     """Answers the methods of `Worlds`."""
 
-    def __init__(self, context: ReplicaContext, told: Told) -> None:
+    def __init__(self, context: ReplicaContext, told: LiveReports) -> None:
         self._context = context
         self._live = told
         self._answers: WeakKeyDictionary[World, dict[str, worlds_pb2.GetWorldResponse]] = WeakKeyDictionary()
@@ -107,7 +107,7 @@ class WorldCalls:
         """Return a job with the diagnosis of its ranks, as far as this replica has reports."""
         message = wire.job_message(job)
         found = diagnose_job(self._live, job)
-        message.trouble = found.says
+        message.diagnosis = found.says
         message.suspects.extend(found.suspects)
         return message
 

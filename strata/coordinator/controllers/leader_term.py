@@ -14,7 +14,7 @@ from strata.coordinator.controllers.housekeeping import Housekeeping
 from strata.coordinator.controllers.loop import Controller, drive
 from strata.coordinator.controllers.retention import RetentionController
 from strata.coordinator.controllers.world import Worlds
-from strata.coordinator.leadership.controller_watchdog import Heartbeat
+from strata.coordinator.leadership.controller_watchdog import ControllerWatchdog
 from strata.coordinator.writes.fence import Fence
 from strata.core.ids import Epoch
 from strata.errors import NotLeader
@@ -29,7 +29,7 @@ class LeaderTerm:
     """
 
     def __init__(
-        self, context: ReplicaContext, heartbeat: Heartbeat, hears: Callable[[str, str, str], bool]
+        self, context: ReplicaContext, heartbeat: ControllerWatchdog, hears: Callable[[str, str, str], bool]
     ) -> None:
         self._context = context
         self._heartbeat = heartbeat

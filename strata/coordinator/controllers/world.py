@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from strata.coordinator.controllers.jobs import JobController
-from strata.coordinator.leadership.controller_watchdog import Heartbeat
+from strata.coordinator.leadership.controller_watchdog import ControllerWatchdog
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
 from strata.core.checkpoints.lifecycle import decide_close
@@ -53,7 +53,7 @@ class Worlds(JobController):
         keys: ClusterKeys,
         mirror: Mirror,
         fence: Fence,
-        heartbeat: Heartbeat,
+        heartbeat: ControllerWatchdog,
         unix_now: Callable[[], float],
         is_clearing: Callable[[str], bool],
     ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Heartbeat:
+class ControllerWatchdog:
     """When the controller's loop last turned, by `clock`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

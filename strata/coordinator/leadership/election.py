@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from strata.coordinator.leadership.controller_watchdog import Heartbeat
+from strata.coordinator.leadership.controller_watchdog import ControllerWatchdog
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
 from strata.core.ids import Epoch, InstanceId, ReplicaId
@@ -20,7 +20,7 @@ from strata.core.kv.keys import ClusterKeys
 from strata.core.kv.store import Store
 from strata.core.kv.txn import Range, Txn, WatchBatch
 from strata.core.leadership.leader import (
-    ASKED_TTL_S,
+    REQUESTED_TTL_S,
     Act,
     LeaderState,
     Step,
@@ -55,7 +55,7 @@ class Election:
         keys: ClusterKeys,
         instance: InstanceId,
         replica: ReplicaId,
-        heartbeat: Heartbeat,
+        heartbeat: ControllerWatchdog,
         clock: Callable[[], float],
     ) -> None:
         self._renewals = renewals
@@ -164,7 +164,7 @@ class Election:
                 await self._pause(None if step.until_s is None else step.until_s - self._clock())
             case Act.GRANT:
                 sent_s = self._clock()
-                lease = await self._renewals.grant(ASKED_TTL_S)
+                lease = await self._renewals.grant(REQUESTED_TTL_S)
                 self._leader_state = leader_state.granted(lease.id, lease.ttl_s, sent_s=sent_s)
             case Act.CAMPAIGN:
                 assert leader_state.lease is not None

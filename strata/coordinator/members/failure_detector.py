@@ -114,7 +114,7 @@ class FailureDetector:
             if transport.quiet_s() < self._context.timing.detect_s:
                 continue
             try:
-                self.lose(transport, broke=transport.incarnation > 0)
+                self.disconnected(transport, broke=transport.incarnation > 0)
             except PoisonRecord as error:
                 # Somebody wrote the member's key by hand: that must not end this replica.
                 log.warning("member_unreadable", error=error.message)
@@ -125,7 +125,7 @@ class FailureDetector:
 
     # -- transports
 
-    def attend(self, transport: Transport) -> None:
+    def connected(self, transport: Transport) -> None:
         """Record a transport that is up; dismiss an older one of the same boot."""
         key = (transport.job, transport.worker)
         older = self._transports.setdefault(key, {}).get(transport.boot)
@@ -136,7 +136,7 @@ class FailureDetector:
             older.dismiss(Unavailable("a newer session of the same process took over", hint=""))
         self.look(*key)
 
-    def lose(self, transport: Transport, *, broke: bool = True) -> None:
+    def disconnected(self, transport: Transport, *, broke: bool = True) -> None:
         """Record that a transport is down. `broke`: neither side ended it on purpose."""
         key = (transport.job, transport.worker)
         boots = self._transports.get(key, {})

@@ -45,7 +45,7 @@ class Registrar:
         `leaving`: only take over an existing key; create none.
         """
         job = transport.job
-        self._failure_detector.attend(transport)
+        self._failure_detector.connected(transport)
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:

@@ -19,14 +19,14 @@ from strata.coordinator.members.registry import SessionRegistry
 from strata.coordinator.members.session import MemberSession, ServingContext
 from strata.coordinator.view import floors
 from strata.core.access.authority import Identity
-from strata.core.checkpoints.corruption import is_suspect
+from strata.core.checkpoints.corruption import has_open_report
 from strata.core.checkpoints.lifecycle import order
 from strata.core.ids import checked_id
 from strata.core.job import JobView
 from strata.core.kv.records import BarrierFloor, CheckpointRecord, CheckpointState, JobPhase, Worker
 from strata.core.kv.view import Entry
 from strata.core.members.registration import Registration, check_registration
-from strata.core.stop.requests import all_asked, waits_for
+from strata.core.stop.requests import leave_requests, waits_for
 from strata.errors import InvalidArgument, StrataError, Unavailable
 from strata.observe import get_logger
 from strata.session.link import Link
@@ -127,7 +127,7 @@ class Sessions:
             self._open(member, entry)
         except BaseException:
             self._registry.remove(member)
-            self._failure_detector.lose(member, broke=False)
+            self._failure_detector.disconnected(member, broke=False)
             raise
         return member
 
@@ -157,7 +157,7 @@ class Sessions:
     def _ended(self, member: MemberSession, end: End) -> None:
         self._registry.remove(member)
         log.info("session_ended", job=member.job, worker=member.worker, incarnation=member.incarnation)
-        self._failure_detector.lose(member, broke=end is End.BROKEN)
+        self._failure_detector.disconnected(member, broke=end is End.BROKEN)
 
     # -- updates to members
 
@@ -192,7 +192,7 @@ class Sessions:
             barrier_floors=dict(_floors(job, head.record.generation)) if head is not None else {},
             waits=waits_for(job),
         )
-        notice, stop_requests = world_wire.notice_of(job), all_asked(job)
+        notice, stop_requests = world_wire.notice_of(job), leave_requests(job)
         shared = Down(world=update)
         for member in members:
             place = index.place(member.worker, member.incarnation) if index is not None else None
@@ -217,7 +217,7 @@ class Sessions:
         entry = job.checkpoint(step, generation)
         if entry is None or index is None:
             return
-        if index.head.generation != generation and not is_suspect(job, entry.record):
+        if index.head.generation != generation and not has_open_report(job, entry.record):
             return  # of an older world's saves, only one with a corruption report concerns this world
         message = Down(checkpoint=checkpoint_wire.checkpoint_message(job, entry))
         for member in self._registry.of(name):
@@ -230,7 +230,7 @@ class Sessions:
         head = job.head()
         if head is None:
             return
-        yield from (e for e in job.checkpoints() if is_suspect(job, e.record))
+        yield from (e for e in job.checkpoints() if has_open_report(job, e.record))
         saves = [e for e in job.checkpoints() if e.record.generation == head.record.generation]
         ended = [e for e in saves if e.record.state is not CheckpointState.OPEN]
         recent = sorted(ended, key=lambda e: order(e.record))[-RECENT_CHECKPOINTS:]

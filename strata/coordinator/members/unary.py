@@ -36,7 +36,7 @@ from strata.core.kv.records import Worker
 from strata.core.kv.view import Entry
 from strata.core.members.membership import decide_leave, decide_rank_exit
 from strata.core.members.registration import DEFAULT_JOB, Registration, bare_registration, check_registration
-from strata.core.stop.requests import all_asked, asked_notice
+from strata.core.stop.requests import leave_notice, leave_requests
 from strata.errors import NotFound, StaleIncarnation, StrataError, Unavailable
 from strata.v1 import members_pb2 as pb
 from strata.v1 import peers_pb2, worlds_pb2
@@ -66,7 +66,7 @@ class VirtualSession:
         self._heard_s = asyncio.get_running_loop().time()
 
     def dismiss(self, error: StrataError) -> None:  # the member's next heartbeat receives the reason
-        self._failure_detector.lose(self, broke=False)
+        self._failure_detector.disconnected(self, broke=False)
 
     @property
     def heard_s(self) -> float:
@@ -159,7 +159,7 @@ class UnaryMembers:
             return response
         response.ClearField("notice")
         view = self._context.job(request.job)
-        leave = world_wire.asked_to_leave(view, all_asked(view), request.worker_id, request.incarnation)
+        leave = world_wire.asked_to_leave(view, leave_requests(view), request.worker_id, request.incarnation)
         if leave is not None:
             response.notice.CopyFrom(leave)
         return response
@@ -183,13 +183,13 @@ class UnaryMembers:
         job = await existing_job(self._context, request.job)
         index = self._ranks.of(request.job)
         generation = 0 if index is None else index.head.generation
-        stop_requests = all_asked(job)
+        stop_requests = leave_requests(job)
 
         def member(entry: Entry[Worker]) -> pb.Member:
             ranks = range(0) if index is None else index.ranks(entry.name, entry.create_revision)
             reported = self._board.ranks(request.job, generation, ranks)
             devices = self._board.devices_of(request.job, entry.name, entry.create_revision)
-            leaving = asked_notice(stop_requests, entry.name, entry.create_revision) is not None
+            leaving = leave_notice(stop_requests, entry.name, entry.create_revision) is not None
             message = wire.member_message(entry, standby=not ranks, leaving=leaving, devices=devices)
             message.ranks.extend(_as_fit(reported, PAGE_BYTES - message.ByteSize()))
             return message
@@ -227,7 +227,7 @@ class UnaryMembers:
             raise
         finally:
             if refused:
-                self._failure_detector.lose(transport, broke=False)
+                self._failure_detector.disconnected(transport, broke=False)
             else:
                 transport.touch()
         return transport.incarnation

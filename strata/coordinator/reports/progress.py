@@ -166,7 +166,7 @@ class ProgressBoard:
             held.own.add(member.worker_id)
             held.news.add(member.worker_id)
 
-    def note_heard(self, job: str, members: Iterable[members_pb2.MemberHeard], *, own: bool) -> None:
+    def note_last_heard(self, job: str, members: Iterable[members_pb2.MemberHeard], *, own: bool) -> None:
         """Record when members of a viewed job were last heard from."""
         held, now_s = self._of_viewed(job), asyncio.get_running_loop().time()
         for member in members:

@@ -23,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from strata.coordinator.access.admission import Admission
 from strata.coordinator.calls.pages import ANSWER_BYTES
-from strata.coordinator.calls.table import ANYBODY, SERVICES, Calls
+from strata.coordinator.calls.table import NO_SESSION, SERVICES, Calls
 from strata.coordinator.rpc.unsent_answers import Context, Ledger
 from strata.core.access.authority import call_name
 from strata.errors import InvalidArgument, StrataError
@@ -75,7 +75,7 @@ class Handlers(grpc.GenericRpcHandler):
         identity = self._admission.asks(context)
         account = self._ledger.account(context, identity)
         account.check()
-        response = await self._calls.answer(name, request, ANYBODY, identity)
+        response = await self._calls.answer(name, request, NO_SESSION, identity)
         body: bytes = response.SerializeToString()
         if len(body) > ANSWER_BYTES:
             self._ledger.measures.oversized.child().add()

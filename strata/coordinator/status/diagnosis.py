@@ -21,7 +21,7 @@ DIAGNOSIS_S: Final = 0.9
 """How long a diagnosis is cached: one of 1,000 ranks takes 16 ms."""
 
 
-class Told(Protocol):
+class LiveReports(Protocol):
     """The reports of ranks and members at a replica."""
 
     def open_rounds(self, job: str) -> Iterator[OpenRound]:
@@ -50,7 +50,7 @@ class _Place(NamedTuple):
     slots: int
 
 
-def diagnose_job(told: Told, job: JobView) -> Diagnosis:
+def diagnose_job(told: LiveReports, job: JobView) -> Diagnosis:
     """Diagnose a job's keys, and the ranks and devices of its current world."""
     world = job.world()
     if world is None:
@@ -65,7 +65,7 @@ class Diagnoses:
     def __init__(self) -> None:
         self._made: dict[str, tuple[float, Diagnosis]] = {}
 
-    def of(self, told: Told, job: JobView) -> Diagnosis:
+    def of(self, told: LiveReports, job: JobView) -> Diagnosis:
         """Return a job's diagnosis, at most `DIAGNOSIS_S` old; `StrataError` if the job cannot be read."""
         now_s, name = asyncio.get_running_loop().time(), job.keys.name
         held = self._made.get(name)
@@ -75,7 +75,7 @@ class Diagnoses:
         return held[1]
 
 
-def diagnose_world(told: Told, job: JobView, said: Iterable[RankProgress], world: World) -> Diagnosis:
+def diagnose_world(told: LiveReports, job: JobView, said: Iterable[RankProgress], world: World) -> Diagnosis:
     """Diagnose a job as `diagnose_job` does, from ranks' reports that the caller already has."""
     name, generation, latest = job.keys.name, world.head.generation, job.latest()
     waiting = {
@@ -231,7 +231,7 @@ def _hold(progress: RankProgress) -> SaveHold | None:
     )
 
 
-def world_devices(told: Told, name: str, world: World) -> Iterator[tuple[str, DeviceStatus]]:
+def world_devices(told: LiveReports, name: str, world: World) -> Iterator[tuple[str, DeviceStatus]]:
     """Yield the devices of this world's members, each with its worker."""
     here = {(member.worker, member.incarnation) for member in world.members}
     for member in told.devices(name):

@@ -38,7 +38,7 @@ KEPT: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class LoggedEvent:
     """One event. `job` is empty if the event concerns the cluster."""
 
     unix_s: float
@@ -57,7 +57,7 @@ class EventLog:
         self._view = view
         self._keys = keys
         self._unix_now = unix_now
-        self._happened: deque[Happening] = deque(maxlen=KEPT)
+        self._happened: deque[LoggedEvent] = deque(maxlen=KEPT)
         self._leader_changes = measures.leader_changes.child()
         self._generations = measures.generations.child()
         self._rounds = {result: measures.rounds.child(result.value) for result in BarrierResult}
@@ -67,14 +67,14 @@ class EventLog:
         }
         self._states: dict[str, CheckpointState] = {}
 
-    def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]:
+    def logged_events(self, job: str | None = None, *, limit: int) -> Iterator[LoggedEvent]:
         """Yield the last events, newest first; only those of `job`, if it is given."""
-        for happening in reversed(self._happened):
+        for logged_event in reversed(self._happened):
             if limit <= 0:
                 return
-            if job is None or happening.job == job:
+            if job is None or logged_event.job == job:
                 limit -= 1
-                yield happening
+                yield logged_event
 
     def begin(self) -> None:
         """Learn the existing states without counting them. Call it before the first batch."""
@@ -196,5 +196,7 @@ class EventLog:
 
     def _note(self, event: Event, kind: str, job: str, text: str) -> None:
         self._happened.append(
-            Happening(unix_s=self._unix_now(), revision=event.kv.mod_revision, kind=kind, job=job, text=text)
+            LoggedEvent(
+                unix_s=self._unix_now(), revision=event.kv.mod_revision, kind=kind, job=job, text=text
+            )
         )

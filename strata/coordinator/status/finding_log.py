@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.status.diagnosis import Told, diagnose_job
+from strata.coordinator.status.diagnosis import LiveReports, diagnose_job
 from strata.core.health.findings import Finding
 from strata.core.job import job_names
 from strata.errors import StrataError
@@ -29,7 +29,7 @@ MAX_LOGGED: Final = 1000
 class FindingLog:
     """`run` diagnoses all jobs while this replica leads; `note` logs the changes of one job."""
 
-    def __init__(self, context: ReplicaContext, told: Told) -> None:
+    def __init__(self, context: ReplicaContext, told: LiveReports) -> None:
         self._context = context
         self._live = told
         self._open: dict[str, dict[tuple[object, ...], tuple[Finding, float]]] = {}

@@ -12,7 +12,7 @@ from strata.v1.members_pb2 import MemberDevices, RankEvidence, RankProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoftState:
+class LiveState:
     """State that only the serving half of a replica has, in memory only, for pages, metrics and diagnoses.
 
     It is empty before a replica serves and after.

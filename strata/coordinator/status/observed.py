@@ -18,7 +18,7 @@ from strata.coordinator.peers.registry import UNHEARD
 from strata.coordinator.status.diagnosis import Diagnoses
 from strata.coordinator.status.event_log import EventLog
 from strata.coordinator.status.job_phases import JobPhases
-from strata.coordinator.status.live_state import SoftState
+from strata.coordinator.status.live_state import LiveState
 from strata.coordinator.writes.measured import MeasuredStore
 from strata.core.access.authority import Identity
 from strata.core.health.findings import Diagnosis
@@ -49,7 +49,7 @@ class Observed:
     """The readable state of one replica. `run` measures the loop and records events."""
 
     def __init__(
-        self, context: ReplicaContext, store: MeasuredStore, soft: SoftState, call: Call, *, version: str
+        self, context: ReplicaContext, store: MeasuredStore, soft: LiveState, call: Call, *, version: str
     ) -> None:
         self.context = context
         self.view = context.mirror.view
@@ -71,7 +71,7 @@ class Observed:
         self.version = version
         self._store = store
         self._event_log = EventLog(context.mirror.view, context.keys, context.measures, context.unix_now)
-        self.happenings = self._event_log.happenings
+        self.logged_events = self._event_log.logged_events
         self._diagnoses = Diagnoses()
         self._phases = JobPhases(context.mirror.view, context.keys)
         self.job_phases = self._phases.phases

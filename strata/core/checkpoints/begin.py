@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strata.core.checkpoints.attempt import MAX_REFERENCES, Author, authorised, uses
-from strata.core.checkpoints.corruption import suspected_tiers
-from strata.core.checkpoints.order import asked_back, find
+from strata.core.checkpoints.corruption import reported_tiers
+from strata.core.checkpoints.order import find, pending_rewind
 from strata.core.checkpoints.paths import attempt_path, check_root
 from strata.core.checkpoints.references import Discarded, Reference
 from strata.core.checkpoints.tiers import PRIMARY, present_on, tiers_of
@@ -72,7 +72,7 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
     held = job.checkpoint(step, author.generation)
     if held is not None and not _replaceable(held.record, request):
         return _joined(held.record)
-    rewind = asked_back(job)
+    rewind = pending_rewind(job)
     if rewind is not None:
         raise Refused(
             f"the job goes back to step {rewind.record.step}: nothing is saved before that",
@@ -171,7 +171,7 @@ def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]
         raise InvalidArgument("an Incremental names the step and the attempt it builds on")
     bases = bases_of(job, request.base_step, request.base_attempt, {request.tier})
     for entry in bases:
-        for name in suspected_tiers(job, entry.record):
+        for name in reported_tiers(job, entry.record):
             raise Refused(
                 f"step {entry.record.step}, which the base needs, was found damaged on {name}",
                 hint="save a Full",

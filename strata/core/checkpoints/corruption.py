@@ -86,7 +86,7 @@ def _about(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Corr
     return found
 
 
-def suspected_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
+def reported_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
     """Yield the tiers whose copy is not CORRUPT yet, but has an open report: its own, or one of a base."""
     if record.state is not CheckpointState.COMMITTED:
         return
@@ -101,9 +101,9 @@ def suspected_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
             yield name
 
 
-def is_suspect(job: JobView, record: CheckpointRecord) -> bool:
+def has_open_report(job: JobView, record: CheckpointRecord) -> bool:
     """Return whether a copy has an open corruption report; the record is not verified then."""
-    return any(True for _ in suspected_tiers(job, record))
+    return any(True for _ in reported_tiers(job, record))
 
 
 def is_whole(job: JobView, record: CheckpointRecord) -> bool:
@@ -113,7 +113,7 @@ def is_whole(job: JobView, record: CheckpointRecord) -> bool:
         for base in bases(job, record)
         for name in present_on(record)
     )
-    return not lost and not is_suspect(job, record)
+    return not lost and not has_open_report(job, record)
 
 
 def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
@@ -127,7 +127,7 @@ def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
             yield f"{who} on {name}: {what}{f': {report_record.reason}' if report_record.reason else ''}"
 
 
-def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> str | None:
+def object_to_verify(job: JobView, record: CheckpointRecord, tier: str, host: str) -> str | None:
     """Return the object that `host` must read to check another host's report; "": the whole copy; None: nothing."""
     reported = [entry for entry in reports(job, record, tier) if _open(entry)]
     if not reported or any(entry.name == host for entry in reported):

@@ -20,11 +20,11 @@ from strata.core.checkpoints.attempt import bases, named, release_references
 from strata.core.checkpoints.corruption import is_whole
 from strata.core.checkpoints.order import (
     RESTORABLE_TYPES,
-    asked_back,
     counts,
     find,
     is_latest,
     order,
+    pending_rewind,
     superseded,
 )
 from strata.core.checkpoints.pins import tags_of
@@ -115,7 +115,7 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
     record, keys = held.record, job.keys
     if record.state is CheckpointState.OPEN:
         raise Refused(f"step {record.step} is being saved", hint="abort it first")
-    rewind = asked_back(job)
+    rewind = pending_rewind(job)
     if is_latest(job, record):
         raise Refused(f"step {record.step} is the latest checkpoint")
     if rewind is not None and rewind.record.attempt == record.attempt:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from strata.core.checkpoints.deletion import fork_reference
-from strata.core.checkpoints.order import RESTORABLE_TYPES, asked_back, find, newest, restorations
+from strata.core.checkpoints.order import RESTORABLE_TYPES, find, newest, pending_rewind, restorations
 from strata.core.checkpoints.pins import tagged
 from strata.core.checkpoints.references import Reference, Rewind
 from strata.core.checkpoints.tiers import tiers_of
@@ -160,7 +160,7 @@ def decide_rewind(job: JobView, *, generation: int, step: int, attempt: str = ""
             return Decision(reason=f"generation {min(begun)} began from step {step}")
         raise StaleGeneration(f"generation {generation} was meant; {current} is current")
     chosen = choose(job, step=step, attempt=attempt)
-    record, rewind = chosen.record, asked_back(job)
+    record, rewind = chosen.record, pending_rewind(job)
     requested = Rewind(step=record.step, attempt=record.attempt, record_generation=record.generation, who=who)
     if rewind is not None and rewind.record == requested:
         return Decision(reason=f"the next generation begins from step {step}")

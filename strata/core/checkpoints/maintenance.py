@@ -17,7 +17,7 @@ from enum import Enum
 
 from strata.core.checkpoints.attempt import named
 from strata.core.checkpoints.begin import bases_of, references
-from strata.core.checkpoints.corruption import to_look_at
+from strata.core.checkpoints.corruption import object_to_verify
 from strata.core.checkpoints.deletion import dying_tiers
 from strata.core.checkpoints.order import RESTORABLE_TYPES, counts, order
 from strata.core.checkpoints.references import Discarded
@@ -99,7 +99,7 @@ def _to_verify(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Ma
     """Yield the copies that another host reported damaged and `host` has not checked, once for each host."""
     for name in present_on(record):
         tier = tiers_of(record)[name]
-        damaged = to_look_at(job, record, name, host) if tier.shared and host else None
+        damaged = object_to_verify(job, record, name, host) if tier.shared and host else None
         if damaged is not None:
             yield dataclasses.replace(_task(MaintenanceKind.VERIFY, record, name, tier), object=damaged)
 

@@ -116,7 +116,7 @@ def restore_point(job: JobView, hosts: Collection[str] | None = None) -> Restore
 
     It is the record of a rewind, or else the newest record; only records within reach are considered.
     """
-    rewind = asked_back(job)
+    rewind = pending_rewind(job)
     back = find(job, rewind.record.step, rewind.record.attempt) if rewind is not None else None
     if back is not None and (hosts is None or within_reach(job, back.record, hosts)):
         return point_of(back.record)
@@ -124,7 +124,7 @@ def restore_point(job: JobView, hosts: Collection[str] | None = None) -> Restore
     return None if entry is None else point_of(entry.record)
 
 
-def asked_back(job: JobView) -> Entry[Rewind] | None:
+def pending_rewind(job: JobView) -> Entry[Rewind] | None:
     """Return the rewind while it is valid: it ends once its checkpoint cannot be restored.
 
     An ended rewind never becomes valid again, so a plan based on that need not compare the checkpoint. The head of the

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from strata.core.checkpoints.attempt import Author, authorised
-from strata.core.checkpoints.corruption import is_suspect, is_whole
+from strata.core.checkpoints.corruption import has_open_report, is_whole
 from strata.core.checkpoints.deletion import decide_tombstone
 from strata.core.checkpoints.order import counts, superseded
 from strata.core.checkpoints.references import Keep, Retention
@@ -75,7 +75,7 @@ def reasons(job: JobView, *, now_unix_ms: int) -> dict[str, dict[str, str]]:
         keep = held.record.tiers.get(tier, held.record.keep) if held is not None else Keep()
         found[tier] = kept((known[e.key] for e in there), keep, now_unix_ms=now_unix_ms)
         for entry in there:
-            if is_suspect(
+            if has_open_report(
                 job, entry.record
             ):  # even if this copy is good, the checkpoint's suspected copy may not be
                 found[tier].setdefault(entry.key, SUSPECTED)

@@ -132,7 +132,7 @@ def read_account(text: str) -> tuple[dict[str, float], float] | None:
     return (spent_s, unix_s) if all(map(math.isfinite, (*spent_s.values(), unix_s))) else None
 
 
-def told_goodput(text: str) -> str:
+def goodput_text(text: str) -> str:
     """Return the goodput in a checkpoint's metadata as a sentence; "" if there is none."""
     saved = read_account(text)
     return "" if saved is None else str(Goodput(spent_s=saved[0]))

@@ -35,7 +35,7 @@ SLOW_LEAST_S: Final = 0.01
 """…and are this many seconds above it."""
 MIN_RANKS: Final = 3
 """Of two ranks it is impossible to tell which one is slow."""
-MOST_SUSPECTS: Final = 64
+MOST_REPORTED: Final = 64
 """This many of the slowest are compared with all others: more slow ranks than that are no stragglers."""
 
 
@@ -217,7 +217,7 @@ def stragglers(times: Mapping[int, StepTimes]) -> list[Slow]:
         return []
     least_s = min(each.median_s for each in known.values())
     suspects = [rank for rank, each in known.items() if _is_slow(each.median_s, least_s)]
-    slowest = nlargest(MOST_SUSPECTS, suspects, key=lambda rank: known[rank].median_s)
+    slowest = nlargest(MOST_REPORTED, suspects, key=lambda rank: known[rank].median_s)
     slow = [found for rank in slowest if (found := _compared(rank, known)) is not None]
     return sorted(slow, key=lambda each: (-each.times, each.rank))
 

@@ -1,8 +1,4 @@
-"""The records stored as values: one frozen dataclass per key, written as JSON with the schema field `v`.
-
-All encoding goes through `encode` and `decode` (`core.kv.codec`).
-More records are in `core.checkpoints.references` and `core.*_record`.
-"""
+"""The records stored as values, a frozen dataclass per key. `core.kv.codec` encodes them as JSON with the schema field `v`."""
 
 from __future__ import annotations
 
@@ -239,7 +235,7 @@ class Anew:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class LeaveRequest:
     """A request to leave: members that the notice names, or all, which get no place any more.
 
     Members that registered after `revision` are excluded. `written`: the revision at which the notice got
@@ -288,7 +284,7 @@ class WorldHead:
     no_progress: int = 0
     failures: int = 0
     began: bool = False
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[LeaveRequest, ...] = ()
     spent: tuple[Spent, ...] = ()
     newcomers: tuple[Newcomer, ...] = ()
 

@@ -28,7 +28,7 @@ from strata.core.kv.records import Leader, encode
 from strata.core.kv.txn import Delete, Put, Txn, absent, created_at
 from strata.core.kv.view import Entry, View
 
-ASKED_TTL_S = 6
+REQUESTED_TTL_S = 6
 RENEW_S = 1.0
 MAX_STILL_S = 2.0
 """A leader whose world controller has made no pass for this long lets its lease expire."""
@@ -89,7 +89,7 @@ class Act(Enum):
     WAIT = "wait"
     """Do nothing until `until_s`, or until the leader key changes."""
     GRANT = "grant"
-    """Get a lease of `ASKED_TTL_S`; then `granted`."""
+    """Get a lease of `REQUESTED_TTL_S`; then `granted`."""
     CAMPAIGN = "campaign"
     """Execute `campaign_txn`, bring the view to its revision, and call `next_step` again."""
     TAKE_LEAD = "take_office"

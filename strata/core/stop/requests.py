@@ -22,11 +22,11 @@ from strata.core.barriers.outcomes import outcome_payloads
 from strata.core.ids import WorkerId, checked_id
 from strata.core.job import JobView, World
 from strata.core.kv.records import (
-    Asked,
     BarrierFloor,
     BarrierOutcome,
     CheckpointState,
     JobPhase,
+    LeaveRequest,
     Phase,
     StopAction,
     StopNotice,
@@ -78,7 +78,7 @@ def waits_for(job: JobView) -> str:
 # -- requests to leave ------------------------------------------------------------------------
 
 
-def all_asked(job: JobView) -> tuple[Asked, ...]:
+def leave_requests(job: JobView) -> tuple[LeaveRequest, ...]:
     """Return every request to leave that may still apply: the current notice's, and older ones."""
     head = job.head()
     if head is None:
@@ -86,23 +86,23 @@ def all_asked(job: JobView) -> tuple[Asked, ...]:
     notice = job.notice(head.record.generation)
     if notice is None or notice.record.action is StopAction.SCALE:
         return head.record.asked
-    asked = Asked(notice=notice.record, revision=meant_before(notice), written=notice.mod_revision)
+    asked = LeaveRequest(notice=notice.record, revision=meant_before(notice), written=notice.mod_revision)
     return (*head.record.asked, asked)
 
 
-def means(asked: Asked, worker: str, incarnation: int) -> bool:
+def means(asked: LeaveRequest, worker: str, incarnation: int) -> bool:
     """Return whether this incarnation of `worker` was asked to leave."""
     return meaning(asked.notice, worker, came_before=incarnation < asked.revision) is Meaning.LEAVE
 
 
-def asked_notice(asked: Iterable[Asked], worker: str, incarnation: int) -> StopNotice | None:
+def leave_notice(asked: Iterable[LeaveRequest], worker: str, incarnation: int) -> StopNotice | None:
     """Return the newest notice that asks this incarnation of `worker` to leave, or None."""
     found = [one for one in asked if means(one, worker, incarnation)]
     return max(found, key=lambda one: one.revision).notice if found else None
 
 
 def leaving(
-    asked: Iterable[Asked], workers: Iterable[Entry[Worker]], asked_s: Mapping[int, float]
+    asked: Iterable[LeaveRequest], workers: Iterable[Entry[Worker]], asked_s: Mapping[int, float]
 ) -> frozenset[str]:
     """Return the registered workers that get no place, because they were asked to leave.
 
@@ -119,7 +119,7 @@ def leaving(
     )
 
 
-def remembered(asked: Iterable[Asked], asked_s: Mapping[int, float]) -> tuple[Asked, ...]:
+def remembered(asked: Iterable[LeaveRequest], asked_s: Mapping[int, float]) -> tuple[LeaveRequest, ...]:
     """Return the requests to leave that have not expired."""
     return tuple(one for one in asked if not _over(one.notice, asked_s.get(one.written, 0.0), GONE_S))
 

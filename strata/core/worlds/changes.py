@@ -43,14 +43,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from strata.core.checkpoints.corruption import missed_by
-from strata.core.checkpoints.order import asked_back, newest
+from strata.core.checkpoints.order import newest, pending_rewind
 from strata.core.checkpoints.references import SavesHeld
 from strata.core.exit_codes import DO_NOT_REQUEUE
 from strata.core.job import JobView, World
 from strata.core.kv.records import (
-    Asked,
     CheckpointState,
     JobSpec,
+    LeaveRequest,
     Member,
     Newcomer,
     Phase,
@@ -105,7 +105,7 @@ class Situation:
         self.active: World | None = requests.active_world(job)
         self.resumed = requests.resumed(job)
         self.latest = job.latest()
-        self.asked = requests.all_asked(job)
+        self.asked = requests.leave_requests(job)
         self.registered = {w.name: w for w in job.workers()}
         self.leaving = requests.leaving(self.asked, self.registered.values(), asked_s)
         self.spent = spent(job, self.registered, asked_s)
@@ -164,7 +164,7 @@ class Situation:
         lost = any(not self.alive(member) for member in members)
         return bool(failed) and not lost and all(one.early for one in failed.values())
 
-    def still_asked(self) -> tuple[Asked, ...]:
+    def still_asked(self) -> tuple[LeaveRequest, ...]:
         """Return the requests to leave that the next head carries on: those to members that are still registered."""
         return tuple(
             one
@@ -256,7 +256,7 @@ class Situation:
 
     def _elsewhere(self, world: World) -> Change | None:
         """Return the change if the ranks must restore another checkpoint: theirs is corrupt, or a rewind is due."""
-        point, rewind = world.head.restore, asked_back(self.job)
+        point, rewind = world.head.restore, pending_rewind(self.job)
         if rewind is not None:
             who = rewind.record.who or "somebody"
             return self._of_the_rest(f"{who} has the job go back to step {rewind.record.step}")
@@ -287,7 +287,7 @@ class Situation:
             if self.alive(member) or all(rank in ended for rank in member.ranks):
                 continue
             how = "was replaced" if member.worker in self.registered else "is gone"
-            if requests.asked_notice(self.asked, member.worker, member.incarnation) is not None:
+            if requests.leave_notice(self.asked, member.worker, member.incarnation) is not None:
                 left.append(f"{member.worker} {how}, as asked")
             else:
                 found.append(f"{member.worker} {how}")

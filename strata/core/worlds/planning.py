@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from strata.core.checkpoints.order import asked_back, latest_under, newest, restore_point
+from strata.core.checkpoints.order import latest_under, newest, pending_rewind, restore_point
 from strata.core.ids import WorkerId
 from strata.core.job import JobView
 from strata.core.kv.chunks import chunks_of, write_members
@@ -292,7 +292,7 @@ class _Planner:
         operations, compares = self._standbys(world.members if world is not None else ())
         if operations:
             reason = f"{reason}; the standbys changed"
-        if self.job.rewind() is not None and asked_back(self.job) is None:
+        if self.job.rewind() is not None and pending_rewind(self.job) is None:
             operations.append(Delete(key=self.job.keys.rewind))
             reason = f"{reason}; what it was to go back to is lost, or was gone back to"
         if not operations:

@@ -118,7 +118,7 @@ def events(
                 job=each.job,
                 text=each.text,
             )
-            for each in source.happenings(name, limit=EVENTS)
+            for each in source.logged_events(name, limit=EVENTS)
             if each.revision > after and (not limited_to or each.job in limited_to)
         )
     )

@@ -9,7 +9,7 @@ from strata.coordinator.reports.progress import Reported
 from strata.coordinator.status.diagnosis import world_devices
 from strata.core.health.history import HEAT_S
 from strata.core.job import JobView, World
-from strata.core.stop.requests import all_asked, asked_notice
+from strata.core.stop.requests import leave_notice, leave_requests
 from strata.dashboard.api import model
 from strata.dashboard.source import Source
 from strata.v1.members_pb2 import DeviceStatus, RankLog
@@ -151,7 +151,7 @@ def _workers(
     """Return the world's members by rank, then the standbys; and for each rank the index of its member."""
     registered = {(entry.name, entry.create_revision): entry for entry in job.workers()}
     workers: list[model.Worker] = []
-    notices = all_asked(job)
+    notices = leave_requests(job)
     owner: dict[int, int] = {}
     over = job.done(world.head.generation) if world is not None else set()
     for place in world.members if world is not None else ():
@@ -169,7 +169,7 @@ def _workers(
                 standby=False,
                 lost=entry is None and not over.issuperset(own),
                 done=over.issuperset(own),
-                leaving=asked_notice(notices, place.worker, place.incarnation) is not None,
+                leaving=leave_notice(notices, place.worker, place.incarnation) is not None,
                 heartbeat_age_ms=_heard_ms(source, job, place.worker, place.incarnation, now_s),
             )
         )
@@ -184,7 +184,7 @@ def _workers(
                 first_rank=None,
                 standby=True,
                 lost=False,
-                leaving=asked_notice(notices, name, incarnation) is not None,
+                leaving=leave_notice(notices, name, incarnation) is not None,
                 heartbeat_age_ms=_heard_ms(source, job, name, incarnation, now_s),
             )
         )

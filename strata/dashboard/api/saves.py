@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from strata.core.checkpoints.corruption import suspected_tiers
+from strata.core.checkpoints.corruption import reported_tiers
 from strata.core.checkpoints.lifecycle import acked, is_latest, newest
 from strata.core.checkpoints.pins import tags_of
 from strata.core.checkpoints.tiers import tiers_of
@@ -69,7 +69,7 @@ def checkpoint(job: JobView, entry: Entry[CheckpointRecord]) -> model.Checkpoint
         origin_job=record.origin.job if record.origin is not None else "",
         references=job.view.count(job.keys.refs(*record.where)),
         readers=job.view.count(job.keys.readers(*record.where)),
-        suspected=tuple(suspected_tiers(job, record)),
+        suspected=tuple(reported_tiers(job, record)),
     )
 
 

@@ -49,7 +49,7 @@ from strata.checkpoint.snapshot.tensors import DTYPES
 from strata.checkpoint.storage.sink import Storage
 from strata.client.checkpoints.config import CheckpointManagerConfig, merged
 from strata.client.checkpoints.port import SessionPort
-from strata.client.checkpoints.reader_lease import ReaderKey
+from strata.client.checkpoints.reader_lease import ReaderLease
 from strata.client.checkpoints.restore import Loading, check_there
 from strata.client.checkpoints.root import OpenRoot
 from strata.core.kv.records import CheckpointState
@@ -196,7 +196,7 @@ class _Load:
 
     def __init__(self, root: OpenRoot) -> None:
         self.root = root
-        self._key: ReaderKey | None = None
+        self._key: ReaderLease | None = None
 
     def find(self, step: int | None) -> CheckpointMetadata:
         """Return the committed checkpoint of `step`, or without `step` the restore point."""
@@ -217,8 +217,8 @@ class _Load:
     def keep(self, checkpoint: CheckpointMetadata) -> None:
         """Protect only this checkpoint from deletion from now on; `Refused` if its deletion has begun."""
         self.release()
-        if self.root.keeping is not None:
-            self._key = self.root.keeping.hold(checkpoint)
+        if self.root.garbage_collection is not None:
+            self._key = self.root.garbage_collection.hold(checkpoint)
 
     def release(self) -> None:
         """End the protection. Idempotent."""

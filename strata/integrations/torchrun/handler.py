@@ -148,7 +148,7 @@ class StrataRendezvous(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Return 1 once this generation has ended, by a loss or because members join; else 0. Never raises."""
-        if self._member.heeding:
+        if self._member.supports_graceful_stop:
             self._signals.take()
         return 1 if self._member.must_restart else 0
 

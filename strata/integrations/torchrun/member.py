@@ -81,7 +81,9 @@ class AgentMember:
     @property
     def must_restart(self) -> bool:
         """Whether the agent must end the workers now; leaving workers get `LEAVE_S` first. Any thread; never blocks."""
-        leaves = self.asked_to_leave is not None and self.heeding and self._session.error is None
+        leaves = (
+            self.asked_to_leave is not None and self.supports_graceful_stop and self._session.error is None
+        )
         return self.outdated and not (leaves and time.monotonic() < self._over_s + LEAVE_S)
 
     @property
@@ -104,9 +106,9 @@ class AgentMember:
         return asked_to_leave(self._session.world, self._settings.worker_id)
 
     @property
-    def heeding(self) -> bool:
+    def supports_graceful_stop(self) -> bool:
         """Whether every worker of this agent supports graceful stop. Any thread; never blocks."""
-        return self._session.workers.heeding
+        return self._session.workers.supports_graceful_stop
 
     # -- its life
 
@@ -186,7 +188,7 @@ class AgentMember:
             if not self.outdated:
                 self._report_end(self.place, failure)
         self.release()
-        await self._session.agent.leave_once_told(
+        await self._session.agent.leave_once_reported(
             "its workers are done" if self._finishing else "the agent ends"
         )
 
@@ -224,7 +226,7 @@ class AgentMember:
         if place is None:
             return
         try:
-            notice = await self._session.agent.ask_all_to_stop(place.generation, why)
+            notice = await self._session.agent.request_common_stop(place.generation, why)
         except Unavailable as error:
             give_up(f"nobody could be asked to stop the other ranks: {error}")
             return
@@ -339,7 +341,7 @@ class AgentMember:
     def _why(self) -> str:
         upward = self._session.upward
         if upward.welcome is None:
-            failure = upward.last_trouble
+            failure = upward.last_error
             return f": {failure.message}" if failure is not None else ": no coordinator answered"
         reason = upward.world.world.reason if upward.world is not None else ""
         return f": {reason}" if reason else ""

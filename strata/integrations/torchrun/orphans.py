@@ -34,10 +34,10 @@ _START_CODE = 26
 
 
 @contextlib.asynccontextmanager
-async def ended_with_us(door: Path) -> AsyncIterator[None]:
+async def kill_workers_if_killed(socket_path: Path) -> AsyncIterator[None]:
     """While the block runs: if this process is killed, kill all with a path beside `door` in a STRATA_ variable."""
     watcher = subprocess.Popen(  # noqa: ASYNC220  # fork and exec; nothing is waited for
-        [sys.executable, "-I", "-S", __file__, str(door)],
+        [sys.executable, "-I", "-S", __file__, str(socket_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -69,12 +69,12 @@ def end_child_above(pid: int) -> None:
             pid = parent
 
 
-def find(door: str) -> list[int]:
+def find(socket_path: str) -> list[int]:
     """Return the ids of processes with a STRATA_ variable that names a file beside `door`.
 
     STRATA_SOCKET is such a variable. Helper processes of a rank are started without it, but keep STRATA_STACKS.
     """
-    marker = b"=" + os.fsencode(Path(door).parent) + b"/"
+    marker = b"=" + os.fsencode(Path(socket_path).parent) + b"/"
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208  # plain numbers
         if name.isdigit() and int(name) != os.getpid():
@@ -113,12 +113,12 @@ def _start_code(folder: Path) -> int:
 
 def main() -> None:
     """Wait for the end of the agent; if it ends without a farewell, kill the processes it left."""
-    door = sys.argv[1]
+    socket_path = sys.argv[1]
     if sys.stdin.buffer.read() == _BYE:
         return
     found_none = 0
     for _ in range(_ROUNDS):
-        orphans = find(door)
+        orphans = find(socket_path)
         found_none = 0 if orphans else found_none + 1
         if (
             found_none == 2
@@ -128,7 +128,7 @@ def main() -> None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_ROUND_S)
-    shutil.rmtree(Path(door).parent, ignore_errors=True)
+    shutil.rmtree(Path(socket_path).parent, ignore_errors=True)
 
 
 if __name__ == "__main__":

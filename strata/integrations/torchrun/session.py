@@ -123,7 +123,7 @@ class AgentSession:
                     devices=devices,
                     on_place=self.workers.begin,
                 ) as relay,
-                orphans.ended_with_us(self.agent.socket),
+                orphans.kill_workers_if_killed(self.agent.socket),
             ):
                 self.workers.relay = relay
                 self._news.set()

@@ -54,7 +54,7 @@ class Workers:
             known.clear()
 
     @property
-    def heeding(self) -> bool:
+    def supports_graceful_stop(self) -> bool:
         """Whether every worker supports graceful stop. Any thread."""
         place = self._place
         return place is not None and self._heeding.issuperset(place.ranks)

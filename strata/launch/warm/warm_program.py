@@ -27,7 +27,7 @@ HELLO = b"+"
 AT_ONCE = "-"
 """In place of the socket's number: the environment is complete already, so there is nothing to wait for."""
 LAST_LINES = 3
-LAST_WORDS = ".traceback"
+EXIT_MESSAGE_SUFFIX = ".traceback"
 """Suffix, after the name in STRATA_STACKS, of the file with the traceback's last lines."""
 
 
@@ -81,7 +81,7 @@ def answer_stack_dumps() -> None:
 
 
 _files: list[Any] = []
-_last_words: list[str] = []
+_exit_message: list[str] = []
 
 
 def fresh_main() -> types.ModuleType:
@@ -137,14 +137,14 @@ def hide_this_file(show: Callable[..., Any]) -> Callable[..., Any]:
 
 def keep_last_lines(kind: Any, error: Any, trace: Any) -> None:
     """Leave the end of a traceback to the agent, without the lines that only point at a column."""
-    if not _last_words or issubclass(kind, KeyboardInterrupt):
+    if not _exit_message or issubclass(kind, KeyboardInterrupt):
         return  # for a KeyboardInterrupt an import here would keep Python from ending by the signal
     import traceback  # noqa: PLC0415
 
     try:
         lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
         said = [line.strip() for line in lines if line.strip(" ^~")]
-        with open(_last_words[0], "w", errors="replace") as file:  # noqa: PTH123
+        with open(_exit_message[0], "w", errors="replace") as file:  # noqa: PTH123
             file.write("\n".join(said[-LAST_LINES:]))
     except Exception:  # noqa: BLE001, S110  # the traceback itself matters more, and is shown
         pass
@@ -171,7 +171,7 @@ def main(words: list[str]) -> None:
     if descriptor != AT_ONCE:
         be_warm(int(descriptor), [name for name in modules.split(",") if name])
     if "STRATA_STACKS" in os.environ:
-        _last_words.append(os.environ["STRATA_STACKS"] + LAST_WORDS)
+        _exit_message.append(os.environ["STRATA_STACKS"] + EXIT_MESSAGE_SUFFIX)
     if hasattr(sys, "orig_argv"):
         at = len(sys.orig_argv) - len(sys.argv)
         sys.orig_argv[at : at + 3] = []

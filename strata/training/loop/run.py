@@ -3,8 +3,7 @@
     run.steps(loader)      begins → batches of one optimizer step → complete → save if due → begins …
     run.step_done(n)       the same for a hand-written loop: completes the step under way, begins the next
 
-A step is complete when the loop body of its last batch has ended, because the caller's `optim.step()` is in that body.
-All ranks count the same steps, so they agree whether a save is due.
+A step is complete when the loop body of its last batch has ended, after the caller's `optim.step()`. All ranks count alike.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from strata.client.checkpoints.manager import CheckpointManager
 from strata.core.exit_codes import is_success
 from strata.core.health.goodput import START, STEP, Goodput
 from strata.errors import InvalidArgument, JobDone, Preempted, StaleGeneration, StorageError, StrataError
-from strata.training.generation_exit import GenerationExit, nothing_to_do_where_done
+from strata.training.generation_exit import GenerationExit, exit_if_done
 from strata.training.group import end_group
 from strata.training.loop.clock import Clock
 from strata.training.loop.compute_timer import ComputeTimer
@@ -404,7 +403,7 @@ class Run:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        with nothing_to_do_where_done(standalone=self.context.is_standalone):
+        with exit_if_done(standalone=self.context.is_standalone):
             self._close(patient=patient)
 
     def _close(self, *, patient: bool) -> None:
@@ -467,7 +466,7 @@ class Run:
         """
         if self._closed or os.getpid() != self._pid:
             return
-        with nothing_to_do_where_done():
+        with exit_if_done():
             try:
                 self._ending.failed(error)
             except JobDone as done:

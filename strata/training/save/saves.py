@@ -147,7 +147,7 @@ class Saves:
         """Save as `save` does; if a rank holds an earlier save, return None on all ranks instead."""
         self._watch()
         # a rank whose part is written cannot know how long another rank's part is held: it waits only once
-        held = self._checkpoints.holds.wait_room(0.0 if self._skipped else ROOM_S)
+        held = self._checkpoints.holds.wait_for_buffer(0.0 if self._skipped else ROOM_S)
         also = {HELD: held[:MAX_HELD_CHARS]} if held else {}
         begun_s = self._clock.monotonic_s()
         payloads = self._meet(self._payload(position.step, **also), patient=patient)
@@ -175,7 +175,7 @@ class Saves:
     ) -> CheckpointInfo:
         """Plan the next save and hand the state over to be saved; called once all ranks have arrived."""
         met_s = self._clock.monotonic_s()
-        self._wait_reporting(position.step, self._checkpoints.holds.make_room)
+        self._wait_reporting(position.step, self._checkpoints.holds.free_buffer)
         pace = agreed(payloads)
         account = json.loads(payloads[0]).get("account", {}) if 0 in payloads else {}
         self._plan(position, pace)

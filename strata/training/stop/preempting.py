@@ -17,7 +17,7 @@ from strata.errors import StaleGeneration, StrataError
 from strata.training.generation_exit import GenerationExit
 from strata.training.rank_context import Alone
 from strata.training.stop.signals import PreemptSignals
-from strata.training.stop.stopper import Stopper, ask_to_stop
+from strata.training.stop.stopper import Stopper, request_stop
 from strata.v1.worlds_pb2 import STOP_ACTION_PREEMPT, StopNotice
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Preemption:
         self._stopper = Stopper(run, clock=clock, save_cost_s=save_cost_s, over=self._world_ended)
         self._signals = PreemptSignals(signals, self._signalled)
         try:
-            self._context.heed_notices()
+            self._context.support_graceful_stop()
             self._context.progress(run.step, READY)
         except StrataError:
             self.closed()
@@ -108,7 +108,7 @@ class Preemption:
     def _world_ended(self) -> None:
         self._ended = True
         if self._signals is not None and not self._stopper.stopping and not self._leaves_by_itself:
-            self._signals.obey_heard()
+            self._signals.obey_received()
 
     @property
     def _ends_by_itself(self) -> bool:
@@ -146,7 +146,7 @@ class Preemption:
         return notice is not None
 
     def _request(self, reason: str, *, member_only: bool) -> StopNotice | None:
-        return ask_to_stop(self._context, reason, grace_s=self._grace_s, member_only=member_only)
+        return request_stop(self._context, reason, grace_s=self._grace_s, member_only=member_only)
 
     def _notice(self, reason: str) -> StopNotice:
         return StopNotice(

@@ -127,7 +127,7 @@ class PreemptSignals:
         if not self._asked(number):
             self._obey(number)
 
-    def obey_heard(self) -> None:
+    def obey_received(self) -> None:
         """Obey the signals received so far, unless the handlers are restored: the world has ended without a stop."""
         for number, counts in self._received.items():
             if any(counts) and self._before:

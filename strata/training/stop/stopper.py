@@ -159,7 +159,7 @@ class Stopper:
             mine = self._agreement.propose(
                 cost_ms=round(1000 * self._save_cost_s()),
                 left_ms=NO_LIMIT if left_s is None else max(0, round(1000 * left_s)),
-                can_save=self._run.checkpoints.gone_back is None,
+                can_save=self._run.checkpoints.rewound is None,
             )
         proposals = self._context.barrier(STOP_BARRIER, mine)
         with self._changed:
@@ -322,7 +322,7 @@ class Stopper:
         self._forget()
 
 
-def ask_to_stop(
+def request_stop(
     context: RankContext, reason: str, *, grace_s: float, member_only: bool = False
 ) -> NoticeMessage | None:
     """Request that all ranks of the generation stop, or this member's; return the notice in effect, if any."""

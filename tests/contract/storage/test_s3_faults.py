@@ -43,14 +43,14 @@ def stored(stub: StubS3, name: str) -> bytes:
 
 
 @pytest.mark.parametrize("status", [500, 503])
-def test_a_server_in_trouble_is_asked_again(storage: S3Storage, stub: StubS3, status: int) -> None:
+def test_a_server_in_error_is_asked_again(storage: S3Storage, stub: StubS3, status: int) -> None:
     stub.fail("put", status=status, times=2)
     put(storage, "x", b"1")
     stub.fail("get", status=status, times=2)
     assert storage.read("x") == b"1"
 
 
-def test_a_server_in_trouble_for_good_is_an_error_that_says_so(storage: S3Storage, stub: StubS3) -> None:
+def test_a_server_in_error_for_good_is_an_error_that_says_so(storage: S3Storage, stub: StubS3) -> None:
     stub.fail("put", status=500, times=99)
     with pytest.raises(StorageError, match="InternalError \\(500\\)") as error:
         put(storage, "x", b"1")

@@ -54,7 +54,7 @@ def folder(start_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory
         kill_leader(cluster)
         work_done(run, done)
         for workload in workloads:
-            workload.ask_to_stop()
+            workload.request_stop()
         assert [workload.join(LIMIT_S) for workload in workloads] == [0] * len(workloads)
         assert observer.stop(LIMIT_S) == 0
         yield run

@@ -13,7 +13,7 @@ import pytest
 
 from strata.client import CoordinatorClient
 from strata.devcluster.local_cluster import LocalCluster
-from strata.session.terms import UNTOLD_S
+from strata.session.terms import EXIT_REPORT_S
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE
 from tests.cluster_fixtures import RANKS, Nodes, StartCluster, restart_all
 from tests.processes import LIMIT_S, Event, Record, Talker
@@ -172,7 +172,7 @@ def test_a_standalone_process_that_a_signal_ends_before_its_end_is_heard_may_be_
 ) -> None:
     until = tmp_path / "until"
 
-    def lone() -> Talker:
+    def standalone() -> Talker:
         script = (sys.executable, str(RANKS / "stopping.py"), "--storage", str(tmp_path), "--steps", "10")
         env = {
             "STRATA_ENDPOINTS": breakable.endpoints,
@@ -182,7 +182,7 @@ def test_a_standalone_process_that_a_signal_ends_before_its_end_is_heard_may_be_
         }
         return nodes.start(*script, "--until", str(until), name="lone", env=env)
 
-    first = lone()
+    first = standalone()
     record.wait_one("saved", step=10)
     for coordinator in breakable.coordinators:
         coordinator.child.kill()
@@ -191,10 +191,10 @@ def test_a_standalone_process_that_a_signal_ends_before_its_end_is_heard_may_be_
     until.touch()
     record.wait_line("no coordinator hears how this rank ended")
     first.signal(signal.SIGTERM)
-    assert first.join(UNTOLD_S / 2) == -signal.SIGTERM, "at once"
+    assert first.join(EXIT_REPORT_S / 2) == -signal.SIGTERM, "at once"
     for coordinator in breakable.coordinators:
         coordinator.restart()
-    assert lone().join() == 0
+    assert standalone().join() == 0
     assert [e["step"] for e in record.of("end")] == [10, 10], "there was nothing left to train"
     with CoordinatorClient.connect(breakable.endpoints, job=nodes.job, timeout_s=LIMIT_S) as client:
         assert client.job_status().phase == JOB_PHASE_DONE
@@ -237,7 +237,7 @@ def test_a_rolling_restart_of_all_coordinators_fails_nothing(
     record.wait("step", count=3, step=5)
     for coordinator in breakable.coordinators:
         stopped_at = time.monotonic()
-        coordinator.child.ask_to_stop()
+        coordinator.child.request_stop()
         assert coordinator.child.join() == 0, "it parts in good order"
         steps_after(record, stopped_at, 20, ranks=3)
         coordinator.restart()

@@ -27,6 +27,6 @@ def test_a_held_save_is_shown_until_the_rank_saves_again(
         assert "/held" in keys, "it is on record"
         saves.touch()
         nodes.record.wait_one("rank.saves_again")
-        client.call_until(GetJobRequest(job=nodes.job), lambda answer: not answer.job.trouble)
+        client.call_until(GetJobRequest(job=nodes.job), lambda answer: not answer.job.diagnosis)
     saves.with_name("saves.over").touch()
     assert node.join() == 0

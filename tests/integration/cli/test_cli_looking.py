@@ -136,7 +136,7 @@ def test_a_fit_machine_passes(cluster: LocalCluster, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "it leaves nothing"
 
 
-def test_each_trouble_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_each_error_is_named_with_what_to_do(tmp_path: Path) -> None:
     nowhere = f"127.0.0.1:{free_port()}"
     code, findings = found(
         *("--endpoints", nowhere, "--etcd", nowhere, "--storage", str(tmp_path / "absent")),

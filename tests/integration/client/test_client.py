@@ -71,7 +71,7 @@ def trainers(cluster: LocalCluster, job: str) -> Iterator[Trainers]:
 
 
 @pytest.mark.journey
-def test_lone_trainers_form_a_world_and_meet_through_different_coordinators(trainers: Trainers) -> None:
+def test_standalone_trainers_form_a_world_and_meet_through_different_coordinators(trainers: Trainers) -> None:
     three = trainers.join(3, spread=True)
     assert [(c.rank, c.world_size, c.generation) for c in three] == [(r, 3, 1) for r in range(3)]
     assert len({c.incarnation for c in three}) == 3
@@ -198,9 +198,9 @@ def test_connecting_again_shares_the_session_and_the_last_to_close_ends_it(train
 
 
 def test_a_world_that_does_not_form_is_said_to_be_the_reason(cluster: LocalCluster, job: str) -> None:
-    with pytest.raises(errors.Unavailable, match="no world with a place") as trouble:
+    with pytest.raises(errors.Unavailable, match="no world with a place") as error:
         strata.connect(cluster.endpoints, job=job, worker_id="w0", min_workers=2, timeout_s=1.5)
-    assert "more members" in trouble.value.hint
+    assert "more members" in error.value.hint
     with strata.CoordinatorClient.connect(cluster.endpoints, job=job) as client:
         assert client.members() == [], "it left"
 

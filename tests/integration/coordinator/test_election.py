@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from strata.coordinator.leadership.controller_watchdog import Heartbeat
+from strata.coordinator.leadership.controller_watchdog import ControllerWatchdog
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
@@ -35,7 +35,7 @@ class Candidate:
         self.keys = keys
         self.mirror = Mirror(store, keys, new_uid=uuid.uuid4().hex)
         self.executor = Executor(store, self.mirror)
-        self.heartbeat = Heartbeat(time.monotonic)
+        self.heartbeat = ControllerWatchdog(time.monotonic)
         self.election = Election(
             renewals=store,
             mirror=self.mirror,

@@ -161,7 +161,7 @@ async def test_a_leader_told_to_stop_takes_its_keys_away(three: LocalCluster, me
     leader = await leader_of_cluster(three)
     epoch = epoch_of(members.mirror.view)
     began = time.monotonic()
-    leader.child.ask_to_stop()
+    leader.child.request_stop()
     await members.mirror.wait_until(lambda view: epoch_of(view) > epoch)
     assert time.monotonic() - began < 3, "without waiting for a lease"
     assert await asyncio.to_thread(leader.child.join, LIMIT_S) == 0

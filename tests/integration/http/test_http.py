@@ -155,7 +155,7 @@ def test_a_signal_is_the_replicas_and_ends_it_in_order(start_cluster: StartClust
     host, port = coordinator.http.rsplit(":", 1)
     with socket.create_connection((host, int(port))) as idle:
         idle.sendall(b"GET /readyz HTTP/1.1\r\n")
-        coordinator.child.ask_to_stop()
+        coordinator.child.request_stop()
         assert coordinator.child.join(LIMIT_S) == 0
     said = coordinator.log.read_text()
     assert said.count('"signalled"') == 1

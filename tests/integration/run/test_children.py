@@ -105,7 +105,7 @@ def test_who_was_asked_is_not_asked_again(tmp_path: Path) -> None:
     once = "trap 'trap \"exit 4\" TERM; echo asked' TERM; echo up; for i in $(seq 20); do sleep 0.05; done; exit 3"
     child = run_in_shell(once, tmp_path / "log")
     first_words(child)
-    child.ask_to_stop()
+    child.request_stop()
     deadline = time.monotonic() + LIMIT_S
     while "asked" not in child.tail():
         assert time.monotonic() < deadline

@@ -65,9 +65,7 @@ def test_a_killed_rank_with_forked_workers_is_noticed_at_once(
     record.wait("epoch", count=2, generation=2)
 
 
-def test_a_killed_supervisor_is_noticed_after_the_grace(
-    slow: LocalCluster, nodes: Nodes, record: Record
-) -> None:
+def test_a_killed_agent_is_noticed_after_the_grace(slow: LocalCluster, nodes: Nodes, record: Record) -> None:
     a, _ = (nodes.run(slow.endpoints, "plain", "--wait", node=n, options=TWO) for n in ("a", "b"))
     record.wait("start", count=2)
     killed_at = time.monotonic()
@@ -90,7 +88,7 @@ def test_a_frozen_rank_is_killed_and_replaced(quick: LocalCluster, nodes: Nodes,
     record.wait("step", count=2, step=1, generation=2)
 
 
-def test_a_frozen_supervisor_loses_its_place_and_gets_one_when_it_thaws(
+def test_a_frozen_agent_loses_its_place_and_gets_one_when_it_thaws(
     quick: LocalCluster, nodes: Nodes, record: Record
 ) -> None:
     a, _ = (nodes.run(quick.endpoints, "steps", node=n, options=TWO) for n in ("a", "b"))

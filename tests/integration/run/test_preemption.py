@@ -159,7 +159,7 @@ def test_members_drain_pause_and_leave_by_command_or_signal(training: Training) 
     stopped_together(training.heard("preempted", count=2))
 
 
-def test_ranks_that_ask_their_manager_stop_together_under_a_supervisor(
+def test_ranks_that_ask_their_manager_stop_together_under_an_agent(
     training: Training, cluster: LocalCluster, nodes: Nodes, tmp_path: Path
 ) -> None:
     """`should_save` and `reached_preemption` say yes to all at the same step, and no signal comes before."""
@@ -180,7 +180,7 @@ def test_ranks_that_ask_their_manager_stop_together_under_a_supervisor(
         assert latest == reached
 
 
-def test_trainers_without_a_supervisor_stop_together_too(training: Training) -> None:
+def test_trainers_without_an_agent_stop_together_too(training: Training) -> None:
     started = [training.standalone(number, 2) for number in range(2)]
     training.heard("training", count=2)
     started[0].signal(signal.SIGTERM)

@@ -81,7 +81,7 @@ def test_an_ordinary_torch_script_runs_unchanged(cluster: LocalCluster, nodes: N
 
 @pytest.mark.parametrize("word", ["--signal", "--exit"])
 @pytest.mark.journey
-def test_three_fruitless_generations_fail_the_job_for_good(
+def test_three_unsuccessful_generations_fail_the_job_for_good(
     cluster: LocalCluster, nodes: Nodes, word: str
 ) -> None:
     """A process that was killed; and one that fails by itself, but not before its first step."""

@@ -107,7 +107,7 @@ def test_a_rank_s_forked_and_stubborn_children_end_with_it(
 
 
 @pytest.mark.journey
-def test_a_killed_supervisor_takes_its_ranks_along_and_is_replaced_on_return(
+def test_a_killed_agent_takes_its_ranks_along_and_is_replaced_on_return(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"
@@ -167,7 +167,7 @@ def test_a_node_that_leaves_in_order_shrinks_the_world_at_once(
     finish(until, a)
 
 
-def test_a_supervisor_started_again_at_once_takes_its_name_back(
+def test_an_agent_started_again_at_once_takes_its_name_back(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     """As a service manager does; the old one's death may not even be known yet."""

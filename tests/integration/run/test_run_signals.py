@@ -73,9 +73,7 @@ def test_ctrl_c_of_a_terminal_ends_all(cluster: LocalCluster, nodes: Nodes, reco
     assert len(record.of("signal")) == 1
 
 
-def test_sigkill_of_the_supervisor_leaves_nothing(
-    cluster: LocalCluster, nodes: Nodes, record: Record
-) -> None:
+def test_sigkill_of_the_agent_leaves_nothing(cluster: LocalCluster, nodes: Nodes, record: Record) -> None:
     node = nodes.run(cluster.endpoints, "family", options=("--slots", "2"))
     starts = record.wait("start", count=2)
     assert len(node.family()) >= 9, "the supervisor, two ranks, three children each"

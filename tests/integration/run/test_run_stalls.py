@@ -48,17 +48,17 @@ def test_a_hung_rank_is_named_with_its_phase_and_stack(cluster: LocalCluster, no
         assert (ranks[1].step, ranks[1].phase) == (5, "step")
         assert "in fetch_from_a_dead_disk" in ranks[1].stack
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
-        trouble = client.job_status().trouble
+        diagnosis = client.job_status().diagnosis
     assert re.fullmatch(
         r"rank 1 on host \S+ stands still at step 5 \(step\) for \d+ s, and 2 more with it:"
         r" in its own code in fetch_from_a_dead_disk \(hanging\.py\)",
-        trouble,
+        diagnosis,
     ), "the others wait for it"
     where = ("--endpoints", cluster.endpoints)
     members = shown("STALLED: 0-2 for", "members", *where, "--job", nodes.job, "--stacks", "--devices")
     assert "rank 1 of node-1 stands still at step 5, step for" in members
     assert "in fetch_from_a_dead_disk" in members
-    shown(f"{nodes.job}: {trouble.partition(' stands still')[0]}", "status", *where)
+    shown(f"{nodes.job}: {diagnosis.partition(' stands still')[0]}", "status", *where)
 
 
 @pytest.mark.slow
@@ -95,8 +95,8 @@ def test_the_rank_that_all_others_wait_for_is_shown_as_slow(
     node = nodes.run(cluster.endpoints, *arguments, options=("--slots", "4"))
     deadline = time.monotonic() + LIMIT_S
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
-        while not (trouble := said_of(client)).startswith("rank 2 on host "):
-            assert time.monotonic() < deadline, trouble
+        while not (diagnosis := said_of(client)).startswith("rank 2 on host "):
+            assert time.monotonic() < deadline, diagnosis
             time.sleep(0.05)  # another process: until it has done a few steps
         (member,) = client.members()
     own_us = {rank.rank: rank.median_step_us for rank in member.ranks}
@@ -104,7 +104,7 @@ def test_the_rank_that_all_others_wait_for_is_shown_as_slow(
         "though all step alike"
     )
     assert re.search(
-        r" takes \d+\.\d times the median for a step: slow data loading, \d+ ms more a step$", trouble
+        r" takes \d+\.\d times the median for a step: slow data loading, \d+ ms more a step$", diagnosis
     )
     own_times = {rank.rank: rank.step_times for rank in member.ranks}
     assert own_times[2].median_data_wait_us > 90_000 > 10 * own_times[2].median_compute_us
@@ -143,7 +143,7 @@ def test_a_rank_whose_loader_blocks_and_one_that_is_stopped_are_named_before_tha
 
 
 def wait_for(client: CoordinatorClient, words: str) -> str:
-    """Return the job's trouble once it has these words; without words, once there is none."""
+    """Return the job's diagnosis once it has these words; without words, once there is none."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         said = said_of(client)
@@ -154,8 +154,8 @@ def wait_for(client: CoordinatorClient, words: str) -> str:
 
 
 def said_of(client: CoordinatorClient) -> str:
-    """Return the job's trouble; none while it does not exist yet."""
+    """Return the job's diagnosis; none while it does not exist yet."""
     try:
-        return client.job_status().trouble
+        return client.job_status().diagnosis
     except NotFound:
         return ""

@@ -237,7 +237,7 @@ async def test_without_any_coordinator_the_wait_ends_too(agents: Agents) -> None
     assert isinstance(error, Unavailable)
 
 
-async def test_a_door_that_cannot_be_made_is_said_and_not_waited_for(
+async def test_a_session_that_cannot_be_made_is_said_and_not_waited_for(
     agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("x" * 100)

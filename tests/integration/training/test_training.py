@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from strata.client import CoordinatorClient
-from strata.core.health.goodput import GOODPUT_KEY, told_goodput
+from strata.core.health.goodput import GOODPUT_KEY, goodput_text
 from strata.devcluster.local_cluster import LocalCluster
 from strata.training.save.cadence import PRIOR_S
 from strata.v1.checkpoints_pb2 import CHECKPOINT_TYPE_INCREMENTAL
@@ -81,7 +81,7 @@ def test_a_rank_is_killed_and_the_world_grows(
         latest = client.latest_checkpoint()
         recovery = client.recovery(worker_id="a")
     assert latest.step == GROWN_EPOCHS * STEPS
-    account = told_goodput(latest.metadata[GOODPUT_KEY])
+    account = goodput_text(latest.metadata[GOODPUT_KEY])
     assert all(part in account for part in ("lost", "start")), account
     # where generation 3 began: by two ranks, so the other two have no part of their own
     assert recovery.step == recovery.checkpoint.step == grown[0]["step"]

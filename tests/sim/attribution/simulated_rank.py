@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from strata.client.event_loop import BackgroundLoop
 from strata.client.rank.rank_client import RankClient
-from strata.client.rank.shared_session import RankPlace, SharedSession, Watcher
+from strata.client.rank.shared_session import RankObserver, RankPlace, SharedSession
 from strata.session.client_session import Session
 from strata.training.loop.clock import Clock
 from strata.training.loop.compute_timer import ComputeTimer
@@ -92,7 +92,9 @@ class Rank:
             restore_point=None,
         )
         session = cast("Session", Upward(deliver, pace_s=0.0))  # the client gathers, so the session does not
-        shared_session = SharedSession(session=session, watcher=Watcher(), place=place, owns_member=False)
+        shared_session = SharedSession(
+            session=session, watcher=RankObserver(), place=place, owns_member=False
+        )
         self.client = RankClient(shared_session, cast("BackgroundLoop", _InLoop()))
         self.likes = chance.gauss(1.0, jitter)
         self.wait_s = 0.0

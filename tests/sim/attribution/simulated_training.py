@@ -136,7 +136,7 @@ class _Step:
     """The code that each rank runs while it computes."""
 
 
-class Told:
+class LiveReports:
     """The knowledge of one replica (`coordinator.status.diagnosis.Told`)."""
 
     def __init__(self, board: ProgressBoard) -> None:
@@ -163,7 +163,7 @@ class Training:
         self.chance = chance
         self.fault: Fault | None = None
         self.boards = [ProgressBoard() for _ in range(REPLICAS)]
-        self.told = [Told(board) for board in self.boards]
+        self.told = [LiveReports(board) for board in self.boards]
         self.agents = [_Agent(self, host, self.boards[host % REPLICAS]) for host in range(shape.hosts)]
         self.ranks = [
             Rank(rank, self.agents[rank // shape.slots].hear, chance, size=shape.size, jitter=shape.jitter)

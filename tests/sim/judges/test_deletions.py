@@ -44,7 +44,7 @@ def pin(job: KeptJob) -> None:
     job.store.settle(lambda view: decide_pin(view, step=20, attempt="x20", who="me", why=""))
 
 
-def doubt_the_newer(job: KeptJob) -> None:
+def report_the_newer(job: KeptJob) -> None:
     for step in (40, 60):
         report = DamageReport(step=step, attempt=f"x{step}", host="host-a", reason="a bit", tier="s3")
         job.store.settle(lambda view, r=report: decide_report_damage(view, r))  # type: ignore[misc]  # a bound loop variable
@@ -98,7 +98,7 @@ def test_an_older_one_does_not_take_its_place() -> None:
         (go_back, "the latest was marked"),
         (nothing_newer, "nothing newer is committed"),
         (only_parts_newer, "nothing newer is committed"),
-        (doubt_the_newer, "undoubted"),
+        (report_the_newer, "undoubted"),
         (leave_s3, "it leaves s3"),
     ],
 )

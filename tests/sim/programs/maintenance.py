@@ -30,7 +30,7 @@ def is_kept(seed: int) -> bool:
     return seed % 3 == 0
 
 
-class FailureDetector:
+class Maintainer:
     """Sends one request after another to any running replica."""
 
     def __init__(self, cluster: Cluster, rng: random.Random) -> None:

@@ -73,7 +73,7 @@ class Member:
         self._unexpected = unexpected
         self._address = f"{worker}#{run}"
         self.session: MemberSession | None = None
-        self.troubled_s = float("-inf")
+        self.disturbed_s = float("-inf")
         """When a fault that is not the replicas' last kept this process from them."""
         self._leave = asyncio.Event()
         self._world_changed = asyncio.Event()

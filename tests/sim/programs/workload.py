@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from strata.client.event_loop import BackgroundLoop
 from strata.client.rank.rank_client import RankClient
-from strata.client.rank.shared_session import SharedSession, Watcher
+from strata.client.rank.shared_session import RankObserver, SharedSession
 from strata.core.kv.records import StopNotice
 from strata.core.stop.last_step import BEGIN_BARRIER, NO_LIMIT, STOP_BARRIER, Agreement, NextStep
 from strata.errors import (
@@ -65,7 +65,7 @@ class InLoop:
         """See `at_stop`."""
 
 
-class Ears(Watcher):
+class Ears(RankObserver):
     """The shipped observer of a rank's session, which also keeps the outcomes as they arrived."""
 
     def __init__(self) -> None:

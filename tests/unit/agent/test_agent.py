@@ -116,7 +116,7 @@ async def test_a_world_that_ended_is_nobody_s_failure() -> None:
     upstream = Upstream(BarrierBroken("a died", missing=["a"]))
     it = agent(upstream)
     assert await it.meet(WORLD, b"", superseded=never()) is None
-    assert it.reports.all_told
+    assert it.reports.all_delivered
     assert not upstream.exits
 
 
@@ -128,7 +128,7 @@ async def test_a_signal_asks_for_the_job_or_for_this_member(
     preempt: str, action: int, leaving: list[str]
 ) -> None:
     upstream = Upstream()
-    notice = await agent(upstream, preempt=preempt).ask_all_to_stop(3, "SIGTERM")
+    notice = await agent(upstream, preempt=preempt).request_common_stop(3, "SIGTERM")
     (request,) = upstream.asked
     assert (request.action, list(request.worker_ids), request.grace_ms) == (action, leaving, 20_000)
     assert request.reason == "SIGTERM to b"
@@ -136,14 +136,14 @@ async def test_a_signal_asks_for_the_job_or_for_this_member(
     assert notice.action == action
 
 
-async def test_who_leaves_waits_until_its_ends_are_on_record_or_there_is_a_hurry(
+async def test_who_leaves_waits_until_its_ends_are_on_record_or_there_is_a_short_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(core, "REPORT_S", 0.01)
     upstream = Upstream(deaf=True)
     it, shorten_deadline = agent(upstream), asyncio.Event()
     it.reports.report(3, 2, 0, "exited with 0")
-    leaving = asyncio.create_task(it.leave_once_told("done", shorten_deadline=shorten_deadline))
+    leaving = asyncio.create_task(it.leave_once_reported("done", shorten_deadline=shorten_deadline))
     await asyncio.sleep(0.1)
     assert not upstream.left, "no coordinator has heard how rank 2 ended"
     shorten_deadline.set()

@@ -60,7 +60,7 @@ def test_torch_s_names_and_ours() -> None:
     }
 
 
-def test_what_the_supervisor_was_told_is_not_handed_on() -> None:
+def test_what_the_agent_was_told_is_not_handed_on() -> None:
     inherited = {
         "STRATA_RUN_SLOTS": "8",
         "STRATA_RESTORE": "stale",

@@ -19,7 +19,7 @@ import pytest
 
 from strata.agent.rank_process import RankProcess, admitted
 from strata.agent.relay_server import serving
-from strata.client.rank.shared_session import Watcher
+from strata.client.rank.shared_session import RankObserver
 from strata.client.rank_session import RankSession
 from strata.core.timing import Timing
 from strata.errors import ConfigError, Refused, StaleGeneration, StaleIncarnation, StrataError, Unavailable
@@ -55,7 +55,7 @@ threading.Event().wait()
 
 def rank_session(path: Path, rank: int = 2) -> RankSession:
     hello = RankHello(job="j", worker_id="w", generation=1, rank=rank)
-    return RankSession(Endpoint(path=str(path)), hello, Watcher(), rng=random.Random(1))
+    return RankSession(Endpoint(path=str(path)), hello, RankObserver(), rng=random.Random(1))
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from strata.checkpoint.copies.far_copy import Replica
 from strata.checkpoint.copies.tiers import TieredStorage
 from strata.checkpoint.format.manifest import RankManifest
 from strata.checkpoint.restore.reader import load
-from strata.checkpoint.save.bases import Doubted
+from strata.checkpoint.save.bases import DamagedCheckpoints
 from strata.checkpoint.save.replicated_tensors import Replication
 from strata.checkpoint.save.retry import SaveRetry
 from strata.checkpoint.save.saver import Saver
@@ -62,7 +62,7 @@ class Ranks:
         """Whether one of them holds its save, or has done so."""
         self.cluster = Cluster(**{f"w{rank}": 1 for rank in range(count)})
         self.catalogs = catalogs_of(self.cluster, count)
-        self.doubted = [Doubted() for _ in range(count)]
+        self.damaged = [DamagedCheckpoints() for _ in range(count)]
         self.infos = [an_info(STEP) for _ in range(count)]
         self.retries = [
             SaveRetry(grace_s=grace_s, tell=lambda hold: self.held.set(), pauses_s=(0.01,))
@@ -89,7 +89,7 @@ class Ranks:
                 storage=self.storage,
                 catalog=self.catalogs[rank],
                 commit_timeout_s=timeout_s,
-                doubted=self.doubted[rank],
+                damaged=self.damaged[rank],
                 on_step=self.on_step,
                 retry=self.retries[rank],
             )

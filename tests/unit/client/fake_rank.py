@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, cast
 
 from strata.client.event_loop import BackgroundLoop
 from strata.client.rank.rank_client import RankClient
-from strata.client.rank.shared_session import RankPlace, SharedSession, Watcher
+from strata.client.rank.shared_session import RankObserver, RankPlace, SharedSession
 from strata.testing.virtual_time import run
 from tests.unit.client.fake_replica import Rig, rig
 from tests.unit.coordinator.rig import shown_as
@@ -39,7 +39,7 @@ async def rank_client(
         place = RankPlace(job="j", worker_id="w", generation=generation, rank=0, world_size=2)
         background = cast("BackgroundLoop", NoThread())
         shared_session = SharedSession(
-            session=r.session, watcher=Watcher(), place=place, owns_member=owns_member
+            session=r.session, watcher=RankObserver(), place=place, owns_member=owns_member
         )
         yield r, RankClient(shared_session, background)
 

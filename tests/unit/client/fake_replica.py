@@ -156,7 +156,7 @@ class Recorder:
     def __init__(self) -> None:
         self.welcomed = asyncio.Event()
         self.connected: list[Welcome] = []
-        self.troubles: list[StrataError] = []
+        self.disconnections: list[StrataError] = []
         self.outcomes: list[BarrierOutcome] = []
         self.checkpoints: list[Checkpoint] = []
 
@@ -165,7 +165,7 @@ class Recorder:
         self.welcomed.set()
 
     def on_disconnected(self, reason: StrataError) -> None:
-        self.troubles.append(reason)
+        self.disconnections.append(reason)
 
     def on_world(self, update: WorldUpdate) -> None:
         pass  # the session keeps it

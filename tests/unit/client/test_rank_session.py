@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from strata.client.rank.shared_session import Watcher
+from strata.client.rank.shared_session import RankObserver
 from strata.client.rank_session import RankSession
 from strata.errors import StaleIncarnation, Unavailable
 from strata.session.endpoints import Endpoint
@@ -35,7 +35,7 @@ async def _outlived_s(seed: int) -> float:
             raise Unavailable("the connection was reset")
         yield pair()[0]
 
-    session = RankSession(Endpoint(path="/agent"), RankHello(), Watcher(), rng=rng, dial=dial)
+    session = RankSession(Endpoint(path="/agent"), RankHello(), RankObserver(), rng=rng, dial=dial)
     running = asyncio.create_task(session.run())
     await asyncio.sleep(FROZEN_S + rng.uniform(0, 2))
     killed.set()

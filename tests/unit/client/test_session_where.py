@@ -51,7 +51,7 @@ async def test_all_coordinators_down_for_30_s(r: Rig) -> None:
         replica.down()
     await asyncio.sleep(30)
     assert not r.session.connected
-    assert 30 <= len(r.observer.troubles) <= 80
+    assert 30 <= len(r.observer.disconnections) <= 80
     for replica in r.replicas:
         replica.up()
     up_at = asyncio.get_running_loop().time()
@@ -157,7 +157,7 @@ async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welco
     assert await r.reconnected(2) is there
     assert there.hellos[-1].if_ready
     assert 2.0 <= there.hello_times[-1] - silent_at <= 4.0
-    assert "is silent, and" in r.observer.troubles[-1].message
+    assert "is silent, and" in r.observer.disconnections[-1].message
 
 
 @in_rig(rig, 3)
@@ -234,7 +234,7 @@ async def test_when_no_replica_is_ready_the_stream_stays_and_the_tries_are_few(r
     await asyncio.sleep(300)
     assert r.session.connected
     assert not link.over
-    assert r.observer.troubles == []
+    assert r.observer.disconnections == []
     assert 150 < sum(len(other.hellos) for other in r.others) < 300
     assert len(r.serving.hellos) == 1
     r.serving.ready = True

@@ -106,7 +106,7 @@ def test_a_number_that_is_none_is_named(name: str) -> None:
         ({"STRATA_RUN_ID": "8f3c", "SLURM_JOB_ID": "4711"}, "8f3c"),
     ],
 )
-def test_a_member_without_a_supervisor_knows_its_run_by_its_environment(
+def test_a_member_without_an_agent_knows_its_run_by_its_environment(
     env: dict[str, str], identity: str
 ) -> None:
     assert run_identity(env) == identity

@@ -23,7 +23,7 @@ from strata.testing.links import MemoryLink, Switchboard
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Network
 from strata.testing.replicas import MemoryReplica
-from strata.testing.serving import peer_door
+from strata.testing.serving import peer_address
 from tests.not_none import not_none
 from tests.raw_member import Member
 from tests.unit.coordinator.rig import in_rig, shown_as
@@ -226,12 +226,12 @@ class Cluster:
 
     def partition(self, one: str, other: str) -> None:
         """Cut the links between two replicas, both ways."""
-        self.board.cut(one, peer_door(other))
-        self.board.cut(other, peer_door(one))
+        self.board.cut(one, peer_address(other))
+        self.board.cut(other, peer_address(one))
 
     def heal(self, one: str, other: str) -> None:
-        self.board.mend(one, peer_door(other))
-        self.board.mend(other, peer_door(one))
+        self.board.mend(one, peer_address(other))
+        self.board.mend(other, peer_address(one))
 
     def end(self) -> None:
         for member in self.made:

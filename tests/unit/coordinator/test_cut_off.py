@@ -21,7 +21,7 @@ from tests.unit.coordinator.rig import in_rig
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
 
 
-class Watcher:
+class RankObserver:
     """An observer that notes where the session is served, and how often it was lost."""
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class Watcher:
 
 async def session(
     c: Cluster, worker: str, seed: int, jobs: list[asyncio.Task[None]]
-) -> tuple[MemberSession, Watcher]:
+) -> tuple[MemberSession, RankObserver]:
     """Have a member as the library makes it, with all three endpoints."""
-    watcher = Watcher()
+    watcher = RankObserver()
     made = MemberSession(
         parse_endpoints("r1,r2,r3"),
         Registration(
@@ -62,13 +62,13 @@ async def session(
     return made, watcher
 
 
-async def world(c: Cluster, jobs: list[asyncio.Task[None]]) -> list[tuple[MemberSession, Watcher]]:
+async def world(c: Cluster, jobs: list[asyncio.Task[None]]) -> list[tuple[MemberSession, RankObserver]]:
     members = [await session(c, f"w{number}", number, jobs) for number in range(3)]
     await c["r1"].see(lambda view: view.get(JOB.head) is not None)
     return members
 
 
-def is_whole(c: Cluster, members: list[tuple[MemberSession, Watcher]]) -> None:
+def is_whole(c: Cluster, members: list[tuple[MemberSession, RankObserver]]) -> None:
     for number, (member, _) in enumerate(members):
         held = c.worker(f"w{number}")
         assert held is not None, f"w{number} was declared dead"

@@ -106,7 +106,7 @@ def _is_world_change(call: Call) -> bool:
 
 
 @dataclass
-class Watcher:
+class RankObserver:
     """Looks at every revision: the keyspace is sound, and heads follow one another."""
 
     store: MemoryStore
@@ -273,7 +273,7 @@ def _dies(change: Change, mode: str, at: int) -> bool:
     async def scenario() -> None:
         nonlocal fired
         store = MemoryStore()
-        watcher = Watcher(store)
+        watcher = RankObserver(store)
         store.subscribe(watcher.seen)
         async with cluster(0, store=store, idle=True) as replicas:
             points = {name: Failpoint(mode) for name in ("r1", "r2", "r3")}

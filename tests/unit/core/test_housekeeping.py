@@ -233,7 +233,7 @@ def test_what_comes_between_spares_an_orphan(served: Served, meanwhile: Callable
     assert not served.store.execute(plan.txns[0]).succeeded
 
 
-def test_an_orphan_that_is_at_the_leader_s_own_door_is_not_deleted(served: Served) -> None:
+def test_an_orphan_that_is_at_the_leader_s_own_session_is_not_deleted(served: Served) -> None:
     served.store.delete(KEYS.replica("r1"))
     served.store.delete(KEYS.replica("r2"))
     job = served.store.job()

@@ -15,7 +15,6 @@ from strata.core.datasets.assignment import decide_register_dataset, plan_assign
 from strata.core.ids import AttemptId, WorkerId
 from strata.core.kv.records import (
     Ack,
-    Asked,
     Assignment,
     BarrierFloor,
     BarrierOutcome,
@@ -26,6 +25,7 @@ from strata.core.kv.records import (
     GenerationRecord,
     JobPhase,
     Latest,
+    LeaveRequest,
     Member,
     MembersChunk,
     Phase,
@@ -314,7 +314,9 @@ CASES: dict[str, tuple[Doctor, str]] = {
             JOB.head,
             WorldHead,
             asked=(
-                Asked(notice=StopNotice(action=StopAction.PREEMPT, reason=""), revision=10**6, written=1),
+                LeaveRequest(
+                    notice=StopNotice(action=StopAction.PREEMPT, reason=""), revision=10**6, written=1
+                ),
             ),
         ),
         "which were asked to leave",
@@ -323,7 +325,9 @@ CASES: dict[str, tuple[Doctor, str]] = {
         lambda s: s.change(
             JOB.head,
             WorldHead,
-            asked=(Asked(notice=StopNotice(action=StopAction.SCALE, reason=""), revision=1, written=1),),
+            asked=(
+                LeaveRequest(notice=StopNotice(action=StopAction.SCALE, reason=""), revision=1, written=1),
+            ),
         ),
         "by a notice that has nobody leave",
     ),

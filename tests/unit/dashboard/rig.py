@@ -15,9 +15,9 @@ from strata.coordinator.reports.charts import Charts
 from strata.coordinator.reports.progress import ProgressBoard
 from strata.coordinator.reports.save_times import SaveTimes
 from strata.coordinator.status.diagnosis import diagnose_job
-from strata.coordinator.status.event_log import EventLog, Happening
+from strata.coordinator.status.event_log import EventLog, LoggedEvent
 from strata.coordinator.status.job_phases import JobPhases
-from strata.coordinator.status.live_state import SoftState
+from strata.coordinator.status.live_state import LiveState
 from strata.coordinator.status.observed import ReplicaState
 from strata.core.access.authority import Identity
 from strata.core.barriers.arrivals import Arrival, BarrierBook
@@ -83,8 +83,8 @@ class Shown:
         self.impossible: dict[str, Sequence[str]] = {}
 
     @property
-    def soft(self) -> SoftState:
-        return SoftState(
+    def soft(self) -> LiveState:
+        return LiveState(
             session_count=lambda: 7,
             ready_peers=tuple,
             open_rounds=self.book.open,
@@ -242,8 +242,8 @@ class Shown:
             for entry in self.view.entries(KEYS.replicas, records.Replica)
         ]
 
-    def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]:
-        return self.event_log.happenings(job, limit=limit)
+    def logged_events(self, job: str | None = None, *, limit: int) -> Iterator[LoggedEvent]:
+        return self.event_log.logged_events(job, limit=limit)
 
     def etcd_members(self) -> Sequence[EtcdMember]:
         self.etcd_asked += 1

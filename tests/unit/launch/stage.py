@@ -105,7 +105,7 @@ def update(
 
 
 @dataclass(slots=True)
-class FakeDoor:
+class FakeRankSocket:
     """A relay that keeps the places it is told, and whose ranks the test plays."""
 
     places: asyncio.Queue[Place | None] = field(default_factory=asyncio.Queue)
@@ -126,10 +126,15 @@ class Stage:
     """A supervisor that runs, the session it thinks it has, and the places it told of."""
 
     def __init__(
-        self, command: tuple[str, ...], folder: Path, *, will_heed: bool = False, **settings: Any
+        self,
+        command: tuple[str, ...],
+        folder: Path,
+        *,
+        wait_graceful_stop_support: bool = False,
+        **settings: Any,
     ) -> None:
         self.upstream = FakeUpstream()
-        self.door = FakeDoor()
+        self.rank_socket = FakeRankSocket()
         config = RunConfig(**{"job": "j", "stop_grace_s": 10.0, "restart_grace_s": 10.0, **settings})
         agent = Agent(
             AgentConfig(
@@ -146,9 +151,13 @@ class Stage:
             socket=folder / "ranks.sock",
             detect_s=5.0,
         )
-        agent.admission = self.door
+        agent.admission = self.rank_socket
         self.local_agent = LocalAgent(
-            config, ColdStarter(command), agent, folder=folder, will_heed=lambda: will_heed
+            config,
+            ColdStarter(command),
+            agent,
+            folder=folder,
+            wait_graceful_stop_support=lambda: wait_graceful_stop_support,
         )
         self.done = asyncio.create_task(self.local_agent.run())
 
@@ -163,7 +172,7 @@ class Stage:
 
     async def started(self) -> Place:
         """Return the next place whose ranks were started."""
-        while (place := await self.door.places.get()) is None:
+        while (place := await self.rank_socket.places.get()) is None:
             pass
         return place
 

@@ -13,7 +13,7 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from strata.launch.console import MAX_LINE, MAX_WAITING, TAKEN_S, Console, ConsoleText, Lines, PatientText
+from strata.launch.console import MAX_LINE, MAX_WAITING, TAKEN_S, Console, ConsoleText, Lines, QueuedText
 
 
 class Piped:
@@ -189,7 +189,7 @@ def test_this_process_itself_never_waits_for_a_slow_reader_and_its_lines_keep_th
     training.start()
     while not piped.full():
         time.sleep(0.01)
-    own = PatientText(console)
+    own = QueuedText(console)
     began = time.monotonic()
     for number in range(300):
         own.write(f"line {number}\n")
@@ -206,7 +206,7 @@ def test_this_process_itself_never_waits_for_a_slow_reader_and_its_lines_keep_th
 def test_of_too_many_lines_the_oldest_are_dropped_and_it_is_said_how_many() -> None:
     piped = Piped(read=False)
     piped.fill()
-    own = PatientText(piped.console)
+    own = QueuedText(piped.console)
     count = MAX_WAITING + 5
     with capture_logs() as said:
         for number in range(count):
@@ -221,7 +221,7 @@ def test_of_too_many_lines_the_oldest_are_dropped_and_it_is_said_how_many() -> N
 def test_at_the_end_a_reader_who_takes_nothing_is_waited_for_no_longer_than_a_moment() -> None:
     piped = Piped(read=False)
     piped.fill()
-    own = PatientText(piped.console)
+    own = QueuedText(piped.console)
     own.write("to nobody\n")
     began = time.monotonic()
     own.close()

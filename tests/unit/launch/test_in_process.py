@@ -25,9 +25,9 @@ async def test_ranks_that_can_go_on_in_a_newer_generation() -> None:
     async with stage(*FOREVER, **in_process()) as it:
         await it.enter(update(1, slots=2))
         before = pids(it)
-        it.door.movable = frozenset({1})
+        it.rank_socket.movable = frozenset({1})
         await it.enter(update(2, slots=2, first_rank=2))
-        assert await it.door.moves.get() == (2, frozenset({1}))
+        assert await it.rank_socket.moves.get() == (2, frozenset({1}))
         assert pids(it)[1] == before[1]
         assert pids(it)[0] not in before
         it.local_agent.rank_attached(3, 2)
@@ -40,12 +40,12 @@ async def test_a_rank_that_does_not_go_on_in_time_is_replaced() -> None:
     async with stage(*shell(script), **in_process(restart_grace_s=0.1)) as it:
         await it.enter(update(1, slots=2))
         before = pids(it)
-        it.door.movable = frozenset({0, 1})
+        it.rank_socket.movable = frozenset({0, 1})
         await it.enter(update(2, slots=2))
         it.local_agent.rank_attached(1, 2)
         assert before[0] is not None
         await gone(before[0])
-        assert (await it.door.moves.get())[1] == {0, 1}
+        assert (await it.rank_socket.moves.get())[1] == {0, 1}
         assert await it.upstream.exits.get() == Exit(2, 0, 5, "exited with 5"), "of the new process only"
         assert pids(it)[1] == before[1], "who has arrived is let be"
 
@@ -56,11 +56,11 @@ async def test_a_process_that_waits_for_its_place_ends_with_the_job() -> None:
         first, second = pids(it)
         assert first is not None
         assert second is not None
-        it.door.movable = frozenset({0, 1})
+        it.rank_socket.movable = frozenset({0, 1})
         forming = update(2, first_rank=None)
         forming.world.forming = True
         it.local_agent.on_world(forming)
-        assert await it.door.places.get() is None
+        assert await it.rank_socket.places.get() is None
         await it.enter(update(3, slots=2))
         assert pids(it) == [first, second], "they waited for others to come"
         it.local_agent.on_world(update(4, first_rank=None))
@@ -73,7 +73,7 @@ async def test_a_job_that_is_paused_keeps_no_process() -> None:
     async with stage(*FOREVER, **in_process()) as it:
         await it.enter(update(1, slots=2))
         before = pids(it)
-        it.door.movable = frozenset({0, 1})
+        it.rank_socket.movable = frozenset({0, 1})
         paused = update(2, first_rank=None)
         paused.world.forming, paused.phase = True, JOB_PHASE_PAUSED
         it.local_agent.on_world(paused)
@@ -86,10 +86,10 @@ async def test_by_default_a_new_generation_is_a_new_process() -> None:
     async with stage(*FOREVER, slots=2) as it:
         await it.enter(update(1, slots=2))
         before = pids(it)
-        it.door.movable = frozenset({0, 1})
+        it.rank_socket.movable = frozenset({0, 1})
         await it.enter(update(2, slots=2))
         assert not set(pids(it)) & set(before)
-        assert it.door.moves.empty()
+        assert it.rank_socket.moves.empty()
 
 
 async def gone(pid: int) -> None:

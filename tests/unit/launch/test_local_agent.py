@@ -78,7 +78,7 @@ async def test_nobody_may_attach_between_two_generations() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
         it.local_agent.on_world(update(2))
-        assert await it.door.places.get() is None
+        assert await it.rank_socket.places.get() is None
         await it.join()
         assert (await it.started()).generation == 2
 
@@ -157,7 +157,7 @@ async def test_why_it_has_no_place_is_said(waits: str, said: str) -> None:
             without = update(1, first_rank=None)
             without.waits = waits
             it.local_agent.on_world(without)
-            assert await it.door.places.get() is None, "it has begun to follow"
+            assert await it.rank_socket.places.get() is None, "it has begun to follow"
             await it.enter(update(2))
     assert [log["reason"] for log in logs if log["event"] == "world.waiting"] == [said]
 
@@ -166,7 +166,7 @@ async def test_losing_a_place_ends_the_ranks() -> None:
     async with stage(*shell("trap 'exit 9' TERM; sleep 1000 & wait")) as it:
         await it.enter(update(1))
         it.local_agent.on_world(update(2, first_rank=None))
-        assert await it.door.places.get() is None
+        assert await it.rank_socket.places.get() is None
         it.local_agent.on_world(update(3, first_rank=None, phase=JOB_PHASE_DONE))
         assert await it.done == 0
         assert it.upstream.exits.empty()
@@ -215,7 +215,7 @@ async def test_the_rank_that_counts_failed_first_in_the_last_generation() -> Non
 async def test_a_signal_is_handed_on_and_ends_the_run(number: signal.Signals) -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
-        it.local_agent.ask_to_stop(number)
+        it.local_agent.request_stop(number)
         assert await it.done == 128 + number
         assert number.name in it.upstream.left.get_nowait()
         assert it.upstream.exits.empty()
@@ -224,8 +224,8 @@ async def test_a_signal_is_handed_on_and_ends_the_run(number: signal.Signals) ->
 async def test_a_second_signal_does_not_wait_for_the_grace() -> None:
     async with stage(*shell("trap '' TERM INT; while :; do sleep 1000; done"), stop_grace_s=1000) as it:
         await it.enter(update(1))
-        it.local_agent.ask_to_stop(signal.SIGTERM)
-        it.local_agent.ask_to_stop(signal.SIGTERM)
+        it.local_agent.request_stop(signal.SIGTERM)
+        it.local_agent.request_stop(signal.SIGTERM)
         assert await it.done == 128 + signal.SIGTERM
 
 
@@ -234,9 +234,9 @@ async def test_signals_are_obeyed_during_the_grace_of_a_restart() -> None:
         it.local_agent._config = dataclasses.replace(it.local_agent._config, restart_grace_s=1000)
         await it.enter(update(1))
         it.local_agent.on_world(update(2))
-        assert await it.door.places.get() is None
-        it.local_agent.ask_to_stop(signal.SIGTERM)
-        it.local_agent.ask_to_stop(signal.SIGTERM)
+        assert await it.rank_socket.places.get() is None
+        it.local_agent.request_stop(signal.SIGTERM)
+        it.local_agent.request_stop(signal.SIGTERM)
         assert await it.done == 128 + signal.SIGTERM
         assert it.upstream.arrivals.empty(), "who stops does not join the new world"
 
@@ -244,7 +244,7 @@ async def test_signals_are_obeyed_during_the_grace_of_a_restart() -> None:
 async def test_a_rank_that_will_not_stop_is_killed_after_the_grace() -> None:
     async with stage(*shell("trap '' TERM INT; while :; do sleep 1000; done"), stop_grace_s=0.1) as it:
         await it.enter(update(1))
-        it.local_agent.ask_to_stop(signal.SIGTERM)
+        it.local_agent.request_stop(signal.SIGTERM)
         assert await it.done == 128 + signal.SIGTERM
 
 
@@ -256,7 +256,7 @@ async def test_a_signal_is_obeyed_while_waiting(when: str, number: int, status: 
         if when == "at the barrier":
             it.local_agent.on_world(update(1))
             await it.upstream.arrivals.get()
-        it.local_agent.ask_to_stop(number)
+        it.local_agent.request_stop(number)
         assert await it.done == status
 
 

@@ -97,7 +97,7 @@ async def test_a_signal_while_ranks_wait_for_the_next_world_is_heard() -> None:
     async with stage(*FOREVER) as it:
         await told(it, action=STOP_ACTION_PAUSE)
         await asyncio.sleep(0)
-        it.local_agent.ask_to_stop(INT)
+        it.local_agent.request_stop(INT)
         assert await it.done == 128 + INT
 
 
@@ -172,13 +172,13 @@ async def test_ranks_that_finished_before_they_stopped_end_as_the_job_does(
         if how == "a notice":
             it.local_agent.on_world(update(1, revision=101, notice=notice()))
         elif how == "a signal":
-            it.local_agent.ask_to_stop(TERM)
+            it.local_agent.request_stop(TERM)
             _, answer = await it.upstream.calls.get()
             answer.set_result(StopJobResponse(notice=notice()))
         await stopped()
         assert (await it.upstream.exits.get()).code == 0
         if how == "a signal once they have ended":
-            it.local_agent.ask_to_stop(TERM)
+            it.local_agent.request_stop(TERM)
         await asyncio.sleep(0)
         it.local_agent.on_world(update(2) if phase is None else update(1, revision=150, phase=phase))
         assert await it.done == status
@@ -201,7 +201,7 @@ async def test_a_first_signal_ends_the_wait_for_what_becomes_of_the_job(
         it.local_agent._done_after_all = looked  # type: ignore[method-assign, assignment]  # to know that it waits
         await stopped()
         await looks.wait()
-        it.local_agent.ask_to_stop(TERM)
+        it.local_agent.request_stop(TERM)
         assert await it.done == 75, "though nobody hears how its rank ended"
 
 
@@ -223,7 +223,7 @@ async def test_a_first_signal_ends_the_wait_for_somebody_who_hears_of_the_end(
         await told(it)
         await stopped()
         await waiting.wait()
-        it.local_agent.ask_to_stop(TERM)
+        it.local_agent.request_stop(TERM)
         assert await it.done == 75
 
 
@@ -233,7 +233,7 @@ async def test_a_first_signal_ends_the_wait_for_somebody_who_hears_of_the_end(
 async def signalled(it: Stage, number: int) -> tuple[StopJobRequest, asyncio.Future[Any]]:
     await it.enter(update(1))
     it.local_agent.rank_supports_graceful_stop(0, 1)
-    it.local_agent.ask_to_stop(number)
+    it.local_agent.request_stop(number)
     request, answer = await it.upstream.calls.get()
     assert isinstance(request, StopJobRequest)
     return request, answer
@@ -255,7 +255,7 @@ async def test_a_rank_that_is_about_to_say_that_it_supports_graceful_stop_is_wai
     async with stage(*OBEDIENT) as it:
         await it.enter(update(1))
         it.local_agent.rank_attached(0, 1)
-        it.local_agent.ask_to_stop(TERM)
+        it.local_agent.request_stop(TERM)
         await asyncio.sleep(0)
         it.local_agent.rank_supports_graceful_stop(0, 1)
         _, answer = await it.upstream.calls.get()
@@ -284,9 +284,9 @@ async def test_a_member_may_leave_alone(stopped: Any) -> None:
 
 async def test_ranks_that_are_still_starting_count_as_stopped_and_the_status_is_75() -> None:
     """They have not called strata.init yet, so no rank of the generation has begun a step."""
-    async with stage(*FOREVER, will_heed=True) as it:
+    async with stage(*FOREVER, wait_graceful_stop_support=True) as it:
         await it.enter(update(1))
-        it.local_agent.ask_to_stop(TERM)
+        it.local_agent.request_stop(TERM)
         request, answer = await it.upstream.calls.get()
         assert isinstance(request, StopJobRequest)
         answer.set_result(StopJobResponse(notice=notice()))
@@ -300,7 +300,7 @@ async def test_a_new_process_of_ranks_that_heeded_before_is_still_starting() -> 
         await it.enter(update(1))
         it.local_agent.rank_supports_graceful_stop(0, 1)
         await it.enter(update(2))
-        it.local_agent.ask_to_stop(TERM)
+        it.local_agent.request_stop(TERM)
         _, answer = await it.upstream.calls.get()
         answer.set_result(StopJobResponse(notice=notice(generation=2)))
         assert await it.done == 75
@@ -309,7 +309,7 @@ async def test_a_new_process_of_ranks_that_heeded_before_is_still_starting() -> 
 async def test_ranks_that_never_heed_end_as_the_signal_says() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
-        it.local_agent.ask_to_stop(TERM)
+        it.local_agent.request_stop(TERM)
         assert await it.done == 128 + TERM
         assert it.upstream.calls.empty()
 
@@ -344,7 +344,7 @@ async def test_an_end_that_nobody_hears_holds_nobody_up_for_ever(why: str) -> No
         answer.set_exception(Unavailable("no coordinator"))
         _, answer = await it.upstream.calls.get()
         if why == "a second signal":
-            it.local_agent.ask_to_stop(TERM)
+            it.local_agent.request_stop(TERM)
         else:
             answer.set_exception(Unavailable("no coordinator"))
         assert await it.done == 75
@@ -370,7 +370,7 @@ async def test_a_second_signal_is_obeyed_at_once(when: str) -> None:
         if when == "while waiting":
             answer.set_result(StopJobResponse(notice=notice(grace_s=1000)))
             await asyncio.wait({answer})
-        it.local_agent.ask_to_stop(TERM)
+        it.local_agent.request_stop(TERM)
         assert await it.done == 128 + TERM
 
 
@@ -378,10 +378,10 @@ async def test_ctrl_c_means_this_member_only() -> None:
     async with stage(*shell("trap '' TERM; while :; do sleep 1000; done"), stop_grace_s=1000) as it:
         await it.enter(update(1))
         it.local_agent.rank_supports_graceful_stop(0, 1)
-        it.local_agent.ask_to_stop(INT)
-        assert await it.door.places.get() is None, "ranks that hear SIGTERM may not ask for all"
+        it.local_agent.request_stop(INT)
+        assert await it.rank_socket.places.get() is None, "ranks that hear SIGTERM may not ask for all"
         assert not it.done.done()
-        it.local_agent.ask_to_stop(INT)
+        it.local_agent.request_stop(INT)
         assert await it.done == 128 + INT
         assert it.upstream.calls.empty()
 

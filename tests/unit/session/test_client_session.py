@@ -250,7 +250,7 @@ async def test_another_cluster_behind_the_endpoints_is_not_believed_and_ends_not
     await asyncio.sleep(120)
     assert not r.running.done()
     assert not waiting.done()
-    assert isinstance(r.observer.troubles[-1], errors.ClusterReplaced)
+    assert isinstance(r.observer.disconnections[-1], errors.ClusterReplaced)
     assert sum(len(replica.hellos) for replica in r.replicas) < 150, "it does not hammer"
     for replica in r.replicas:
         replica.uid = UID

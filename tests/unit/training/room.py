@@ -138,7 +138,7 @@ class RoomRank:
         self._check()
         self.phases.append(phase)
 
-    def heed_notices(self) -> None:
+    def support_graceful_stop(self) -> None:
         pass
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:

@@ -16,7 +16,7 @@ from strata.training.generation_exit import (
     NeverEnds,
     StandaloneExit,
     end_with_agent,
-    told_where_refused,
+    exit_if_refused,
 )
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 from strata.v1.worlds_pb2 import (
@@ -244,10 +244,10 @@ def test_a_standalone_process_ends_with_75_once_the_control_plane_was_restored(
 
 
 def test_one_that_waits_for_its_first_world_ends_with_75_as_well() -> None:
-    with pytest.raises(SystemExit) as raised, told_where_refused():
+    with pytest.raises(SystemExit) as raised, exit_if_refused():
         raise RESTORED
     assert raised.value.code == 75
-    with pytest.raises(ClusterRestored), told_where_refused(standalone=False):
+    with pytest.raises(ClusterRestored), exit_if_refused(standalone=False):
         raise RESTORED
 
 
@@ -265,7 +265,7 @@ def test_a_process_that_is_done_is_not_ended_by_a_restore() -> None:
 DONE = JobDone("job j is done: all 1 ranks are done")
 
 
-class Told(RoomRank):
+class LiveReports(RoomRank):
     """A rank that was taken for lost, and whose session ends as it comes back: its job is done."""
 
     def check(self) -> None:
@@ -275,7 +275,7 @@ class Told(RoomRank):
 @pytest.mark.parametrize("error", [STALE, DONE, RuntimeError("connection closed by peer")])
 def test_a_standalone_process_learns_that_its_job_was_done_without_it(error: Exception) -> None:
     room, gone = Room(2), Gone()
-    context = room.rank(0) if error is STALE else Told(room, 0)
+    context = room.rank(0) if error is STALE else LiveReports(room, 0)
     ending = StandaloneExit(context, detect_s=LIMIT_S, gone=gone)
     ending.arm()
     if error is STALE:
@@ -288,7 +288,7 @@ def test_a_standalone_process_learns_that_its_job_was_done_without_it(error: Exc
 @pytest.mark.parametrize("error", [RuntimeError("its own"), JobDone("job other is done")])
 def test_a_failure_of_its_own_is_none_less_because_a_job_is_done(error: Exception) -> None:
     room = Room(1)
-    context = room.rank(0) if isinstance(error, JobDone) else Told(room, 0)
+    context = room.rank(0) if isinstance(error, JobDone) else LiveReports(room, 0)
     StandaloneExit(context, detect_s=LIMIT_S, gone=Gone()).failed(error)
 
 

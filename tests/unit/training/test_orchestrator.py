@@ -33,7 +33,7 @@ from tests.unit.checkpoint.ports import Cluster, Port
 
 
 @dataclass
-class Lone(Port):
+class StandalonePort(Port):
     """A standalone process of a job of its own: the catalog's decisions, and a world that may change."""
 
     is_standalone: bool = True
@@ -81,7 +81,7 @@ class Lone(Port):
             return ListGenerationsResponse(generations=[began])
         return super().call(request, timeout_s=timeout_s)
 
-    def heed_notices(self) -> None:
+    def support_graceful_stop(self) -> None:
         pass
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
@@ -98,10 +98,10 @@ class Lone(Port):
 
 
 @pytest.fixture
-def lone() -> Lone:
+def standalone() -> StandalonePort:
     cluster = Cluster(b=1)
     author = cluster.job.author(0)
-    return Lone(
+    return StandalonePort(
         cluster=cluster,
         worker_id=author.worker,
         incarnation=author.incarnation,
@@ -111,21 +111,25 @@ def lone() -> Lone:
 
 
 @pytest.fixture
-def orchestrator(tmp_path: Path, lone: Lone, monkeypatch: pytest.MonkeyPatch) -> TrainingOrchestrator:
+def orchestrator(
+    tmp_path: Path, standalone: StandalonePort, monkeypatch: pytest.MonkeyPatch
+) -> TrainingOrchestrator:
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # a process group could not be taken back
     made = TrainingOrchestrator("nowhere:1", storage_path=tmp_path, save_every_steps=2, preempt_signals=())
-    monkeypatch.setattr(made, "_join", lambda: lone)
+    monkeypatch.setattr(made, "_join", lambda: standalone)
     return made
 
 
-def test_a_newer_world_is_adopted_while_joining(orchestrator: TrainingOrchestrator, lone: Lone) -> None:
-    lone.cluster.next_world()
+def test_a_newer_world_is_adopted_while_joining(
+    orchestrator: TrainingOrchestrator, standalone: StandalonePort
+) -> None:
+    standalone.cluster.next_world()
     with orchestrator.init(state={"w": np.zeros(1)}) as run:
-        assert (lone.rejoined, run.world.generation) == (1, lone.cluster.job.author(0).generation)
+        assert (standalone.rejoined, run.world.generation) == (1, standalone.cluster.job.author(0).generation)
 
 
 def test_a_newer_world_is_adopted_before_the_first_batch_and_not_after(
-    orchestrator: TrainingOrchestrator, lone: Lone
+    orchestrator: TrainingOrchestrator, standalone: StandalonePort
 ) -> None:
     state = {"w": np.zeros(1)}
     run = orchestrator.init(state=state)
@@ -135,30 +139,30 @@ def test_a_newer_world_is_adopted_before_the_first_batch_and_not_after(
             break
     run.checkpoints.wait_until_finished(20)
     run.abandon("the test ends it")
-    lone.cluster.next_world()
-    lone.rejoin()
+    standalone.cluster.next_world()
+    standalone.rejoin()
 
     state = {"w": np.zeros(1)}
     run = orchestrator.init(state=state)
     assert (run.step, state["w"][0]) == (2, 2)
-    lone.cluster.next_world()
+    standalone.cluster.next_world()
     batches = run.steps([1, 2, 3, 4])
-    assert lone.rejoined == 2, "nothing was handed out yet"
+    assert standalone.rejoined == 2, "nothing was handed out yet"
     assert next(batches) == 3
-    lone.cluster.next_world()
+    standalone.cluster.next_world()
     run._ending.over = lambda error: None  # type: ignore[method-assign]  # it would wait for the end
     with pytest.raises(StaleGeneration):
         next(batches)
-    assert lone.rejoined == 2
+    assert standalone.rejoined == 2
     run.abandon("the test ends it")
-    assert lone.ended == "the test ends it"
+    assert standalone.ended == "the test ends it"
 
 
 @pytest.mark.parametrize("when", ["it joins", "it joins anew", "it begins anew"])
 def test_who_comes_to_a_job_that_is_done_has_nothing_to_do(
     when: str,
     orchestrator: TrainingOrchestrator,
-    lone: Lone,
+    standalone: StandalonePort,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -169,14 +173,14 @@ def test_who_comes_to_a_job_that_is_done_has_nothing_to_do(
 
     def program() -> None:
         with orchestrator.init(state={"w": np.zeros(1)}) as run:
-            lone.cluster.next_world()
+            standalone.cluster.next_world()
             run.steps([1])
 
-    monkeypatch.setattr(lone, "rejoin", done)
+    monkeypatch.setattr(standalone, "rejoin", done)
     if when == "it joins":
         monkeypatch.setattr(orchestrator, "_join", done)
     elif when == "it joins anew":
-        lone.cluster.next_world()
+        standalone.cluster.next_world()
     with pytest.raises(SystemExit) as ended:
         program()
     assert ended.value.code == 0
@@ -218,7 +222,7 @@ def test_another_refusal_is_raised_to_the_program(
 def test_a_job_that_is_done_while_it_trains_ends_the_program_with_0(
     when: str,
     orchestrator: TrainingOrchestrator,
-    lone: Lone,
+    standalone: StandalonePort,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -228,7 +232,7 @@ def test_a_job_that_is_done_while_it_trains_ends_the_program_with_0(
         raise JobDone("job j is done: every rank ended with 0")
 
     def is_done() -> None:
-        monkeypatch.setattr(lone, "check", done)
+        monkeypatch.setattr(standalone, "check", done)
 
     def program() -> None:
         if when == "it begins":
@@ -246,30 +250,30 @@ def test_a_job_that_is_done_while_it_trains_ends_the_program_with_0(
         program()
     assert ended.value.code == 0
     assert "nothing is left to do: job j is done: every rank ended with 0" in caplog.text
-    assert lone.ended, "it has left"
+    assert standalone.ended, "it has left"
 
 
 def test_a_state_that_does_not_fit_is_reported_as_what_another_try_would_meet_again(
-    orchestrator: TrainingOrchestrator, lone: Lone
+    orchestrator: TrainingOrchestrator, standalone: StandalonePort
 ) -> None:
     with orchestrator.init(state={"w": np.zeros(1)}) as run:
         for _ in run.steps([1, 2]):
             pass
-    lone.rejoin()
+    standalone.rejoin()
     for state, why in (
         ({"w": np.zeros(2)}, "w was saved as float64[1], and is float64[2] here"),
         ({"v": np.zeros(1)}, "v is not in the checkpoint"),
     ):
         with pytest.raises(CheckpointError, match=re.escape(why)):
             orchestrator.init(state=dict(state))
-        assert lone.code == 78
-        assert why in lone.ended
+        assert standalone.code == 78
+        assert why in standalone.ended
 
 
 def test_one_that_goes_on_in_its_process_does_not_wait_whether_the_generation_has_ended(
-    orchestrator: TrainingOrchestrator, lone: Lone, monkeypatch: pytest.MonkeyPatch
+    orchestrator: TrainingOrchestrator, standalone: StandalonePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lone.is_standalone = False
+    standalone.is_standalone = False
     monkeypatch.setenv("STRATA_RESTART", "in_process")
     monkeypatch.setenv("STRATA_IN_PROCESS", "0")  # put back after the test
     monkeypatch.setattr("strata.training.orchestrator.OVER_S", 60.0)
@@ -283,11 +287,11 @@ def test_one_that_goes_on_in_its_process_does_not_wait_whether_the_generation_ha
     with pytest.raises(ConfigError, match="no such bucket"):
         orchestrator.train(lambda it: it.init(state={}))
     assert time.monotonic() - began < 30
-    assert (lone.code, lone.ended) == (78, "ConfigError: no such bucket")
+    assert (standalone.code, standalone.ended) == (78, "ConfigError: no such bucket")
 
 
 def test_a_setting_that_is_wrong_once_there_is_a_checkpoint_is_tried_again(
-    orchestrator: TrainingOrchestrator, lone: Lone, monkeypatch: pytest.MonkeyPatch
+    orchestrator: TrainingOrchestrator, standalone: StandalonePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was right before: a host's mount, or the metadata service with its credentials, is away for a moment."""
 
@@ -297,16 +301,16 @@ def test_a_setting_that_is_wrong_once_there_is_a_checkpoint_is_tried_again(
     with orchestrator.init(state={"w": np.zeros(1)}) as run:
         for _ in run.steps([1, 2]):
             pass
-    lone.rejoin()
-    assert lone.restore_point is not None
+    standalone.rejoin()
+    assert standalone.restore_point is not None
     monkeypatch.setattr("strata.client.checkpoints.manager.CheckpointManager.restore", refused)
     with pytest.raises(ConfigError):
         orchestrator.init(state={"w": np.zeros(1)})
-    assert lone.code == 1
+    assert standalone.code == 1
 
 
 def test_what_may_go_away_by_itself_is_reported_as_any_failure(
-    orchestrator: TrainingOrchestrator, lone: Lone, monkeypatch: pytest.MonkeyPatch
+    orchestrator: TrainingOrchestrator, standalone: StandalonePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object, **_settings: object) -> None:
         raise StorageError("cannot read x: Too many open files")
@@ -314,7 +318,7 @@ def test_what_may_go_away_by_itself_is_reported_as_any_failure(
     monkeypatch.setattr("strata.client.checkpoints.manager.CheckpointManager.restore", refused)
     with pytest.raises(StorageError):
         orchestrator.init(state={})
-    assert lone.code == 1
+    assert standalone.code == 1
 
 
 def test_what_ends_a_run_takes_its_traces_away(orchestrator: TrainingOrchestrator) -> None:

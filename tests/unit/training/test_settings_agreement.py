@@ -19,7 +19,7 @@ from tests.unit.training.room import LIMIT_S, Room
 MINE = RankSettings(rule=Rule(every_steps=10), sampling=Sampling(global_batch=96, seed=7))
 
 
-class Told(Alone):
+class LiveReports(Alone):
     """A rank among others, of which a test says what each brings."""
 
     def __init__(self, rank: int, others: dict[int, bytes]) -> None:
@@ -83,9 +83,9 @@ def test_ranks_that_were_told_the_same_say_nothing(caplog: pytest.LogCaptureFixt
 def test_another_version_is_refused(payload: bytes) -> None:
     others: dict[int, Any] = {0: payload}
     with pytest.raises(Refused, match="rank 0"):
-        agree_on_settings(Told(1, others), MINE)
+        agree_on_settings(LiveReports(1, others), MINE)
     with pytest.raises(Refused, match="rank 0 did not say"):
-        agree_on_settings(Told(1, {}), MINE)
+        agree_on_settings(LiveReports(1, {}), MINE)
 
 
 def test_hosts_that_do_not_share_the_storage_are_told_before_the_first_step() -> None:
@@ -111,7 +111,7 @@ def test_hosts_that_do_not_share_the_storage_are_told_before_the_first_step() ->
 
 
 def test_a_second_storage_that_only_some_ranks_have_is_refused() -> None:
-    mine = Told(0, {})
+    mine = LiveReports(0, {})
     mine.others = {1: _brought({"file:///ckpt": "a1"})}
     with pytest.raises(
         ConfigError, match="rank 1 has the storages file:///ckpt, and rank 0 file:///ckpt, s3"
@@ -120,7 +120,7 @@ def test_a_second_storage_that_only_some_ranks_have_is_refused() -> None:
 
 
 def test_one_root_by_two_paths_is_shared() -> None:
-    mine = Told(0, {})
+    mine = LiveReports(0, {})
     mine.others = {1: _brought({"file:///mnt/ckpt": "a1"})}
     assert agree_on_settings(mine, MINE, roots={"file:///ckpt": "a1"}) == MINE
 

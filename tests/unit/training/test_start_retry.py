@@ -32,10 +32,10 @@ from strata.v1.worlds_pb2 import (
     World,
 )
 from tests.unit.checkpoint.ports import Cluster
-from tests.unit.training.test_orchestrator import Lone
+from tests.unit.training.test_orchestrator import StandalonePort
 
 
-class Waiting(Lone):
+class Waiting(StandalonePort):
     """A rank that notes what it says, and hears what a test tells."""
 
     heard: Callable[[WorldUpdate], None] | None = None

@@ -13,7 +13,7 @@ from strata.transport import name_lookup
 from strata.transport.name_lookup import lookup_s, warn_if_slow
 
 
-class Asked:
+class LeaveRequest:
     """A name service that answers after `takes_s`, if it does at all."""
 
     def __init__(self, takes_s: float = 0.0, *, answers: bool = True) -> None:
@@ -34,7 +34,7 @@ class Asked:
     [("10.0.0.7", "::ffff:10.0.0.7"), ("fd00::7", "fd00::7"), ("localhost", None)],
 )
 def test_it_is_asked_for_as_torch_does(host: str, asked: str | None) -> None:
-    service = Asked()
+    service = LeaveRequest()
     assert lookup_s(host, ask=service) < name_lookup.SLOW_S
     assert service.of == [asked] if asked else service.of[0] in {"::1", "::ffff:127.0.0.1"}
 
@@ -44,7 +44,7 @@ def test_a_slow_answer_is_warned_of_and_so_is_none(answers: bool, monkeypatch: p
     monkeypatch.setattr(name_lookup, "SLOW_S", 0.05)
     said: list[str] = []
     began = time.monotonic()
-    thread = warn_if_slow("10.0.0.7", said.append, ask=Asked(0.2, answers=answers))
+    thread = warn_if_slow("10.0.0.7", said.append, ask=LeaveRequest(0.2, answers=answers))
     assert time.monotonic() - began < 0.2, "nobody waits for it"
     thread.join(5.0)
     (line,) = said
@@ -54,5 +54,5 @@ def test_a_slow_answer_is_warned_of_and_so_is_none(answers: bool, monkeypatch: p
 
 def test_a_quick_answer_is_not_spoken_of() -> None:
     said: list[str] = []
-    warn_if_slow("10.0.0.7", said.append, ask=Asked(answers=False)).join(5.0)
+    warn_if_slow("10.0.0.7", said.append, ask=LeaveRequest(answers=False)).join(5.0)
     assert not said

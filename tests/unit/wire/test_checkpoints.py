@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strata.core.checkpoints.lifecycle import newest
-from strata.wire.checkpoints import DOUBT_CHARS, DOUBTS, checkpoint_message, checkpoint_with_reports
+from strata.wire.checkpoints import REPORT_CHARS, REPORTS, checkpoint_message, checkpoint_with_reports
 from tests.unit.core.keeping_job import KeptJob
 
 
@@ -15,9 +15,9 @@ def test_what_hosts_say_of_a_copy_is_for_who_asks_and_bounded() -> None:
         job.damage(40, f"host-b{host}", unread=True, reason="could not connect " * 50)
     entry = newest(job.store.job())
     assert entry is not None
-    assert list(checkpoint_message(job.store.job(), entry).doubts) == []
-    asked = checkpoint_with_reports(job.store.job(), entry).doubts
-    assert len(asked) == DOUBTS
+    assert list(checkpoint_message(job.store.job(), entry).corruption_reports) == []
+    asked = checkpoint_with_reports(job.store.job(), entry).corruption_reports
+    assert len(asked) == REPORTS
     assert asked[0] == "host-a on primary: found damage: a bit"
-    assert {len(each) for each in asked[1:]} == {DOUBT_CHARS}
+    assert {len(each) for each in asked[1:]} == {REPORT_CHARS}
     assert asked[1].endswith("…")

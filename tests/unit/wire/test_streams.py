@@ -20,7 +20,7 @@ from strata.wire.streams import ClientStream, ServerStream, dialled, serve_strea
 Logic = Callable[[ServerStream[Up, Down]], Awaitable[None]]
 
 
-class Door(SessionsServicer):
+class Servicer(SessionsServicer):
     """Runs a test's logic on every stream; `served` is told how each ended."""
 
     def __init__(self, logic: Logic, tasks: asyncio.TaskGroup) -> None:
@@ -43,15 +43,15 @@ class Door(SessionsServicer):
 
 
 @asynccontextmanager
-async def served(logic: Logic) -> AsyncIterator[tuple[Door, str, grpc.aio.Server]]:
+async def served(logic: Logic) -> AsyncIterator[tuple[Servicer, str, grpc.aio.Server]]:
     async with asyncio.TaskGroup() as tasks:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        door = Door(logic, tasks)
-        add_SessionsServicer_to_server(door, server)
+        servicer = Servicer(logic, tasks)
+        add_SessionsServicer_to_server(servicer, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            yield door, f"127.0.0.1:{port}", server
+            yield servicer, f"127.0.0.1:{port}", server
         finally:
             await server.stop(0)
 
@@ -74,7 +74,7 @@ async def echo(link: ServerStream[Up, Down]) -> None:
 
 
 async def test_messages_keep_their_order_both_ways() -> None:
-    async with served(echo) as (door, address, _), client(address) as link:
+    async with served(echo) as (servicer, address, _), client(address) as link:
         for number in range(500):
             link.send(Up(tick=tick(number)))
         got: list[int] = []
@@ -84,7 +84,7 @@ async def test_messages_keep_their_order_both_ways() -> None:
             got.append(down.tick.sequence)
         assert got == list(range(500))
         link.close()
-        assert await door.ended.get() == "ended"
+        assert await servicer.ended.get() == "ended"
         assert await link.recv() is None
 
 
@@ -184,12 +184,12 @@ async def test_a_message_that_cannot_be_written_ends_its_stream_and_no_other() -
 
 
 async def test_a_vanished_client_ends_recv_and_cancels_nothing() -> None:
-    async with served(echo) as (door, address, _), grpc.aio.insecure_channel(address) as channel:
+    async with served(echo) as (servicer, address, _), grpc.aio.insecure_channel(address) as channel:
         call: Any = SessionsStub(channel).Session()
         await call.write(Up(tick=tick(1)))
         await call.read()
         call.cancel()
-        assert await door.ended.get() == "ended"
+        assert await servicer.ended.get() == "ended"
 
 
 async def test_a_vanished_server_is_unavailable() -> None:
@@ -217,12 +217,12 @@ async def test_a_close_from_another_task_ends_a_pending_recv() -> None:
         reading.set_result(link)
         assert await link.recv() is None
 
-    async with served(waits) as (door, address, _), client(address) as link:
+    async with served(waits) as (servicer, address, _), client(address) as link:
         link.send(Up(tick=tick(1)))
         (await reading).close(Conflict("enough"))
         with pytest.raises(Conflict):
             await link.recv()
-        assert await door.ended.get() == "ended"
+        assert await servicer.ended.get() == "ended"
 
 
 async def test_a_cancelled_reader_is_cancelled() -> None:
@@ -245,9 +245,9 @@ async def test_a_reader_that_is_too_slow_loses_the_stream_and_is_told(
             await asyncio.sleep(0)
         assert link.backlog <= streams.OUTBOX_LIMIT
 
-    async with served(floods) as (door, address, _), client(address) as link:
+    async with served(floods) as (servicer, address, _), client(address) as link:
         link.send(Up(tick=tick(1)))
-        assert await door.ended.get() == "ended"
+        assert await servicer.ended.get() == "ended"
         with pytest.raises(Unavailable, match="too slowly"):
             await drain(link)
 
@@ -300,9 +300,9 @@ async def test_what_a_reader_is_owed_is_bounded_in_bytes(monkeypatch: pytest.Mon
             owed.append(link.backlog)
             await asyncio.sleep(0)
 
-    async with served(floods) as (door, address, _), client(address) as link:
+    async with served(floods) as (servicer, address, _), client(address) as link:
         link.send(Up(tick=tick(1)))
-        assert await door.ended.get() == "ended"
+        assert await servicer.ended.get() == "ended"
         assert max(owed) <= streams.SERVED_BYTES // 1_000_000 < streams.OUTBOX_LIMIT
 
 

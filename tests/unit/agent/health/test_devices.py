@@ -142,7 +142,7 @@ async def test_a_host_without_a_driver_has_none(host: Host, monkeypatch: pytest.
 # -- watching
 
 
-class Told:
+class LiveReports:
     """What went up, and what is answered."""
 
     def __init__(self) -> None:
@@ -175,8 +175,8 @@ def opened(host: Host) -> OpenDevices:
 
 
 @asynccontextmanager
-async def watched(host: Host, **health: Any) -> AsyncIterator[Told]:
-    told = Told()
+async def watched(host: Host, **health: Any) -> AsyncIterator[LiveReports]:
+    told = LiveReports()
     config = HealthConfig(telemetry_s=0.5, **health)
     async with watching_devices(
         opened(host), config, told, job="j", worker_id="w", grace_s=30, on_unfit=told.unfit.append
@@ -273,7 +273,7 @@ async def test_what_fails_in_the_thread_is_raised_where_it_was_asked_for() -> No
 async def test_a_watch_says_each_fault_once(host: Host) -> None:
     host.has({**WELL, "error": LOST})
     faults: list[str] = []
-    told = Told()
+    told = LiveReports()
     watch = DeviceWatch(
         opened(host), tell=told.devices, on_fault=faults.append, telemetry_s=0.5, ignored_xids=()
     )

@@ -107,7 +107,7 @@ def a_living_member_is_removed_while_another_host_is_cut_off(story: Story, _stor
 
 
 @breaks("registry/deleted-for-a-reason")
-def a_living_supervisor_is_removed(story: Story, _storage: Path) -> None:
+def a_living_agent_is_removed(story: Story, _storage: Path) -> None:
     story.txn((f"{JOB}workers/w2", worker("b9", "B", 77)))
     story.txn((f"{JOB}workers/w2", None))
     story.t += 20

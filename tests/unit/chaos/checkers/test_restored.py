@@ -275,7 +275,7 @@ def test_a_life_without_a_record_makes_it_unknown(tmp_path: Path) -> None:
     story.lines("observer.started")[0]["args"]["life"] = 3
     verdict = judge(story.write(tmp_path))
     assert verdict.result is Result.UNKNOWN
-    assert "2 observers recorded, of etcd's lives [1, 3]; each life has one" in verdict.doubts
+    assert "2 observers recorded, of etcd's lives [1, 3]; each life has one" in verdict.uncertainties
 
 
 def test_an_observer_that_did_not_catch_up_before_the_loss_makes_it_unknown(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class World:
     def epoch(self) -> int:
         return self.epoch_now
 
-    async def wait_whole(self, limit_s: float) -> tuple[float, list[str]]:
+    async def wait_healthy(self, limit_s: float) -> tuple[float, list[str]]:
         await asyncio.sleep(limit_s if self.wrong else 0.5)
         return (limit_s if self.wrong else 0.5), list(self.wrong)
 

@@ -34,7 +34,7 @@ def test_no_observer_is_no_verdict(tmp_path: Path) -> None:
     story.drop(lambda line: line["op"] != "member.alive")
     verdict = judge(story.write(tmp_path))
     assert verdict.result is Result.UNKNOWN
-    assert verdict.doubts == ("no observer recorded what etcd did",)
+    assert verdict.uncertainties == ("no observer recorded what etcd did",)
 
 
 def test_a_gap_in_the_ground_truth_is_no_verdict(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_gap_in_the_ground_truth_is_no_verdict(tmp_path: Path) -> None:
     story.line("observer", 1, "observer.gap", args={"after": story.revision})
     verdict = judge(story.write(tmp_path))
     assert verdict.result is Result.UNKNOWN
-    assert "gap after revision" in verdict.doubts[0]
+    assert "gap after revision" in verdict.uncertainties[0]
 
 
 @pytest.mark.parametrize("complete", [None, False])
@@ -54,7 +54,7 @@ def test_a_ground_truth_that_ends_early_is_no_verdict(complete: bool | None, tmp
     (run / "observer.jsonl").write_text("".join([*lines[:-1], *last]))
     verdict = judge(run)
     assert verdict.result is Result.UNKNOWN
-    assert "the observer did not catch up with etcd before it ended" in verdict.doubts
+    assert "the observer did not catch up with etcd before it ended" in verdict.uncertainties
 
 
 def test_a_clients_torn_line_is_told_and_does_not_count(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_file_that_is_no_history_is_no_verdict(tmp_path: Path) -> None:
     (run / "other.jsonl").write_text('{"hello": "world"}\n')
     verdict = judge(run)
     assert verdict.result is Result.UNKNOWN
-    assert "other.jsonl:1" in verdict.doubts[0]
+    assert "other.jsonl:1" in verdict.uncertainties[0]
 
 
 def test_a_line_that_lacks_what_its_op_must_say_is_no_verdict_and_no_traceback(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_line_that_lacks_what_its_op_must_say_is_no_verdict_and_no_traceback(t
     (run / "other.jsonl").write_text(f"{line}\n")
     verdict = judge(run)
     assert verdict.result is Result.UNKNOWN
-    assert verdict.doubts[0].startswith("other.jsonl:1: ")
+    assert verdict.uncertainties[0].startswith("other.jsonl:1: ")
 
 
 def test_what_seems_wrong_beside_a_gap_is_shown_and_not_claimed(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_what_seems_wrong_beside_a_gap_is_shown_and_not_claimed(tmp_path: Path) 
     verdict = judge(story.write(tmp_path))
     assert verdict.result is Result.UNKNOWN
     assert verdict.violations == ()
-    assert any(doubt.startswith("unproven: leadership/one-instance: ") for doubt in verdict.doubts)
+    assert any(reason.startswith("unproven: leadership/one-instance: ") for reason in verdict.uncertainties)
 
 
 def test_what_nobody_ended_counts_as_unknown(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from strata_chaos.judgement.log_errors import SUSPENDED, complaints
+from strata_chaos.judgement.log_errors import SUSPENDED, errors_in_logs
 
 
 def log(folder: Path, name: str, *lines: str) -> None:
@@ -24,7 +24,7 @@ def test_an_error_that_a_coordinator_logged_is_a_finding(tmp_path: Path) -> None
         event("call_failed", "error"),
     )
 
-    views, calls = complaints(tmp_path)
+    views, calls = errors_in_logs(tmp_path)
 
     assert views.checker == "logs"
     assert views.message == "coordinator-2 logged view_differs_from_etcd as an error, 2 times"
@@ -36,19 +36,19 @@ def test_a_bare_traceback_is_a_finding_and_a_torn_line_is_none(tmp_path: Path) -
     log(tmp_path, "coordinator-1", "Traceback (most recent call last):", '{"event": "peer_link_d')
     log(tmp_path, "etcd-1", event("its own affair", "error"))
 
-    (found,) = complaints(tmp_path)
+    (found,) = errors_in_logs(tmp_path)
 
     assert "a traceback" in found.message
 
 
 def test_where_nothing_was_logged_there_is_no_finding(tmp_path: Path) -> None:
-    assert complaints(tmp_path / "logs") == []
+    assert errors_in_logs(tmp_path / "logs") == []
 
 
 def test_what_the_faults_of_a_run_must_bring_about_is_no_finding(tmp_path: Path) -> None:
     log(tmp_path, "coordinator-1", event("replica_suspended", "error"), event("call_failed", "error"))
 
-    (found,) = complaints(tmp_path, expected=SUSPENDED)
+    (found,) = errors_in_logs(tmp_path, expected=SUSPENDED)
 
     assert "call_failed" in found.message
-    assert len(complaints(tmp_path)) == 2
+    assert len(errors_in_logs(tmp_path)) == 2

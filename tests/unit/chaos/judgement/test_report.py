@@ -48,7 +48,7 @@ def result(
     findings: tuple[Finding, ...] = (),
     broken: str = "",
     cut_short: bool = False,
-    doubts: tuple[str, ...] = (),
+    uncertainties: tuple[str, ...] = (),
     seed: int = 3,
 ) -> Result:
     return Result(
@@ -64,7 +64,7 @@ def result(
             RuleCoverage(checker="barriers", rule="once", promise="p", judged=12, broken=0),
             RuleCoverage(checker="watches", rule="exact", promise="p", judged=0, broken=0),
         ),
-        doubts=doubts,
+        uncertainties=uncertainties,
         broken=broken,
         cut_short=cut_short,
     )
@@ -79,7 +79,7 @@ def result(
         (result(injury(effective=False)), Exit.UNKNOWN, r"without effect: kill-leader \(1\)"),
         (result(injury(effective=False, required=False)), Exit.PASS, "PASS"),
         (result(injury(), cut_short=True), Exit.UNKNOWN, "cut short"),
-        (result(injury(), doubts=("etcd's events have a gap",)), Exit.UNKNOWN, "gap"),
+        (result(injury(), uncertainties=("etcd's events have a gap",)), Exit.UNKNOWN, "gap"),
     ],
 )
 def test_the_verdict(found: Result, verdict: Exit, said: str) -> None:

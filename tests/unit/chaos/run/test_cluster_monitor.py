@@ -43,12 +43,12 @@ async def test_after_a_loss_it_follows_what_etcd_has_then() -> None:
     await monitor.started()
     assert monitor.leader() == "coordinator-1"
 
-    monitor.look_away()
+    monitor.detach()
     before.partition()
     await asyncio.sleep(60)
     assert monitor.leader() == "coordinator-1", "what was seen last stands"
 
-    monitor.look_again()
+    monitor.attach()
     await asyncio.sleep(1)
     assert monitor.leader() == "coordinator-2"
     running.cancel()

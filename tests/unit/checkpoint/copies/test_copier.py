@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from strata.checkpoint.copies.copier import Replicator
+from strata.checkpoint.copies.copier import Copier
 from strata.checkpoint.copies.far_copy import Replica
 from strata.checkpoint.copies.tiers import TieredStorage
 from strata.checkpoint.format.digest import CHUNK_BYTES
@@ -80,7 +80,7 @@ def test_what_fails_beside_the_copying_is_told_too(pair: Pair, what: str, error:
     def fail() -> list[Replica]:
         raise error
 
-    replicator = Replicator(pair.near, pair.far, rank=0, ranks=1, retry_s=(0.001,), **{what: fail})  # type: ignore[arg-type]  # either
+    replicator = Copier(pair.near, pair.far, rank=0, ranks=1, retry_s=(0.001,), **{what: fail})  # type: ignore[arg-type]  # either
     replica = pair.save(1)
     replicator.add(replica)
     with pytest.raises(StrataError, match="the device is gone"):
@@ -142,7 +142,7 @@ def test_what_nobody_asked_for_is_told_at_the_end(
 
 @pytest.mark.parametrize("error", [StorageError("away"), ObjectMissing("no such upload")])
 @pytest.mark.parametrize("verb", ["begin", "finish", "create"])
-def test_a_far_storage_in_trouble_is_tried_again(pair: Pair, error: StorageError, verb: str) -> None:
+def test_a_far_storage_in_error_is_tried_again(pair: Pair, error: StorageError, verb: str) -> None:
     """A server that answers 404 to an upload is in trouble; the checkpoint is not missing here."""
     replica = pair.save(1)
     pair.far.fail(error, verb, times=3)
@@ -254,11 +254,9 @@ def of_two(pair: Pair) -> Replica:
     return ranks.replica
 
 
-def ranks_of(
-    pair: Pair, world: str, *, near: Storage | None = None, others_s: float = 600.0
-) -> list[Replicator]:
+def ranks_of(pair: Pair, world: str, *, near: Storage | None = None, others_s: float = 600.0) -> list[Copier]:
     return [
-        Replicator(
+        Copier(
             near or pair.near,
             pair.far,
             rank=rank,

@@ -9,7 +9,7 @@ import pytest
 
 from strata.checkpoint.catalog.local import LocalCatalog
 from strata.checkpoint.catalog.protocol import CheckpointMetadata, SaveRequest
-from strata.checkpoint.copies.copier import Replicator
+from strata.checkpoint.copies.copier import Copier
 from strata.checkpoint.copies.far_copy import Replica
 from strata.checkpoint.copies.tiers import TieredStorage
 from strata.checkpoint.format.digest import CHUNK_BYTES
@@ -41,8 +41,8 @@ class Pair:
         """Of each turn of a replicator: one checkpoint, copied or not."""
         self.replicator = self.start(0)
 
-    def start(self, rank: int, missing: Callable[[], list[Replica]] = list, *, ranks: int = 1) -> Replicator:
-        return Replicator(
+    def start(self, rank: int, missing: Callable[[], list[Replica]] = list, *, ranks: int = 1) -> Copier:
+        return Copier(
             self.near,
             self.far,
             rank=rank,

@@ -106,10 +106,10 @@ def test_tied_weights_stay_tied() -> None:
 
 def test_a_part_that_keeps_what_it_loads_gets_memory_of_its_own() -> None:
     tensor = torch.ones(2)
-    keeper = Counting()
-    restore_into(saved({"k": Counting(one=tensor, two=tensor)}), {"k": keeper})
-    keeper.state["one"].zero_()
-    assert torch.equal(keeper.state["two"], torch.ones(2))
+    counting = Counting()
+    restore_into(saved({"k": Counting(one=tensor, two=tensor)}), {"k": counting})
+    counting.state["one"].zero_()
+    assert torch.equal(counting.state["two"], torch.ones(2))
 
 
 @pytest.mark.parametrize(

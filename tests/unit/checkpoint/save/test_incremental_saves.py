@@ -91,12 +91,12 @@ def test_ranks_that_choose_otherwise_write_what_the_first_began(world: World) ->
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_rank_that_doubts_the_base_writes_its_part_whole_whoever_comes_first(
+def test_a_rank_that_reports_as_corrupt_the_base_writes_its_part_whole_whoever_comes_first(
     world: World, first: int
 ) -> None:
     """One rank's restore met damage. It asks for a Full; the other's Incremental may have been begun before."""
     full, _ = world.saved(1, states(1))
-    world.doubted[1].note(world.catalogs[1].folder(full), "")
+    world.damaged[1].note(world.catalogs[1].folder(full), "")
     begun, begin = threading.Event(), CoordinatedCatalog.begin
 
     for rank, catalog in enumerate(world.catalogs):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from strata.checkpoint.catalog.protocol import SaveRequest
-from strata.checkpoint.copies.tiers import FarAway, from_afar
+from strata.checkpoint.copies.tiers import FarUnreachable, as_far_error
 from strata.checkpoint.format.marker import NAME as MARKER
 from strata.checkpoint.format.marker import committed, read_manifest, write_marker
 from strata.checkpoint.save.retry import PAUSES_S, HoldOver, SaveRetry
@@ -116,7 +116,7 @@ def test_so_it_does_with_a_folder_that_it_may_not_write(number: int, lasting: bo
 
 
 def test_what_time_heals_of_the_far_storage_is_said_of_both() -> None:
-    with pytest.raises(FarAway) as caught, from_afar():
+    with pytest.raises(FarUnreachable) as caught, as_far_error():
         raise full()
     assert caught.value.transient == "disk full"
 

@@ -104,7 +104,7 @@ def test_a_full_disk_is_no_lack_of_ability(tmp_path: Path, monkeypatch: pytest.M
 def test_room_is_bytes_and_inodes(
     free_bytes: int, inodes: int, free_inodes: int, level: str, said: str
 ) -> None:
-    finding = storage.room_finding(
+    finding = storage.free_space_finding(
         Path("/x y"), free_bytes=free_bytes, inodes=inodes, free_inodes=free_inodes
     )
     assert finding.level == level

@@ -96,7 +96,7 @@ def test_it_fits_into_every_terminal(size: tuple[int, int], ranks: int) -> None:
     for view in (View(job="gpt"), View(job="gpt", help=True), View(job="gpt", scroll=10**6)):
         drawn(view, job_seen(ranks=looked.ranks(ranks)), small)
     drawn(View(), jobs_seen(), small)
-    drawn(View(cursor=10), replace(jobs_seen(), trouble="no coordinator answered"), small)
+    drawn(View(cursor=10), replace(jobs_seen(), error="no coordinator answered"), small)
 
 
 def test_the_ledger_sums_to_100_percent() -> None:
@@ -141,7 +141,7 @@ def test_what_nobody_has_reported_is_not_made_up() -> None:
 
 def test_old_data_says_how_old_it_is() -> None:
     assert drawn(View(job="gpt"), job_seen(), now_s=107.0)[0].endswith(" 7 s old")
-    lines = drawn(View(job="gpt"), replace(job_seen(), trouble="no coordinator answered"), now_s=101.0)
+    lines = drawn(View(job="gpt"), replace(job_seen(), error="no coordinator answered"), now_s=101.0)
     assert lines[0].endswith("1 s old")
     assert lines[-1].startswith("no coordinator answered")
 
@@ -399,7 +399,7 @@ def test_a_rank_that_is_there_no_more_says_so() -> None:
     while reader.seen.rank != 9:
         news.clear()
         assert news.wait(10)
-    assert (reader.seen.trouble, reader.seen.one) == ("no rank 9", None)
+    assert (reader.seen.error, reader.seen.one) == ("no rank 9", None)
     reader.end()
 
 
@@ -442,7 +442,7 @@ def test_what_cannot_be_read_leaves_what_was_there_and_says_why() -> None:
     reader = Reader(client, first, on_news=news.set)
     reader.start()
     assert news.wait(10)
-    assert (reader.seen.trouble, reader.seen.detail) == ("no coordinator answered within 2 s", first.detail)
+    assert (reader.seen.error, reader.seen.detail) == ("no coordinator answered within 2 s", first.detail)
     client.more["jobs_bert"] = NotFound("no job bert exists")
     news.clear()
     reader.show("bert")
@@ -450,7 +450,7 @@ def test_what_cannot_be_read_leaves_what_was_there_and_says_why() -> None:
     while reader.seen.job != "bert":
         news.clear()
         assert news.wait(10)
-    assert (reader.seen.trouble, reader.seen.detail) == ("no job bert exists", None)
+    assert (reader.seen.error, reader.seen.detail) == ("no job bert exists", None)
     reader.end()
 
 

@@ -146,15 +146,15 @@ def test_a_replica_that_does_not_answer_is_left_for_one_that_does(server: UnaryS
                 assert time.monotonic() - began < 1
 
 
-def test_when_nobody_answers_each_is_named_with_its_trouble() -> None:
+def test_when_nobody_answers_each_is_named_with_its_error() -> None:
     ports = free_ports(2)
     client = CoordinatorClient.connect([f"127.0.0.1:{port}" for port in ports], timeout_s=1.0)
     began = time.monotonic()
-    with pytest.raises(errors.Unavailable) as trouble:
+    with pytest.raises(errors.Unavailable) as add:
         client.status()
     assert 0.9 < time.monotonic() - began < 2.5
-    assert all(str(port) in trouble.value.message for port in ports)
-    assert trouble.value.retryable
+    assert all(str(port) in add.value.message for port in ports)
+    assert add.value.retryable
 
 
 def test_a_call_shorter_than_the_pause_after_failures_tries_all_the_same(server: UnaryServer) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from strata.checkpoint.copies.copying import copy_checkpoint
-from strata.checkpoint.copies.tiers import FarAway
+from strata.checkpoint.copies.tiers import FarUnreachable
 from strata.checkpoint.format.digest import CHUNK_BYTES
 from strata.checkpoint.storage import root
 from strata.checkpoint.storage.local_storage import LocalStorage
@@ -297,7 +297,7 @@ def test_a_damaged_copy_beside_one_that_is_away_is_neither_none_nor_older(
 
     with two(tmp_path) as manager:
         monkeypatch.setattr(LocalStorage, "source", away)
-        with pytest.raises(FarAway, match=r"chunk 1.*cannot be asked for"):
+        with pytest.raises(FarUnreachable, match=r"chunk 1.*cannot be asked for"):
             manager.restore(state(0))
 
 

@@ -25,7 +25,7 @@ from strata.client.rank.rank_client import RankClient
 from strata.config import Credentials
 from strata.session.endpoints import Endpoint, parse_endpoints
 from strata.session.link import Link
-from strata.session.terms import UNTOLD_S, Dial
+from strata.session.terms import EXIT_REPORT_S, Dial
 from strata.testing.links import Switchboard, pair
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import AgentStart, Down, Up
@@ -96,7 +96,7 @@ async def greeted(met: FakeReplica, times: int) -> None:
 
 
 @in_rig(coordinator)
-async def test_a_lone_trainer_that_connects_again_shares_its_session(met: FakeReplica) -> None:
+async def test_a_standalone_trainer_that_connects_again_shares_its_session(met: FakeReplica) -> None:
     joins = [asyncio.create_task(connect()), asyncio.create_task(connect("b:1,a:1"))]
     await greeted(met, 1)
     await asyncio.sleep(0.1)
@@ -126,7 +126,7 @@ async def test_after_the_last_one_closed_connecting_joins_anew(met: FakeReplica)
 
 
 @in_rig(coordinator)
-async def test_a_lone_trainer_in_a_restored_cluster_counts_its_rounds_anew(met: FakeReplica) -> None:
+async def test_a_standalone_trainer_in_a_restored_cluster_counts_its_rounds_anew(met: FakeReplica) -> None:
     async def round_of(client: RankClient, number: int) -> int:
         meeting = asyncio.create_task(client._barrier("b", b"", (), None))
         arrival = (await met.next("arrivals", after=number)).arrivals[0]
@@ -170,7 +170,7 @@ async def test_an_end_that_nobody_ever_hears_holds_nobody_up_for_ever(met: FakeR
     met.down()
     began = asyncio.get_running_loop().time()
     await client._close(0, "the training is done")
-    assert UNTOLD_S <= asyncio.get_running_loop().time() - began < UNTOLD_S + 10.0
+    assert EXIT_REPORT_S <= asyncio.get_running_loop().time() - began < EXIT_REPORT_S + 10.0
 
 
 @in_rig(coordinator)

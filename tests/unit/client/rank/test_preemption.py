@@ -50,7 +50,7 @@ class Rank:
         self.begun = threading.Event()
         self.hears: Callable[[WorldUpdate], None] | None = None
 
-    def heed_notices(self) -> None:
+    def support_graceful_stop(self) -> None:
         self.supports_graceful_stop = True
 
     def observe_world(self, hears: Callable[[WorldUpdate], None]) -> Callable[[], None]:

@@ -11,7 +11,7 @@ import pytest
 from strata import errors
 from strata.client.rank.barriers import RoundBook, payloads_of
 from strata.client.rank.rank_client import RankClient
-from strata.client.rank.shared_session import Watcher, placed
+from strata.client.rank.shared_session import RankObserver, placed
 from strata.core.stop.save_hold import SaveHold
 from strata.errors import Unauthenticated, Unavailable
 from strata.testing.virtual_time import in_virtual_time
@@ -223,9 +223,9 @@ async def test_a_failed_job_and_an_ended_session_say_so(r: Rig, client: RankClie
 
 
 @in_virtual_time()
-async def test_a_lone_trainer_waits_for_a_world_with_a_place() -> None:
+async def test_a_standalone_trainer_waits_for_a_world_with_a_place() -> None:
     async with rig() as r:
-        watcher = Watcher()
+        watcher = RankObserver()
         r.session._observer = watcher
         waiting = asyncio.create_task(placed(r.session, watcher, job="j", worker_id="w", after=0))
         r.serving.world(1, rank=None)
@@ -274,7 +274,7 @@ async def test_clients_of_one_seat_share_its_rounds_and_the_last_one_leaves(
 
 @in_virtual_time()
 async def test_a_bug_in_an_observer_ends_nothing() -> None:
-    watcher, seen = Watcher(), []
+    watcher, seen = RankObserver(), []
 
     def broken(_: Checkpoint) -> None:
         raise ZeroDivisionError
@@ -465,7 +465,7 @@ async def test_nobody_is_troubled_when_the_session_is_over(r: Rig, client: RankC
 
 
 def test_tries_at_several_endpoints_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    watcher = Watcher()
+    watcher = RankObserver()
     with caplog.at_level(logging.WARNING, logger="strata.client"):
         for _ in range(3):
             for endpoint in ("a:1", "b:2", "c:3"):

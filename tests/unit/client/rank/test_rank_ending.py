@@ -13,7 +13,7 @@ from strata import errors
 from strata.client.event_loop import BackgroundLoop
 from strata.client.rank import rank_client as rank
 from strata.client.rank.rank_client import RankClient
-from strata.client.rank.shared_session import RankPlace, SharedSession, Watcher
+from strata.client.rank.shared_session import RankObserver, RankPlace, SharedSession
 from strata.testing import virtual_time
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.session_pb2 import Down, Ended
@@ -53,7 +53,7 @@ def test_what_leaves_the_block_says_how_the_rank_ended(
 ) -> None:
     place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=1)
     shared_session = SharedSession(
-        session=cast("Any", None), watcher=Watcher(), place=place, owns_member=True
+        session=cast("Any", None), watcher=RankObserver(), place=place, owns_member=True
     )
     client = RankClient(shared_session, cast("BackgroundLoop", NoThread()))
     closed: list[int] = []
@@ -126,7 +126,9 @@ def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseEx
     async def opened() -> tuple[Rig, RankClient]:
         r = await stack.enter_async_context(rig(1))
         place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=1)
-        shared_session = SharedSession(session=r.session, watcher=Watcher(), place=place, owns_member=True)
+        shared_session = SharedSession(
+            session=r.session, watcher=RankObserver(), place=place, owns_member=True
+        )
         return r, RankClient(shared_session, background)
 
     r, client = background.call(opened())
@@ -181,7 +183,7 @@ def test_a_close_in_the_loop_s_own_thread_is_refused_and_may_come_again() -> Non
     background = BackgroundLoop()
     place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=1)
     shared_session = SharedSession(
-        session=cast("Any", None), watcher=Watcher(), place=place, owns_member=True
+        session=cast("Any", None), watcher=RankObserver(), place=place, owns_member=True
     )
     client = RankClient(shared_session, background)
     background.forget_at_stop(client._detach)

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from strata.coordinator.calls.admin import AdminCalls
-from strata.coordinator.calls.table import ANYBODY, Calls
+from strata.coordinator.calls.table import NO_SESSION, Calls
 from strata.coordinator.context import ReadResource
 from strata.coordinator.controllers.compaction import Compaction
 from strata.coordinator.controllers.loop import drive
@@ -36,7 +36,7 @@ async def test_the_status_names_replicas_leader_and_who_answers(f: Cluster) -> N
     await f.register(node, "w")
     await asyncio.sleep(2)
     heard = leader.context.instance
-    answer = await asked(node, heard=[heard]).answer("get_status", GetStatusRequest(), ANYBODY)
+    answer = await asked(node, heard=[heard]).answer("get_status", GetStatusRequest(), NO_SESSION)
     assert answer.cluster == "default"
     assert answer.leader == leader.name
     assert answer.leader_epoch == leader.context.election.epoch
@@ -59,7 +59,7 @@ async def test_who_is_limited_to_jobs_is_told_the_status_too_whatever_it_has_see
 ) -> None:
     limited = Identity(cluster="default", role=Role.VIEWER, id="v", jobs=frozenset({"x"}))
     ahead = Token(uid=node.context.mirror.uid, revision=10**9)
-    answer = await asked(node).answer("get_status", GetStatusRequest(token=ahead), ANYBODY, limited)
+    answer = await asked(node).answer("get_status", GetStatusRequest(token=ahead), NO_SESSION, limited)
     assert (answer.jobs, answer.answered_by) == (0, node.name)
 
 
@@ -70,7 +70,7 @@ async def test_a_resource_of_the_http_api_is_told_over_grpc_too_if_it_fits() -> 
         return b"x" * int(path.strip("/"))
 
     async def get(calls: Calls, path: str) -> bytes:
-        answer = await calls.answer("get_resource", GetResourceRequest(path=path), ANYBODY)
+        answer = await calls.answer("get_resource", GetResourceRequest(path=path), NO_SESSION)
         json: bytes = answer.json
         return json
 

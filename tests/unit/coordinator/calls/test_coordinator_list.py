@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from strata.coordinator.calls.admin import AdminCalls
-from strata.coordinator.calls.table import ANYBODY, Calls
+from strata.coordinator.calls.table import NO_SESSION, Calls
 from strata.core.access.authority import Identity, Role
 from strata.core.leadership.coordinator_record import Coordinator
 from strata.errors import NotFound, PermissionDenied, Refused
@@ -22,11 +22,11 @@ def asked(node: Node) -> Calls:
 
 
 async def status(node: Node) -> dict[str, ReplicaStatus]:
-    answer = await asked(node).answer("get_status", GetStatusRequest(), ANYBODY)
+    answer = await asked(node).answer("get_status", GetStatusRequest(), NO_SESSION)
     return {each.replica: each for each in answer.replicas}
 
 
-async def forget(node: Node, name: str, identity: Identity | None = ANYBODY) -> None:
+async def forget(node: Node, name: str, identity: Identity | None = NO_SESSION) -> None:
     await asked(node).answer("forget_coordinator", ForgetCoordinatorRequest(replica=name), None, identity)
 
 

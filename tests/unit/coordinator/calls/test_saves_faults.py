@@ -88,10 +88,10 @@ async def test_what_keeps_a_rank_from_saving_is_shown_by_every_replica_and_on_re
     await asyncio.sleep(2)
     for member in members:
         job = (await member.call(get_job={})).get_job.job
-        assert job.trouble == "no checkpoint yet, 3 s: disk full on host b"
+        assert job.diagnosis == "no checkpoint yet, 3 s: disk full on host b"
     members[1].send(progress=Progress(generation=1, ranks=[RankProgress(rank=1, step=28, phase="step")]))
     await asyncio.sleep(2)
     for member in members:
-        assert (await member.call(get_job={})).get_job.job.trouble == ""
+        assert (await member.call(get_job={})).get_job.job.diagnosis == ""
     wrong = {**hold, "author": {**author, "rank": 0}}
     assert (await members[1].call(hold_saves=wrong)).error.code == "REFUSED"

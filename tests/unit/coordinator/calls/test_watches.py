@@ -16,7 +16,7 @@ from tests.unit.coordinator.rig import Forgetful, in_rig
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster, in_cluster
 
 
-class Watcher:
+class RankObserver:
     """What a client makes of a watch: a copy of the keys, and the token to resume from."""
 
     def __init__(self, c: Cluster, replica: str, prefix: str = "x/") -> None:
@@ -71,7 +71,7 @@ async def test_a_watch_begins_with_the_state_and_goes_on_with_every_change(c: Cl
     put(c, "x/1", b"one")
     put(c, "y/1")
     await c["r1"].context.mirror.fresh()
-    watcher = Watcher(c, "r1")
+    watcher = RankObserver(c, "r1")
     async with watcher.begun() as responses:
         assert (watcher.resyncs, watcher.keys) == (1, {"x/1": b"one"})
         for number in range(50):
@@ -86,8 +86,8 @@ async def test_a_watch_begins_with_the_state_and_goes_on_with_every_change(c: Cl
     assert len(watcher.revisions) == 52
 
 
-@in_cluster(Watcher, "r1", replicas=2)
-async def test_a_watch_is_resumed_at_another_replica_without_a_gap(c: Cluster, watcher: Watcher) -> None:
+@in_cluster(RankObserver, "r1", replicas=2)
+async def test_a_watch_is_resumed_at_another_replica_without_a_gap(c: Cluster, watcher: RankObserver) -> None:
     async with watcher.begun() as responses:
         put(c, "x/1")
         await watcher.follow(responses, "x/1")
@@ -102,9 +102,9 @@ async def test_a_watch_is_resumed_at_another_replica_without_a_gap(c: Cluster, w
     assert len(watcher.revisions) == 4
 
 
-@in_cluster(Watcher, "r1", replicas=1)
+@in_cluster(RankObserver, "r1", replicas=1)
 async def test_a_token_older_than_the_history_is_answered_with_the_whole_state(
-    c: Cluster, watcher: Watcher
+    c: Cluster, watcher: RankObserver
 ) -> None:
     async with watcher.stream() as responses:
         watcher.take(await anext(responses))
@@ -116,9 +116,9 @@ async def test_a_token_older_than_the_history_is_answered_with_the_whole_state(
     assert (watcher.resyncs, sorted(watcher.keys)) == (2, ["x/1"])
 
 
-@in_cluster(Watcher, "r1", replicas=1)
+@in_cluster(RankObserver, "r1", replicas=1)
 async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_knowing(
-    c: Cluster, watcher: Watcher
+    c: Cluster, watcher: RankObserver
 ) -> None:
     async with watcher.begun() as responses:
         for number in range(QUEUE_EVENTS + 1):
@@ -138,7 +138,7 @@ async def test_a_large_state_comes_in_parts_and_only_the_last_has_a_token(c: Clu
     for number in range(40):
         put(c, f"x/{number:03}", b"x" * 60_000)
     await c["r1"].context.mirror.fresh()
-    watcher = Watcher(c, "r1")
+    watcher = RankObserver(c, "r1")
     parts: list[WatchResponse] = []
     async with watcher.stream() as responses:
         while not parts or not parts[-1].HasField("token"):
@@ -149,8 +149,8 @@ async def test_a_large_state_comes_in_parts_and_only_the_last_has_a_token(c: Clu
     assert len(watcher.keys) == 40
 
 
-@in_cluster(Watcher, "r1", replicas=1)
-async def test_what_came_and_went_unseen_is_a_resync_too(c: Cluster, watcher: Watcher) -> None:
+@in_cluster(RankObserver, "r1", replicas=1)
+async def test_what_came_and_went_unseen_is_a_resync_too(c: Cluster, watcher: RankObserver) -> None:
     async with watcher.begun() as responses:
         put(c, "x/1")
         await watcher.follow(responses, "x/1")
@@ -177,7 +177,7 @@ async def test_what_an_audit_repairs_at_a_revision_that_the_client_knows_is_a_re
     rig: tuple[Cluster, Forgetful],
 ) -> None:
     c, store = rig
-    watcher = Watcher(c, "r1")
+    watcher = RankObserver(c, "r1")
     async with watcher.begun() as responses:
         put(c, "x/1", b"old")
         await watcher.follow(responses, "x/1")
@@ -194,17 +194,17 @@ async def test_what_an_audit_repairs_at_a_revision_that_the_client_knows_is_a_re
     c["r1"].context.mirror.differences = 0  # the one that was to be found
 
 
-@in_cluster(Watcher, "r1", replicas=1)
-async def test_a_quiet_watch_says_how_far_it_is(c: Cluster, watcher: Watcher) -> None:
+@in_cluster(RankObserver, "r1", replicas=1)
+async def test_a_quiet_watch_says_how_far_it_is(c: Cluster, watcher: RankObserver) -> None:
     async with watcher.begun() as responses:
         other = put(c, "y/1")
         watcher.take(await anext(responses))
         assert watcher.token.revision >= other
 
 
-@in_cluster(Watcher, "r1", replicas=1)
+@in_cluster(RankObserver, "r1", replicas=1)
 async def test_a_watch_of_another_cluster_or_at_a_stopping_replica_ends_with_the_reason(
-    c: Cluster, watcher: Watcher
+    c: Cluster, watcher: RankObserver
 ) -> None:
     watcher.token.uid = "another"
     async with watcher.stream() as responses:

@@ -173,7 +173,7 @@ async def test_a_job_comes_back_when_it_asked_to() -> None:
 
 
 @in_virtual_time()
-async def test_one_jobs_trouble_stops_no_other_and_ends_when_it_is_gone() -> None:
+async def test_one_jobs_error_stops_no_other_and_ends_when_it_is_gone() -> None:
     async with desk("bad", "good") as (r, at_desk):
         at_desk.bad = {"bad"}
         await asyncio.sleep(1)

@@ -95,7 +95,7 @@ async def test_they_end_one_generation_and_not_the_job(dead: int, answer_s: floa
 
 
 @in_rig(cluster, 0, members=SURVIVORS + 60)
-async def test_who_comes_to_the_door_between_two_parts_is_spared_by_the_second(c: Cluster) -> None:
+async def test_who_comes_to_the_session_between_two_parts_is_spared_by_the_second(c: Cluster) -> None:
     network = Slow()
     members = await trained(c, 60, network)
     late = members[-1]

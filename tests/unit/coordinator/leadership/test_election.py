@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from strata.coordinator.leadership.controller_watchdog import Heartbeat
+from strata.coordinator.leadership.controller_watchdog import ControllerWatchdog
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.writes.fence import Fence
 from strata.core.ids import Epoch, InstanceId, ReplicaId
@@ -32,7 +32,7 @@ class Candidate:
         self.skew_s = 0.0
         """Added to its clock: a suspend that the loop's clock did not see."""
         self.stuck = False
-        self.heartbeat = Heartbeat(lambda: now() + self.skew_s)
+        self.heartbeat = ControllerWatchdog(lambda: now() + self.skew_s)
         self.election = Election(
             renewals=r.client,
             mirror=r.mirror,

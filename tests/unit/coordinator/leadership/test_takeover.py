@@ -10,7 +10,7 @@ import pytest
 from strata.core.kv.txn import Range
 from strata.core.leadership.takeover import PEACE_S
 from strata.testing.network import Fate
-from strata.testing.serving import peer_door
+from strata.testing.serving import peer_address
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
 from tests.unit.coordinator.rig import Scripted, in_rig, now
 from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, Node, cluster, in_cluster, in_world
@@ -67,12 +67,12 @@ async def test_an_etcd_that_does_not_answer_at_that_moment_ends_no_follower(
 
 
 def stalled(c: Cluster, other: str, old: str) -> None:
-    for link in c.board.links(other, peer_door(old)):
+    for link in c.board.links(other, peer_address(old)):
         link.stall()
 
 
 def reset(c: Cluster, other: str, old: str) -> None:
-    for link in c.board.links(other, peer_door(old)):
+    for link in c.board.links(other, peer_address(old)):
         link.break_off()
 
 
@@ -99,8 +99,8 @@ async def test_refusals_where_nobody_died_cost_an_office_and_nothing_else_and_th
     follower = next(name for name in THREE if name != old.name)
 
     def reject() -> None:
-        c.board.reject(follower, peer_door(old.name))
-        c.board.reject(old.name, peer_door(follower))
+        c.board.reject(follower, peer_address(old.name))
+        c.board.reject(old.name, peer_address(follower))
 
     first, began = epoch(c), now()
     reject()
@@ -158,8 +158,8 @@ async def test_a_leader_that_shakes_hands_before_a_retry_is_not_deposed_after_al
     before = epoch(c)
     network.begin()
     network.says = lambda call: Fate(delay_s=0.3, lost="request") if call.kind == "execute" else Fate()
-    c.board.reject("r2", peer_door(old.name))
-    c.board.reject(old.name, peer_door("r2"))
+    c.board.reject("r2", peer_address(old.name))
+    c.board.reject(old.name, peer_address("r2"))
     while not network.executed:  # noqa: ASYNC110  # virtual
         await asyncio.sleep(0.01)
     c.heal("r2", old.name)

@@ -65,7 +65,7 @@ async def test_a_standby_hears_of_a_world_without_a_place(c: Cluster, member: Me
 
 
 @in_rig(cluster, 1)
-async def test_a_rank_is_sent_to_its_supervisor_and_a_token_of_another_cluster_away(c: Cluster) -> None:
+async def test_a_rank_is_sent_to_its_agent_and_a_token_of_another_cluster_away(c: Cluster) -> None:
     async with c.board.dial("me", "r1") as link:
         link.send(session_pb2.Up(hello=session_pb2.Hello(rank=session_pb2.RankHello(rank=1))))
         with pytest.raises(Exception, match="its agent"):

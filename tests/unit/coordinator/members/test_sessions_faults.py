@@ -108,8 +108,8 @@ async def test_the_grace_begins_anew_with_every_loss(c: Cluster) -> None:
     network.says = lambda call: Fate(delay_s=0.6 if call.kind == "read" else 0.0)
     await asyncio.sleep(0.2)
     failure_detector, back = c["r1"].service.failure_detector, BriefTransport(member)
-    failure_detector.attend(back)
-    failure_detector.lose(back)
+    failure_detector.connected(back)
+    failure_detector.disconnected(back)
     await asyncio.sleep(0.9)
     assert c.worker("w0") is not None, "it was lost 0.9 s ago, not 2"
     await c["r1"].see(lambda view: view.get(KEY) is None)
@@ -122,10 +122,10 @@ async def test_who_dies_in_a_second_session_where_it_was_served_has_the_grace_an
     failure_detector = c["r1"].service.failure_detector
     second = BriefTransport(member)
     second.incarnation = 0  # its registration is not done
-    failure_detector.attend(second)
+    failure_detector.connected(second)
     await asyncio.sleep(0.05)
     member.drop()
-    failure_detector.lose(second, broke=False)
+    failure_detector.disconnected(second, broke=False)
     died_s = now()
     await c["r1"].see(lambda view: view.get(KEY) is None)
     away_s = now() - died_s
@@ -139,7 +139,7 @@ async def test_a_client_without_a_session_that_was_silent_for_detect_s_has_the_g
 ) -> None:
     timing, failure_detector = c["r1"].context.timing, c["r1"].service.failure_detector
     unheard = VirtualSession("job", "w0", member.boot, failure_detector)
-    failure_detector.attend(unheard)
+    failure_detector.connected(unheard)
     unheard.touch()  # as for a registration whose outcome nobody learned
     member.drop()
     began_s = now()
@@ -219,7 +219,7 @@ async def test_an_arrival_of_a_member_that_was_declared_dead_meanwhile_is_of_an_
 
 
 @in_world("r1", "r1", members=2)
-async def test_who_is_lost_while_removals_end_is_no_trouble(c: Cluster, members: list[Member]) -> None:
+async def test_who_is_lost_while_removals_end_is_no_error(c: Cluster, members: list[Member]) -> None:
     failure_detector = FailureDetector(c["r1"].context)  # another one, which attends to nobody
     running = asyncio.create_task(failure_detector.run())
     await asyncio.sleep(0.5)  # its removals wait for the grace

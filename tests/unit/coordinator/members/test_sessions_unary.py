@@ -25,7 +25,7 @@ from strata.errors import (
     Unavailable,
 )
 from strata.testing.mvcc import Revision
-from strata.testing.serving import peer_door
+from strata.testing.serving import peer_address
 from strata.v1 import barriers_pb2, checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
 from tests.not_none import not_none
 from tests.unit.coordinator.rig import in_rig, now
@@ -105,7 +105,7 @@ async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over(c: Cluster, c
     assert served_by() == "instance-r2-2"
     c.heal("r1", "r2")
     await c.ready()
-    for link in c.board.links("r3", peer_door("r2")):
+    for link in c.board.links("r3", peer_address("r2")):
         link.stall()  # it may be frozen: nothing is heard of it, and it still counts as ready
     began = now()
     await client.heartbeat("r3")
@@ -164,7 +164,7 @@ async def test_members_handed_over_in_a_mass_have_not_broken(c: Cluster) -> None
 async def test_a_replica_that_knows_nothing_of_the_member_does_not_answer_for_it(
     c: Cluster, client: Client
 ) -> None:
-    c["r1"].service.failure_detector.lose(
+    c["r1"].service.failure_detector.disconnected(
         not_none(c["r1"].service.failure_detector.find("job", "w0", client.boot))
     )
     await client.heartbeat("r2")

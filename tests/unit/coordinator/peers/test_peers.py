@@ -10,7 +10,7 @@ import pytest
 from strata.core.access.authority import Identity, Role
 from strata.core.kv.records import Replica, encode
 from strata.errors import InvalidArgument, PermissionDenied, Unavailable
-from strata.testing.serving import peer_door
+from strata.testing.serving import peer_address
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import ListMembersRequest
 from strata.v1.peers_pb2 import PeerDown, PeerHello, PeerUp
@@ -27,7 +27,7 @@ async def ready(c: Cluster, name: str, peers: set[str]) -> float:
 
 @in_rig(cluster)
 async def test_a_silent_peer_is_not_ready_after_a_second_and_a_returning_one_soon_is(c: Cluster) -> None:
-    for link in c.board.links("r1", peer_door("r2")):
+    for link in c.board.links("r1", peer_address("r2")):
         link.stall()
     began = now()
     assert 0.4 < await ready(c, "r1", {"r3"}) - began <= 1.1
@@ -45,7 +45,7 @@ async def test_a_silent_peer_is_not_ready_after_a_second_and_a_returning_one_soo
 )
 @in_virtual_time()
 async def test_only_a_registered_instance_is_welcome(hello: PeerHello | None, error: type[Exception]) -> None:
-    async with cluster(2) as c, c.board.dial("me", peer_door("r1")) as link:
+    async with cluster(2) as c, c.board.dial("me", peer_address("r1")) as link:
         link.send(PeerUp(hello=hello) if hello is not None else PeerUp())
         with pytest.raises(error):
             await link.recv()

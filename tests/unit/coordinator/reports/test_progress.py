@@ -144,7 +144,7 @@ async def test_members_that_came_and_went_while_somebody_looks_are_forgotten(boa
     stays = MemberHeard(worker_id="stays", incarnation=1, age_ms=3_600_000)
     for number in range(600):
         passes = MemberHeard(worker_id=f"w{number}", incarnation=2 + number)
-        board.note_heard("j", [stays, passes], own=number % 2 == 0)
+        board.note_last_heard("j", [stays, passes], own=number % 2 == 0)
         board.news()
         await asyncio.sleep(1)
     heard = board.heard("j", "stays", 1)

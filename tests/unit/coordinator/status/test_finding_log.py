@@ -7,7 +7,7 @@ from typing import Any, cast
 from structlog.testing import capture_logs
 
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.status.diagnosis import Told
+from strata.coordinator.status.diagnosis import LiveReports
 from strata.coordinator.status.finding_log import MAX_LOGGED, FindingLog
 from strata.core.health.findings import Finding
 
@@ -17,7 +17,7 @@ def finding(rank: int, text: str = "it is slow", since_ms: int = 0) -> Finding:
 
 
 def made() -> FindingLog:
-    return FindingLog(cast("ReplicaContext", None), cast("Told", None))  # `note` needs no replica
+    return FindingLog(cast("ReplicaContext", None), cast("LiveReports", None))  # `note` needs no replica
 
 
 def events(logs: list[Any]) -> list[tuple[str, str, str]]:

@@ -16,10 +16,10 @@ THREE = ("r1", "r2", "r3")
 TWICE_S = 2.5 * PAUSE_S
 
 
-async def trouble(c: Cluster, name: str) -> str:
+async def diagnosis(c: Cluster, name: str) -> str:
     service = c[name].service
     answer = await service.calls.answer("get_job", GetJobRequest(job="job"), None)
-    return str(answer.job.trouble)
+    return str(answer.job.diagnosis)
 
 
 def counted(c: Cluster, name: str) -> float:
@@ -44,10 +44,10 @@ async def test_a_floor_without_its_outcome_is_reported_once_and_shown_until_it_i
     for name in THREE:
         assert c[name].alive
         assert counted(c, name) == 1
-        assert what in await trouble(c, name)
+        assert what in await diagnosis(c, name)
     c.delete(floor)
     await asyncio.sleep(TWICE_S)
-    assert [await trouble(c, name) for name in THREE] == ["", "", ""]
+    assert [await diagnosis(c, name) for name in THREE] == ["", "", ""]
     c.delete(JOB.root + "somebody-elses")
     await asyncio.sleep(1)
 
@@ -79,7 +79,7 @@ async def test_keys_that_cannot_be_read_at_all_end_nothing(c: Cluster) -> None:
         c.put(key, value)
     await asyncio.sleep(TWICE_S)
     assert all(c[name].alive for name in THREE)
-    assert await trouble(c, "r1")
+    assert await diagnosis(c, "r1")
     for key in odd:
         c.delete(key)
     await asyncio.sleep(TWICE_S)

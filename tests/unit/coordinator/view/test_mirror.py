@@ -191,7 +191,7 @@ async def test_fresh_does_not_wait_for_other_peoples_revisions_to_be_told(r: Rig
 
 
 @in_virtual_time()
-async def test_an_untold_write_or_delete_is_no_foreign_revision() -> None:
+async def test_an_unreported_write_or_delete_is_no_foreign_revision() -> None:
     async with rig(network=Scripted(watch_s=1.0)) as r:
         for change in (r.put, r.delete):
             before, revision = now(), change("a")

@@ -156,7 +156,7 @@ def is_deleted(job: Job) -> None:
     job.store.execute(_txn(decide_delete(job.store.job(), step=20, attempt="x20", finished=False)))
 
 
-def is_gone(job: Job) -> None:
+def is_removed(job: Job) -> None:
     for finished in (False, True):
         decision = decide_delete(job.store.job(), step=20, attempt="x20", finished=finished)
         if decision.txn is not None:
@@ -192,9 +192,9 @@ def is_pinned(job: Job) -> None:
         (abort, another_world),
         (close, committed),
         (close, aborted),
-        (delete, is_gone),
+        (delete, is_removed),
         (delete, later_commit),
-        (deleted, is_gone),
+        (deleted, is_removed),
         (pin, is_deleted),
         (pin, is_pinned),
         (unpin, is_pinned),

@@ -9,7 +9,7 @@ import pytest
 from strata.core.checkpoints.corruption import (
     DamageReport,
     decide_report_damage,
-    is_suspect,
+    has_open_report,
     next_confirmation,
     reports,
     told,
@@ -60,7 +60,7 @@ def job() -> KeptJob:
 
 def test_one_host_suspects_and_a_second_one_confirms(job: KeptJob) -> None:
     assert job.damage(40, "host-a").state is CheckpointState.COMMITTED
-    assert is_suspect(job.store.job(), job.record(40))
+    assert has_open_report(job.store.job(), job.record(40))
     assert job.damage(40, "host-a", reason="again").state is CheckpointState.COMMITTED
     found = job.damage(40, "host-b")
     assert found.state is CORRUPT
@@ -71,7 +71,7 @@ def test_one_host_suspects_and_a_second_one_confirms(job: KeptJob) -> None:
 def test_a_second_host_that_reads_what_was_saved_refutes_it(job: KeptJob) -> None:
     job.damage(40, "host-a")
     assert job.damage(40, "host-b", sound=True).state is CheckpointState.COMMITTED
-    assert not is_suspect(job.store.job(), job.record(40))
+    assert not has_open_report(job.store.job(), job.record(40))
     leave(job.store, "b")
     assert job.mark() == [], "the refutation outlives who made it"
     assert newest(job.store.job()) is not None
@@ -91,7 +91,7 @@ def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: Kep
     leave(job.store, "a")
     register(job.store, "a")
     job.damage(40, "host-a", object=ONE)
-    assert is_suspect(job.store.job(), job.record(40))
+    assert has_open_report(job.store.job(), job.record(40))
     assert [c.object for c in tasks(job.store.job(), "host-b")] == [ONE]
 
 
@@ -312,7 +312,7 @@ def test_a_host_that_cannot_read_says_so_and_confirms_nothing(job: KeptJob) -> N
     assert job.store.revision == before, "else each try would bring about the next one"
     assert [task.object for task in tasks(job.store.job(), "host-b")] == [ONE], "it may be back"
     job.damage(40, "host-a", unread=True)
-    assert is_suspect(job.store.job(), job.record(40)), "it takes no damage away"
+    assert has_open_report(job.store.job(), job.record(40)), "it takes no damage away"
     job.damage(40, "host-b", sound=True, object=ONE)
     assert next(told(job.store.job(), job.record(40))) == (
         "host-b on primary: found no damage where host-a did: a bit"
@@ -342,12 +342,16 @@ def test_the_report_lies_at_the_attempt_that_owns_the_object(chain: KeptJob) -> 
     """Read in step 80, damaged in step 40: 40 to 80 need it; 100 may have it anew."""
     chain.damage(80, "host-a", object=in_step(chain, 40))
     view = chain.store.job()
-    assert [step for step in (20, 40, 60, 80, 100) if is_suspect(view, chain.record(step))] == [40, 60, 80]
+    assert [step for step in (20, 40, 60, 80, 100) if has_open_report(view, chain.record(step))] == [
+        40,
+        60,
+        80,
+    ]
     (task,) = tasks(view, "host-b")
     assert (task.step, task.object) == (40, in_step(chain, 40))
     assert next(told(view, chain.record(80))).startswith("host-a on primary: found damage")
     chain.damage(40, "host-b", sound=True, object=in_step(chain, 40))
-    assert not any(is_suspect(chain.store.job(), chain.record(step)) for step in (40, 60, 80))
+    assert not any(has_open_report(chain.store.job(), chain.record(step)) for step in (40, 60, 80))
 
 
 def test_all_that_need_the_object_are_corrupt_at_once_and_only_on_that_tier(chain: KeptJob) -> None:
@@ -430,7 +434,7 @@ def test_an_answer_is_for_the_attempt_that_was_reported(chain: KeptJob) -> None:
     )
     chain.store.put(JOB.suspect(100, record.generation, "x100", "primary", "host-a"), word)
     chain.damage(100, "host-b", sound=True, object=in_step(chain, 40))
-    assert not is_suspect(chain.store.job(), chain.record(100))
+    assert not has_open_report(chain.store.job(), chain.record(100))
 
 
 def test_no_deletion_rests_on_what_needs_a_base_that_is_reported_meanwhile() -> None:

@@ -87,7 +87,7 @@ def test_a_copy_that_goes_while_an_incremental_begins_stops_it_and_the_other_way
     job.sound()
 
 
-def test_an_incremental_is_not_begun_on_what_somebody_doubts() -> None:
+def test_an_incremental_is_not_begun_on_what_somebody_reports_as_corrupt() -> None:
     """It would be as damaged as its base, if that is true."""
     job = KeptJob(a=1, b=1)
     job.save_and_copy(20, 40)

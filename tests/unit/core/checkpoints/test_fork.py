@@ -8,7 +8,7 @@ import pytest
 
 from strata.core.checkpoints.fork import decide_fork, decide_rewind, forks_of
 from strata.core.checkpoints.lifecycle import BeginRequest, decide_begin
-from strata.core.checkpoints.order import asked_back, newest, superseded
+from strata.core.checkpoints.order import newest, pending_rewind, superseded
 from strata.core.checkpoints.tiers import ack_of
 from strata.core.ids import AttemptId, InstanceId
 from strata.core.job import JobView
@@ -295,7 +295,7 @@ def test_a_rewind_whose_checkpoint_turned_out_damaged_is_over_and_saves_go_on(jo
     rewind(job, 20)
     assert job.damage(20, "host-a").state is CheckpointState.CORRUPT
     job.save(60)
-    assert asked_back(job.store.job()) is None
+    assert pending_rewind(job.store.job()) is None
     job.plan()
     assert job.store.job().rewind() is None, "the leader clears it away"
     job.save(80)

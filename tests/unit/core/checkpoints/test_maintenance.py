@@ -28,7 +28,7 @@ def job() -> KeptJob:
     return KeptJob()
 
 
-def test_a_tombstone_is_a_chore_until_its_record_is_gone(job: KeptJob) -> None:
+def test_a_tombstone_is_a_maintenance_task_until_its_record_is_gone(job: KeptJob) -> None:
     for step in (20, 40):
         job.save(step)
         job.copy(step)

@@ -213,7 +213,7 @@ def test_the_newest_on_a_tier_that_survives_a_host_stays_until_a_newer_one_is_th
     assert job.steps() == [40]
 
 
-def test_a_doubt_that_comes_between_the_look_and_the_mark_stops_it() -> None:
+def test_a_corruption_report_that_comes_between_the_look_and_the_mark_stops_it() -> None:
     """The newest one is what lets the others go. Found damaged meanwhile, it would leave nothing."""
     job = KeptJob(20, 40, a=1, b=1)
     job.policy(latest=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core.health.goodput import LOST, MAX_PARTS, OTHER, START, STEP, Goodput, Ledger, told_goodput
+from strata.core.health.goodput import LOST, MAX_PARTS, OTHER, START, STEP, Goodput, Ledger, goodput_text
 
 
 @pytest.fixture
@@ -97,5 +97,5 @@ def test_nothing_spent_is_no_goodput() -> None:
 def test_an_account_in_words() -> None:
     ledger = Ledger(since_s=0.0, phase=STEP)
     ledger.enter("save", 3.0)
-    assert told_goodput(ledger.saved(4.0, 9.0)) == "75.0% of 4.0 s; else save 1.0"
-    assert told_goodput("") == told_goodput("[1]") == ""
+    assert goodput_text(ledger.saved(4.0, 9.0)) == "75.0% of 4.0 s; else save 1.0"
+    assert goodput_text("") == goodput_text("[1]") == ""

@@ -196,7 +196,17 @@ def test_every_example_is_read_back(key: str) -> None:
 
 def test_no_record_is_left_out() -> None:
     written = {type(record) for record in EXAMPLES.values()}
-    inner = {r.Member, r.Newcomer, r.Command, r.RestorePoint, r.Asked, r.Spent, r.Tier, r.Origin, c.Keep}
+    inner = {
+        r.Member,
+        r.Newcomer,
+        r.Command,
+        r.RestorePoint,
+        r.LeaveRequest,
+        r.Spent,
+        r.Tier,
+        r.Origin,
+        c.Keep,
+    }
     every = {
         cls
         for module in (r, b, c)

@@ -10,7 +10,7 @@ from strata.core.ids import Epoch, InstanceId, ReplicaId
 from strata.core.kv.records import Leader, encode
 from strata.core.kv.txn import Put, Txn
 from strata.core.leadership.leader import (
-    ASKED_TTL_S,
+    REQUESTED_TTL_S,
     Act,
     LeaderState,
     Step,
@@ -53,7 +53,7 @@ def test_a_vacant_office_is_campaigned_for_with_a_fresh_lease() -> None:
     store, _ = store_led_by(None)
     me = LeaderState(instance=ME)
     assert step(me, store).act is Act.GRANT
-    me = me.granted(5, ASKED_TTL_S, sent_s=10)
+    me = me.granted(5, REQUESTED_TTL_S, sent_s=10)
     assert step(me, store, now_s=13.9).act is Act.CAMPAIGN
     assert step(me, store, now_s=14).act is Act.GRANT, "4 of 6 seconds have passed"
 

@@ -359,7 +359,7 @@ def test_a_member_that_leaves_before_all_its_ranks_are_done_is_a_death() -> None
     ],
     ids=["no commit", "fruitless again after a commit"],
 )
-def test_the_last_fruitless_generation_fails_the_job_and_names_why(story: str) -> None:
+def test_the_last_unsuccessful_generation_fails_the_job_and_names_why(story: str) -> None:
     job = Job(3, limit=2)
     assert "2 generations in a row" in job.play(story)
     before = head(job.store)

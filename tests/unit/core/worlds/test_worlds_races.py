@@ -303,7 +303,7 @@ def test_no_interleaving_breaks_a_world() -> None:
     assert sum(race.held_ended for race in races) > SEEDS / 20
 
 
-def test_after_any_trouble_the_last_leader_ends_up_with_the_right_world() -> None:
+def test_after_any_error_the_last_leader_ends_up_with_the_right_world() -> None:
     running = 0
     for seed in range(SEEDS):
         race = run(seed)

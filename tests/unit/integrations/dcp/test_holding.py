@@ -99,7 +99,7 @@ def test_what_all_ranks_load_is_kept_and_not_what_this_one_found(cluster: Cluste
     chosen = other._found.checkpoint
     other.reset()
 
-    class Told(Watched):
+    class LiveReports(Watched):
         def prepare_global_plan(self, plans: Any) -> Any:
             for plan in super().prepare_global_plan(plans):
                 object.__setattr__(plan, "storage_data", chosen)
@@ -107,7 +107,7 @@ def test_what_all_ranks_load_is_kept_and_not_what_this_one_found(cluster: Cluste
             return told
 
     told: list[Any] = []
-    reader, state = Told(cluster, tmp_path, step=2), a_state(0)
+    reader, state = LiveReports(cluster, tmp_path, step=2), a_state(0)
     dcp_load(state, storage_reader=reader, planner=JsonLoadPlanner())
     assert flat(state) == flat(a_state(1))
     assert reader.seen == [[2], [1]]

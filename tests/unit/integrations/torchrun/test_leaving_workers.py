@@ -24,7 +24,9 @@ def test_workers_that_leave_have_their_time_from_the_end_of_their_generation_on(
     now = [1000.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     member = AgentMember(settings())
-    session: Any = SimpleNamespace(error=None, workers=SimpleNamespace(heeding=True), world=None)
+    session: Any = SimpleNamespace(
+        error=None, workers=SimpleNamespace(supports_graceful_stop=True), world=None
+    )
     member._session = cast("AgentSession", session)
     member.place = place(3)
 

@@ -40,11 +40,11 @@ asyncio.run(main())
 
 @contextlib.contextmanager
 def agent(
-    door: Path, variable: str = "STRATA_SOCKET", name: str = "ranks.sock"
+    socket_path: Path, variable: str = "STRATA_SOCKET", name: str = "ranks.sock"
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run an agent with one worker; both are gone afterwards."""
     process = subprocess.Popen(
-        [sys.executable, "-c", AGENT, str(door), variable, name],
+        [sys.executable, "-c", AGENT, str(socket_path), variable, name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -69,9 +69,9 @@ def test_a_killed_agent_s_workers_are_killed_and_its_folder_is_removed(
     tmp_path: Path, variable: str, name: str
 ) -> None:
     """A worker's helper has STRATA_STACKS only, if it was started without STRATA_SOCKET."""
-    door = tmp_path / "agent" / "ranks.sock"
-    door.parent.mkdir()
-    with agent(door, variable, name) as (process, worker):
+    socket_path = tmp_path / "agent" / "ranks.sock"
+    socket_path.parent.mkdir()
+    with agent(socket_path, variable, name) as (process, worker):
         other = tmp_path / "agent2" / "ranks.sock"
         bystander = Child.start(["sleep", "1000"], env={**os.environ, "STRATA_SOCKET": str(other)})
         try:
@@ -86,11 +86,11 @@ def test_a_killed_agent_s_workers_are_killed_and_its_folder_is_removed(
 def test_a_worker_is_found_in_the_middle_of_exec(tmp_path: Path) -> None:
     """Found in CI: for some microseconds after it was started, one of ten had no environment."""
     much = {f"MORE_{i}": "x" * 400 for i in range(1000)}  # which exec takes longer to set up
-    door = str(tmp_path / "ranks.sock")
+    socket_path = str(tmp_path / "ranks.sock")
     for _ in range(300):
-        worker = subprocess.Popen(["sleep", "1000"], env={**os.environ, **much, "STRATA_SOCKET": door})
+        worker = subprocess.Popen(["sleep", "1000"], env={**os.environ, **much, "STRATA_SOCKET": socket_path})
         try:
-            assert f"STRATA_SOCKET={door}".encode() in orphans.environment(worker.pid).split(b"\0")
+            assert f"STRATA_SOCKET={socket_path}".encode() in orphans.environment(worker.pid).split(b"\0")
         finally:
             worker.kill()
             worker.wait()

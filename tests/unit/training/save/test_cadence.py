@@ -105,13 +105,13 @@ def test_generations_that_no_failure_began_are_none() -> None:
         for n, forming, failure in ((1, False, False), (2, True, True), (3, False, False), (4, False, False))
     ]
 
-    class Told(Alone):
+    class LiveReports(Alone):
         generation = 3
 
         def call(self, request: Message, *, timeout_s: float = 0.0) -> ListGenerationsResponse:
             return ListGenerationsResponse(generations=began)
 
-    past = past_of(Told(world_size=1), now_unix_s=11.0)
+    past = past_of(LiveReports(world_size=1), now_unix_s=11.0)
     assert (past.began_unix_s, past.failure_s) == (3.0, (10.0 + PRIOR_S) / 2)
 
 

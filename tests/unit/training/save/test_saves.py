@@ -272,11 +272,11 @@ def test_a_rank_brings_why_it_holds_a_save(
     """The waiting for room is no part of this: `Holds.wait_room` has it."""
     asked: list[float] = []
 
-    def wait_room(limit_s: float) -> str:
+    def wait_for_buffer(limit_s: float) -> str:
         asked.append(limit_s)
         return "disk full on host a"
 
-    monkeypatch.setattr(manager.holds, "wait_room", wait_room)
+    monkeypatch.setattr(manager.holds, "wait_room", wait_for_buffer)
     context = Pair(other=payload_of(Pace()))
     made, _ = saves(context, manager, Time())
     for step in (10, 20):

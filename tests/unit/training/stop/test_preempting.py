@@ -56,7 +56,7 @@ class RunOf:
 
     def __init__(self, context: RoomRank) -> None:
         self.context = context
-        self.checkpoints = SimpleNamespace(gone_back=None)
+        self.checkpoints = SimpleNamespace(rewound=None)
 
 
 @pytest.fixture

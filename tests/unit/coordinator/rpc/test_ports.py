@@ -162,7 +162,7 @@ async def test_the_silence_of_another_run_puts_no_death_off(
 
 @pytest.mark.parametrize("detect_s", [5.0, 20.0])
 @in_virtual_time()
-async def test_a_call_counts_for_five_seconds_at_the_door_and_not_again(
+async def test_a_call_counts_for_five_seconds_at_the_session_and_not_again(
     monkeypatch: pytest.MonkeyPatch, detect_s: float
 ) -> None:
     detecting_in(monkeypatch, detect_s)
@@ -182,7 +182,7 @@ async def test_a_call_counts_for_five_seconds_at_the_door_and_not_again(
 
 
 @in_rig(cluster, 0, members=1)
-async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_the_door(c: Cluster) -> None:
+async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_the_session(c: Cluster) -> None:
     network = await behind(c)
     member = await c.member("w0").connect("r2")
     before = member.incarnation
@@ -201,7 +201,7 @@ async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_th
 
 @pytest.mark.parametrize("pause_s", [0.3, 1.8, 4.2])
 @in_rig(cluster, 0, members=1)
-async def test_who_comes_back_to_the_door_after_a_round_of_the_others_is_no_orphan(
+async def test_who_comes_back_to_the_session_after_a_round_of_the_others_is_no_orphan(
     c: Cluster, pause_s: float
 ) -> None:
     network = await behind(c)
@@ -221,7 +221,7 @@ async def test_who_comes_back_to_the_door_after_a_round_of_the_others_is_no_orph
 
 
 @in_rig(cluster, 0, members=1)
-async def test_another_run_at_the_door_does_not_hide_who_was_there_before(c: Cluster) -> None:
+async def test_another_run_at_the_session_does_not_hide_who_was_there_before(c: Cluster) -> None:
     """Who was there lately may be back before its key is deleted, whoever came under its name meanwhile."""
     network = await behind(c)
     member = await c.member("w0", boot="boot-a").connect("r2")
@@ -243,7 +243,7 @@ async def test_another_run_at_the_door_does_not_hide_who_was_there_before(c: Clu
 
 
 @in_rig(cluster, 0, members=1)
-async def test_who_was_at_the_door_once_and_died_is_deleted_all_the_same(c: Cluster) -> None:
+async def test_who_was_at_the_session_once_and_died_is_deleted_all_the_same(c: Cluster) -> None:
     network = await behind(c)
     member = await c.member("w0").connect("r2")
     network.put = Fate(delay_s=60.0)

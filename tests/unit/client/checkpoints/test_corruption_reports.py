@@ -199,7 +199,11 @@ def test_a_host_that_has_nothing_of_a_checkpoint_confirms_no_damage(tmp_path: Pa
     tasks.look()
     assert state_of(cluster, 10) is CheckpointState.COMMITTED
     answer = cluster.call(pb.GetCheckpointRequest(step=10, attempt=record.attempt))
-    assert [said for said in answer.checkpoint.doubts if said.startswith("host-b on primary: could not read")]
+    assert [
+        said
+        for said in answer.checkpoint.corruption_reports
+        if said.startswith("host-b on primary: could not read")
+    ]
 
 
 class Away(LocalStorage):
@@ -328,7 +332,7 @@ def test_damage_by_step_is_told_and_ends_no_generation(cluster: Cluster, tmp_pat
     assert state_of(cluster, 10) is CheckpointState.COMMITTED, "host-a, where the member is, must look"
 
 
-def test_a_chore_that_no_thread_can_be_had_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_maintenance_task_that_no_thread_can_be_had_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
