@@ -132,7 +132,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
         clients = [store.client(name, progress_s=PROGRESS_S) for name in ("a", "b")]
         yield Subject(store=clients[0], other=clients[1], prefix=prefix)
         return
-    endpoints = request.getfixturevalue("lone_etcd").endpoints
+    endpoints = request.getfixturevalue("single_etcd").endpoints
     timing = Timing(progress_s=PROGRESS_S)
     async with (
         await EtcdStore.connect(endpoints, timing=timing) as one,

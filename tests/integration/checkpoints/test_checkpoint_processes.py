@@ -141,10 +141,10 @@ COPIES_NOWHERE = """
 import sys
 import strata
 ckpt = strata.CheckpointManager(sys.argv[1] + "/near", replica_path=sys.argv[1] + "/far")
-from strata.checkpoint.copies.copier import Replicator
+from strata.checkpoint.copies.copier import Copier
 def away(self):
     raise strata.StorageError("the far storage is away")
-Replicator._turn = away
+Copier._turn = away
 ckpt.save(b"x", 1)
 """
 

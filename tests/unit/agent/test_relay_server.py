@@ -31,11 +31,11 @@ RIVAL = """
 import asyncio, sys
 from strata.session.endpoints import Endpoint
 from strata.client.rank_session import RankSession
-from strata.client.rank.shared_session import Watcher
+from strata.client.rank.shared_session import RankObserver
 from strata.v1.session_pb2 import RankHello
 import random
 hello = RankHello(job="j", worker_id="w", generation=1, rank=2)
-session = RankSession(Endpoint(path=sys.argv[1]), hello, Watcher(), rng=random.Random())
+session = RankSession(Endpoint(path=sys.argv[1]), hello, RankObserver(), rng=random.Random())
 try:
     asyncio.run(session.run())
 except Exception as error:
@@ -46,8 +46,8 @@ except Exception as error:
 HANGS = """
 import threading
 import strata
-from strata.training.generation_exit import SupervisedEnding
-ending = SupervisedEnding(strata.connect())
+from strata.training.generation_exit import AgentExit
+ending = AgentExit(strata.connect())
 print("hangs", flush=True)
 threading.Event().wait()
 """

@@ -31,7 +31,7 @@ from tests.processes import gone
 
 PROGRAM = """
 import ctypes, os, sys, time
-from strata.client import standalone
+from strata.client.rank import standalone
 from strata.config import Credentials
 
 keep = standalone.spawned()

@@ -102,7 +102,7 @@ def test_a_hold_is_seen_by_other_processes_and_ends_with_its_own(tmp_path: Path)
     code = """
 import sys
 from pathlib import Path
-from strata.checkpoint import local_storage
+from strata.checkpoint.storage import local_storage
 from strata.checkpoint.storage.local_storage import LocalStorage
 storage = LocalStorage(Path(sys.argv[1]), nonce=lambda: "n")
 storage.create_once("claim", b"")

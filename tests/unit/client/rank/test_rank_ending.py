@@ -206,7 +206,7 @@ def test_a_close_in_the_loop_s_own_thread_is_refused_and_may_come_again() -> Non
 def test_a_training_that_is_done_and_that_nobody_heard_of_is_to_be_begun_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rank, "UNTOLD_S", 0.2)
+    monkeypatch.setattr(rank, "EXIT_REPORT_S", 0.2)
     _, error = ending(0, answered=False, interrupted=False)
     assert isinstance(error, errors.Preempted)
     assert error.code == 75
@@ -216,7 +216,7 @@ def test_a_training_that_is_done_and_that_nobody_heard_of_is_to_be_begun_again(
 def test_an_end_that_was_told_or_says_so_itself_is_the_program_s_own(
     code: int, answered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank, "UNTOLD_S", 0.2)
+    monkeypatch.setattr(rank, "EXIT_REPORT_S", 0.2)
     assert ending(code, answered=answered, interrupted=False)[1] is None
 
 

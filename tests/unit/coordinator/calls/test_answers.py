@@ -221,7 +221,7 @@ WHOLE: dict[str, dict[str, int]] = {
     "list_checkpoints": {"checkpoints": CHECKPOINTS},
     "list_datasets": {"datasets": DATASETS},
     "list_barriers": {"recent": ROUNDS + 1},
-    "list_maintenance": {"chores": CHECKPOINTS // 2},
+    "list_maintenance": {"tasks": CHECKPOINTS // 2},
     "get_retention": {"kept": CHECKPOINTS // 2},
     "get_assignment": {"workers": 300, "owners": 300},
     "get_recovery": {"rank_recoveries": SLOTS, "ranks": SLOTS},

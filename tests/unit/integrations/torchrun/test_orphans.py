@@ -25,7 +25,7 @@ from strata.integrations.torchrun import orphans
 environment = {sys.argv[2]: str(Path(sys.argv[1]).parent / sys.argv[3])}
 
 async def main():
-    async with orphans.ended_with_us(Path(sys.argv[1])):
+    async with orphans.kill_workers_if_killed(Path(sys.argv[1])):
         command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(1000)"]
         worker = subprocess.Popen(
             command, env={**os.environ, **environment}, start_new_session=True, stdout=subprocess.PIPE

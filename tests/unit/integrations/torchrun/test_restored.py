@@ -55,7 +55,7 @@ def test_it_joins_again_as_another_member_until_one_is_let_in(monkeypatch: pytes
     background = BackgroundLoop()
     pauses: list[float] = []
     monkeypatch.setattr(handler, "AgentMember", Member)
-    monkeypatch.setattr(handler.loop, "shared", lambda: background)
+    monkeypatch.setattr(handler.event_loop, "shared", lambda: background)
     monkeypatch.setattr(time, "sleep", pauses.append)
     rendezvous = handler.StrataRendezvous(settings())
     rendezvous._run_member()

@@ -276,7 +276,7 @@ def test_a_rank_brings_why_it_holds_a_save(
         asked.append(limit_s)
         return "disk full on host a"
 
-    monkeypatch.setattr(manager.holds, "wait_room", wait_for_buffer)
+    monkeypatch.setattr(manager.holds, "wait_for_buffer", wait_for_buffer)
     context = Pair(other=payload_of(Pace()))
     made, _ = saves(context, manager, Time())
     for step in (10, 20):
