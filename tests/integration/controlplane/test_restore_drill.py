@@ -101,9 +101,14 @@ class Drill:
             until(lambda: max(self._committed(client), default=0) >= step)
 
     def before(self) -> Before:
-        """Look at the catalog, as the last thing before etcd is lost."""
+        """Return the catalog, as the last thing before etcd is lost.
+
+        A commit is reported to trainers once its marker is on storage, so this waits for the markers.
+        """
         with self._client() as client:
             committed = self._committed(client)
+            markers = [f"step-{step:012d}-*/COMMIT" for step in committed]
+            until(lambda: all(any(self.storage.rglob(marker)) for marker in markers))
             world = client.world()
             return Before(
                 uid=world.token.uid,

@@ -125,7 +125,7 @@ def test_who_holds_the_gil_for_30_s_is_not_declared_dead(
     held = record.wait("held", count=3, limit_s=80.0)
     assert min(e["seconds"] for e in held) >= 30.0
     assert supervised.join() == 0
-    assert alone.join() == 0
+    assert alone.join() == 0, [e for e in record.events if e["source"] == "alone"]
     assert len(record.of("start", source="node-1")) == 2, "no rank was restarted"
     assert record.of("rank.killed") == []
     for source in ("node-1", "alone"):

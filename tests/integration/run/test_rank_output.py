@@ -23,12 +23,17 @@ ROOT = Path(__file__).resolve().parents[3]
 STRATA = (sys.executable, "-m", "strata")
 
 TALKS = """
-import os, sys
+import os, sys, time
 rank = os.environ["RANK"]
 print("hello of", rank)
 print(sys.stdout.isatty(), "without an end", end="")
 sys.stdout.flush()
+printed = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank-0-printed")
+if rank == "0":
+    open(printed, "w").close()
 if rank == "1":
+    while not os.path.exists(printed):  # the end of rank 1 ends rank 0
+        time.sleep(0.01)
     sys.stderr.write("cannot go on\\n")
     sys.exit(9)
 """
